@@ -1,0 +1,36 @@
+# `make demo` and `make test` do all their own set-up in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: demo test lint benchmark figure1 clean
+
+$(VENV)/core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/dev: $(VENV)/core
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/core   ## train on an embedded population, print a table, write demo/
+	$(BIN)/privrep demo --out demo --overwrite
+
+test: $(VENV)/dev lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+benchmark: $(VENV)/core
+	$(BIN)/python -m benchmarks.fit
+
+figure1: $(VENV)/core   ## Figures 1-2 of the paper: CSV and picture in experiments/results
+	$(BIN)/python -m experiments.figure1
+
+clean:
+	rm -rf $(VENV) demo

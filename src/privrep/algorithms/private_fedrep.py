@@ -1,0 +1,182 @@
+"""Private FedRep (Snedeker, Zhou, Bassily 2025, Algorithms 1 and 2), choosing its own settings.
+
+Passes over the users, each a page of the billboard:
+  scales     histogram of each feature's size                  -> public feature scales
+  moments    clipped sum of the pair moments Z_i               -> U_0, its top eigenvectors
+  scout      histograms of the gradients' sizes at U_0
+  round-t    clipped sum of (gradient, heads' second moment), and the histograms again
+                                                               -> a preconditioned step and a QR
+
+Everything that depends on the users is read off these releases; the rest are public facts (n, d, k and the budget).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from privrep.algorithms.scales import feature_scales, octave_quantile
+from privrep.local.steps import CELLS, LeaveOneOutGradient, PairMoments, gradient_size
+from privrep.privacy.billboard import Release
+from privrep.privacy.bounds import Array, Bound
+from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.release import Query, Run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Shares of mu^2 and constants of the default. All fixed beforehand: none was chosen on the data it is used on."""
+
+    scales_share: float = 0.03
+    moments_share: float = 0.22
+    scout_share: float = 0.02
+    sizes_share: float = 0.03  # histograms of all rounds together
+    rounds: int = 10
+    growth: float = 1.25  # later rounds, whose gradients are smaller, get more
+    ridge: float = 0.02
+    heads_weight: float = 0.15  # second moment of the heads against the gradient, in norm, within a contribution
+    quantile: float = 0.3  # clip to this quantile of the gradients' norms
+    floor: float = 0.02  # of the heads' second moment, relative to its largest eigenvalue
+    max_auto_rank: int = 16
+
+
+@dataclass(frozen=True)
+class Representation:
+    """What the run learned; every field is on the billboard.
+
+    Predictions use <x, matrix v>; `basis` has orthonormal columns in the space of scaled features x / scale.
+    """
+
+    basis: Array  # (d, k), orthonormal, for scaled features
+    scale: Array  # (d,)
+    error: float  # estimated sum of squared sines between basis and truth; k where nothing was learned
+
+    @property
+    def matrix(self) -> Array:
+        return self.basis / self.scale[:, None]
+
+
+def private_fedrep(
+    run: Run,
+    rank: int | None,
+    *,
+    intercept: bool = True,
+    scale: Array | None = None,
+    settings: Settings | None = None,
+) -> Representation:
+    """Learn a shared representation. `rank=None` reads it off the released spectrum; `scale` declares public scales.
+
+    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
+    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    """
+    s = settings or Settings()
+    d, total = run.users.features, run.ledger.budget.mu**2
+    for_rounds = 1 - s.moments_share - s.scout_share - s.sizes_share
+    if scale is None:
+        scale = feature_scales(run, s.scales_share * total, intercept)
+        for_rounds -= s.scales_share
+    state = spectral_start(run, rank, scale, s.moments_share * total, intercept, s.max_auto_rank)
+    k = state.basis.shape[1]
+    scouting = LeaveOneOutGradient(state.basis, 1 / scale, 1.0, s.ridge, intercept)
+    norm, ratio = read_sizes(run.ask("scout", scouting, {"sizes": Query(SIZES, s.scout_share * total)})["sizes"], s)
+    plan = s.growth ** np.arange(s.rounds)
+    plan *= for_rounds * total / plan.sum()
+    per_histogram = s.sizes_share * total / s.rounds
+    for t in range(s.rounds):
+        last = t + 1 == s.rounds or state.converged
+        local = LeaveOneOutGradient(state.basis, 1 / scale, s.heads_weight * ratio, s.ridge, intercept)
+        share = float(plan[t:].sum()) + (s.rounds - t) * per_histogram if last else float(plan[t])
+        queries = {"step": Query(Bound(norm, gradient_size(d, k)), share)}
+        if not last:
+            queries["sizes"] = Query(SIZES, per_histogram)
+        released = run.ask(f"round-{t + 1}", local, queries)
+        state = preconditioned_step(state, released["step"], local.heads_weight, s.floor)
+        if last:
+            break
+        norm, ratio = read_sizes(released["sizes"], s)
+        norm, ratio = norm * state.shrink, ratio * state.shrink
+    run.derive("representation", {"basis": state.basis, "scale": scale}, error=state.total_error)
+    return Representation(state.basis, scale, state.total_error)
+
+
+SIZES = Bound(math.sqrt(2.0), 2 * CELLS, acute=True)
+
+
+def spectral_start(
+    run: Run, rank: int | None, scale: Array, mu_squared: float, intercept: bool, max_auto_rank: int
+) -> Estimate:
+    """Top eigenvectors of the released sum of pair moments, every user's clipped to its direction (Algorithm 2).
+
+    A bound far below every user's norm leaves of each user the direction alone, which needs no scale and was the best
+    choice at every epsilon tried. Without a rank: as many eigenvalues as stand above the edge of the noise bulk.
+    """
+    d = run.users.features
+    queries = {"moments": Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)}
+    moments = unpack(run.ask("moments", PairMoments(1 / scale, intercept), queries)["moments"].value)
+    values, vectors = np.linalg.eigh(moments)
+    k = rank if rank is not None else rank_above_noise(values, max_auto_rank)
+    bulk = float(np.median(np.abs(values))) / 0.4040  # radius of the semicircle: (radius/2)^2 = d * variance of an entry
+    error = np.minimum((bulk / 2 / np.maximum(values[::-1][:k], 1e-300)) ** 2, 1.0)
+    return Estimate(vectors[:, ::-1][:, :k], np.diag(error))
+
+
+DIRECTION_ONLY = 2.0**-120
+
+
+def rank_above_noise(values: Array, most: int) -> int:
+    """How many eigenvalues stand above the semicircle that the others form; at least one.
+
+    The median absolute eigenvalue of a semicircle of radius r is 0.4040 r; 15% is left for the edge's fluctuations.
+    """
+    edge = 1.15 * float(np.median(np.abs(values))) / 0.4040
+    return int(np.clip((values > edge).sum(), 1, min(most, len(values))))
+
+
+def read_sizes(sizes: Release, s: Settings) -> tuple[float, float]:
+    """Clipping norm, and typical ratio of a user's gradient to the second moment of its heads, for the next pass."""
+    norms, ratios = sizes.value[:CELLS], sizes.value[CELLS:]
+    return octave_quantile(norms, s.quantile), octave_quantile(ratios, 0.5)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The representation so far and, in its own coordinates, how far the noise of the releases may have left it."""
+
+    basis: Array
+    error: Array  # (k, k): second moment of the columns' estimated errors
+    shrink: float = 1.0  # by how much the last step shrank the error, and so, at most, the gradients
+    converged: bool = False  # neither the last step nor the error before it stood out from the step's noise
+
+    @property
+    def total_error(self) -> float:
+        return float(np.trace(self.error))
+
+
+def preconditioned_step(state: Estimate, step: Release, heads_weight: float, floor: float) -> Estimate:
+    """U + G H^-1 and a QR, with G the released gradient and H the released second moment of the heads.
+
+    Dividing by H makes the step independent of the size and conditioning of the heads. Each direction of the step is
+    then shrunk by what it is worth: its signal, as far as its length exceeds that of the noise (whose variance is
+    public) or was left over by earlier steps, over signal plus noise. Once the signal is gone this averages the rounds'
+    noise, and a round never adds more noise than it removes error.
+    """
+    d, k = state.basis.shape
+    gradient = step.value[: d * k].reshape(k, d).T
+    values, Q = np.linalg.eigh(unpack(step.value[d * k :]) / heads_weight)
+    noise = step.sigma / heads_weight
+    values = np.maximum(values, max(floor * values[-1], 3 * noise))
+    raw = (gradient @ Q) / values
+    raw -= state.basis @ (state.basis.T @ raw)
+    noise_energy = (d - k) * (step.sigma / values) ** 2
+    signal = np.maximum((raw**2).sum(axis=0) - noise_energy, 0.0)
+    left = np.diag(Q.T @ state.error @ Q)
+    prior = np.maximum(signal, left)
+    gain = prior / (prior + noise_energy)
+    basis, R = np.linalg.qr(state.basis @ Q + gain * raw)
+    basis *= np.where(np.diag(R) < 0, -1.0, 1.0)
+    after = np.minimum(gain * noise_energy, 1.0)
+    shrink = math.sqrt(float(after.sum() / max(prior.sum(), 1e-300)))
+    converged = bool((signal < 0.5 * noise_energy).all() and (left < noise_energy).all())
+    return Estimate(basis, np.diag(after), min(shrink, 1.0), converged)

@@ -1,0 +1,122 @@
+"""Many users' rows in flat arrays, sorted by user."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.errors import InputError
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM
+
+Floats = NDArray[Any]  # float32 or float64, as the data came
+
+
+@dataclass(frozen=True)
+class UserTable:
+    """User i holds rows offsets[i] to offsets[i+1] of X and y. `ids` are the users' names, in the same order."""
+
+    X: Floats
+    y: Floats
+    offsets: NDArray[np.int64]
+    ids: NDArray[Any]
+
+    @classmethod
+    def from_rows(cls, X: Floats, y: Floats, groups: Sequence[Hashable] | NDArray[Any]) -> UserTable:
+        """Gather rows by user. Users come in sorted order of their ids where they sort, rows keep their order."""
+        X, y = _as_floats(X), _as_floats(y)
+        if X.ndim != 2 or y.shape != (X.shape[0],) or len(groups) != X.shape[0]:
+            raise InputError(
+                f"X must have one row, y one target and groups one user per observation. "
+                f"Got shapes {X.shape}, {y.shape} and ({len(groups)},) instead."
+            )
+        ids, codes = factorize(groups)
+        counts = np.bincount(codes, minlength=len(ids))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        if np.any(np.diff(codes) < 0):
+            order = np.argsort(codes, kind="stable")
+            X, y = X[order], y[order]
+        return cls(X, y, offsets, ids)
+
+    @property
+    def n_users(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.offsets[-1] - self.offsets[0])
+
+    @property
+    def n_features(self) -> int:
+        return int(self.X.shape[1])
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def users(self, start: int, stop: int) -> UserTable:
+        """Users start to stop, without copying their rows."""
+        first, last = self.offsets[start], self.offsets[stop]
+        return UserTable(
+            self.X[first:last], self.y[first:last], self.offsets[start : stop + 1] - first, self.ids[start:stop]
+        )
+
+    def blocks(self, max_rows: int = MAX_ROWS_PER_SUM) -> Iterator[UserTable]:
+        """Consecutive blocks of whole users with at most max_rows rows each (a larger user is a block by itself)."""
+        start = 0
+        while start < self.n_users:
+            stop = int(np.searchsorted(self.offsets, self.offsets[start] + max_rows, side="right")) - 1
+            stop = min(max(stop, start + 1), self.n_users)
+            yield self.users(start, stop)
+            start = stop
+
+    def positions_by_size(self) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """Groups of users with the same number of rows: their positions, and that number. Empty users are skipped."""
+        sizes = self.sizes
+        for size in np.unique(sizes):
+            if size > 0:
+                yield np.flatnonzero(sizes == size), int(size)
+
+    def group(self, positions: NDArray[np.int64], size: int) -> tuple[Floats, Floats]:
+        """X of shape (users, size, features) and y of shape (users, size) of users who all have `size` rows."""
+        if len(positions) == self.n_users:
+            return self.X.reshape(-1, size, self.n_features), self.y.reshape(-1, size)
+        rows = self.offsets[positions][:, None] + np.arange(size)
+        return self.X[rows], self.y[rows]
+
+    def by_size(self) -> Iterator[tuple[Floats, Floats]]:
+        for positions, size in self.positions_by_size():
+            yield self.group(positions, size)
+
+
+def factorize(groups: Sequence[Hashable] | NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Distinct ids and the code of each row. Sorted where the ids sort, in order of appearance where they do not."""
+    values = np.asarray(groups)
+    if values.ndim == 1 and values.dtype.kind in "iufbSUM":
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            raise InputError(f"groups has no user in row {int(np.flatnonzero(np.isnan(values))[0])}; give every row one.")
+        ids, codes = np.unique(values, return_inverse=True)
+        return ids, codes.astype(np.int64)
+    seen: dict[Hashable, int] = {}
+    listed = list(groups)
+    for row, group in enumerate(listed):
+        if group is None or group != group:
+            raise InputError(f"groups has no user in row {row}; give every row one.")
+        seen.setdefault(group, len(seen))
+    names: list[Any] = list(seen)
+    try:
+        names.sort()
+    except TypeError:
+        pass
+    position = {name: code for code, name in enumerate(names)}
+    ids = np.empty(len(names), dtype=object)
+    ids[:] = names
+    return ids, np.fromiter((position[g] for g in listed), dtype=np.int64, count=len(listed))
+
+
+def _as_floats(values: Any) -> Floats:
+    array = np.asarray(values)
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)

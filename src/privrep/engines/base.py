@@ -1,0 +1,101 @@
+"""Where users live. An engine answers one question, a bounded sum over its users, and lets nothing else out."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from privrep.data.user_table import UserTable
+from privrep.errors import InputError
+from privrep.privacy.bounds import MAX_USERS, Array, Bound, BoundedSum, Contributions, clipped_sum
+
+
+class LocalStep(Protocol):
+    """What users compute on their own rows, given public values: a frozen dataclass of public arrays and numbers.
+
+    Called with a group of users of equal size, X of shape (users, rows, features) and y of shape (users, rows);
+    returns their contributions to each statistic. Must be a function of each user's rows alone.
+    """
+
+    def __call__(self, X: NDArray[Any], y: NDArray[Any]) -> Mapping[str, Contributions]: ...
+
+
+class Users(Protocol):
+    """An engine: in memory, streamed from disk, on other machines. The same algorithm code runs on each."""
+
+    @property
+    def count(self) -> int:
+        """How many users there are. Public under replace-one-user only; `public_count` handles the other relation."""
+        ...
+
+    @property
+    def features(self) -> int:
+        """How many features a row has: a public fact of the schema."""
+        ...
+
+    def bounded_sums(self, step: LocalStep, bounds: Mapping[str, Bound]) -> dict[str, BoundedSum]:
+        """One pass over all users: every statistic the step computes, clipped per user and summed."""
+        ...
+
+
+def default_workers() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sum_blocks(
+    blocks: Iterable[UserTable], step: LocalStep, bounds: Mapping[str, Bound], workers: int
+) -> dict[str, BoundedSum]:
+    """Clip and add up the contributions of all users of all blocks, on several cores, in a fixed order.
+
+    The result does not depend on the number of workers: blocks are added in the order they come.
+    """
+    totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+    users = 0
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+        for count, sums in _in_order(pool, blocks, step, bounds, ahead=2 * workers):
+            users += count
+            for key, total in sums.items():
+                totals[key] += total
+    if users > MAX_USERS:
+        raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} instead.")
+    return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
+
+
+_BlockSums = tuple[int, dict[str, Array]]
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, blocks: Iterable[UserTable], step: LocalStep, bounds: Mapping[str, Bound], ahead: int
+) -> Iterator[_BlockSums]:
+    waiting: deque[Future[_BlockSums]] = deque()
+    for block in blocks:
+        waiting.append(pool.submit(_sum_block, block, step, bounds))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound]) -> _BlockSums:
+    sums = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+    with np.errstate(all="ignore"):  # a user's overflow is that user's zero contribution, not a warning that names it
+        for X, y in block.by_size():
+            contributions = step(*_finite(X, y))
+            for key, bound in bounds.items():
+                sums[key] += clipped_sum(contributions[key], bound)
+    return block.n_users, sums
+
+
+def _finite(X: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Users with a number that is not finite become users whose rows are all zero."""
+    if np.isfinite(X.sum()) and np.isfinite(y.sum()):
+        return X, y
+    bad = ~(np.isfinite(X).all(axis=(1, 2)) & np.isfinite(y).all(axis=1))
+    return np.where(bad[:, None, None], 0, X), np.where(bad[:, None], 0, y)

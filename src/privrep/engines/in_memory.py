@@ -1,0 +1,29 @@
+"""Users whose rows are in this process's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from privrep.data.user_table import UserTable
+from privrep.engines.base import LocalStep, default_workers, sum_blocks
+from privrep.privacy.bounds import Bound, BoundedSum
+
+
+@dataclass(frozen=True)
+class InMemoryUsers:
+    """The engine of a `UserTable`."""
+
+    table: UserTable
+    workers: int = field(default_factory=default_workers)
+
+    @property
+    def count(self) -> int:
+        return self.table.n_users
+
+    @property
+    def features(self) -> int:
+        return self.table.n_features
+
+    def bounded_sums(self, step: LocalStep, bounds: Mapping[str, Bound]) -> dict[str, BoundedSum]:
+        return sum_blocks(self.table.blocks(), step, bounds, self.workers)

@@ -1,0 +1,89 @@
+"""What users compute in the passes of Private FedRep. Each step is public values plus a function of one user's rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.local.least_squares import Floats, centred, ridge_fit
+from privrep.privacy.bounds import Array, Contributions
+from privrep.privacy.contributions import Counts, CrossMoments, Vectors, pack, packed_size
+
+LOWEST, CELLS = -60, 121  # histograms of sizes: one cell an octave, from 2^-60 to 2^60, the ends open
+
+
+def octaves(values: Floats) -> NDArray[np.int64]:
+    """The cell of each positive size; -1 for zero and for what is not finite."""
+    positive = (values > 0) & np.isfinite(values)
+    exponents = np.rint(np.log2(np.where(positive, values, 1.0))) - LOWEST
+    return np.where(positive, np.clip(exponents, 0, CELLS - 1), -1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class FeatureSizes:
+    """A histogram, per feature, of the users' root mean squares (around their own mean if there is an intercept)."""
+
+    intercept: bool
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        rows = centred(X) if self.intercept else X
+        sizes = np.sqrt(np.einsum("umd,umd->ud", rows, rows, dtype=np.float64) / max(X.shape[1] - self.intercept, 1))
+        cells = octaves(sizes)
+        features = np.arange(X.shape[2]) * CELLS
+        return {"sizes": Counts(np.where(cells < 0, -1, features + cells), X.shape[2] * CELLS)}
+
+
+@dataclass(frozen=True)
+class PairMoments:
+    """Z = 1/(m(m-1)) sum over pairs of different rows of y y' x x'^T, features in public scales (000, Algorithm 2)."""
+
+    inverse_scale: Array
+    intercept: bool
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        m = X.shape[1]
+        rows = (centred(X) if self.intercept else X) * self.inverse_scale.astype(X.dtype)
+        rows = rows * (centred(y) if self.intercept else y)[:, :, None].astype(X.dtype)
+        scale = np.full(len(X), 1 / (m * (m - 1)) if m > 1 else 0.0)
+        return {"moments": CrossMoments(rows, scale)}
+
+
+def gradient_size(d: int, k: int) -> int:
+    return d * k + packed_size(k)
+
+
+@dataclass(frozen=True)
+class LeaveOneOutGradient:
+    """The round of Private FedRep with every row used: gradient and second moment of the heads, joined.
+
+    The paper fits the head on one batch and takes the gradient on another. Leaving out one row at a time and taking
+    the gradient on it keeps that independence row by row and wastes none. A user sends the gradient (its part
+    orthogonal to U, which is all the step uses) together with `heads_weight` times the second moment of its heads, as
+    one vector: both are then clipped by the same factor, so their ratio is the step of the clipped population.
+    """
+
+    U: Array
+    inverse_scale: Array
+    heads_weight: float
+    ridge: float
+    intercept: bool
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        users, m, d = X.shape
+        k = self.U.shape[1]
+        rows, targets = (centred(X), centred(y)) if self.intercept else (X, y)
+        P = (rows.reshape(-1, d) @ (self.U * self.inverse_scale[:, None]).astype(X.dtype)).reshape(users, m, k)
+        fit = ridge_fit(P.astype(np.float64, copy=False), targets.astype(np.float64, copy=False), self.ridge, self.intercept)
+        heads = fit.loo_heads()
+        pull = (fit.loo_residuals[:, :, None] * heads).astype(X.dtype) / m
+        gradient = (pull.transpose(0, 2, 1) @ rows).astype(np.float64, copy=False) * self.inverse_scale  # (users, k, d)
+        gradient -= (gradient.reshape(-1, d) @ self.U).reshape(users, k, k) @ self.U.T
+        moment = pack(heads.transpose(0, 2, 1) @ heads) / m
+        joined = np.concatenate([gradient.reshape(users, -1), self.heads_weight * moment], axis=1)
+        gradient_norm = np.linalg.norm(joined[:, : d * k], axis=1)
+        ratio = gradient_norm / np.linalg.norm(moment, axis=1)
+        cells = np.stack([octaves(gradient_norm), octaves(ratio)], axis=1)
+        cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + CELLS)
+        return {"step": Vectors(joined), "sizes": Counts(cells, 2 * CELLS)}

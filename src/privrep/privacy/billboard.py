@@ -1,0 +1,110 @@
+"""The public record of a run: releases, and what was computed from releases and public facts. Append-only.
+
+It is what is saved, shown, resumed from, and safe to publish. Posting is atomic: a file is complete or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from privrep.errors import InputError
+from privrep.privacy.bounds import Array
+
+
+@dataclass(frozen=True)
+class Release:
+    """A noisy sum and how noisy it is. Every field is public."""
+
+    value: Array
+    sigma: float  # standard deviation of the noise in each coordinate
+    sensitivity: float
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class Post:
+    """One page of the billboard: the releases of one pass over the users, or values derived from earlier pages."""
+
+    name: str
+    arrays: Mapping[str, Array]
+    facts: Mapping[str, Any]  # JSON: sigmas of releases, or public facts
+
+
+class Billboard:
+    """Pages in order. With a folder every page is a file there and survives the process."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._pages: dict[str, Post] = {}
+        self._folder = folder
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob("*.tmp"):
+                leftover.unlink()
+            for path in sorted(folder.glob("*.safetensors")):
+                page = _read(path)
+                self._pages[page.name] = page
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pages
+
+    def __getitem__(self, name: str) -> Post:
+        return self._pages[name]
+
+    def __iter__(self) -> Iterator[Post]:
+        return iter(self._pages.values())
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def releases(self, name: str) -> dict[str, Release]:
+        page = self._pages[name]
+        return {key: Release(page.arrays[key], **facts) for key, facts in page.facts["releases"].items()}
+
+    def post_releases(self, name: str, releases: Mapping[str, Release]) -> None:
+        """Publish what `release` made. Called by `Run.ask` and nothing else."""
+        facts = {k: {f: v for f, v in asdict(r).items() if f != "value"} for k, r in releases.items()}
+        self._post(Post(name, {k: r.value for k, r in releases.items()}, {"releases": facts}))
+
+    def post_derived(self, name: str, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> Post:
+        """Publish what was computed from earlier pages and public facts alone; a page that stands is not rewritten."""
+        if name not in self._pages:
+            self._post(Post(name, dict(arrays), {"derived": dict(facts)}))
+        return self._pages[name]
+
+    def _post(self, page: Post) -> None:
+        if page.name in self._pages:
+            raise InputError(f"the billboard has a page {page.name!r} already; pages are never rewritten.")
+        if self._folder is not None:
+            _write(page, self._folder / f"{len(self._pages):04d}-{page.name}.safetensors")
+        self._pages[page.name] = page
+
+
+def _write(page: Post, path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    arrays = {key: np.ascontiguousarray(value, dtype=np.float64) for key, value in page.arrays.items()}
+    save_file(arrays, str(temporary), metadata={"name": page.name, "facts": json.dumps(page.facts)})
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _read(path: Path) -> Post:
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata()
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118: not a mapping
+    except Exception as error:
+        raise InputError(f"{path} is not a readable billboard page ({error}). Restore it from a copy.") from None
+    return Post(metadata["name"], arrays, json.loads(metadata["facts"]))

@@ -1,0 +1,92 @@
+"""Clipping, the one place where it happens, and what a sum of clipped contributions is guaranteed to be.
+
+Formal guarantee. Let c_i be the contributions of the users of a population and C the bound. `clipped_sum` over any
+partition of the users into blocks, added up, is sum_i w_i c_i with ||w_i c_i|| <= C for every user, plus a
+floating-point error of norm at most FLOAT_SLACK/2 * C, whatever the data, for at most MAX_USERS users. A user whose
+contribution is not finite counts as the zero vector. Hence the L2 sensitivity of the computed sum is
+    (1 + FLOAT_SLACK) * C       when one user is added or removed,
+    (1 + FLOAT_SLACK) * 2 C     when one user's rows are replaced, or
+    (1 + FLOAT_SLACK) * sqrt(2) C   when they are replaced and any two possible contributions have a non-negative inner
+                                product (`acute`: counts, positive semi-definite matrices): |a - b|^2 <= |a|^2 + |b|^2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.errors import InputError
+from privrep.privacy.accounting import Relation
+
+Array = NDArray[np.float64]
+
+FLOAT_SLACK = 2.0**-9
+MAX_USERS = 2**24
+MAX_ROWS_PER_SUM = 8192  # rows that one matrix product may add up; the error analysis above rests on it
+
+
+class Contributions(Protocol):
+    """What a group of users would send, in factored form: never one full vector per user unless that is the cheapest.
+
+    `norms` returns, in float64, upper bounds of the exact L2 norms. `weighted_sum` returns sum_i w_i c_i in float64,
+    skipping users of weight zero even where their numbers are not finite; its rounding error is at most
+    2^-34 * sum_i w_i * norms_i. `acute` says that any two users' possible contributions have a non-negative product.
+    """
+
+    acute: bool
+
+    def norms(self) -> Array: ...
+
+    def weighted_sum(self, weights: Array) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What an algorithm asks of the engine: clip this statistic to `norm`. It cannot assert that a norm is small.
+
+    `acute` asks for contributions of a kind that is acute by construction; the engine refuses any other kind.
+    """
+
+    norm: float
+    size: int  # length of the vector that is summed: a public fact of the question
+    acute: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.norm > 0 and math.isfinite(self.norm)):
+            raise InputError(f"a clipping bound must be positive and finite. Got {self.norm} instead.")
+
+
+@dataclass(frozen=True)
+class BoundedSum:
+    """A total with its proven bound. Only engines make one (tests/test_architecture.py holds them to it)."""
+
+    total: Array
+    bound: Bound
+
+    def sensitivity(self, relation: Relation) -> float:
+        """L2 distance between the computed totals of two neighbouring populations; see the module's guarantee."""
+        if relation == "add-or-remove-one-user":
+            factor = 1.0
+        else:
+            factor = math.sqrt(2.0) if self.bound.acute else 2.0
+        return factor * self.bound.norm * (1 + FLOAT_SLACK)
+
+
+def clipped_sum(contributions: Contributions, bound: Bound) -> Array:
+    """sum_i c_i * min(1, C/||c_i||) over a group of users; contributions that are not finite count as zero."""
+    if bound.acute and not contributions.acute:
+        raise InputError(f"{type(contributions).__name__} is not acute by construction; ask for a bound without acute.")
+    norms = contributions.norms()
+    finite = np.isfinite(norms)
+    safe = np.where(finite, np.maximum(norms, bound.norm), 1.0)
+    weights = np.where(finite, bound.norm / safe, 0.0)
+    total = contributions.weighted_sum(weights)
+    if total.shape != (bound.size,):
+        raise InputError(f"a local step sent a vector of shape {total.shape} where ({bound.size},) was asked for.")
+    if not np.isfinite(total).all():  # cannot happen by the contract of Contributions; if it does, nothing is released
+        raise ArithmeticError("a clipped sum overflowed: the local step broke its contract, and nothing was released.")
+    return total

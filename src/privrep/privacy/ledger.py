@@ -1,0 +1,218 @@
+"""The one place where budget is spent.
+
+A charge is written, flushed and synced to disk before any noise is drawn, and what does not fit is refused before it
+is written. So a process killed anywhere has recorded at least what it released. Entries are only ever appended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privrep.errors import BudgetExceeded, InputError
+from privrep.privacy.accounting import (
+    CLOSED_FORM,
+    RELATIONS,
+    Event,
+    Relation,
+    check_budget,
+    epsilon_spent,
+    event_from_json,
+    event_to_json,
+    gaussian_mu,
+    total_mu,
+)
+
+FORMAT = "privrep-ledger/1"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may spend, and against which change of the population: one user's rows replaced, or one user more."""
+
+    epsilon: float
+    delta: float
+    relation: Relation = "replace-one-user"
+
+    def __post_init__(self) -> None:
+        check_budget(self.epsilon, self.delta)
+        if self.relation not in RELATIONS:
+            raise InputError(f"relation must be one of {', '.join(RELATIONS)}. Got {self.relation!r} instead.")
+
+    @property
+    def mu(self) -> float:
+        """The budget as mu of Gaussian differential privacy. Splitting a budget means splitting mu^2."""
+        return gaussian_mu(self.epsilon, self.delta)
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """What was spent, in the words a reviewer asks for. Holds nothing but public facts."""
+
+    relation: Relation
+    epsilon: float
+    delta: float
+    epsilon_budget: float
+    accountant: str
+    events: tuple[tuple[str, Event], ...]
+    seeded: bool
+
+    def __str__(self) -> str:
+        seeded = "  SEEDED: a simulation, not private" if self.seeded else ""
+        return (
+            f"({self.epsilon:.4g}, {self.delta:g})-DP, user level, {self.relation}, of a budget of "
+            f"{self.epsilon_budget:g}, {len(self.events)} releases{seeded}"
+        )
+
+
+class Ledger:
+    """Budget and every charge against it. With a path the ledger lives on disk and survives the process."""
+
+    def __init__(self, budget: Budget, *, seeded: bool = False, path: Path | None = None) -> None:
+        self.budget = budget
+        self.seeded = seeded
+        self._entries: dict[str, Event] = {}
+        self._capacity = budget.mu**2
+        self._file: Any = None
+        if path is not None:
+            self._open(path)
+
+    def charge(self, events: Mapping[str, Event]) -> None:
+        """Spend budget for named releases, durably, or raise `BudgetExceeded` and leave everything as it was.
+
+        A name that was charged before with the same event is not charged again: that charge belongs to a release that
+        was under way when a process died and was never posted, so nothing about it has been seen.
+        """
+        new: dict[str, Event] = {}
+        for name, event in events.items():
+            if name not in self._entries:
+                new[name] = event
+            elif self._entries[name] != event:
+                raise InputError(f"release {name!r} was charged before at another price; a ledger is never rewritten.")
+        if not new:
+            return
+        spent = total_mu([*self._entries.values(), *new.values()]) ** 2
+        if spent > self._capacity * (1 + 1e-12):
+            after = epsilon_spent([*self._entries.values(), *new.values()], self.budget.delta)
+            raise BudgetExceeded(
+                f"releasing {', '.join(new)} would bring epsilon to {after:.6g}, over the budget of "
+                f"{self.budget.epsilon:g} at delta {self.budget.delta:g}. Start a new run with a larger epsilon, or ask less."
+            )
+        self._write([{"charge": name, **event_to_json(event)} for name, event in new.items()])
+        self._entries.update(new)
+
+    @property
+    def remaining(self) -> float:
+        """What is left of mu^2."""
+        return max(self._capacity - total_mu(self._entries.values()) ** 2, 0.0)
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon spent so far, at the budget's delta."""
+        return epsilon_spent(list(self._entries.values()), self.budget.delta)
+
+    def report(self) -> PrivacyReport:
+        return PrivacyReport(
+            relation=self.budget.relation,
+            epsilon=self.epsilon,
+            delta=self.budget.delta,
+            epsilon_budget=self.budget.epsilon,
+            accountant=CLOSED_FORM,
+            events=tuple(self._entries.items()),
+            seeded=self.seeded,
+        )
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _header(self) -> dict[str, Any]:
+        b = self.budget
+        return {
+            "format": FORMAT,
+            "relation": b.relation,
+            "epsilon": b.epsilon,
+            "delta": b.delta,
+            "seeded": self.seeded,
+        }
+
+    def _open(self, path: Path) -> None:
+        new = not path.exists()
+        self._file = open(path, "a+b")  # noqa: SIM115: held, and locked, for the life of the ledger
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise InputError(f"{path} is in use by another process. Wait for it to end, or use another folder.") from None
+        header, entries, good = _parse(path)
+        if header is None:
+            self._file.truncate(0)
+            self._write([self._header()])
+            if new:
+                _sync_folder(path.parent)
+            return
+        if header != self._header():
+            self.close()
+            raise InputError(
+                f"{path} belongs to a run with another budget ({_describe(header)}). Continue it with the same "
+                "epsilon, delta, relation and random_state, or use another folder."
+            )
+        self._file.truncate(good)  # a torn last line was never synced, so its noise was never drawn
+        self._entries = entries
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        if self._file is None:
+            return
+        self._file.seek(0, os.SEEK_END)
+        self._file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_report(path: Path) -> PrivacyReport:
+    """The report of a ledger file, without opening it for writing."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist: this folder holds no privrep ledger.")
+    header, entries, _ = _parse(path)
+    if header is None:
+        raise InputError(f"{path} is empty: the run was stopped before it began. Nothing was spent.")
+    ledger = Ledger(Budget(header["epsilon"], header["delta"], header["relation"]), seeded=header["seeded"])
+    ledger._entries = entries
+    return ledger.report()
+
+
+def _parse(path: Path) -> tuple[dict[str, Any] | None, dict[str, Event], int]:
+    """Header, entries, and how many bytes of the file are whole lines. Anything odd but a torn last line is refused."""
+    raw = path.read_bytes()
+    whole = raw.rfind(b"\n") + 1
+    lines = [json.loads(line) for line in raw[:whole].splitlines()]
+    if not lines:
+        return None, {}, 0
+    if lines[0].get("format") != FORMAT:
+        raise InputError(f"{path} is not a ledger this version of privrep can read ({FORMAT}).")
+    return lines[0], {line["charge"]: event_from_json(line) for line in lines[1:]}, whole
+
+
+def _describe(header: Mapping[str, Any]) -> str:
+    kind = "simulation" if header["seeded"] else "private"
+    return f"epsilon {header['epsilon']:g}, delta {header['delta']:g}, {header['relation']}, {kind}"
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def noise_multiplier(mu_squared: float) -> float:
+    """The noise multiplier that spends this much of mu^2."""
+    return 1 / math.sqrt(mu_squared)
