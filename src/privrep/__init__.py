@@ -1,0 +1,52 @@
+"""Private model personalisation: one shared representation under user-level differential privacy, personal heads.
+
+    from privrep import PrivateFedRep
+    model = PrivateFedRep(rank=2, epsilon=1.0, delta=1e-6).fit(X, y, groups=users)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privrep.data.synthetic import Population, make_population
+    from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
+    from privrep.estimators import PersonalHead, PrivateFedRep
+    from privrep.privacy.ledger import PrivacyReport
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "BudgetExceeded": "privrep.errors",
+    "InputError": "privrep.errors",
+    "PersonalHead": "privrep.estimators",
+    "Population": "privrep.data.synthetic",
+    "PrivacyReport": "privrep.privacy.ledger",
+    "PrivateFedRep": "privrep.estimators",
+    "PrivrepError": "privrep.errors",
+    "ResumeError": "privrep.errors",
+    "make_population": "privrep.data.synthetic",
+}
+__all__ = [
+    "BudgetExceeded",
+    "InputError",
+    "PersonalHead",
+    "Population",
+    "PrivacyReport",
+    "PrivateFedRep",
+    "PrivrepError",
+    "ResumeError",
+    "make_population",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for when it is asked for: `import privrep` itself stays fast."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'privrep' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

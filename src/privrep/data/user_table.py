@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,27 +95,45 @@ class UserTable:
 
 def factorize(groups: Sequence[Hashable] | NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Distinct ids and the code of each row. Sorted where the ids sort, in order of appearance where they do not."""
-    values = np.asarray(groups)
-    if values.ndim == 1 and values.dtype.kind in "iufbSUM":
-        if values.dtype.kind == "f" and np.isnan(values).any():
-            raise InputError(f"groups has no user in row {int(np.flatnonzero(np.isnan(values))[0])}; give every row one.")
+    values = _sortable(groups)
+    if values is not None:
         ids, codes = np.unique(values, return_inverse=True)
         return ids, codes.astype(np.int64)
     seen: dict[Hashable, int] = {}
-    listed = list(groups)
-    for row, group in enumerate(listed):
+    for row, group in enumerate(groups):
         if group is None or group != group:
             raise InputError(f"groups has no user in row {row}; give every row one.")
         seen.setdefault(group, len(seen))
     names: list[Any] = list(seen)
-    try:
+    with contextlib.suppress(TypeError):
         names.sort()
-    except TypeError:
-        pass
-    position = {name: code for code, name in enumerate(names)}
     ids = np.empty(len(names), dtype=object)
     ids[:] = names
-    return ids, np.fromiter((position[g] for g in listed), dtype=np.int64, count=len(listed))
+    return ids, find_users(ids, groups)
+
+
+def find_users(ids: NDArray[Any], groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[np.int64]:
+    """The position in `ids` of each row's user; -1 for a user who is not there."""
+    values = _sortable(groups)
+    if values is not None and values.dtype.kind == ids.dtype.kind:
+        order = np.argsort(ids)
+        spot = np.minimum(np.searchsorted(ids, values, sorter=order), len(ids) - 1)
+        return np.where(ids[order[spot]] == values, order[spot], -1).astype(np.int64)
+    position = {name: code for code, name in enumerate(ids.tolist())}
+    listed = values.tolist() if values is not None else list(groups)
+    return np.fromiter((position.get(group, -1) for group in listed), dtype=np.int64, count=len(listed))
+
+
+def _sortable(groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[Any] | None:
+    """Groups as an array where all are integers or all are strings, the cases worth a fast path."""
+    if isinstance(groups, np.ndarray) and groups.dtype.kind in "iuU":
+        return groups
+    values = np.asarray(groups) if not isinstance(groups, np.ndarray) else groups
+    if values.ndim == 1 and values.dtype.kind in "iu":
+        return values
+    if values.ndim == 1 and values.dtype.kind in "UO" and all(type(group) is str for group in values.tolist()):
+        return np.asarray(list(groups)) if values.dtype.kind == "O" else values
+    return None
 
 
 def _as_floats(values: Any) -> Floats:

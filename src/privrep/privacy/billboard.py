@@ -80,6 +80,12 @@ class Billboard:
             self._post(Post(name, dict(arrays), {"derived": dict(facts)}))
         return self._pages[name]
 
+    def write(self, folder: Path) -> None:
+        """Write a copy of all pages to a new folder."""
+        copy = Billboard(folder)
+        for page in self:
+            copy._post(page)
+
     def _post(self, page: Post) -> None:
         if page.name in self._pages:
             raise InputError(f"the billboard has a page {page.name!r} already; pages are never rewritten.")

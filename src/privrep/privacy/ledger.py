@@ -128,6 +128,12 @@ class Ledger:
             seeded=self.seeded,
         )
 
+    def write(self, path: Path) -> None:
+        """Write a copy of this ledger to a new file."""
+        copy = Ledger(self.budget, seeded=self.seeded, path=path)
+        copy._write([{"charge": name, **event_to_json(event)} for name, event in self._entries.items()])
+        copy.close()
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

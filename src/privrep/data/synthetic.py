@@ -1,0 +1,174 @@
+"""Populations drawn from the papers' model, whose true error is known exactly.
+
+User i holds rows (x, y) with y = <x, U v_i> + c_i + noise: one orthonormal U for all, a head v_i and an intercept c_i
+of its own. Features are centred with identity covariance before `feature_scale` and `feature_mean` (Assumption 5 of
+paper 000), label noise has standard deviation R (Assumption 6). Every kind of feature and of noise here but "student"
+is sub-Gaussian with variance proxy one (times R^2 for the noise): E exp(t z) <= exp(t^2 / 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from privrep.data.user_table import UserTable
+from privrep.errors import InputError
+from privrep.privacy.bounds import Array
+
+FeatureKind = Literal["gaussian", "rademacher", "uniform", "sphere", "student"]
+NoiseKind = Literal["gaussian", "rademacher", "uniform"]
+HeadKind = Literal["unit", "gaussian"]
+SUB_GAUSSIAN: tuple[FeatureKind, ...] = ("gaussian", "rademacher", "uniform", "sphere")
+STUDENT_FREEDOM = 5  # "student": unit variance, a finite fourth moment and little more; outside what the papers assume
+
+
+@dataclass(frozen=True)
+class Population:
+    """The truth: what the users are. `sample` draws their rows; the errors below are expectations, not estimates."""
+
+    U: Array  # (d, k), orthonormal columns
+    heads: Array  # (n, k)
+    intercepts: Array  # (n,)
+    sizes: NDArray[np.int64]  # (n,): rows of each user
+    noise: float  # R, standard deviation of the label noise
+    noise_kind: NoiseKind
+    feature_kinds: NDArray[np.str_]  # (n,): the FeatureKind of each user
+    feature_scale: Array  # (d,): x = feature_mean + feature_scale * z, or (d, d): x = feature_mean + feature_scale z
+    feature_mean: Array  # (d,)
+
+    @property
+    def weights(self) -> Array:
+        """(n, d): the best linear predictor of each user, U v_i."""
+        return self.heads @ self.U.T
+
+    @property
+    def covariance(self) -> Array:
+        """(d, d): of every user's features."""
+        scale = np.diag(self.feature_scale) if self.feature_scale.ndim == 1 else self.feature_scale
+        return scale @ scale.T
+
+    def sample(self, rng: np.random.Generator, dtype: DTypeLike = np.float64) -> UserTable:
+        """Fresh rows of every user; the same generator state gives the same rows."""
+        rows, d = int(self.sizes.sum()), len(self.U)
+        X: NDArray[Any] = np.empty((rows, d), dtype=dtype)
+        for kind in np.unique(self.feature_kinds):
+            chosen = np.repeat(self.feature_kinds == kind, self.sizes)
+            if chosen.all():
+                X[...] = _standard(rng, str(kind), (rows, d), X.dtype)
+            else:
+                X[chosen] = _standard(rng, str(kind), (int(chosen.sum()), d), X.dtype)
+        scale = self.feature_scale.astype(X.dtype)
+        X = X * scale if scale.ndim == 1 else X @ scale.T
+        X += self.feature_mean.astype(X.dtype)
+        y = np.einsum("rk,rk->r", X @ self.U.astype(X.dtype), np.repeat(self.heads, self.sizes, axis=0))
+        y += np.repeat(self.intercepts, self.sizes)
+        y += self.noise * _standard(rng, self.noise_kind, (rows, 1), np.dtype(np.float64))[:, 0]
+        offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
+        return UserTable(X, y.astype(X.dtype), offsets, np.arange(len(self.sizes)))
+
+    def user_mse(self, weights: Array, intercepts: Array) -> Array:
+        """(n,): expected squared error on a fresh row of each user, of <x, weights_i> + intercepts_i. Exact.
+
+        With e = weights_i - U v_i it is e^T Cov(x) e + (<E x, e> + intercept error)^2 + R^2.
+        """
+        error = weights - self.weights
+        spread = error * self.feature_scale if self.feature_scale.ndim == 1 else error @ self.feature_scale
+        shift = error @ self.feature_mean + intercepts - self.intercepts
+        return np.einsum("nd,nd->n", spread, spread) + shift**2 + self.noise**2
+
+    def population_mse(self, weights: Array, intercepts: Array) -> float:
+        """The mean of `user_mse`: what the figures of the papers call population MSE, without sampling error."""
+        return float(self.user_mse(weights, intercepts).mean())
+
+    @property
+    def null_mse(self) -> float:
+        """Of predicting zero for everybody."""
+        return self.population_mse(np.zeros_like(self.weights), np.zeros_like(self.intercepts))
+
+
+def make_population(
+    rng: np.random.Generator,
+    users: int,
+    features: int,
+    rank: int,
+    rows: int | tuple[int, int],
+    noise: float,
+    *,
+    feature_kind: FeatureKind = "gaussian",
+    noise_kind: NoiseKind = "gaussian",
+    heads: HeadKind = "unit",
+    head_condition: float = 1.0,
+    per_user: bool = False,
+    feature_scale: float | Array | None = None,
+    feature_mean: float | Array = 0.0,
+    intercept: float = 0.0,
+) -> Population:
+    """Draw who the users are. `rows` is a number, or a (low, high) range from which each user's number is drawn.
+
+    `heads`: standard normal, or those scaled to unit length. `head_condition` other than 1 stretches the heads so that
+    the singular values of V are spread geometrically over exactly this range, their mean square length kept.
+    `per_user` gives each user its own kind of sub-Gaussian features instead of `feature_kind`. `feature_scale` is one
+    number, one a feature, or a (d, d) matrix. Intercepts are normal with standard deviation `intercept`.
+    """
+    if not 1 <= rank <= features:
+        raise InputError(f"rank must lie between 1 and the number of features, {features}. Got {rank} instead.")
+    for name, value, known in (
+        ("feature_kind", feature_kind, get_args(FeatureKind)),
+        ("noise_kind", noise_kind, get_args(NoiseKind)),
+        ("heads", heads, get_args(HeadKind)),
+    ):
+        if value not in known:
+            raise InputError(f"{name} must be one of {', '.join(known)}. Got {value!r} instead.")
+    U, _ = np.linalg.qr(rng.standard_normal((features, rank)))
+    V = rng.standard_normal((users, rank))
+    if heads == "unit":
+        V /= np.linalg.norm(V, axis=1, keepdims=True)
+    if head_condition != 1.0:
+        V = conditioned(V, head_condition)
+    low, high = (rows, rows) if isinstance(rows, int) else rows
+    scale = np.asarray(1.0 if feature_scale is None else feature_scale, dtype=np.float64)
+    kinds = rng.choice(SUB_GAUSSIAN, users) if per_user else np.full(users, feature_kind)
+    return Population(
+        U=U,
+        heads=V,
+        intercepts=intercept * rng.standard_normal(users),
+        sizes=rng.integers(low, high, users, endpoint=True),
+        noise=noise,
+        noise_kind=noise_kind,
+        feature_kinds=kinds,
+        feature_scale=scale if scale.ndim == 2 else np.broadcast_to(scale, features).copy(),
+        feature_mean=np.broadcast_to(np.asarray(feature_mean, dtype=np.float64), features).copy(),
+    )
+
+
+def conditioned(V: Array, condition: float) -> Array:
+    """V stretched so that its singular values run geometrically over a range of exactly `condition`."""
+    n, k = V.shape
+    if not (condition >= 1 and n >= k >= 2):
+        raise InputError(
+            f"head_condition other than 1 must be larger than 1, with rank >= 2 and users >= rank. "
+            f"Got {condition}, rank {k} and {n} users instead."
+        )
+    left, size, right = np.linalg.svd(V, full_matrices=False)
+    spread = condition ** -np.linspace(0, 1, k)
+    return (left * spread * np.sqrt((size**2).sum() / (spread**2).sum())) @ right
+
+
+def _standard(rng: np.random.Generator, kind: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Rows of mean zero and identity covariance."""
+    wide: Any = dtype if dtype in (np.float32, np.float64) else np.float64
+    if kind == "gaussian":
+        return rng.standard_normal(shape, dtype=wide)
+    if kind == "rademacher":
+        return np.where(rng.integers(0, 2, shape, dtype=np.int8) == 1, 1, -1).astype(dtype)
+    if kind == "uniform":
+        return (rng.random(shape, dtype=wide) * 2 - 1) * np.sqrt(3).astype(dtype)
+    if kind == "sphere":  # uniform on the sphere of radius sqrt(d): uncorrelated but dependent coordinates
+        z = rng.standard_normal(shape, dtype=wide)
+        return z * (np.sqrt(shape[1]) / np.linalg.norm(z, axis=1, keepdims=True)).astype(dtype)
+    if kind == "student":
+        return (rng.standard_t(STUDENT_FREEDOM, shape) * np.sqrt(1 - 2 / STUDENT_FREEDOM)).astype(dtype)
+    raise InputError(f"no way is known to draw features of kind {kind!r}.")

@@ -1,0 +1,230 @@
+"""The scikit-learn face of privrep."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from privrep import model as models
+from privrep.algorithms.private_fedrep import Representation
+from privrep.data.user_table import UserTable, find_users
+from privrep.engines.in_memory import InMemoryUsers
+from privrep.errors import InputError
+from privrep.heads import KINDS, Heads, fit_block, fit_heads
+from privrep.privacy.accounting import Relation
+from privrep.privacy.bounds import Array
+
+Groups = Sequence[Hashable] | NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PersonalHead:
+    """One user's model, made of the public representation and that user's rows. It belongs to that user."""
+
+    kind: str  # "shared", "own" or "constant": which candidate did best on the user's own rows
+    weights: Array  # (d,), in the original features
+    intercept: float
+
+    def predict(self, X: Any) -> Array:
+        rows = np.asarray(_plain(X), dtype=np.float64)
+        if rows.ndim != 2 or rows.shape[1] != len(self.weights):
+            raise InputError(f"X must have shape (rows, {len(self.weights)}). Got {rows.shape} instead.")
+        return rows @ self.weights + self.intercept
+
+
+class PrivateFedRep(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Personal linear models over a shared representation learned under user-level differential privacy.
+
+    Each user's model is y = b_i + <x, U v_i>: U is shared and released privately, v_i and b_i stay with the user.
+
+    Parameters
+    ----------
+    rank : int or "auto"
+        Columns of the shared representation; "auto" reads it off a released spectrum.
+    epsilon, delta : float
+        The whole budget of `fit`, initialisation and tuning included.
+    relation : "replace-one-user" or "add-or-remove-one-user"
+        Which change of the population the guarantee speaks of.
+    fit_intercept : bool
+        Whether users have intercepts. With one, users centre their own rows: a shift of the data changes nothing.
+    feature_scale : array of shape (n_features,), optional
+        Public typical sizes of the features, known without looking at the data. By default they are found by a
+        charged release.
+    safety_net : bool
+        Whether each user may keep a regression of its own, or a constant, where that predicted better.
+    random_state : None or int
+        None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
+    run_folder : path, optional
+        Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+
+    Attributes
+    ----------
+    representation_ : (n_features, rank) array, public
+    privacy_ : PrivacyReport; relation, epsilon spent, delta, accountant, every event, whether the noise was seeded
+    rank_ : int
+    users_ : the ids of the users, private like the heads
+
+    Formal guarantee: `representation_`, `privacy_` and the billboard are (epsilon, delta)-DP at user level. Heads are
+    not released; if they are collected, the guarantee is joint differential privacy (the billboard model): what the
+    others see is private with respect to each user.
+    """
+
+    def __init__(
+        self,
+        rank: int | Literal["auto"] = "auto",
+        *,
+        epsilon: float = 1.0,
+        delta: float = 1e-6,
+        relation: Relation = "replace-one-user",
+        fit_intercept: bool = True,
+        feature_scale: Any = None,
+        safety_net: bool = True,
+        random_state: int | None = None,
+        run_folder: str | Path | None = None,
+    ) -> None:
+        self.rank = rank
+        self.epsilon = epsilon
+        self.delta = delta
+        self.relation = relation
+        self.fit_intercept = fit_intercept
+        self.feature_scale = feature_scale
+        self.safety_net = safety_net
+        self.random_state = random_state
+        self.run_folder = run_folder
+
+    def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
+        """Learn the representation privately, then every user's head. `groups` names the user of each row."""
+        if groups is None:
+            raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
+        X, y = validate_data(self, _plain(X), _plain(y), dtype=[np.float64, np.float32], y_numeric=True)
+        table = UserTable.from_rows(X, y.astype(X.dtype, copy=False), _plain(groups))
+        folder = None if self.run_folder is None else Path(self.run_folder)
+        columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
+        fitted = models.learn(InMemoryUsers(table), self._config(), folder=folder, columns=columns)
+        heads = fit_heads(
+            table.blocks(), fitted.representation, intercept=self.fit_intercept, safety_net=self.safety_net
+        )
+        self._adopt(models.with_heads(fitted, heads))
+        if folder is not None:
+            models.finish(self.model_, folder)
+        return self
+
+    def predict(self, X: Any, groups: Groups | None = None) -> Array:
+        """Predictions by each row's user's own head. A user who was not in `fit` is an error: see `personalize`."""
+        check_is_fitted(self)
+        if groups is None:
+            raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
+        X = validate_data(self, _plain(X), dtype=[np.float64, np.float32], reset=False)
+        groups = _plain(groups)
+        if len(groups) != len(X):
+            raise InputError(f"groups must name one user per row of X. Got {len(groups)} users for {len(X)} rows instead.")
+        positions = find_users(self._heads.ids, groups)
+        if (positions < 0).any():
+            row = int(np.flatnonzero(positions < 0)[0])
+            raise InputError(
+                f"user {list(groups)[row]!r} (row {row}) was not in fit, so it has no head. "
+                "Call personalize with a few of its rows to make one."
+            )
+        return self._heads.predict(self._representation, X, positions)
+
+    def personalize(self, X: Any, y: Any) -> PersonalHead:
+        """The head of a user who was not there, from its own rows and the public representation. Costs no privacy."""
+        check_is_fitted(self)
+        X, y = validate_data(self, _plain(X), _plain(y), dtype=np.float64, reset=False, y_numeric=True)
+        table = UserTable(X, y.astype(np.float64), np.array([0, len(X)], dtype=np.int64), np.array([0]))
+        heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net)
+        weights = heads.weights(self._representation)[0]
+        return PersonalHead(KINDS[int(heads.kind[0])], weights, float(heads.intercept[0]))
+
+    def transform(self, X: Any) -> Array:
+        """Rows in the coordinates of the shared representation; public."""
+        check_is_fitted(self)
+        X = validate_data(self, _plain(X), dtype=[np.float64, np.float32], reset=False)
+        return np.asarray(X @ self.representation_)
+
+    def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
+        """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
+        from sklearn.metrics import r2_score
+
+        return float(r2_score(_plain(y), self.predict(X, groups), sample_weight=sample_weight))
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the model. Everything but folder/private is safe to publish."""
+        check_is_fitted(self)
+        models.save(self.model_, Path(folder), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a model folder, as `save` or `privrep fit` wrote it."""
+        loaded = models.load(Path(folder))
+        c = loaded.config
+        estimator = cls(
+            rank="auto" if c.rank is None else c.rank,
+            epsilon=c.epsilon,
+            delta=c.delta,
+            relation=c.relation,
+            fit_intercept=c.intercept,
+            feature_scale=None if c.scale is None else list(c.scale),
+            safety_net=c.safety_net,
+            random_state=c.seed,
+        )
+        estimator.n_features_in_ = len(loaded.representation.scale)
+        if loaded.columns.features:
+            estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
+        estimator._adopt(loaded)
+        return estimator
+
+    def _adopt(self, fitted: models.Model) -> None:
+        self.model_ = fitted
+        self.representation_ = fitted.representation.matrix
+        self.rank_ = self.representation_.shape[1]
+        self.privacy_ = fitted.privacy
+        if fitted.heads is not None:
+            self.users_ = fitted.heads.ids
+
+    @property
+    def _representation(self) -> Representation:
+        return self.model_.representation
+
+    @property
+    def _heads(self) -> Heads:
+        if self.model_.heads is None:
+            raise InputError("this model was loaded without its users' heads (folder/private): only personalize works.")
+        return self.model_.heads
+
+    def _config(self) -> models.Config:
+        rank = self.rank
+        if rank != "auto" and (isinstance(rank, bool) or not isinstance(rank, int | np.integer)):
+            raise InputError(f'rank must be a positive integer or "auto". Got {rank!r} instead.')
+        return models.Config(
+            rank=None if rank == "auto" else int(rank),
+            epsilon=float(self.epsilon),
+            delta=float(self.delta),
+            relation=self.relation,
+            intercept=bool(self.fit_intercept),
+            safety_net=bool(self.safety_net),
+            scale=None if self.feature_scale is None else tuple(np.asarray(self.feature_scale, dtype=float).tolist()),
+            seed=None if self.random_state is None else _seed(self.random_state),
+        )
+
+
+def _seed(random_state: Any) -> int:
+    if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
+        raise InputError(
+            "random_state must be None (cryptographic noise) or a non-negative integer (a simulation). "
+            f"Got {random_state!r} instead."
+        )
+    return int(random_state)
+
+
+def _plain(values: Any) -> Any:
+    """Arrow columns as arrays; anything else as it came (scikit-learn reads frames and Arrow tables by itself)."""
+    return values.to_numpy() if isinstance(values, pa.ChunkedArray) else values

@@ -1,0 +1,252 @@
+"""A fitted model: the public part (representation, ledger, billboard) and the users' heads, in memory and in a folder.
+
+    folder/model.json        settings and column names; written last, so a folder without it is a run under way
+    folder/ledger.jsonl      every charge
+    folder/billboard/        every release and what was computed from it
+    folder/private/          the heads, readable by the owner only; all the rest is safe to publish
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from privrep.algorithms.private_fedrep import Representation, Settings, private_fedrep
+from privrep.engines.base import Users
+from privrep.errors import InputError, ResumeError
+from privrep.heads import Heads
+from privrep.privacy.accounting import Relation
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_report
+from privrep.privacy.noise import secure_noise, simulated_noise
+from privrep.privacy.release import Run
+
+FORMAT = "privrep-model/1"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a fit was asked to do. Only public facts; stored with the model and compared when a run is resumed."""
+
+    rank: int | None  # None: read off the released spectrum
+    epsilon: float
+    delta: float
+    relation: Relation = "replace-one-user"
+    intercept: bool = True
+    safety_net: bool = True
+    scale: tuple[float, ...] | None = None  # declared public scale of each feature; None: found by a charged release
+    seed: int | None = None  # None: cryptographic noise. A number: a simulation
+
+    def check(self, features: int) -> None:
+        """Refuse settings that cannot work, each in one sentence."""
+        Budget(self.epsilon, self.delta, self.relation)
+        if self.rank is not None and not 1 <= self.rank <= features:
+            raise InputError(f"rank must lie between 1 and the number of features, {features}. Got {self.rank} instead.")
+        if self.scale is not None:
+            scale = np.asarray(self.scale, dtype=np.float64)
+            if scale.shape != (features,) or not (np.isfinite(scale).all() and (scale > 0).all()):
+                raise InputError(f"feature_scale must hold {features} positive finite numbers, one per feature.")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of the table a model was fitted on; empty where it was fitted on arrays."""
+
+    user: str = ""
+    target: str = ""
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """Everything a fit leaves behind."""
+
+    config: Config
+    representation: Representation
+    privacy: PrivacyReport
+    ledger: Ledger = field(repr=False)
+    billboard: Billboard = field(repr=False)
+    columns: Columns = Columns()
+    heads: Heads | None = None
+
+
+def learn(
+    users: Users,
+    config: Config,
+    *,
+    folder: Path | None = None,
+    columns: Columns | None = None,
+    on_page: Callable[[str], None] | None = None,
+) -> Model:
+    """Learn the representation privately. With a folder every charge and page is on disk before it is used.
+
+    Calling it again on the same folder continues a run that was stopped: pages that stand are read, not asked again.
+    Formal guarantee: the returned model without heads, and the folder, are (epsilon, delta)-DP as its ledger states.
+    """
+    config.check(users.features)
+    columns = columns or Columns()
+    if folder is not None:
+        _claim(folder, config, columns, users.features)
+    ledger = Ledger(
+        Budget(config.epsilon, config.delta, config.relation),
+        seeded=config.seed is not None,
+        path=folder / "ledger.jsonl" if folder else None,
+    )
+    try:
+        billboard = Billboard(folder / "billboard" if folder else None)
+        noise = secure_noise if config.seed is None else simulated_noise(config.seed)
+        run = Run(users, ledger, billboard, noise, on_page or (lambda page: None))
+        scale = None if config.scale is None else np.asarray(config.scale, dtype=np.float64)
+        representation = private_fedrep(run, config.rank, intercept=config.intercept, scale=scale)
+    finally:
+        ledger.close()
+    return Model(config, representation, ledger.report(), ledger, billboard, columns)
+
+
+PAGES = Settings().rounds + 3
+"""The most pages a fit asks for: what a progress bar counts to."""
+
+
+def save(model: Model, folder: Path, *, overwrite: bool = False) -> None:
+    """Write a model to a folder, all of it or nothing."""
+    if folder.exists() and not overwrite:
+        raise InputError(f"{folder} exists already. Choose another folder, or pass overwrite=True.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        model.ledger.write(temporary / "ledger.jsonl")
+        model.billboard.write(temporary / "billboard")
+        finish(model, temporary)
+        os.chmod(temporary, 0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def finish(model: Model, folder: Path) -> None:
+    """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
+    if model.heads is not None:
+        write_heads(model.heads, folder)
+    _write_json(folder / "model.json", {"format": FORMAT, **_describe(model.config, model.columns)})
+    (folder / "run.json").unlink(missing_ok=True)
+
+
+def load(folder: Path) -> Model:
+    """Read a model folder."""
+    path = folder / "model.json"
+    if not path.is_file():
+        unfinished = (folder / "run.json").is_file()
+        raise InputError(
+            f"{folder} holds a run that was not finished; call fit again with the same arguments to continue it."
+            if unfinished
+            else f"{folder} is not a model folder: it has no model.json."
+        )
+    data = json.loads(path.read_text())
+    if data.get("format") != FORMAT:
+        raise InputError(f"{path} is not a model this version of privrep can read ({FORMAT}).")
+    fields = data["config"]
+    config = Config(**{**fields, "scale": None if fields["scale"] is None else tuple(fields["scale"])})
+    columns = Columns(**{**data["columns"], "features": tuple(data["columns"]["features"])})
+    billboard = Billboard(folder / "billboard")
+    page = billboard["representation"]
+    representation = Representation(page.arrays["basis"], page.arrays["scale"], page.facts["derived"]["error"])
+    heads = read_heads(folder) if (folder / "private" / "heads.parquet").is_file() else None
+    report = read_report(folder / "ledger.jsonl")
+    ledger = Ledger(Budget(report.epsilon_budget, report.delta, report.relation), seeded=report.seeded)
+    ledger.charge(dict(report.events))
+    return Model(config, representation, report, ledger, billboard, columns, heads)
+
+
+def with_heads(model: Model, heads: Heads) -> Model:
+    return replace(model, heads=heads)
+
+
+def write_heads(heads: Heads, folder: Path) -> None:
+    """Heads as a Parquet file in folder/private, for the owner's eyes only."""
+    private = folder / "private"
+    private.mkdir(mode=0o700, exist_ok=True)
+    own = [None if p < 0 else heads.own[p] for p in heads.own_position]
+    table = pa.table(
+        {
+            "user": _ids_to_arrow(heads.ids),
+            "kind": pa.array(heads.kind),
+            "intercept": pa.array(heads.intercept),
+            "shared": pa.FixedSizeListArray.from_arrays(pa.array(heads.shared.ravel()), heads.shared.shape[1]),
+            "own": pa.array(own, type=pa.list_(pa.float64())),
+        },
+        metadata={"features": str(heads.own.shape[1])},
+    )
+    temporary = private / "heads.parquet.tmp"
+    os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+    pq.write_table(table, temporary)
+    os.replace(temporary, private / "heads.parquet")
+
+
+def read_heads(folder: Path) -> Heads:
+    table = pq.read_table(folder / "private" / "heads.parquet")
+    d = int(table.schema.metadata[b"features"])
+    own = table["own"].combine_chunks()
+    has_own = np.asarray(own.is_valid())
+    shared = table["shared"].combine_chunks()
+    return Heads(
+        table["user"].to_numpy(zero_copy_only=False),
+        table["kind"].to_numpy(),
+        table["intercept"].to_numpy(),
+        np.asarray(shared.flatten()).reshape(len(table), -1),
+        np.where(has_own, np.cumsum(has_own) - 1, -1),
+        np.asarray(own.flatten(), dtype=np.float64).reshape(-1, d),
+    )
+
+
+def _ids_to_arrow(ids: NDArray[Any]) -> pa.Array:
+    try:
+        array = pa.array(ids.tolist() if ids.dtype == object else ids)
+        if array.to_numpy(zero_copy_only=False).tolist() == ids.tolist():
+            return array
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        pass
+    raise InputError("a model can be saved only if its user ids are all integers or all strings; rename the users.")
+
+
+def _describe(config: Config, columns: Columns) -> dict[str, Any]:
+    described: dict[str, Any] = json.loads(json.dumps({"config": asdict(config), "columns": asdict(columns)}))
+    return described
+
+
+def _claim(folder: Path, config: Config, columns: Columns, features: int) -> None:
+    """Make the folder of a run, or check that the one that stands is of this very run."""
+    if (folder / "model.json").is_file():
+        raise InputError(f"{folder} holds a finished model. Choose another folder.")
+    wanted = {**_describe(config, columns), "feature_count": features}
+    path = folder / "run.json"
+    if path.is_file():
+        if json.loads(path.read_text()) != wanted:
+            raise ResumeError(
+                f"{folder} holds a run with other settings or columns. Continue it with the same arguments, "
+                "or choose another folder."
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty and holds no run of privrep. Choose another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(path, wanted)
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(data, indent=2) + "\n")
+    os.replace(temporary, path)
