@@ -1,5 +1,8 @@
-"""Synthetic populations are what they say. Statistical tests have a false-alarm rate of about 1e-6 each, at fixed seeds,
-and are shown to reject a value that is wrong by a few percent."""
+"""Synthetic populations are what they say.
+
+Statistical tests have a false-alarm rate of about 1e-6 each, at fixed seeds, and are shown to reject a value that is
+wrong by a few percent.
+"""
 
 from __future__ import annotations
 

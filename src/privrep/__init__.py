@@ -1,7 +1,7 @@
 """Private model personalisation: one shared representation under user-level differential privacy, personal heads.
 
-    from privrep import PrivateFedRep
-    model = PrivateFedRep(rank=2, epsilon=1.0, delta=1e-6).fit(X, y, groups=users)
+from privrep import PrivateFedRep
+model = PrivateFedRep(rank=2, epsilon=1.0, delta=1e-6).fit(X, y, groups=users)
 """
 
 from __future__ import annotations

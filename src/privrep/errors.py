@@ -16,4 +16,4 @@ class BudgetExceeded(PrivrepError, RuntimeError):
 
 
 class ResumeError(PrivrepError, RuntimeError):
-    """A run folder holds another run (other data shape, other settings): it cannot be continued with these arguments."""
+    """A run folder holds another run (other data shape, other settings): these arguments cannot continue it."""

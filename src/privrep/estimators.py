@@ -40,7 +40,7 @@ class PersonalHead:
         return rows @ self.weights + self.intercept
 
 
-class PrivateFedRep(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class PrivateFedRep(RegressorMixin, BaseEstimator):
     """Personal linear models over a shared representation learned under user-level differential privacy.
 
     Each user's model is y = b_i + <x, U v_i>: U is shared and released privately, v_i and b_i stay with the user.
@@ -125,7 +125,9 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, _plain(X), dtype=[np.float64, np.float32], reset=False)
         groups = _plain(groups)
         if len(groups) != len(X):
-            raise InputError(f"groups must name one user per row of X. Got {len(groups)} users for {len(X)} rows instead.")
+            raise InputError(
+                f"groups must name one user per row of X. Got {len(groups)} users for {len(X)} rows instead."
+            )
         positions = find_users(self._heads.ids, groups)
         if (positions < 0).any():
             row = int(np.flatnonzero(positions < 0)[0])
@@ -143,12 +145,6 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net)
         weights = heads.weights(self._representation)[0]
         return PersonalHead(KINDS[int(heads.kind[0])], weights, float(heads.intercept[0]))
-
-    def transform(self, X: Any) -> Array:
-        """Rows in the coordinates of the shared representation; public."""
-        check_is_fitted(self)
-        X = validate_data(self, _plain(X), dtype=[np.float64, np.float32], reset=False)
-        return np.asarray(X @ self.representation_)
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
         """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""

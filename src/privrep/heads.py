@@ -20,13 +20,13 @@ from threadpoolctl import threadpool_limits
 from privrep.algorithms.private_fedrep import Representation
 from privrep.data.user_table import UserTable
 from privrep.engines.base import default_workers
-from privrep.local.least_squares import Floats, centred, ridge_fit
+from privrep.local.least_squares import Floats, centred
 from privrep.privacy.bounds import Array
 
 SHARED, OWN, CONSTANT = 0, 1, 2
 KINDS = ("shared", "own", "constant")
 _SHARED_RIDGES = (1e-5, 1e-3, 1e-2, 1e-1, 1.0)
-_OWN_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
+_OWN_RIDGES = (1e-3, 1e-1, 1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True)
@@ -132,58 +132,74 @@ def constant_candidate(y: Array, intercept: bool) -> _Fit:
 
 def shared_candidate(X: Array, y: Array, rep: Representation, intercept: bool) -> _Fit:
     """Ridge regression on the representation; ridge, and whether to have an intercept, by leave-one-out."""
-    P = X @ rep.matrix
-    options = [(ridge, centre) for centre in ((True, False) if intercept else (False,)) for ridge in _SHARED_RIDGES]
-    return _best(SHARED, [_ridge(SHARED, P, y, ridge, centre) for ridge, centre in options])
+    P = (X.reshape(-1, X.shape[2]) @ rep.matrix).reshape(*X.shape[:2], -1)
+    fits = [_ridges(P, y, _SHARED_RIDGES, centre) for centre in ((True, False) if intercept else (False,))]
+    return _best(SHARED, fits)
 
 
 def own_candidate(X: Array, y: Array, scale: Array, intercept: bool) -> _Fit:
     """Ridge regression on all features in public scales; the ridge by leave-one-out."""
-    rows = X / scale
-    if X.shape[1] > X.shape[2]:
-        fits = [_ridge(OWN, rows, y, ridge, intercept) for ridge in _OWN_RIDGES]
-    else:
-        fits = _dual_ridges(rows, y, intercept)
-    best = _best(OWN, fits)
-    return _Fit(OWN, best.loss, best.intercept, best.weights / scale)
+    ridges = _ridges if X.shape[1] > X.shape[2] else _dual_ridges
+    best = _best(OWN, [ridges(X / scale, y, _OWN_RIDGES, intercept)])
+    return replace(best, weights=best.weights / scale)
 
 
-def _best(kind: int, fits: list[_Fit]) -> _Fit:
-    best = np.stack([fit.loss for fit in fits]).argmin(axis=0)
-    users = np.arange(len(best))
-    return _Fit(
-        kind,
-        np.stack([fit.loss for fit in fits])[best, users],
-        np.stack([fit.intercept for fit in fits])[best, users],
-        np.stack([fit.weights for fit in fits])[best, users],
-    )
+def _best(kind: int, fits: list[tuple[Array, Array, Array]]) -> _Fit:
+    """Of fits (losses, intercepts, weights) of the same users, each user's best."""
+    losses = np.stack([loss for loss, _, _ in fits])
+    best, users = losses.argmin(axis=0), np.arange(losses.shape[1])
+    intercepts, weights = np.stack([fit[1] for fit in fits]), np.stack([fit[2] for fit in fits])
+    return _Fit(kind, losses[best, users], intercepts[best, users], weights[best, users])
 
 
-def _ridge(kind: int, P: Array, y: Array, ridge: float, centre: bool) -> _Fit:
-    fit = ridge_fit(centred(P), centred(y), ridge, True) if centre else ridge_fit(P, y, ridge, False)
-    constant = y.mean(axis=1) - np.einsum("uk,uk->u", P.mean(axis=1), fit.heads) if centre else np.zeros(len(y))
-    return _Fit(kind, (fit.loo_residuals**2).mean(axis=1), constant, fit.heads)
+def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
+    """Each user's best ridge regression: its leave-one-out loss, intercept and weights. From one eigendecomposition."""
+    rows, targets = (centred(P), centred(y)) if centre else (P, y)
+    m, k = P.shape[1:]
+    values, Q = np.linalg.eigh(rows.transpose(0, 2, 1) @ rows)
+    turned = rows @ Q  # (users, rows, k)
+    squares = turned**2
+    products = np.matmul(targets[:, None, :], turned)[:, 0]
+    least = 1e-10 * values.sum(axis=1, keepdims=True) + np.finfo(np.float64).tiny
+    losses = np.empty((len(ridges), len(P)))
+    heads = np.empty((len(ridges), len(P), k))
+    for i, ridge in enumerate(ridges):
+        inverse = 1 / (np.maximum(values, 0.0) + ridge * m + least)
+        heads[i] = inverse * products
+        residuals = targets - np.matmul(turned, heads[i][:, :, None])[:, :, 0]
+        leverage = np.matmul(squares, inverse[:, :, None])[:, :, 0] + (1 / m if centre else 0.0)
+        losses[i] = ((residuals / np.maximum(1 - leverage, 1e-6)) ** 2).mean(axis=1)
+    best, users = losses.argmin(axis=0), np.arange(len(P))
+    weights = np.matmul(Q, heads[best, users][:, :, None])[:, :, 0]
+    return losses[best, users], _intercepts(P, y, weights, centre), weights
 
 
-def _dual_ridges(rows: Array, y: Array, intercept: bool) -> list[_Fit]:
-    """Ridge regressions with fewer rows than features, all ridges from one eigendecomposition of the Gram matrix."""
-    users, m, _ = rows.shape
-    X, targets = (centred(rows), centred(y)) if intercept else (rows, y)
+def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
+    """The same with no more rows than features, through the Gram matrix of the rows.
+
+    An intercept is a feature of great size that is the same in every row, so it adds a large constant to the Gram
+    matrix. The leave-one-out residual is (B y)_j / B_jj with B the inverse of the Gram matrix plus ridge.
+    """
+    X, targets = (centred(rows), centred(y)) if centre else (rows, y)
+    users, m = y.shape
     gram = X @ X.transpose(0, 2, 1)
     size = np.einsum("umm->u", gram) / m + np.finfo(np.float64).tiny
-    if intercept:
-        gram += (1e3 * m * size)[:, None, None] / m  # lifts the direction of the intercept above all others ...
-    values, Q = np.linalg.eigh(gram)
-    if intercept:
-        values, Q = values[:, :-1], Q[:, :, :-1]  # ... and takes it out
-    turned = np.matmul(Q.transpose(0, 2, 1), targets[:, :, None])[:, :, 0]
-    fits = []
-    for ridge in _OWN_RIDGES:
-        inverse = 1 / (np.maximum(values, 0.0) + (ridge * size)[:, None])
-        alpha = np.matmul(Q, (inverse * turned)[:, :, None])[:, :, 0]
-        diagonal = np.einsum("ujc,uc->uj", Q**2, inverse)
-        loo = alpha / np.maximum(diagonal, np.finfo(np.float64).tiny)
-        weights = np.matmul(alpha[:, None, :], X)[:, 0]
-        constant = y.mean(axis=1) - np.einsum("ud,ud->u", rows.mean(axis=1), weights) if intercept else np.zeros(users)
-        fits.append(_Fit(OWN, (loo**2).mean(axis=1), constant, weights))
-    return fits
+    if centre:
+        gram += (1e3 * size)[:, None, None]
+    diagonal = np.arange(m)
+    losses, alphas = np.empty((len(ridges), users)), np.empty((len(ridges), users, m))
+    for i, ridge in enumerate(ridges):
+        shifted = gram.copy()
+        shifted[:, diagonal, diagonal] += (ridge * size)[:, None]
+        inverse = np.linalg.inv(shifted)
+        alphas[i] = np.matmul(inverse, targets[:, :, None])[:, :, 0]
+        losses[i] = ((alphas[i] / inverse[:, diagonal, diagonal]) ** 2).mean(axis=1)
+    best = losses.argmin(axis=0)
+    weights = np.matmul(alphas[best, np.arange(users)][:, None, :], X)[:, 0]
+    return losses[best, np.arange(users)], _intercepts(rows, y, weights, centre), weights
+
+
+def _intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
+    if not centre:
+        return np.zeros(len(y))
+    return y.mean(axis=1) - np.einsum("uk,uk->u", rows.mean(axis=1), weights)

@@ -1,9 +1,9 @@
 """A fitted model: the public part (representation, ledger, billboard) and the users' heads, in memory and in a folder.
 
-    folder/model.json        settings and column names; written last, so a folder without it is a run under way
-    folder/ledger.jsonl      every charge
-    folder/billboard/        every release and what was computed from it
-    folder/private/          the heads, readable by the owner only; all the rest is safe to publish
+folder/model.json        settings and column names; written last, so a folder without it is a run under way
+folder/ledger.jsonl      every charge
+folder/billboard/        every release and what was computed from it
+folder/private/          the heads, readable by the owner only; all the rest is safe to publish
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Config:
         """Refuse settings that cannot work, each in one sentence."""
         Budget(self.epsilon, self.delta, self.relation)
         if self.rank is not None and not 1 <= self.rank <= features:
-            raise InputError(f"rank must lie between 1 and the number of features, {features}. Got {self.rank} instead.")
+            raise InputError(
+                f"rank must lie between 1 and the number of features, {features}. Got {self.rank} instead."
+            )
         if self.scale is not None:
             scale = np.asarray(self.scale, dtype=np.float64)
             if scale.shape != (features,) or not (np.isfinite(scale).all() and (scale > 0).all()):

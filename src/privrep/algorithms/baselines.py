@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from privrep.algorithms.paper import head_and_gradient, public_count
 from privrep.algorithms.private_fedrep import Representation
@@ -93,15 +94,16 @@ def altmin(table: UserTable, rank: int, *, intercept: bool = True, rounds: int =
 
     d = table.n_features
     U = _spectral(InMemoryUsers(table), rank, np.ones(d), intercept)
-    for _ in range(rounds):
-        normal, right = np.zeros((rank, d, rank, d)), np.zeros((rank, d))
-        for block in table.blocks():
-            for X, y in block.by_size():
-                _add_normal_equations(normal, right, U, X, y, intercept)
-        solution = np.linalg.lstsq(normal.reshape(rank * d, rank * d), right.ravel(), rcond=1e-12)[0]
-        before, (U, _) = U, np.linalg.qr(solution.reshape(rank, d).T)
-        if subspace_distance(before, U) < 1e-7:
-            break
+    with threadpool_limits(1, user_api="blas"):  # products this small gain nothing from threads and can lose much
+        for _ in range(rounds):
+            normal, right = np.zeros((rank, d, rank, d)), np.zeros((rank, d))
+            for block in table.blocks():
+                for X, y in block.by_size():
+                    _add_normal_equations(normal, right, U, X, y, intercept)
+            solution = np.linalg.lstsq(normal.reshape(rank * d, rank * d), right.ravel(), rcond=1e-12)[0]
+            before, (U, _) = U, np.linalg.qr(solution.reshape(rank, d).T)
+            if subspace_distance(before, U) < 1e-7:
+                break
     return Representation(U, np.ones(d), 0.0)
 
 

@@ -43,7 +43,8 @@ def paper_fedrep(
     `init_share` of mu^2 goes to the initialisation, the rest evenly to the rounds. No intercept: the paper has none.
     Beware of the defaults: with disjoint batches a step of 2.5 overshoots and moves away from the truth on the paper's
     own experiment, noise or no noise, for its Lemma 9 asks for at most 1/(2 sigma_max^2), there 1. The authors' code
-    takes head and gradient from the same rows, all of the half: `disjoint=False`, and 2.5 converges.
+    takes head and gradient from the same rows, all of the half: `disjoint=False`, whose residuals are smaller by a
+    factor 1 - k/b; there 2.5 converges.
 
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.

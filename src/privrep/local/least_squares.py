@@ -25,8 +25,8 @@ class RidgeFit:
 
 
 def centred(values: Floats) -> Floats:
-    """Rows minus their user's mean, along axis 1; the mean is taken in float64."""
-    return values - values.mean(axis=1, keepdims=True, dtype=np.float64).astype(values.dtype)
+    """Rows minus their user's mean, along axis 1."""
+    return values - values.mean(axis=1, keepdims=True)
 
 
 def ridge_fit(P: Floats, y: Floats, ridge: float, intercept: bool) -> RidgeFit:

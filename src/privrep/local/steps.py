@@ -11,7 +11,7 @@ from privrep.local.least_squares import Floats, centred, ridge_fit
 from privrep.privacy.bounds import Array, Contributions
 from privrep.privacy.contributions import Counts, CrossMoments, Vectors, pack, packed_size
 
-LOWEST, CELLS = -60, 121  # histograms of sizes: one cell an octave, from 2^-60 to 2^60, the ends open
+LOWEST, CELLS = -40, 81  # histograms of sizes: one cell an octave, from 2^-40 to 2^40, the ends open
 
 
 def octaves(values: Floats) -> NDArray[np.int64]:
@@ -75,7 +75,9 @@ class LeaveOneOutGradient:
         k = self.U.shape[1]
         rows, targets = (centred(X), centred(y)) if self.intercept else (X, y)
         P = (rows.reshape(-1, d) @ (self.U * self.inverse_scale[:, None]).astype(X.dtype)).reshape(users, m, k)
-        fit = ridge_fit(P.astype(np.float64, copy=False), targets.astype(np.float64, copy=False), self.ridge, self.intercept)
+        fit = ridge_fit(
+            P.astype(np.float64, copy=False), targets.astype(np.float64, copy=False), self.ridge, self.intercept
+        )
         heads = fit.loo_heads()
         pull = (fit.loo_residuals[:, :, None] * heads).astype(X.dtype) / m
         gradient = (pull.transpose(0, 2, 1) @ rows).astype(np.float64, copy=False) * self.inverse_scale  # (users, k, d)

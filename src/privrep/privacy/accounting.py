@@ -24,7 +24,7 @@ CLOSED_FORM = "Gaussian differential privacy, closed form (exact composition of 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """One release with Gaussian noise of `noise_multiplier` times its L2 sensitivity; it is (1/noise_multiplier)-GDP."""
+    """A release with Gaussian noise of `noise_multiplier` times its L2 sensitivity; it is (1/noise_multiplier)-GDP."""
 
     noise_multiplier: float
 

@@ -110,7 +110,7 @@ def _read(path: Path) -> Post:
     try:
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata()
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118: not a mapping
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except Exception as error:
         raise InputError(f"{path} is not a readable billboard page ({error}). Restore it from a copy.") from None
     return Post(metadata["name"], arrays, json.loads(metadata["facts"]))

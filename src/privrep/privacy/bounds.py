@@ -37,7 +37,8 @@ class Contributions(Protocol):
     2^-34 * sum_i w_i * norms_i. `acute` says that any two users' possible contributions have a non-negative product.
     """
 
-    acute: bool
+    @property
+    def acute(self) -> bool: ...
 
     def norms(self) -> Array: ...
 
@@ -69,10 +70,8 @@ class BoundedSum:
 
     def sensitivity(self, relation: Relation) -> float:
         """L2 distance between the computed totals of two neighbouring populations; see the module's guarantee."""
-        if relation == "add-or-remove-one-user":
-            factor = 1.0
-        else:
-            factor = math.sqrt(2.0) if self.bound.acute else 2.0
+        replaced = math.sqrt(2.0) if self.bound.acute else 2.0
+        factor = 1.0 if relation == "add-or-remove-one-user" else replaced
         return factor * self.bound.norm * (1 + FLOAT_SLACK)
 
 

@@ -1,9 +1,9 @@
-"""Kinds of contributions, each in the cheapest form that still gives exact norms and sums (see `bounds.Contributions`)."""
+"""Kinds of contributions, each in the cheapest form that gives exact norms and sums (see `bounds.Contributions`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array
 class Vectors:
     """One vector per user, (users, size). For statistics no larger than the rows they were computed from."""
 
+    acute: ClassVar[bool] = False
     values: NDArray[Any]
-    acute: bool = False
 
     def norms(self) -> Array:
         values = self.values.astype(np.float64, copy=False)
@@ -36,9 +36,9 @@ class Counts:
     Acute: two vectors of counts have a non-negative inner product. A user's cells must differ from each other.
     """
 
+    acute: ClassVar[bool] = True
     cells: NDArray[np.int64]
     size: int
-    acute: bool = True
 
     def norms(self) -> Array:
         return np.sqrt((self.cells >= 0).sum(axis=1, dtype=np.float64))
@@ -46,7 +46,7 @@ class Counts:
     def weighted_sum(self, weights: Array) -> Array:
         used = self.cells >= 0
         repeated = np.broadcast_to(weights[:, None], self.cells.shape)
-        return np.bincount(self.cells[used], repeated[used], minlength=self.size)
+        return np.bincount(self.cells[used], repeated[used], minlength=self.size).astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class CrossMoments:
     otherwise a user could make the rounding error of the sum large against its own clipped contribution.
     """
 
+    acute: ClassVar[bool] = False
     rows: NDArray[Any]
     scale: Array
-    acute: bool = False
 
     def _sums(self) -> Array:
         return self.rows.sum(axis=1, dtype=np.float64)

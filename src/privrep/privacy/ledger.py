@@ -102,7 +102,7 @@ class Ledger:
             after = epsilon_spent([*self._entries.values(), *new.values()], self.budget.delta)
             raise BudgetExceeded(
                 f"releasing {', '.join(new)} would bring epsilon to {after:.6g}, over the budget of "
-                f"{self.budget.epsilon:g} at delta {self.budget.delta:g}. Start a new run with a larger epsilon, or ask less."
+                f"{self.budget.epsilon:g} at delta {self.budget.delta:g}. Use a larger epsilon, or ask less."
             )
         self._write([{"charge": name, **event_to_json(event)} for name, event in new.items()])
         self._entries.update(new)
@@ -151,12 +151,14 @@ class Ledger:
 
     def _open(self, path: Path) -> None:
         new = not path.exists()
-        self._file = open(path, "a+b")  # noqa: SIM115: held, and locked, for the life of the ledger
+        self._file = open(path, "a+b")  # noqa: SIM115
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise InputError(f"{path} is in use by another process. Wait for it to end, or use another folder.") from None
+            raise InputError(
+                f"{path} is in use by another process. Wait for it to end, or use another folder."
+            ) from None
         header, entries, good = _parse(path)
         if header is None:
             self._file.truncate(0)

@@ -42,14 +42,16 @@ def secure_noise(name: str, sigma: float, size: int) -> Integers:
     from opendp import domains, measurements, metrics, mod
 
     mod.enable_features("contrib")
-    draw = measurements.make_gaussian(domains.vector_domain(domains.atom_domain(T="i64")), metrics.l2_distance(T="i64"), sigma)
+    draw = measurements.make_gaussian(
+        domains.vector_domain(domains.atom_domain(T="i64")), metrics.l2_distance(T="i64"), sigma
+    )
     return np.asarray(draw([0] * size), dtype=np.int64)
 
 
 def simulated_noise(seed: int) -> NoiseSource:
     """Reproducible noise of the same distribution, for experiments. Not private: who knows the seed can subtract it."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InputError(f"random_state must be None (private) or a non-negative integer (simulation). Got {seed!r} instead.")
+        raise InputError(f"the seed of a simulation must be a non-negative integer. Got {seed!r} instead.")
 
     def draw(name: str, sigma: float, size: int) -> Integers:
         generator = np.random.default_rng([int(seed), *name.encode()])  # by name: a resumed simulation draws the same

@@ -1,4 +1,4 @@
-"""From bounded sums to the billboard: charge, then draw, then post. Nothing else turns private numbers into public ones."""
+"""From bounded sums to the billboard: charge, then draw, then post. No other way leads from private to public."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _noisy(total: BoundedSum, multiplier: float, relation: Relation, noise: Nois
     sensitivity = total.sensitivity(relation) + rounding
     sigma = multiplier * sensitivity
     integers = to_grid(total.total, step) + noise(name, sigma / step, total.bound.size)
-    return Release(integers * step, sigma, sensitivity, multiplier)
+    return Release(integers.astype(np.float64) * step, sigma, sensitivity, multiplier)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,323 @@
+"""Figures 1 and 2 of paper 000: population MSE against epsilon on synthetic users, and the project's targets.
+
+    python -m experiments.figure1 [--seeds 5] [--quick]
+
+Writes results/figure1.csv, results/figure1.png and results/targets.csv beside this file. Every private method charges
+everything it releases to one budget (epsilon, 1e-6) under replace-one-user. Noise is simulated from seeds: these runs
+are reproducible and not private. All methods that learn a representation get the same heads, the library's default,
+whose safety net makes a useless representation as good as none ("alone"); one line has the paper's own heads instead.
+Errors are exact expectations (`Population.population_mse`), and the oracle has the true U with the default heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from privrep.algorithms.baselines import LinearModel, altmin, dp_fedavg, fedrep, pooled
+from privrep.algorithms.paper import paper_fedrep
+from privrep.algorithms.private_fedrep import Representation, private_fedrep
+from privrep.data.synthetic import FeatureKind, Population, make_population
+from privrep.data.user_table import UserTable
+from privrep.engines.in_memory import InMemoryUsers
+from privrep.heads import fit_heads, own_candidate
+from privrep.local.least_squares import ridge_fit
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.bounds import Array
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.noise import simulated_noise
+from privrep.privacy.release import Run
+from privrep.theory import Problem, excess_risk, lemma_12, theorem_10
+
+RESULTS = Path(__file__).parent / "results"
+EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+DELTA = 1e-6
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A population of the paper's model; the defaults are Figure 1's."""
+
+    users: int = 20_000
+    features: int = 50
+    rank: int = 2
+    rows: int = 10
+    noise: float = 0.01
+    feature_kind: FeatureKind = "gaussian"
+
+    def __str__(self) -> str:
+        kind = "" if self.feature_kind == "gaussian" else f" {self.feature_kind}"
+        return f"n {self.users:,} d {self.features} k {self.rank} m {self.rows} R {self.noise:g}{kind}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One draw of a setting: the truth, the users' rows, and the seed of the simulated noise."""
+
+    setting: Setting
+    seed: int
+    truth: Population
+    table: UserTable
+
+    def run(self, epsilon: float) -> Run:
+        """A fresh budget; noise that differs between seeds and between epsilons."""
+        noise = simulated_noise(10_000 * self.seed + round(100 * epsilon))
+        return Run(InMemoryUsers(self.table), Ledger(Budget(epsilon, DELTA), seeded=True), Billboard(), noise)
+
+    def mse(self, model: Representation | LinearModel) -> float:
+        """Population MSE: of the users' own heads on a representation, or of one linear model for all."""
+        if isinstance(model, LinearModel):
+            shape = (self.truth.heads.shape[0], 1)
+            return self.truth.population_mse(np.tile(model.weights, shape), np.full(shape[0], model.intercept))
+        heads = fit_heads(self.table.blocks(), model)
+        return self.truth.population_mse(heads.weights(model), heads.intercept)
+
+    def mse_with_paper_heads(self, model: Representation) -> float:
+        """Line 14 of Algorithm 1: least squares on the second half of a user's rows, no intercept, no safety net."""
+        X, y = self.table.group(np.arange(self.table.n_users), self.setting.rows)
+        half = self.setting.rows // 2
+        heads = ridge_fit(X[:, half:] @ model.matrix, y[:, half:], ridge=0.0, intercept=False).heads
+        return self.truth.population_mse(heads @ model.matrix.T, np.zeros(len(heads)))
+
+    def oracle(self) -> Representation:
+        return Representation(self.truth.U, np.ones(len(self.truth.U)), 0.0)
+
+    def alone(self) -> float:
+        """Every user's own ridge regression, its ridge by leave-one-out."""
+        weights, intercepts = [], []
+        for block in self.table.blocks():
+            for X, y in block.by_size():  # all users have the same number of rows: in the order of the users
+                fit = own_candidate(X.astype(np.float64), y.astype(np.float64), np.ones(X.shape[2]), True)
+                weights.append(fit.weights)
+                intercepts.append(fit.intercept)
+        return self.truth.population_mse(np.concatenate(weights), np.concatenate(intercepts))
+
+
+def draw(setting: Setting, seed: int) -> Trial:
+    """Seeds here share nothing with those used while the defaults were chosen (100 and 101)."""
+    rng = np.random.default_rng([20_250_701, seed])
+    s = setting
+    truth = make_population(rng, s.users, s.features, s.rank, s.rows, s.noise, feature_kind=s.feature_kind)
+    table = truth.sample(rng, dtype=np.float64 if s.users * s.rows * s.features < 5e7 else np.float32)
+    return Trial(setting, seed, truth, table)
+
+
+def default(trial: Trial, epsilon: float) -> Representation:
+    return private_fedrep(trial.run(epsilon), trial.setting.rank)
+
+
+def paper(trial: Trial, epsilon: float, *, step: float = 2.5, disjoint: bool = False) -> Representation:
+    return paper_fedrep(trial.run(epsilon), trial.setting.rank, step=step, disjoint=disjoint)
+
+
+PRIVATE: dict[str, Callable[[Trial, float], float]] = {
+    "Private FedRep (this project)": lambda t, e: t.mse(default(t, e)),
+    "paper, as its code: eta 2.5, same rows": lambda t, e: t.mse(paper(t, e)),
+    "the same with the paper's own heads": lambda t, e: t.mse_with_paper_heads(paper(t, e)),
+    "paper, as its theory: eta 1, disjoint": lambda t, e: t.mse(paper(t, e, step=1.0, disjoint=True)),
+    "paper, as its text: eta 2.5, disjoint": lambda t, e: t.mse(paper(t, e, disjoint=True)),
+    "DP-FedAvg, one linear model": lambda t, e: t.mse(dp_fedavg(t.run(e))),
+}
+NOT_PRIVATE: dict[str, Callable[[Trial], float]] = {
+    "non-private FedRep": lambda t: t.mse(fedrep(InMemoryUsers(t.table), t.setting.rank)),
+    "non-private AltMin": lambda t: t.mse(altmin(t.table, t.setting.rank)),
+    "alone": Trial.alone,
+    "pooled": lambda t: t.mse(pooled(t.table)),
+    "null": lambda t: t.truth.null_mse,
+    "oracle": lambda t: t.mse(t.oracle()),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. `seconds` is learning and heads together; epsilon is None where nothing is private."""
+
+    method: str
+    epsilon: float | None
+    seed: int
+    mse: float
+    over_oracle: float
+    seconds: float
+
+
+def measure(trial: Trial, epsilons: Iterable[float]) -> Iterator[Row]:
+    oracle = trial.mse(trial.oracle())
+    for name, error in NOT_PRIVATE.items():
+        began = time.perf_counter()
+        mse = error(trial)
+        yield Row(name, None, trial.seed, mse, mse / oracle, time.perf_counter() - began)
+    for epsilon in epsilons:
+        for name, method in PRIVATE.items():
+            began = time.perf_counter()
+            mse = method(trial, epsilon)
+            yield Row(name, epsilon, trial.seed, mse, mse / oracle, time.perf_counter() - began)
+
+
+def figure1(setting: Setting, epsilons: tuple[float, ...], seeds: int) -> list[Row]:
+    rows: list[Row] = []
+    for seed in range(1, seeds + 1):
+        rows += measure(draw(setting, seed), epsilons)
+    return rows
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the project asks of the default: mean over seeds of MSE over that of `against`, <= most."""
+
+    setting: Setting
+    epsilon: float
+    most: float
+    against: str = "oracle"
+
+
+TARGETS = (
+    Target(Setting(), 1.0, 1.1),
+    Target(Setting(), 0.5, 1.2),
+    Target(Setting(), 0.2, 2.0),
+    Target(Setting(), 0.1, 10.0),
+    Target(Setting(users=5_000), 1.0, 1.3),
+    Target(Setting(users=50_000, features=200, rank=5, rows=20, noise=0.1), 1.0, 1.25),
+    Target(Setting(noise=0.1, feature_kind="rademacher"), 1.0, 1.05),
+    Target(Setting(users=500), 0.1, 1.02, against="better of alone and null"),
+)
+
+
+def ratio(target: Target, seed: int) -> tuple[float, float]:
+    """MSE over what the target compares with, and the seconds the private run took."""
+    trial = draw(target.setting, seed)
+    began = time.perf_counter()
+    mse = trial.mse(default(trial, target.epsilon))
+    seconds = time.perf_counter() - began
+    against = trial.mse(trial.oracle()) if target.against == "oracle" else min(trial.alone(), trial.truth.null_mse)
+    return mse / against, seconds
+
+
+def write_csv(path: Path, header: list[str], rows: Iterable[Iterable[object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+
+
+def select(rows: list[Row], method: str, epsilon: float | None) -> Array:
+    return np.array([row.mse for row in rows if row.method == method and row.epsilon == epsilon])
+
+
+def print_summary(rows: list[Row], epsilons: tuple[float, ...]) -> None:
+    print("population MSE, mean over seeds (and over the oracle's)")
+    oracle = select(rows, "oracle", None).mean()
+    print(f"{'':40}" + "".join(f"  eps {epsilon:<12g}" for epsilon in epsilons))
+    for name in PRIVATE:
+        means = [select(rows, name, epsilon).mean() for epsilon in epsilons]
+        print(f"{name:40}" + "".join(f"  {mean:<8.3g}{f'({mean / oracle:.3g})':8}" for mean in means))
+    for name in NOT_PRIVATE:
+        mean = select(rows, name, None).mean()
+        print(f"{name:40}  {mean:<8.3g}{f'({mean / oracle:.3g})':8}")
+
+
+def plot(rows: list[Row], setting: Setting, epsilons: tuple[float, ...], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(10, 6.2), layout="constrained")
+    labels: list[tuple[float, str, str]] = []
+    for name, colour in zip(PRIVATE, ("C3", "C0", "C4", "C9", "C7", "C1"), strict=True):
+        values = np.stack([select(rows, name, epsilon) for epsilon in epsilons])
+        mean = values.mean(axis=1)
+        bars = np.stack([mean - values.min(axis=1), values.max(axis=1) - mean])
+        style = {"lw": 2.4, "zorder": 5} if name.startswith("Private") else {"lw": 1.5}
+        axes.errorbar(epsilons, mean, yerr=bars, color=colour, marker="o", ms=4, capsize=3, **style)
+        labels.append((mean[-1], name, colour))
+    for name, colour in zip(NOT_PRIVATE, ("C2", "C6", "C5", "C8", "0.4", "k"), strict=True):
+        mean = select(rows, name, None).mean()
+        axes.axhline(mean, color=colour, lw=1, ls=":")
+        labels.append((mean, name, colour))
+    p = Problem(
+        setting.users, setting.features, setting.rank, setting.rows, setting.noise, 1.0, *[setting.rank**-0.5] * 2
+    )
+    fine = np.geomspace(epsilons[0], epsilons[-1], 50)
+    for name, curve, where in (
+        ("Lemma 12, slope only", [excess_risk(p, lemma_12(p, e).privacy) for e in fine], 22),
+        ("Theorem 10, slope only", [theorem_10(p, e).privacy for e in fine], 8),
+    ):
+        axes.plot(fine, setting.noise**2 + np.array(curve), color="0.55", lw=0.9, ls="--", zorder=1)
+        axes.annotate(
+            name, (fine[where], setting.noise**2 + curve[where]), xytext=(4, 4), textcoords="offset points",
+            color="0.45", fontsize=8,
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="epsilon (user level, replace-one-user, delta 1e-6)")
+    axes.set_ylabel("population MSE (mean; bars: least and largest of the seeds)")
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.minorticks_off()
+    axes.set_xlim(epsilons[0] * 0.9, epsilons[-1] * 1.1)
+    axes.set_title(f"{setting}, {len(select(rows, 'oracle', None))} seeds; simulated noise", fontsize=10)
+    low, high = np.log10(axes.get_ylim())
+    for (value, name, colour), height in zip(sorted(labels), spread_out(sorted(labels), low, high), strict=True):
+        ends = [(np.log10(value) - low) / (high - low), (height - low) / (high - low)]
+        axes.plot([1.0, 1.03], ends, color=colour, lw=0.6, transform=axes.transAxes, clip_on=False)
+        axes.text(1.035, ends[1], name, color=colour, fontsize=9, va="center", transform=axes.transAxes)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def spread_out(labels: list[tuple[float, str, str]], low: float, high: float) -> Array:
+    """Heights (log10) of labels sorted by value: near their values, but a line of text apart."""
+    gap = (high - low) / 26
+    heights = np.log10([value for value, _, _ in labels])
+    for _ in range(200):  # push neighbours apart, half the missing distance each
+        missing = np.maximum(gap - np.diff(heights), 0.0)
+        heights[:-1] -= missing / 2
+        heights[1:] += missing / 2
+    return heights
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the users, three epsilons, no targets; own files"
+    )
+    parser.add_argument("--only", choices=["figure", "targets"], help="one of the two parts")
+    arguments = parser.parse_args()
+    setting = Setting(users=2_000) if arguments.quick else Setting()
+    epsilons = (0.5, 2.0, 8.0) if arguments.quick else EPSILONS
+    stem = "figure1-quick" if arguments.quick else "figure1"
+    if arguments.only != "targets":
+        rows = figure1(setting, epsilons, arguments.seeds)
+        header = ["method", "epsilon", "seed", "population_mse", "mse_over_oracle", "seconds"]
+        write_csv(
+            RESULTS / f"{stem}.csv",
+            header,
+            ((r.method, "" if r.epsilon is None else r.epsilon, r.seed, r.mse, r.over_oracle, r.seconds) for r in rows),
+        )
+        plot(rows, setting, epsilons, RESULTS / f"{stem}.png")
+        print_summary(rows, epsilons)
+    if arguments.only != "figure" and not arguments.quick:
+        lines = []
+        for target in TARGETS:
+            ratios, seconds = zip(*(ratio(target, seed) for seed in range(1, arguments.seeds + 1)), strict=True)
+            mean = float(np.mean(ratios))
+            met = "yes" if mean <= target.most else "NO"
+            lines.append(
+                [str(target.setting), target.epsilon, target.against, target.most, mean, max(ratios), met, max(seconds)]
+            )
+            print(
+                f"{target.setting!s:45} eps {target.epsilon:<4g} MSE / {target.against}: mean {mean:.4f}, "
+                f"max {max(ratios):.4f}, target {target.most:g}: {met}  ({max(seconds):.1f} s)",
+                flush=True,
+            )
+        header = ["setting", "epsilon", "against", "target", "mean_ratio", "max_ratio", "met", "max_seconds"]
+        write_csv(RESULTS / "targets.csv", header, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""The scikit-learn face: conventions, frames, errors, and the estimator checks that apply."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+from privrep import InputError, PrivateFedRep, ResumeError
+
+
+def rows(users=300, size=8, features=6, seed=0):
+    rng = np.random.default_rng(seed)
+    U = np.linalg.qr(rng.normal(size=(features, 2)))[0]
+    V = rng.normal(size=(users, 2))
+    groups = np.repeat(np.arange(users), size)
+    X = rng.normal(size=(users * size, features))
+    y = np.einsum("rd,rd->r", X, V[groups] @ U.T) + 3.0 + 0.05 * rng.normal(size=len(X))
+    order = rng.permutation(len(X))
+    return X[order], y[order], groups[order]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return rows()
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    X, y, groups = data
+    return PrivateFedRep(rank=2, epsilon=50.0, delta=1e-6, random_state=1).fit(X, y, groups=groups)
+
+
+def test_learns_and_reports(fitted, data):
+    X, y, groups = data
+    assert fitted.representation_.shape == (6, 2)
+    assert np.mean((fitted.predict(X, groups=groups) - y) ** 2) < 0.02  # noise variance 0.0025, target variance 11
+    report = fitted.privacy_
+    assert report.relation == "replace-one-user"
+    assert report.epsilon == pytest.approx(50.0, abs=1e-4)
+    assert report.epsilon <= 50.0
+    assert report.seeded
+    assert "SEEDED" in str(report)
+    assert len(report.events) > 5
+
+
+def test_same_seed_same_model_other_seed_other_model(data, fitted):
+    X, y, groups = data
+    again = clone(fitted).fit(X, y, groups=groups)
+    assert np.array_equal(again.representation_, fitted.representation_)
+    other = clone(fitted).set_params(random_state=2).fit(X, y, groups=groups)
+    assert not np.allclose(other.representation_, fitted.representation_)
+
+
+def test_cryptographic_noise_differs_between_fits(data):
+    X, y, groups = data
+    a, b = (PrivateFedRep(rank=2, epsilon=5.0).fit(X, y, groups=groups) for _ in range(2))
+    assert not a.privacy_.seeded
+    assert not np.allclose(a.representation_, b.representation_)
+
+
+def test_order_of_rows_and_kind_of_ids_do_not_matter(data, fitted):
+    X, y, groups = data
+    sort = np.argsort(groups, kind="stable")
+    model = clone(fitted).fit(X[sort], y[sort], groups=groups[sort])
+    assert np.allclose(model.representation_, fitted.representation_)
+    names = [f"user {g:04d}" for g in groups]
+    named = clone(fitted).fit(X, y, groups=names)
+    assert np.allclose(named.representation_, fitted.representation_)
+    assert np.allclose(named.predict(X, groups=names), fitted.predict(X, groups=groups))
+    tuples = [("clinic", int(g)) for g in groups]
+    assert np.allclose(
+        clone(fitted).fit(X, y, groups=tuples).predict(X, groups=tuples), fitted.predict(X, groups=groups)
+    )
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
+def test_frames(kind, data, fitted):
+    X, y, groups = data
+    columns = {f"f{j}": X[:, j] for j in range(X.shape[1])}
+    frame, target, users = {
+        "pandas": lambda: (pd.DataFrame(columns), pd.Series(y), pd.Series(groups)),
+        "polars": lambda: (pl.DataFrame(columns), pl.Series(y), pl.Series(groups)),
+        "arrow": lambda: (pa.table(columns), pa.chunked_array([y]), pa.chunked_array([groups])),
+    }[kind]()
+    model = clone(fitted).fit(frame, target, groups=users)
+    assert list(model.feature_names_in_) == list(columns)
+    assert np.allclose(model.predict(frame, groups=users), fitted.predict(X, groups=groups))
+
+
+def test_pipeline(data, fitted):
+    X, y, groups = data
+    pipe = make_pipeline(FunctionTransformer(lambda X: X * 2.0), clone(fitted))
+    pipe.fit(X, y, privatefedrep__groups=groups)
+    assert np.mean((pipe.predict(X, groups=groups) - y) ** 2) < 0.02
+
+
+def test_new_user_gets_a_head_as_good_as_the_others(fitted):
+    rng = np.random.default_rng(5)
+    U = np.linalg.qr(fitted.representation_)[0]
+    v = rng.normal(size=2)
+    X = rng.normal(size=(200, 6))
+    y = X @ U @ v + 1.0 + 0.05 * rng.normal(size=200)
+    head = fitted.personalize(X[:8], y[:8])
+    assert head.kind == "shared"
+    assert np.mean((head.predict(X[8:]) - y[8:]) ** 2) < 0.02
+
+
+def test_shift_and_scale_of_the_data_change_the_representation_by_its_units_only(data):
+    X, y, groups = data
+    plain = PrivateFedRep(rank=2, epsilon=50.0, random_state=1).fit(X, y, groups=groups)
+    moved = PrivateFedRep(rank=2, epsilon=50.0, random_state=1).fit(X * 1024 + 512, y * 64 - 7, groups=groups)
+    a, b = np.linalg.qr(plain.representation_)[0], np.linalg.qr(moved.representation_)[0]
+    assert np.linalg.norm(b - a @ (a.T @ b), 2) < 0.05  # sine of the largest angle; the noise alone leaves about 0.01
+    assert np.allclose(moved.model_.representation.scale, 1024 * plain.model_.representation.scale)
+
+
+def test_rank_auto(data):
+    X, y, groups = rows(users=2000)
+    assert PrivateFedRep(epsilon=20.0, random_state=0).fit(X, y, groups=groups).rank_ == 2
+
+
+def test_save_and_load(tmp_path, data, fitted):
+    X, y, groups = data
+    fitted.save(tmp_path / "model")
+    loaded = PrivateFedRep.load(tmp_path / "model")
+    assert np.array_equal(loaded.predict(X, groups=groups), fitted.predict(X, groups=groups))
+    assert loaded.privacy_ == fitted.privacy_
+    assert loaded.get_params() == {**fitted.get_params(), "run_folder": None}
+    assert (tmp_path / "model" / "private").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "model" / "private" / "heads.parquet").stat().st_mode & 0o077 == 0
+    with pytest.raises(InputError, match="exists already"):
+        fitted.save(tmp_path / "model")
+    fitted.save(tmp_path / "model", overwrite=True)
+
+
+def test_public_folder_alone_personalises_but_does_not_predict(tmp_path, data, fitted):
+    import shutil
+
+    X, y, groups = data
+    fitted.save(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "private")
+    public = PrivateFedRep.load(tmp_path / "model")
+    head = public.personalize(X[groups == 3], y[groups == 3])
+    assert np.allclose(head.predict(X[groups == 3]), fitted.predict(X[groups == 3], groups=groups[groups == 3]))
+    with pytest.raises(InputError, match="without its users' heads"):
+        public.predict(X, groups=groups)
+
+
+def test_run_folder_resumes_and_refuses_other_settings(tmp_path, data, fitted, monkeypatch):
+    X, y, groups = data
+    import privrep.model as models
+
+    class Killed(Exception):
+        pass
+
+    def kill(page):
+        if page == "round-2":
+            raise Killed
+
+    learn = models.learn
+    monkeypatch.setattr(models, "learn", lambda *a, **k: learn(*a, **{**k, "on_page": kill}))
+    model = clone(fitted).set_params(run_folder=tmp_path / "run")
+    with pytest.raises(Killed):
+        model.fit(X, y, groups=groups)
+    monkeypatch.setattr(models, "learn", learn)
+    with pytest.raises(ResumeError, match="other settings"):
+        clone(model).set_params(rank=3).fit(X, y, groups=groups)
+    model.fit(X, y, groups=groups)
+    assert np.array_equal(model.representation_, fitted.representation_)
+    assert model.privacy_.events == fitted.privacy_.events
+    with pytest.raises(InputError, match="finished model"):
+        clone(model).fit(X, y, groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be a positive"),
+        ({"epsilon": float("nan")}, "epsilon must be a positive"),
+        ({"delta": 1.0}, "delta must lie"),
+        ({"rank": 0}, "rank must lie between 1"),
+        ({"rank": 7}, "rank must lie between 1"),
+        ({"rank": 2.5}, "rank must be a positive integer"),
+        ({"relation": "rows"}, "relation must be one of"),
+        ({"random_state": "x"}, "random_state must be None"),
+        ({"feature_scale": [1.0]}, "feature_scale must hold 6"),
+    ],
+)
+def test_bad_parameters(change, sentence, data):
+    X, y, groups = data
+    with pytest.raises(InputError, match=sentence):
+        PrivateFedRep(**{"rank": 2, "random_state": 0, **change}).fit(X, y, groups=groups)
+
+
+def test_bad_calls(data, fitted):
+    X, y, groups = data
+    with pytest.raises(InputError, match="needs groups"):
+        PrivateFedRep().fit(X, y)
+    with pytest.raises(InputError, match="needs groups"):
+        fitted.predict(X)
+    with pytest.raises(InputError, match="user 99999 .* was not in fit"):
+        fitted.predict(X[:1], groups=[99999])
+    with pytest.raises(InputError, match="one user per row"):
+        fitted.predict(X, groups=groups[:5])
+    with pytest.raises(InputError, match="one user per observation"):
+        PrivateFedRep(random_state=0).fit(X, y, groups=groups[:5])
+    with pytest.raises(InputError, match="no user in row 1"):
+        PrivateFedRep(random_state=0).fit(X[:2], y[:2], groups=["a", None])
+    with pytest.raises(ValueError, match="NaN"):
+        PrivateFedRep(random_state=0).fit(np.where(X > 3, np.nan, X), y, groups=groups)
+
+
+def _rows(X):
+    return X.shape[0] if hasattr(X, "shape") else len(np.asarray(X))
+
+
+class GroupedByPosition(PrivateFedRep):
+    """scikit-learn's checks know nothing of groups: this gives every fifth row to one user."""
+
+    def fit(self, X, y):
+        return super().fit(X, y, groups=np.arange(_rows(X)) % 5)
+
+    def predict(self, X):
+        return super().predict(X, groups=np.zeros(_rows(X), dtype=int))
+
+    def score(self, X, y, sample_weight=None):
+        from sklearn.metrics import r2_score
+
+        return r2_score(y, self.predict(X), sample_weight=sample_weight)
+
+
+def test_scikit_learn_checks():
+    """Every check scikit-learn has for regressors, run on the estimator as it is apart from the groups."""
+    results = check_estimator(
+        GroupedByPosition(rank=1, epsilon=1e4, random_state=0), expected_failed_checks={}, on_fail=None, on_skip=None
+    )
+    failed = {r["check_name"]: repr(r["exception"]) for r in results if r["status"] == "failed"}
+    assert len(results) > 40
+    assert not failed
