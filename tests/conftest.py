@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
 from privrep.data.user_table import UserTable
+from privrep.privacy.ledger import Budget, Ledger
 
 settings.register_profile(
     "privrep",
@@ -38,6 +40,20 @@ class SpyNoise:
 @pytest.fixture
 def spy() -> SpyNoise:
     return SpyNoise()
+
+
+@pytest.fixture
+def open_ledger() -> Iterator[Callable[..., Ledger]]:
+    """Makes ledgers that are closed when the test ends."""
+    opened: list[Ledger] = []
+
+    def make(budget: Budget, path: Path | None = None, *, seeded: bool = False) -> Ledger:
+        opened.append(Ledger(budget, seeded=seeded, path=path))
+        return opened[-1]
+
+    yield make
+    for ledger in opened:
+        ledger.close()
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,12 @@ user's own features explain has variance one. With e the mean squared sine betwe
   sizes    a histogram is legible if users outnumber its noise's standard deviation by six; if not, nothing is learned
   at last  few rows in all leave (d - k) k R^2 / (n m), with or without privacy
 
-How rough it is: against simulated fits (10 to 100 features, ranks 1 to 4, 4 to 50 rows, epsilon 0.5 to 4) the number of
-users for a given error came out within a factor of two. Real features are correlated and users differ more: take the
-number as a lower bound of the right order.
+How rough it is. The formulas were derived, not fitted, but for the six above, which was chosen on simulated fits of some
+15 problems. On 14 others drawn at random afterwards (10 to 80 features, rank 1 to 4, 5 to 30 rows, noise 0.05 to 1,
+epsilon 0.7 to 5, either relation, errors 0.1 and 0.01) the users that a simulated fit needed, by the median of three
+seeds, were 0.7 to 1.4 times the number given here. With fewer rows than rank + 3, or about 10 features, single fits
+failed at up to twice the number. Correlated features and heads that favour some directions are not modelled and need
+more users.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class PlannedRelease:
 
 
 def default_releases(budget: Budget, settings: Settings | None = None) -> list[PlannedRelease]:
-    """The releases of a fit that uses all its rounds. One that is sure of its result earlier spends the rest at once."""
+    """The releases of a fit that uses all its rounds. One that converges earlier spends the rest at once."""
     s = settings or Settings()
     weights = [s.growth**t for t in range(s.rounds)]
     for_rounds = 1 - s.scales_share - s.moments_share - s.scout_share - s.sizes_share
@@ -79,10 +82,13 @@ class Problem:
             raise InputError(f"features must be at least 2. Got {self.features} instead.")
         if not 1 <= self.rank < self.features:
             raise InputError(
-                f"rank must lie between 1 and the number of features less one, {self.features - 1}. Got {self.rank} instead."
+                f"rank must lie between 1 and the number of features less one, {self.features - 1}. "
+                f"Got {self.rank} instead."
             )
         if self.rows < 3:
-            raise InputError(f"rows must be at least 3: users with fewer have too little to say. Got {self.rows} instead.")
+            raise InputError(
+                f"rows must be at least 3: users with fewer have too little to say. Got {self.rows} instead."
+            )
         if not (self.noise >= 0 and math.isfinite(self.noise)):
             raise InputError(f"the noise level must be zero or a positive finite number. Got {self.noise} instead.")
 
@@ -93,14 +99,18 @@ def predicted_error(users: float, problem: Problem, budget: Budget) -> float:
     n, d, k, factor = users, p.features, p.rank, _sensitivity_factor(budget.relation)
     rows = p.rows - p.intercept  # an intercept takes one degree of freedom of each user
     spare = max(rows - k, 1)
-    label = p.noise**2 + s.ridge**2  # what no representation explains, the pull of the rounds' ridge included
     e = _start(n, p, rows, factor, s.moments_share * budget.mu**2)
     for release in default_releases(budget, s):
-        if release.name.endswith("/sizes") and release.name != "scales/sizes" and n < 6 * factor * release.noise_multiplier:
+        if (
+            release.name.endswith("/sizes")
+            and release.name != "scales/sizes"
+            and n < 6 * factor * release.noise_multiplier
+        ):
             return 1.0
         if not release.name.endswith("/step"):
             continue
-        residual = label + e
+        ridge = min(max(e, s.least_ridge), s.most_ridge)
+        residual = p.noise**2 + ridge**2 + e  # the targets' noise, what the ridge holds back, what is not yet learned
         head_error = residual / spare
         heads = (1 - e) / k + head_error
         gradient = residual * (1 + k / spare) * (1 - e + k * head_error) * (d - k) / rows
@@ -155,8 +165,8 @@ class Need:
 def needs(problem: Problem, budget: Budget) -> list[Need]:
     """What people ask for: a representation that is found at all, and one that costs next to nothing."""
     goals = {
-        "the representation is found: it holds 90% of what can be shared": 0.1,
-        "99% of it": 0.01,
-        "privacy adds a tenth to the error that the noise leaves anyway": 0.1 * problem.noise**2,
+        "the representation holds 90% of what is shared": 0.1,
+        "it holds 99%": 0.01,
+        "its error adds a tenth to what the targets' noise leaves anyway": 0.1 * problem.noise**2,
     }
     return [Need(goal, error, users_needed(problem, budget, error)) for goal, error in goals.items() if error > 0]

@@ -1,7 +1,7 @@
 """The noise has the right distribution, and these tests would see it if it had not.
 
 Every test of a random quantity has a false-alarm rate of at most ALARM, two-sided where it has two sides. Secure noise
-cannot be seeded, so about one run of this file in 50,000 goes red by chance. Power: the same statistic, applied to
+cannot be seeded, so about one run of this file in 100,000 goes red by chance. Power: the same statistic, applied to
 draws of the same source at two thirds and three halves of the scale, rejects.
 """
 

@@ -35,11 +35,15 @@ class Settings:
     sizes_share: float = 0.03  # histograms of all rounds together
     rounds: int = 8
     growth: float = 1.25  # later rounds, whose gradients are smaller, get more
-    ridge: float = 0.02
+    least_ridge: float = 1e-3  # of the rounds' heads; follows the estimated error of the representation, because a
+    most_ridge: float = 0.02  # ridge leaves a residual, and the noise is in proportion to the residuals
     heads_weight: float = 0.3  # second moment of the heads against the gradient, in norm, within a contribution
     quantile: float = 0.2  # clip to this quantile of the gradients' norms
     floor: float = 0.02  # of the heads' second moment, relative to its largest eigenvalue
     max_auto_rank: int = 16
+
+    def ridge(self, state: Estimate) -> float:
+        return float(np.clip(state.total_error / state.basis.shape[1], self.least_ridge, self.most_ridge))
 
 
 @dataclass(frozen=True)
@@ -89,14 +93,14 @@ def private_fedrep(
         for_rounds -= s.scales_share
     state = spectral_start(run, rank, scale, s.moments_share * total, intercept, s.max_auto_rank)
     k = state.basis.shape[1]
-    scouting = LeaveOneOutGradient(state.basis, 1 / scale, 1.0, s.ridge, intercept)
+    scouting = LeaveOneOutGradient(state.basis, 1 / scale, 1.0, s.ridge(state), intercept)
     norm, ratio = read_sizes(run.ask("scout", scouting, {"sizes": Query(SIZES, s.scout_share * total)})["sizes"], s)
     plan = s.growth ** np.arange(s.rounds)
     plan *= for_rounds * total / plan.sum()
     per_histogram = s.sizes_share * total / s.rounds
     for t in range(s.rounds):
         last = t + 1 == s.rounds or state.converged
-        local = LeaveOneOutGradient(state.basis, 1 / scale, s.heads_weight * ratio, s.ridge, intercept)
+        local = LeaveOneOutGradient(state.basis, 1 / scale, s.heads_weight * ratio, s.ridge(state), intercept)
         share = float(plan[t:].sum()) + (s.rounds - t) * per_histogram if last else float(plan[t])
         queries = {"step": Query(Bound(norm, gradient_size(d, k)), share)}
         if not last:

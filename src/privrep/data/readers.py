@@ -46,7 +46,7 @@ class TableSource:
     target: str | None
     features: Sequence[str] | None = None
     user_as_text: bool = False
-    feature_names: tuple[str, ...] = field(init=False, compare=False)
+    feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     schema: Any = field(init=False, repr=False, compare=False)  # of `batches`: user, target if any, features
     header: tuple[str, ...] = field(init=False, repr=False, compare=False)  # all columns of the file
 
@@ -111,6 +111,8 @@ class TableSource:
     def _check_options(self) -> None:
         if isinstance(self.features, str):
             raise InputError(f"features must be a list of column names; write [{self.features!r}].")
+        if self.features is not None:
+            self._set("features", tuple(self.features))
         if self.user == self.target:
             raise InputError(f"user and target are both column {self.user!r}; name two different columns.")
         if self.features is None:
@@ -139,7 +141,9 @@ class TableSource:
         """Names, and types as Arrow infers them from the first block."""
         try:
             with self._open_csv(csv.ConvertOptions()) as reader:
-                schema, first = reader.schema, next(iter(reader), None)
+                schema = reader.schema
+                self._set("header", tuple(schema.names))
+                first = next(iter(reader), None)
         except (pa.ArrowException, OSError) as error:
             if "Empty CSV file" in str(error):
                 raise self._no_rows() from error
@@ -155,7 +159,7 @@ class TableSource:
         if name in self.header:
             return
         folded = {known.casefold(): known for known in self.header}
-        close = difflib.get_close_matches(name.casefold(), folded, n=1)
+        close = difflib.get_close_matches(str(name).casefold(), folded, n=1)
         listed = ", ".join(repr(known) for known in self.header[:10]) + (", ..." if len(self.header) > 10 else "")
         advice = f"did you mean {folded[close[0]]!r}?" if close else f"choose from its columns {listed}."
         raise InputError(f"{option}: there is no column {name!r} in {self.path}; {advice}")
@@ -214,8 +218,10 @@ class TableSource:
                 yield self._conform(batch)
 
     def _open_csv(self, convert: Any) -> Any:
+        packed = Path(self.path).name.lower().endswith(".gz")
+        stream = pa.input_stream(os.fspath(self.path), compression="gzip" if packed else None)
         # without threads, errors come with the number of their row
-        return csv.open_csv(self.path, csv.ReadOptions(use_threads=False, block_size=BATCH_BYTES), None, convert)
+        return csv.open_csv(stream, csv.ReadOptions(use_threads=False, block_size=BATCH_BYTES), None, convert)
 
     def _read_csv(self) -> Iterator[Any]:
         types = {column.name: column.type for column in self.schema}
@@ -245,9 +251,9 @@ class TableSource:
                     f"the user column {name!r} starts with integers and has other text in row {row} of {self.path}; "
                     "correct that row or set user_as_text."
                 )
-            return InputError(
-                f"column {name!r} of {self.path} is not a number in row {row}; correct it or leave it out."
-            )
+            if name == self.user:
+                return InputError(f"column {name!r} of {self.path} is not UTF-8 text in row {row}; save it as UTF-8.")
+            return InputError(f"column {name!r} of {self.path} is not a number in row {row}; correct that value.")
         if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text):
             return InputError(
                 f"row {int(found[1]) - 1} of {self.path} has {found[3]} values under a header of {found[2]}; "

@@ -61,7 +61,8 @@ class StreamingUsers:
     ) -> StreamingUsers:
         """Read the file once, looking at every value, and regroup it in `workdir` if it is not sorted by user.
 
-        A temporary file takes about the room of the uncompressed columns, twice that while it is being made.
+        Regrouping holds at most `limit` bytes of rows in memory. The temporary file takes about the room of the
+        uncompressed columns, twice that while it is being made.
         """
         with ExitStack() as files, _full_disks_explained(workdir):
             grouped = source
@@ -387,15 +388,15 @@ def _write_sorted(rows: _Rows, writer: _Writer, schema: Any, prefix: Path, limit
 
 
 def _tables(batches: Iterable[Any], nbytes: int) -> Iterator[Any]:
-    """The same rows, in batches of at least so many bytes except the last."""
+    """The same rows, in batches of at most so many bytes, or of one batch where that is larger."""
     waiting: list[Any] = []
     size = 0
     for batch in batches:
-        waiting.append(batch)
-        size += batch.nbytes
-        if size >= nbytes:
+        if waiting and size + batch.nbytes > nbytes:
             yield _joined(waiting)
             waiting, size = [], 0
+        waiting.append(batch)
+        size += batch.nbytes
     if waiting:
         yield _joined(waiting)
 

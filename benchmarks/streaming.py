@@ -1,0 +1,127 @@
+"""A pass over users in a Parquet file against Arrow alone reading that file, and the memory the pass takes.
+
+    python -m benchmarks.streaming [--users 1000000] [--plain]
+
+Makes a file of users x 10 rows x 50 float32 features, sorted by user, in a temporary folder. Everything is timed in
+turns within one process; CPU seconds are printed because other work on the machine leaves them nearly alone. Memory is
+the peak of a process that opens the file and makes one pass, less that of a process that only imports the same modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from privrep.algorithms.private_fedrep import SIZES
+from privrep.data.readers import TableSource
+from privrep.data.user_table import UserTable
+from privrep.engines.base import default_workers, sum_blocks
+from privrep.engines.streaming import StreamingUsers
+from privrep.local.steps import LeaveOneOutGradient, gradient_size
+from privrep.privacy.bounds import Bound
+
+ROWS, FEATURES, RANK = 10, 50, 2
+STEP = LeaveOneOutGradient(np.eye(FEATURES, RANK), np.ones(FEATURES), 0.15, 0.02, intercept=True)
+BOUNDS = {"step": Bound(1.0, gradient_size(FEATURES, RANK)), "sizes": SIZES}
+
+
+def make_file(path: Path, users: int, plain: bool) -> None:
+    """As pyarrow writes it by default (dictionaries, snappy); `plain`: neither, which Arrow reads twice as fast."""
+    names = ["user", "y", *(f"x{j}" for j in range(FEATURES))]
+    schema = pa.schema([(name, pa.int64() if name == "user" else pa.float32()) for name in names])
+    options = {"use_dictionary": False, "compression": "none"} if plain else {}
+    rng = np.random.default_rng(0)
+    with pq.ParquetWriter(path, schema, **options) as file:
+        for start in range(0, users, 10_000):
+            count = min(10_000, users - start)
+            values = rng.standard_normal((1 + FEATURES, count * ROWS), dtype=np.float32)
+            ids = np.repeat(np.arange(start, start + count), ROWS)
+            file.write_table(pa.table([pa.array(ids), *(pa.array(column) for column in values)], schema=schema))
+
+
+def arrow_default(path: Path) -> None:
+    for _ in pq.ParquetFile(path).iter_batches():
+        pass
+
+
+def arrow_as_engine(path: Path) -> None:
+    for _ in TableSource(path, "user", "y").batches():
+        pass
+
+
+def timings(path: Path, repeats: int) -> dict[str, tuple[float, float]]:
+    """Wall and CPU seconds, the best of several turns."""
+    users = StreamingUsers.open(TableSource(path, "user", "y"))
+    kept = list(islice(users.blocks(), 60))
+
+    def again() -> Iterator[UserTable]:
+        total = -(-users.rows // (kept[0].n_rows))
+        return (kept[i % len(kept)] for i in range(total))
+
+    runs: dict[str, Callable[[], object]] = {
+        "Arrow alone, its default options": lambda: arrow_default(path),
+        "Arrow alone, the engine's options": lambda: arrow_as_engine(path),
+        "blocks of whole users, no step": lambda: sum(block.n_rows for block in users.blocks()),
+        "pass: LeaveOneOutGradient": lambda: users.bounded_sums(STEP, BOUNDS),
+        "the same step on rows in memory": lambda: sum_blocks(again(), STEP, BOUNDS, default_workers()),
+    }
+    best = dict.fromkeys(runs, (np.inf, np.inf))
+    for _ in range(repeats):
+        for name, run in runs.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            run()
+            spent = time.perf_counter() - wall, time.process_time() - cpu
+            best[name] = (min(best[name][0], spent[0]), min(best[name][1], spent[1]))
+    return best
+
+
+def peak(path: Path | None) -> float:
+    """MB at the peak of this process after a pass over the file, or after nothing."""
+    if path is not None:
+        with StreamingUsers.open(TableSource(path, "user", "y")) as users:
+            users.bounded_sums(STEP, BOUNDS)
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def in_a_process(call: str) -> float:
+    code = f"from pathlib import Path; from benchmarks.streaming import peak; print({call})"
+    return float(subprocess.check_output([sys.executable, "-c", code]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--users", type=int, default=1_000_000)
+    parser.add_argument("--plain", action="store_true", help="a file without dictionaries and compression")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="privrep-benchmark-") as folder:
+        path = Path(folder) / "users.parquet"
+        make_file(path, arguments.users, arguments.plain)
+        size = path.stat().st_size / 2**20
+        imports = in_a_process("peak(None)")
+        memory = in_a_process(f"peak(Path({json.dumps(str(path))}))")
+        best = timings(path, arguments.repeats)
+    rows = arguments.users * ROWS
+    print(f"{arguments.users:,} users x {ROWS} rows x {FEATURES} features, float32, a file of {size:,.0f} MB,")
+    print(f"rank {RANK}, {default_workers()} cores, best of {arguments.repeats}\n")
+    default, fastest = (seconds for seconds, _ in list(best.values())[:2])
+    print(f"{'':34}{'rows/s':>12}{'seconds':>9}{'CPU s':>8}{'ratio':>8}{'ratio to engine options':>25}")
+    for name, (wall, cpu) in best.items():
+        print(f"{name:34}{rows / wall:12,.0f}{wall:9.2f}{cpu:8.2f}{default / wall:8.2f}{fastest / wall:25.2f}")
+    print(f"\npeak memory of opening and one pass: {memory - imports:.0f} MB above the {imports:.0f} MB of the imports")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""Replace one user by anything: no bounded sum moves by more than its stated sensitivity, nothing raises, all is finite.
+
+Every local step that feeds a release, on every engine. A new engine joins by a line in ENGINES, a new step by one in
+`questions`. The claim under test is the one in `privacy/bounds.py`: for any data whatever, rounding errors included.
+It rests on each user's contribution being a function of that user's rows alone, to the last bit: a histogram cell or an
+ill-conditioned head turns the last bit into a whole contribution. Hence the tests of company at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
+
+from privrep.algorithms.baselines import LocalUpdate
+from privrep.algorithms.paper import BatchGradient, FirstHalfPairs
+from privrep.algorithms.private_fedrep import DIRECTION_ONLY, SIZES
+from privrep.data.readers import TableSource
+from privrep.data.user_table import UserTable
+from privrep.engines.base import LocalStep, Users
+from privrep.engines.in_memory import InMemoryUsers
+from privrep.engines.streaming import StreamingUsers
+from privrep.local.steps import CELLS, FeatureSizes, LeaveOneOutGradient, PairMoments, gradient_size
+from privrep.privacy.accounting import Relation
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound
+from privrep.privacy.contributions import packed_size
+
+D, K = 3, 2
+REPLACE: Relation = "replace-one-user"
+ADD: Relation = "add-or-remove-one-user"
+User = tuple[np.ndarray, np.ndarray]
+Question = tuple[LocalStep, dict[str, Bound]]
+Engine = Callable[[UserTable, Path], AbstractContextManager[Users]]
+
+
+# Engines
+
+
+@contextmanager
+def in_memory(table: UserTable, folder: Path) -> Iterator[Users]:
+    yield InMemoryUsers(table, workers=2)
+
+
+@contextmanager
+def streaming(table: UserTable, folder: Path) -> Iterator[Users]:
+    columns = {"user": np.repeat(np.arange(table.n_users), table.sizes), "y": table.y}
+    columns |= {f"x{j}": np.ascontiguousarray(table.X[:, j]) for j in range(table.n_features)}
+    path = folder / "rows.parquet"
+    pq.write_table(pa.table(columns), path)
+    with StreamingUsers.open(TableSource(path, "user", "y"), folder, workers=1) as users:
+        yield users
+
+
+ENGINES: dict[str, Engine] = {"in memory": in_memory, "streaming": streaming}
+WHOLE = {"streaming"}  # engines of files, which refuse NaN when they are opened and cannot hold a user without rows
+
+
+# Questions: every statistic that is ever released
+
+
+def basis(d: int, k: int) -> np.ndarray:
+    return np.linalg.qr(np.random.default_rng(5).normal(size=(d, k)))[0]
+
+
+def questions(d: int, k: int, intercept: bool) -> dict[str, Question]:
+    U = basis(d, k)
+    scale = np.ldexp(1.0, np.arange(d) - 1)
+    step = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
+    tight = {"step": Bound(2.0**-40, gradient_size(d, k)), "sizes": SIZES}
+    move = {"update": Bound(0.3, d + 1), "sizes": Bound(1.0, CELLS, acute=True)}
+    return {
+        "feature sizes": (FeatureSizes(intercept), {"sizes": Bound(math.sqrt(d), d * CELLS, acute=True)}),
+        "pairs": (PairMoments(scale, intercept), {"moments": Bound(1.0, packed_size(d))}),
+        "directions": (PairMoments(scale, intercept), {"moments": Bound(DIRECTION_ONLY, packed_size(d))}),
+        "gradient": (LeaveOneOutGradient(U, scale, 0.3, 0.02, intercept), step),
+        "gradient, no ridge": (LeaveOneOutGradient(U, np.ones(d), 1.0, 0.0, intercept), tight),
+        "gradient, wild weight": (LeaveOneOutGradient(U, scale * 2.0**60, 1e30, 1e-3, intercept), step),
+        "paper's pairs": (FirstHalfPairs(), {"moments": Bound(10.0, packed_size(d))}),
+        "paper's gradient": (BatchGradient(U, "page"), {"gradient": Bound(10.0, d * k)}),
+        "paper's gradient, same rows": (BatchGradient(U, "page", None, False), {"gradient": Bound(1e-6, d * k)}),
+        "dp-fedavg": (LocalUpdate(np.ones(d + 1), 0.1, intercept), move),
+    }
+
+
+NAMES = tuple(questions(D, K, True))
+NO_INTERCEPT = {"paper's pairs", "paper's gradient", "paper's gradient, same rows"}  # whether or not, the same
+CASES = [(name, intercept) for name in NAMES for intercept in (True, False) if not (intercept and name in NO_INTERCEPT)]
+
+
+# Users, sane and otherwise
+
+HUGE = [1e8, 1e19, 1e30, 3e38, 1e77, 1e150, 1e154, 1e200, 1e300, 1.7e308]
+TINY = [1e-8, 1e-20, 1e-38, 1e-45, 1e-77, 1e-154, 1e-162, 1e-200, 1e-300, 5e-324]
+EDGES = [0.0, -0.0, 1.0, -1.0, math.sqrt(0.5), 2.0**-0.5, 1 + 2**-52, *HUGE[::2], *TINY[::2]]
+KINDS = ["normal", "zeros", "constant", "huge", "tiny", "edges", "mixed", "cancel", "lopsided", "repeated", "collinear"]
+
+
+def make_user(kind: str, m: int, seed: int, spoil: float | None, dtype: type) -> User:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(m, D + 1))
+    if kind == "zeros":
+        rows[:] = 0.0
+    elif kind == "constant":
+        rows[:] = rng.normal(size=D + 1) * rng.choice([1.0, *HUGE, *TINY])
+    elif kind == "huge":
+        rows *= rng.choice(HUGE)
+    elif kind == "tiny":
+        rows *= rng.choice(TINY)
+    elif kind == "edges":
+        rows = rng.choice(EDGES, size=(m, D + 1))
+    elif kind == "mixed":
+        rows = rows * rng.choice([1.0, *HUGE, *TINY], size=(m, D + 1))
+    elif kind == "cancel" and m:
+        rows[-1] = -rows[:-1].sum(axis=0)  # the rows add up to nothing, or to rounding errors
+        rows *= rng.choice([1.0, *HUGE[:6]])
+    elif kind == "lopsided" and m:
+        rows[0] *= rng.choice(HUGE)  # one huge row, the others tiny: almost everything cancels in s s^T - A^T A
+        rows[1:] *= rng.choice([1.0, *TINY])
+    elif kind == "repeated":
+        rows[:] = rows[:1] * rng.choice([1.0, 1e16, 1e-16])
+    elif kind == "collinear":
+        rows[:, :D] = rng.normal(size=(m, 1)) * rng.normal(size=D) * rng.choice([1.0, 1e4, 1e12])
+    if spoil is not None and m:
+        rows[rng.integers(m), rng.integers(D + 1)] = spoil
+    with np.errstate(all="ignore"):
+        rows = rows.astype(dtype)
+    return rows[:, :D], rows[:, D]
+
+
+def user(dtype: type, whole: bool) -> st.SearchStrategy[User]:
+    """Any user. `whole`: with at least one row and nothing but finite numbers."""
+    spoils = [None] if whole else [None, None, None, math.nan, math.inf, -math.inf]
+    made = st.builds(
+        make_user,
+        st.sampled_from(KINDS),
+        st.sampled_from([1, 2, 2, 3, 5, 8] if whole else [0, 1, 2, 2, 3, 5, 8]),
+        st.integers(0, 2**32 - 1),
+        st.sampled_from(spoils),
+        st.just(dtype),
+    )
+    return made.map(finite) if whole else made
+
+
+def finite(user: User) -> User:
+    return np.nan_to_num(user[0]), np.nan_to_num(user[1])
+
+
+def table_of(users: list[User], dtype: type, d: int = D) -> UserTable:
+    offsets = np.cumsum([0, *(len(y) for _, y in users)]).astype(np.int64)
+    X = np.concatenate([np.zeros((0, d)), *(X for X, _ in users)]).astype(dtype)
+    y = np.concatenate([np.zeros(0), *(y for _, y in users)]).astype(dtype)
+    return UserTable(X, y, offsets, np.arange(len(users)))
+
+
+def check(
+    engine: Engine, folder: Path, question: Question, one: UserTable, other: UserTable, relation: Relation
+) -> None:
+    step, bounds = question
+    sums = []
+    for table in (one, other):
+        with engine(table, folder) as users:
+            sums.append(users.bounded_sums(step, bounds))
+    for key, bound in bounds.items():
+        a, b = sums[0][key].total / bound.norm, sums[1][key].total / bound.norm
+        assert np.isfinite(a).all()
+        assert np.isfinite(b).all()
+        assert float(np.linalg.norm(a - b)) <= sums[0][key].sensitivity(relation) / bound.norm, key
+
+
+# The property
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "intercept"), CASES)
+def test_replacing_a_user(name: str, intercept: bool, engine: str, tmp_path: Path) -> None:
+    question = questions(D, K, intercept)[name]
+    whole = engine in WHOLE
+
+    @settings(max_examples=15 if whole else 80)
+    @given(st.data(), st.sampled_from([np.float64, np.float32]))
+    def replaced(data: st.DataObject, dtype: type) -> None:
+        users = data.draw(st.lists(user(dtype, whole), min_size=1, max_size=6))
+        position = data.draw(st.integers(0, len(users) - 1))
+        others = [*users]
+        others[position] = data.draw(user(dtype, whole))
+        check(ENGINES[engine], tmp_path, question, table_of(users, dtype), table_of(others, dtype), REPLACE)
+
+    replaced()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "intercept"), CASES)
+def test_adding_or_removing_a_user(name: str, intercept: bool, engine: str, tmp_path: Path) -> None:
+    question = questions(D, K, intercept)[name]
+    whole = engine in WHOLE
+
+    @settings(max_examples=8 if whole else 40)
+    @given(st.data(), st.sampled_from([np.float64, np.float32]))
+    def added(data: st.DataObject, dtype: type) -> None:
+        users = data.draw(st.lists(user(dtype, whole), min_size=1 if whole else 0, max_size=5))
+        position = data.draw(st.integers(0, len(users)))
+        more = [*users[:position], data.draw(user(dtype, whole)), *users[position:]]
+        check(ENGINES[engine], tmp_path, question, table_of(users, dtype), table_of(more, dtype), ADD)
+
+    added()
+
+
+# Crowds: rounding errors of many users together
+
+
+def crowd(kind: str, n: int, m: int, d: int, dtype: type) -> tuple[np.ndarray, np.ndarray]:
+    """n users of m rows each, of a kind that makes the most of rounding."""
+    rng = np.random.default_rng(11)
+    X, y = rng.normal(size=(n, m, d)), rng.normal(size=(n, m))
+    if kind == "lopsided":  # a user's pairs cancel down to the rounding of its largest row
+        X[:, 0] *= 1e15 if dtype is np.float64 else 1e6
+    elif kind == "denormal":
+        X, y = X * 1e-309, np.ones_like(y)
+        X = X if dtype is np.float64 else X * 1e270
+    elif kind == "ill-conditioned":
+        X = X[:, :, :1] * rng.normal(size=(n, 1, d)) * 1e4 + 1e-3 * X
+    elif kind == "wide":  # features far from their declared scale, so that the ridge does nothing
+        X *= 1e4
+    elif kind == "constant":  # features that do not vary: centred, nothing but rounding is left of them
+        X = np.broadcast_to(X[:, :1], X.shape).copy()
+    return X.astype(dtype), y.astype(dtype)
+
+
+def swapped(X: np.ndarray, y: np.ndarray, rows: int, scale: float) -> UserTable:
+    """The crowd, its first user replaced by one with `rows` rows of another size."""
+    first = (np.repeat(X[0, :1], rows, axis=0) * X.dtype.type(scale), np.repeat(y[0, :1], rows))
+    flat = (first[0], X[1:].reshape(-1, X.shape[2])), (first[1], y[1:].ravel())
+    offsets = np.concatenate([[0], rows + X.shape[1] * np.arange(len(X))]).astype(np.int64)
+    return UserTable(np.concatenate(flat[0]), np.concatenate(flat[1]), offsets, np.arange(len(X)))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("kind", ["normal", "lopsided", "denormal", "ill-conditioned", "wide", "constant"])
+def test_a_user_in_a_crowd(kind: str, dtype: type, tmp_path: Path) -> None:
+    """Neighbours of other sizes shift all users after them into other blocks, next to other users."""
+    d, k, m, n = 20, 8, 5, 6000
+    X, y = crowd(kind, n, m, d, dtype)
+    before = swapped(X, y, m, 1.0)
+    for name in ("feature sizes", "directions", "gradient", "gradient, no ridge"):
+        for rows in (0, 3, MAX_ROWS_PER_SUM + 9):
+            check(in_memory, tmp_path, questions(d, k, True)[name], before, swapped(X, y, rows, 1e3), REPLACE)
+
+
+@pytest.mark.parametrize(("name", "intercept"), CASES)
+def test_a_user_with_more_rows_than_one_product_adds(name: str, intercept: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    rows = 2 * MAX_ROWS_PER_SUM + 5
+    users = [make_user("normal", 4, i, None, np.float64) for i in range(5)]
+    for X in (rng.normal(size=(rows, D)), rng.normal(size=(rows, D)) * 1e120, np.ones((rows, D))):
+        others = [*users[:2], (X, rng.normal(size=rows)), *users[3:]]
+        question = questions(D, K, intercept)[name]
+        check(in_memory, tmp_path, question, table_of(users, np.float64), table_of(others, np.float64), REPLACE)
+
+
+@pytest.mark.parametrize("name", ["feature sizes", "directions", "gradient"])
+def test_the_layout_of_the_array_does_not_matter(name: str, tmp_path: Path) -> None:
+    """Frames come column by column. Where all users of a block have as many rows, that layout survives; where one user
+    differs, it does not. Sums in another order round otherwise, and users with constant features are all rounding."""
+    X, y = crowd("constant", 2000, 10, 6, np.float64)
+    groups = np.repeat(np.arange(2000), 10)
+    flat = np.asfortranarray(X.reshape(-1, 6))
+    one = UserTable.from_rows(flat, y.ravel(), groups)
+    other = UserTable.from_rows(np.asfortranarray(flat[1:]), y.ravel()[1:], groups[1:])
+    check(in_memory, tmp_path, questions(6, 2, True)[name], one, other, REPLACE)
+
+
+# Company: what a user sends does not depend on who else is in its group, to the last bit
+
+
+def arrays(contributions: Any, users: int) -> dict[str, np.ndarray]:
+    """What is per user in contributions of any kind."""
+    values = {f.name: getattr(contributions, f.name) for f in dataclasses.fields(contributions)}
+    return {k: v for k, v in values.items() if isinstance(v, np.ndarray) and v.shape[:1] == (users,)}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(("d", "k", "m"), [(1, 1, 7), (3, 2, 5), (20, 8, 5), (20, 4, 1), (30, 4, 33), (64, 16, 7)])
+def test_a_contribution_is_a_function_of_the_users_own_rows(d: int, k: int, m: int, dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    n = 203
+    X, y = rng.normal(size=(n, m, d)).astype(dtype) * dtype(100), rng.normal(size=(n, m)).astype(dtype)
+    parts = [(0, 1), (0, 2), (1, n), (0, n - 1), (3, 50), (n - 1, n), (7, 120)]
+    with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):  # as the engine calls steps
+        for name, intercept in CASES:
+            step, _ = questions(d, k, intercept)[name]
+            together = {key: arrays(c, n) for key, c in step(X, y).items()}
+            for start, stop in parts:
+                for key, apart in step(X[start:stop].copy(), y[start:stop].copy()).items():
+                    found = arrays(apart, stop - start)
+                    assert found.keys() == together[key].keys()
+                    for part, value in found.items():
+                        same = np.array_equal(value, together[key][part][start:stop], equal_nan=value.dtype.kind == "f")
+                        assert same, f"{name}/{key}.{part}: users {start} to {stop} of {n} send something else alone"
+
+
+@pytest.mark.parametrize("spoil", [math.nan, math.inf])
+def test_a_neighbour_who_is_not_finite_changes_nobody_else(spoil: float) -> None:
+    X, y = crowd("constant", 40, 6, D, np.float64)
+    for name, intercept in CASES:
+        step, bounds = questions(D, K, intercept)[name]
+        zeroed, spoilt = X.copy(), X.copy()
+        zeroed[3], spoilt[3, 2, 1] = 0.0, spoil
+        targets = y.copy()
+        targets[3] = 0.0
+        sums = [InMemoryUsers(swapped(x, targets, 6, 1.0), 1).bounded_sums(step, bounds) for x in (zeroed, spoilt)]
+        for key in bounds:
+            assert np.array_equal(sums[0][key].total, sums[1][key].total), name

@@ -1,0 +1,146 @@
+"""Personal heads: leave-one-out is what it says, and collaborating is never much worse than staying alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from privrep.algorithms.private_fedrep import Representation
+from privrep.data.user_table import UserTable
+from privrep.heads import (
+    CONSTANT,
+    OWN,
+    SHARED,
+    Heads,
+    constant_candidate,
+    fit_block,
+    fit_heads,
+    own_candidate,
+    shared_candidate,
+)
+
+
+def users(n, size, features, weights, noise, seed=0, intercept=0.0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, size, features))
+    y = np.einsum("umd,ud->um", X, weights) + intercept + noise * rng.normal(size=(n, size))
+    table = UserTable(X.reshape(-1, features), y.ravel(), np.arange(n + 1) * size, np.arange(n))
+    return table, X, y
+
+
+def basis(features, rank, error=0.0):
+    return Representation(np.eye(features)[:, :rank], np.ones(features), error)
+
+
+def ridge_alone(P, y, ridge, centre):
+    """Brute-force ridge with an unpenalised intercept."""
+    mean_p, mean_y = (P.mean(0), y.mean()) if centre else (np.zeros(P.shape[1]), 0.0)
+    A, t = P - mean_p, y - mean_y
+    v = A.T @ np.linalg.solve(A @ A.T + ridge * np.eye(len(y)), t)
+    return v, mean_y - mean_p @ v
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("size", [4, 8, 30])
+def test_losses_are_leave_one_out_and_the_best_is_kept(size, intercept):
+    """For own regressions (dual and primal) against refitting without each row, at the ridge that was chosen."""
+    features = 10
+    _, X, y = users(6, size, features, np.random.default_rng(1).normal(size=(6, features)), 0.3, intercept=2.0)
+    fit = own_candidate(X, y, np.ones(features), intercept)
+    for i in range(6):
+        centred = X[i] - X[i].mean(0) if intercept else X[i]
+        unit = np.trace(centred @ centred.T) / size if size <= features else size
+        losses = []
+        for ridge in (1e-3, 1e-1, 1.0, 10.0, 100.0):
+            errors = []
+            for j in range(size):
+                rest = np.delete(np.arange(size), j)
+                v, b = ridge_alone(X[i][rest], y[i][rest], ridge * unit, intercept)
+                errors.append(y[i, j] - X[i, j] @ v - b)
+            losses.append(np.mean(np.square(errors)))
+        assert fit.loss[i] == pytest.approx(min(losses), rel=2e-2)
+
+
+def test_constant():
+    y = np.array([[1.0, 2.0, 6.0]])
+    fit = constant_candidate(y, True)
+    assert fit.intercept[0] == 3.0
+    assert fit.loss[0] == pytest.approx(np.mean([(1 - 4.0) ** 2, (2 - 3.5) ** 2, (6 - 1.5) ** 2]))
+
+
+def test_each_user_keeps_what_suits_it():
+    rng = np.random.default_rng(2)
+    features, n = 12, 300
+    weights = np.zeros((3 * n, features))
+    weights[:n, :2] = rng.normal(size=(n, 2))  # in the representation
+    weights[n : 2 * n, 5:] = 3 * rng.normal(size=(n, 7))  # not in it, with rows enough to learn alone
+    table, _, _ = users(3 * n, 40, features, weights, 0.2, intercept=1.0)
+    heads = fit_heads(table.blocks(), basis(features, 2))
+    assert (heads.kind[:n] == SHARED).mean() > 0.9
+    assert (heads.kind[n : 2 * n] == OWN).all()
+    learned = heads.weights(basis(features, 2))
+    assert np.mean((learned - weights) ** 2) < 0.005
+    assert np.allclose(heads.intercept, 1.0, atol=0.4)
+
+
+def test_without_the_net_every_head_is_shared():
+    table, _, _ = users(20, 5, 6, np.ones((20, 6)), 0.1)
+    heads = fit_heads(table.blocks(), basis(6, 2), safety_net=False)
+    assert (heads.kind == SHARED).all()
+    assert len(heads.own) == 0
+
+
+def test_a_representation_of_noise_costs_almost_nothing():
+    """The representation is orthogonal to the truth and known to be poor: users must fare as well as alone."""
+    rng = np.random.default_rng(3)
+    n, features = 2000, 30
+    weights = np.zeros((n, features))
+    weights[:, 2:] = rng.normal(size=(n, features - 2)) / np.sqrt(features - 2)
+    table, X, y = users(n, 10, features, weights, 0.1)
+    poor = basis(features, 2, error=1.5)
+    together = fit_heads(table.blocks(), poor)
+    alone = own_candidate(X, y, np.ones(features), True)
+    excess = [
+        np.mean(((w - weights) ** 2).sum(axis=1) + b**2)
+        for w, b in ((together.weights(poor), together.intercept), (alone.weights, alone.intercept))
+    ]
+    assert excess[0] <= 1.02 * excess[1]
+
+
+def test_users_with_one_row_or_none_and_nothing_but_constants():
+    X = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 1.0], [2.0, 5.0]])
+    table = UserTable(X, np.array([5.0, 7.0, 7.0, 7.0]), np.array([0, 1, 1, 4]), np.arange(3))
+    heads = fit_block(table, basis(2, 1), True, True)
+    assert heads.kind[1] == CONSTANT
+    assert heads.intercept[1] == 0.0
+    predictions = heads.predict(basis(2, 1), X, np.array([0, 2, 2, 2]))
+    assert np.allclose(predictions, [5.0, 7.0, 7.0, 7.0], atol=1e-6)
+
+
+def test_predict_equals_weights():
+    rng = np.random.default_rng(4)
+    table, _, _ = users(50, 30, 8, rng.normal(size=(50, 8)), 0.1, intercept=-2.0)
+    rep = Representation(np.linalg.qr(rng.normal(size=(8, 3)))[0], 2.0 ** rng.integers(-3, 3, 8).astype(float), 0.0)
+    heads = fit_heads(table.blocks(), rep)
+    positions = np.repeat(np.arange(50), 30)
+    expected = np.einsum("rd,rd->r", table.X, heads.weights(rep)[positions]) + heads.intercept[positions]
+    assert np.allclose(heads.predict(rep, table.X, positions), expected)
+
+
+def test_blocks_do_not_matter():
+    table, _, _ = users(200, 7, 9, np.random.default_rng(5).normal(size=(200, 9)), 0.1)
+    whole = fit_block(table, basis(9, 2), True, True)
+    parts = Heads.join(fit_block(b, basis(9, 2), True, True) for b in table.blocks(max_rows=64))
+    assert np.array_equal(whole.kind, parts.kind)
+    assert np.allclose(whole.weights(basis(9, 2)), parts.weights(basis(9, 2)))
+
+
+def test_shared_heads_beat_unregularised_ones_when_rows_are_few():
+    rng = np.random.default_rng(6)
+    weights = np.zeros((3000, 10))
+    weights[:, :3] = rng.normal(size=(3000, 3))
+    _, X, y = users(3000, 5, 10, weights, 1.0)
+    fit = shared_candidate(X, y, basis(10, 3), True)
+    plain = np.array([np.linalg.lstsq(np.c_[X[i, :, :3], np.ones(5)], y[i], rcond=None)[0][:3] for i in range(3000)])
+    errors = [np.median(((w - weights[:, :3]) ** 2).sum(axis=1)) for w in (fit.weights, plain)]
+    assert errors[0] < 0.8 * errors[1]

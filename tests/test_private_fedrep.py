@@ -1,0 +1,215 @@
+"""Private FedRep: what it learns, what it spends, what it does when there is nothing to learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from privrep.algorithms.private_fedrep import (
+    Estimate,
+    Settings,
+    preconditioned_step,
+    private_fedrep,
+    rank_above_noise,
+)
+from privrep.algorithms.scales import feature_scales, octave_quantile
+from privrep.data.user_table import UserTable
+from privrep.engines.in_memory import InMemoryUsers
+from privrep.local.steps import CELLS, LOWEST, LeaveOneOutGradient, gradient_size
+from privrep.privacy.billboard import Billboard, Release
+from privrep.privacy.bounds import Bound
+from privrep.privacy.contributions import pack, unpack
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.noise import simulated_noise
+from privrep.privacy.release import Run
+
+
+def population(users, size=10, features=20, rank=2, noise=0.05, seed=0, scale=None, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    U = np.linalg.qr(rng.normal(size=(features, rank)))[0]
+    V = rng.normal(size=(users, rank))
+    V /= np.linalg.norm(V, axis=1, keepdims=True)
+    X = rng.normal(size=(users, size, features))
+    y = np.einsum("umd,ud->um", X, V @ U.T) + noise * rng.normal(size=(users, size))
+    if scale is not None:
+        X, U = X * scale, np.linalg.qr(U / scale[:, None])[0]
+    offsets = np.arange(users + 1) * size
+    return UserTable(X.reshape(-1, features).astype(dtype), y.ravel().astype(dtype), offsets, np.arange(users)), U
+
+
+def run_on(table, epsilon=1.0, seed=0, relation="replace-one-user", noise=None):
+    ledger = Ledger(Budget(epsilon, 1e-6, relation), seeded=True)
+    return Run(InMemoryUsers(table), ledger, Billboard(), noise or simulated_noise(seed))
+
+
+def sine(A, B):
+    """Sine of the largest principal angle between two column spaces."""
+    A, B = np.linalg.qr(A)[0], np.linalg.qr(B)[0]
+    return np.linalg.norm(B - A @ (A.T @ B), 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_recovers_the_subspace_and_knows_how_well(dtype):
+    table, U = population(8000, dtype=dtype)
+    run = run_on(table)
+    learned = private_fedrep(run, 2)
+    assert sine(learned.matrix, U) < 0.03
+    assert 0 < learned.error < 2 * 0.03**2
+    assert learned.trust > 0.95
+    assert np.allclose(learned.basis.T @ learned.basis, np.eye(2), atol=1e-12)
+
+
+@pytest.mark.parametrize("relation", ["replace-one-user", "add-or-remove-one-user"])
+@pytest.mark.parametrize("epsilon", [0.3, 3.0])
+def test_spends_its_budget_and_no_more(epsilon, relation):
+    table, _ = population(500)
+    run = run_on(table, epsilon, relation=relation)
+    private_fedrep(run, 2)
+    assert epsilon * (1 - 1e-6) < run.ledger.epsilon <= epsilon
+
+
+def test_declared_scales_cost_nothing():
+    table, _ = population(500)
+    run = run_on(table)
+    private_fedrep(run, 2, scale=np.ones(20))
+    assert "scales" not in run.billboard
+    assert run.ledger.epsilon == pytest.approx(1.0, rel=1e-6)
+
+
+def test_adding_and_removing_needs_half_the_noise_of_replacing():
+    table, _ = population(200)
+    sigmas = []
+    for relation in ("replace-one-user", "add-or-remove-one-user"):
+        run = run_on(table, relation=relation)
+        private_fedrep(run, 2)
+        sigmas.append(run.billboard.releases("moments")["moments"].sigma)
+    assert sigmas[0] / sigmas[1] == pytest.approx(2.0, rel=1e-4)
+
+
+def test_wild_feature_scales():
+    scale = 4.0 ** np.linspace(-10, 10, 20)
+    table, U = population(8000, scale=scale)
+    learned = private_fedrep(run_on(table, 2.0), 2)
+    assert sine(learned.matrix * scale[:, None], U * scale[:, None]) < 0.05
+    assert np.all(np.abs(np.log2(learned.scale / scale)) <= 1)
+
+
+def test_ragged_users_and_users_with_one_row():
+    rng = np.random.default_rng(3)
+    full, U = population(6000, size=12)
+    keep = rng.random(full.n_rows) < np.repeat(rng.uniform(0.1, 1.0, full.n_users), 12)
+    users = np.repeat(full.ids, 12)[keep]
+    table = UserTable.from_rows(full.X[keep], full.y[keep], users)
+    assert table.sizes.min() == 1
+    assert len(np.unique(table.sizes)) == 12
+    assert sine(private_fedrep(run_on(table, 2.0), 2).matrix, U) < 0.05
+
+
+def test_nothing_to_learn_is_known_to_be_nothing():
+    table, _ = population(300, features=50)
+    learned = private_fedrep(run_on(table, 0.05), 2)
+    assert learned.error > 0.2
+    assert learned.trust < 0.25
+    assert np.isfinite(learned.matrix).all()
+
+
+def test_rank_is_read_off_the_spectrum():
+    table, _ = population(20000, rank=3)
+    assert private_fedrep(run_on(table, 4.0), None).basis.shape[1] == 3
+    assert rank_above_noise(np.linalg.eigvalsh(_wigner(200, 0)), 16) == 1
+    spiked = _wigner(200, 1)
+    spiked[range(5), range(5)] += 60
+    assert rank_above_noise(np.linalg.eigvalsh(spiked), 16) == 5
+    assert rank_above_noise(np.linalg.eigvalsh(spiked), 4) == 4
+
+
+def _wigner(d, seed):
+    noise = np.random.default_rng(seed).normal(size=(d, d))
+    return (noise + noise.T) / np.sqrt(2)
+
+
+def test_clipping_follows_the_shrinking_gradients():
+    table, _ = population(20000, noise=0.001)
+    run = run_on(table, 4.0)
+    private_fedrep(run, 2)
+    bounds = [run.billboard.releases(p.name)["step"].sensitivity for p in run.billboard if p.name.startswith("round")]
+    assert bounds[-1] < bounds[0] / 5  # label noise of 0.001 against targets of size one
+
+
+def test_stops_asking_when_a_round_would_only_add_noise():
+    table, _ = population(4000)
+    run = run_on(table)
+    private_fedrep(run, 2, settings=Settings(rounds=40, growth=1.0))
+    assert sum(page.name.startswith("round") for page in run.billboard) < 40
+    assert run.ledger.epsilon == pytest.approx(1.0, rel=1e-6)
+
+
+def test_without_noise_and_clipping_a_round_is_the_plain_step():
+    """The sum the engine makes with an infinite bound is the sum over users of the plain leave-one-out gradients."""
+    table, U = population(40, size=6, features=7)
+    start = np.linalg.qr(U + 0.3 * np.random.default_rng(9).normal(size=U.shape))[0]
+    local = LeaveOneOutGradient(start, np.ones(7), 1.0, 0.02, True)
+    total = InMemoryUsers(table).bounded_sums(local, {"step": Bound(1e30, gradient_size(7, 2))})["step"].total
+    gradient, moment = np.zeros((2, 7)), np.zeros((2, 2))
+    for i in range(40):
+        X, y = table.X[6 * i : 6 * i + 6], table.y[6 * i : 6 * i + 6]
+        for j in range(6):
+            rest = np.delete(np.arange(6), j)
+            P = (X[rest] - X[rest].mean(0)) @ start
+            v = np.linalg.solve(P.T @ P + 0.02 * 6 * np.eye(2), P.T @ (y[rest] - y[rest].mean()))
+            residual = y[j] - y[rest].mean() - (X[j] - X[rest].mean(0)) @ start @ v
+            gradient += np.outer(v, residual * (X[j] - X.mean(0))) / 6
+            moment += np.outer(v, v) / 6
+    gradient -= gradient @ start @ start.T
+    assert np.allclose(total[:14].reshape(2, 7), gradient, rtol=1e-6, atol=1e-8)
+    assert np.allclose(unpack(total[14:]), moment, rtol=1e-6)
+    noiseless = Release(total, 1e-12, 1e-12, 1.0)
+    stepped = preconditioned_step(Estimate(start, np.eye(2)), noiseless, 1.0, 0.0)
+    plain = np.linalg.qr(start + gradient.T @ np.linalg.inv(moment))[0]
+    assert sine(stepped.basis, plain) < 1e-7
+
+
+def test_a_step_of_pure_noise_does_not_move_a_good_estimate():
+    rng = np.random.default_rng(0)
+    start = np.linalg.qr(rng.normal(size=(50, 2)))[0]
+    moment = pack(np.eye(2) * 100.0)
+    noise = Release(np.concatenate([rng.normal(size=100), moment]), 1.0, 1.0, 1.0)
+    settled = preconditioned_step(Estimate(start, 1e-8 * np.eye(2)), noise, 1.0, 0.02)
+    assert sine(settled.basis, start) < 0.05 * np.sqrt(50) / 100
+    assert settled.converged
+
+
+def test_the_step_does_not_depend_on_the_scale_of_the_target():
+    table, _ = population(3000)
+    large = UserTable(table.X, table.y * 2.0**10, table.offsets, table.ids)
+    a, b = (private_fedrep(run_on(t, noise=_no_noise), 2) for t in (table, large))
+    assert sine(a.basis, b.basis) < 1e-6
+
+
+def _no_noise(name, sigma, size):
+    return np.zeros(size, dtype=np.int64)
+
+
+def test_golden_run():
+    """A small seeded run, pinned: a change of this number is a change of the algorithm."""
+    table, U = population(2000, features=8, seed=42)
+    learned = private_fedrep(run_on(table, 2.0, seed=7), 2)
+    assert sine(learned.matrix, U) == pytest.approx(GOLDEN, rel=1e-3)
+
+
+GOLDEN = 0.00187899
+
+
+def test_octave_quantile():
+    counts = np.zeros(CELLS)
+    counts[[20, 21, 22]] = [10.0, 80.0, 10.0]
+    assert octave_quantile(counts, 0.5) == pytest.approx(2.0 ** (21 + LOWEST), rel=1e-9)
+    assert octave_quantile(counts, 0.05) == pytest.approx(2.0 ** (20 + LOWEST), rel=1e-9)
+    counts[70] = 30.0  # noise far from the peak is not looked at
+    assert octave_quantile(counts, 0.5) == pytest.approx(2.0 ** (21 + LOWEST), rel=1e-9)
+
+
+def test_feature_scales_lost_in_noise_fall_back_to_one():
+    table, _ = population(20, features=5)
+    run = run_on(table, 0.01)
+    assert np.all(feature_scales(run, run.ledger.budget.mu**2, True) == 1.0)

@@ -1,0 +1,257 @@
+"""Files are read as they are, and what is wrong with one is said in a sentence that names the place."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from privrep.data import readers
+from privrep.data.readers import TableSource, checked_batches, read_table
+from privrep.data.user_table import UserTable
+from privrep.errors import InputError
+
+
+def frame(rows: int = 40, features: int = 3, seed: int = 0, dtype: Any = np.float64) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    columns = {"user": rng.integers(-5, 6, rows), "y": rng.standard_normal(rows).astype(dtype)}
+    for j in range(features):
+        columns[f"x{j}"] = rng.standard_normal(rows).astype(dtype)
+    return pd.DataFrame(columns)
+
+
+def write(data: pd.DataFrame, path: Path) -> Path:
+    if path.suffix in (".parquet", ".pq"):
+        data.to_parquet(path)
+    else:
+        data.to_csv(path, index=False)
+    return path
+
+
+def expected(data: pd.DataFrame, features: list[str]) -> UserTable:
+    return UserTable.from_rows(np.ascontiguousarray(data[features].to_numpy()), data["y"].to_numpy(), data["user"])
+
+
+def assert_same(a: UserTable, b: UserTable) -> None:
+    assert a.X.dtype == b.X.dtype
+    assert a.y.dtype == b.y.dtype
+    np.testing.assert_array_equal(a.X, b.X)
+    np.testing.assert_array_equal(a.y, b.y)
+    np.testing.assert_array_equal(a.offsets, b.offsets)
+    assert a.ids.tolist() == b.ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.pq", "t.csv", "t.csv.gz", "T.CSV", "T.Csv.Gz"])
+@pytest.mark.parametrize("text_ids", [False, True])
+def test_reads_what_was_written(tmp_path: Path, name: str, text_ids: bool) -> None:
+    data = frame()
+    if text_ids:
+        data["user"] = "ü" + data["user"].astype(str)
+    table = read_table(TableSource(write(data, tmp_path / name), "user", "y"))
+    assert_same(table, expected(data, ["x0", "x1", "x2"]))
+    assert table.ids.dtype == (object if text_ids else np.int64)
+
+
+def test_float32_stays_only_where_all_is_float32(tmp_path: Path) -> None:
+    data = frame(dtype=np.float32)
+    path = write(data, tmp_path / "t.parquet")
+    assert_same(read_table(TableSource(path, "user", "y")), expected(data, ["x0", "x1", "x2"]))
+    assert read_table(TableSource(path, "user", "y")).X.dtype == np.float32
+    data["y"] = data["y"].astype(np.float64)
+    mixed = read_table(TableSource(write(data, path), "user", "y"))
+    assert (mixed.X.dtype, mixed.y.dtype) == (np.float64, np.float64)
+    without_target = read_table(TableSource(path, "user", None, ["x0", "x1"]))
+    assert without_target.X.dtype == np.float32
+    assert np.isnan(without_target.y).all()
+
+
+def test_default_features_are_the_numeric_columns(tmp_path: Path) -> None:
+    data = frame()
+    data["flag"], data["number"], data["name"] = data["x0"] > 0, np.arange(40), "a"
+    data.index = pd.Index(np.arange(40) * 7)  # pandas writes it as a column, __index_level_0__
+    source = TableSource(write(data, tmp_path / "t.parquet"), "user", "y")
+    assert source.feature_names == ("x0", "x1", "x2", "flag", "number")
+    chosen = data[["x0", "x1", "x2", "flag", "number"]].astype(float)
+    assert_same(read_table(source), expected(pd.concat([data[["user", "y"]], chosen], axis=1), list(chosen)))
+    data["flag"] = data["flag"].map({True: "true", False: "false"})
+    assert TableSource(write(data, tmp_path / "t.csv"), "user", "y").feature_names == source.feature_names
+
+
+def test_listed_features_come_in_the_listed_order(tmp_path: Path) -> None:
+    data = frame()
+    data = data.rename(columns={"x1": "x0.1"})  # Parquet readers take a dot for a path into "x0"
+    source = TableSource(write(data, tmp_path / "t.parquet"), "user", "y", data.columns[[4, 2]])
+    assert source.feature_names == ("x2", "x0")
+    assert_same(read_table(source), expected(data, ["x2", "x0"]))
+    (batch,) = source.batches()
+    assert batch.schema.names == ["user", "y", "x2", "x0"]
+
+
+def test_categorical_users(tmp_path: Path) -> None:
+    data = frame()
+    data["user"] = data["user"].astype(str)
+    plain = expected(data, ["x0", "x1", "x2"])
+    data["user"] = data["user"].astype("category")
+    assert_same(read_table(TableSource(write(data, tmp_path / "t.parquet"), "user", "y")), plain)
+
+
+def test_batches_are_small_parts_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = frame(rows=5000)
+    monkeypatch.setattr(readers, "BATCH_BYTES", 32 * 1000)
+    for name in ("t.parquet", "t.csv"):
+        batches = list(TableSource(write(data, tmp_path / name), "user", "y").batches())
+        assert max(batch.num_rows for batch in batches) <= 1000
+        assert sum(batch.num_rows for batch in batches) == 5000
+
+
+def test_integers_that_become_floats_after_the_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "BATCH_BYTES", 1000)
+    path = tmp_path / "t.csv"
+    path.write_text("user,y,x\n" + "1,2,3\n" * 1000 + "1,2.5,3.5\n")
+    table = read_table(TableSource(path, "user", "y"))
+    assert (table.X[-1, 0], table.y[-1]) == (3.5, 2.5)
+
+
+def test_user_as_text_keeps_leading_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("user,y,x\n007,1,1\n7,2,2\n")
+    assert read_table(TableSource(path, "user", "y")).ids.tolist() == [7]
+    assert read_table(TableSource(path, "user", "y", user_as_text=True)).ids.tolist() == ["007", "7"]
+
+
+def complaint(*arguments: Any, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        for _ in checked_batches(TableSource(*arguments, **options)):
+            pass
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message[-1] in ".?"
+    return message
+
+
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+    assert "nowhere.csv" in complaint(tmp_path / "nowhere.csv", "user", "y")
+    (tmp_path / "t.xlsx").write_text("")
+    assert ".parquet, .pq, .csv, .csv.gz" in complaint(tmp_path / "t.xlsx", "user", "y")
+    (tmp_path / "folder.csv").mkdir()
+    assert "not a file" in complaint(tmp_path / "folder.csv", "user", "y")
+    (tmp_path / "t.parquet").write_text("user,y,x\n1,2,3\n")
+    assert "cannot be read as Parquet" in complaint(tmp_path / "t.parquet", "user", "y")
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"user,y,x\n" + b"1,2,3\n" * 100)[:-20])
+    assert "cannot be read as CSV" in complaint(tmp_path / "t.csv.gz", "user", "y")
+    whole = write(frame(rows=5000), tmp_path / "torn.parquet").read_bytes()
+    (tmp_path / "torn.parquet").write_bytes(whole[:100] + bytes(2000) + whole[2100:])
+    assert "cannot be read as Parquet" in complaint(tmp_path / "torn.parquet", "user", "y")
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
+def test_options_that_do_not_fit_the_file(tmp_path: Path, name: str) -> None:
+    data = frame()
+    data["colour"] = "red"
+    path = write(data, tmp_path / name)
+    assert "did you mean 'user'" in complaint(path, "User", "y")
+    assert "'user', 'y', 'x0', 'x1', 'x2', 'colour'" in complaint(path, "qqqqq", "y")
+    assert "target: there is no column 'z'" in complaint(path, "user", "z")
+    assert "features: there is no column 0" in complaint(path, "user", "y", [0])
+    assert "features: there is no column 'x9'" in complaint(path, "user", "y", ["x0", "x9"])
+    assert "'colour'" in complaint(path, "user", "y", ["x0", "colour"])
+    assert "'colour'" in complaint(path, "user", "colour")
+    assert "is the user column" in complaint(path, "user", "y", ["x0", "user"])
+    assert "is the target column" in complaint(path, "user", "y", ["y"])
+    assert "both column 'y'" in complaint(path, "y", "y")
+    assert "'x0' more than once" in complaint(path, "user", "y", ["x0", "x0"])
+    assert "['x0']" in complaint(path, "user", "y", "x0")
+    assert "no numeric column besides user 'user' and target 'y'" in complaint(path, "user", "y", [])
+    only_text = write(data[["user", "y", "colour"]], tmp_path / f"text-{name}")
+    assert "no numeric column besides" in complaint(only_text, "user", "y")
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value"),
+    [
+        (name, column, value)
+        for name in ("t.parquet", "t.csv")
+        for column in ("user", "y", "x1")
+        for value in (None, np.nan, np.inf, -np.inf)
+        if (name, column) != ("t.csv", "user") or value is None  # else it is a text, and a name like any other
+    ],
+)
+def test_values_that_are_no_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, column: str, value: float | None
+) -> None:
+    monkeypatch.setattr(readers, "BATCH_BYTES", 32 * 1000)
+    data = frame(rows=3000).astype({column: float}).astype({column: object})
+    data.loc[2716, column] = value
+    data.loc[2900, column] = value
+    schema = pa.schema([(c, pa.int64() if c == "user" and column != "user" else pa.float64()) for c in data])
+    if name == "t.csv":
+        data.to_csv(tmp_path / name, index=False, na_rep="")
+    else:
+        pq.write_table(pa.Table.from_pydict({c: data[c].tolist() for c in data}, schema), tmp_path / name)
+    assert f"column '{column}' of" in (message := complaint(tmp_path / name, "user", "y"))
+    assert "in row 2717;" in message
+
+
+def test_empty_user_names_are_missing_users(tmp_path: Path) -> None:
+    data = frame().astype({"user": str})
+    data.loc[5, "user"] = ""
+    for name in ("t.parquet", "t.csv"):
+        assert "column 'user' of" in (message := complaint(write(data, tmp_path / name), "user", "y"))
+        assert "row 6;" in message
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "user,y,x\n"])
+def test_csv_without_rows(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    assert "has no rows" in complaint(tmp_path / "t.csv", "user", "y")
+
+
+def test_parquet_without_rows(tmp_path: Path) -> None:
+    assert "has no rows" in complaint(write(frame().head(0), tmp_path / "t.parquet"), "user", "y")
+
+
+def test_columns_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("user,y,x,x\n1,2,3,4\n")
+    assert "'x' is in" in complaint(tmp_path / "t.csv", "user", "y")
+    table = pa.Table.from_arrays([pa.array([1.0])] * 4, names=["user", "y", "x", "x"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert "'x' is in" in complaint(tmp_path / "t.parquet", "user", "y")
+
+
+def test_columns_without_any_value_are_not_dropped_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("user,y,x,gap\n1,2,3,\n")
+    assert "'gap'" in complaint(tmp_path / "t.csv", "user", "y")
+    assert TableSource(tmp_path / "t.csv", "user", "y", ["x"]).feature_names == ("x",)
+
+
+def test_users_of_a_type_that_is_no_name(tmp_path: Path) -> None:
+    data = frame()
+    data["user"] = pd.Timestamp("2020-01-01")
+    assert "the user column 'user' holds values of type timestamp" in complaint(
+        write(data, tmp_path / "t.parquet"), "user", "y"
+    )
+
+
+@pytest.mark.parametrize("late", [0, 1000])
+def test_malformed_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+    monkeypatch.setattr(readers, "BATCH_BYTES", 1000)
+    path, start, row = tmp_path / "t.csv", "user,y,x\n1,2,3\n" + "1,2,3\n" * late, late + 2
+    path.write_text(start + "1,2\n1,2,3\n")
+    assert f"row {row} of" in (message := complaint(path, "user", "y"))
+    assert "has 2 values under a header of 3" in message
+    path.write_text(start + "1,2,?\n")
+    assert f"'x' of {path} is not a number in row {row};" in complaint(path, "user", "y", ["x"])
+    path.write_text(start + "1,high,1\n")
+    assert f"'y' of {path} is not a number in row {row};" in complaint(path, "user", "y")
+    path.write_bytes(start.encode() + b"\xff,2,3\n")
+    assert f"'user' of {path} is not UTF-8 text in row {row};" in complaint(path, "user", "y", user_as_text=True)
+    if late:
+        path.write_text(start + "anna,2,3\n")
+        assert "set user_as_text" in (message := complaint(path, "user", "y"))
+        assert f"row {row} of" in message

@@ -1,0 +1,347 @@
+"""A file read in blocks gives what its rows in memory give, bit for bit, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privrep.data import readers
+from privrep.data.readers import TableSource, read_table
+from privrep.data.user_table import UserTable
+from privrep.engines import streaming
+from privrep.engines.in_memory import InMemoryUsers
+from privrep.engines.streaming import StreamingUsers
+from privrep.errors import InputError
+from privrep.local.steps import CELLS, LeaveOneOutGradient, gradient_size
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound
+from privrep.privacy.contributions import Vectors
+
+D = 6
+
+
+def rows_of(sizes: list[int], ids: str, dtype: Any, order: str, seed: int = 0) -> pa.Table:
+    """A table of users with so many rows each, named in sorted order, with the rows in some order."""
+    rng = np.random.default_rng(seed)
+    n = sum(sizes)
+    names = np.sort(rng.choice(10**6, len(sizes), replace=False)) - 5 * 10**5
+    users = np.repeat(names, sizes)
+    X, y = rng.standard_normal((n, D)).astype(dtype), rng.standard_normal(n).astype(dtype)
+    if order == "shuffled":
+        at = rng.permutation(n)
+    elif order == "descending":
+        at = np.argsort(-users, kind="stable")
+    else:
+        at = np.arange(n)
+    column = pa.array(users[at])
+    if ids == "text":
+        column = pa.array([f"{'-' if u < 0 else 'é'}{abs(u):06d}" for u in users[at].tolist()])
+        if order == "sorted":
+            column = column.take(pa.compute.sort_indices(column))
+    return pa.table({"user": column, "y": y[at], **{f"x{j}": X[at, j] for j in range(D)}})
+
+
+def ragged(seed: int = 0) -> list[int]:
+    """From one row to thousands: more than a block, exactly one, and small ones that fill blocks to the last row."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(1, 40, 400).tolist()
+    return [*small[:200], 3 * MAX_ROWS_PER_SUM + 1, 1, MAX_ROWS_PER_SUM, 1, MAX_ROWS_PER_SUM - 1, 1, *small[200:], 5000]
+
+
+def write(table: pa.Table, path: Path) -> TableSource:
+    if path.suffix == ".csv":
+        pa.csv.write_csv(table, path)
+    else:
+        pq.write_table(table, path)
+    return TableSource(path, "user", "y")
+
+
+def assert_same_blocks(users: StreamingUsers, table: UserTable, max_rows: int = MAX_ROWS_PER_SUM) -> None:
+    streamed = list(users.blocks(max_rows))
+    kept = list(table.blocks(max_rows))
+    assert [block.n_rows for block in streamed] == [block.n_rows for block in kept]
+    for a, b in zip(streamed, kept, strict=True):
+        assert (a.X.dtype, a.y.dtype, a.ids.dtype, a.offsets.dtype) == (
+            b.X.dtype,
+            b.y.dtype,
+            b.ids.dtype,
+            b.offsets.dtype,
+        )
+        assert a.X.flags.c_contiguous
+
+
+@dataclass(frozen=True)
+class Means:
+    def __call__(self, X: Any, y: Any) -> dict[str, Vectors]:
+        return {"means": Vectors((X * y[:, :, None]).mean(axis=1))}
+
+
+def assert_same_sums(users: StreamingUsers, table: UserTable) -> None:
+    basis = np.linalg.qr(np.random.default_rng(1).standard_normal((D, 2)))[0]
+    gradient = LeaveOneOutGradient(basis, np.full(D, 0.5), 0.3, 0.02, True)
+    asked = [
+        (Means(), {"means": Bound(0.7, D)}),
+        (gradient, {"step": Bound(0.1, gradient_size(D, 2)), "sizes": Bound(2**0.5, 2 * CELLS, acute=True)}),
+    ]
+    for step, bounds in asked:
+        streamed, kept = users.bounded_sums(step, bounds), InMemoryUsers(table).bounded_sums(step, bounds)
+        for key in bounds:
+            assert kept[key].total.any()
+            assert streamed[key].total.tobytes() == kept[key].total.tobytes()
+            assert streamed[key].bound == kept[key].bound
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled", "descending"])
+@pytest.mark.parametrize("ids", ["integers", "text"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_agrees_with_memory(tmp_path: Path, order: str, ids: str, dtype: Any) -> None:
+    source = write(rows_of(ragged(), ids, dtype, order), tmp_path / "t.parquet")
+    table = read_table(source)
+    assert table.X.dtype == dtype
+    with StreamingUsers.open(source) as users:
+        assert (users.count, users.rows, users.features) == (table.n_users, table.n_rows, D)
+        assert_same_blocks(users, table)
+        assert_same_sums(users, table)
+        assert (users.source is source) == (order == "sorted")
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_agrees_with_memory_for_csv(tmp_path: Path, order: str) -> None:
+    for ids in ("integers", "text"):
+        source = write(rows_of(ragged(), ids, np.float64, order), tmp_path / "t.csv")
+        with StreamingUsers.open(source, tmp_path) as users:
+            assert_same_blocks(users, read_table(source))
+            assert_same_sums(users, read_table(source))
+            assert [path.name for path in tmp_path.glob("privrep-*/*")] == [Path(users.source.path).name]
+
+
+def test_agrees_with_rows_grouped_in_memory(tmp_path: Path) -> None:
+    rows = rows_of(ragged(), "integers", np.float32, "shuffled")
+    X = np.stack([rows[f"x{j}"].to_numpy() for j in range(D)], axis=1)
+    table = UserTable.from_rows(X, rows["y"].to_numpy(), rows["user"].to_numpy())
+    with StreamingUsers.open(write(rows, tmp_path / "t.parquet")) as users:
+        assert_same_blocks(users, table)
+        assert_same_sums(users, table)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=30),
+    batch=st.integers(1, 20),
+    max_rows=st.integers(1, 20),
+    order=st.sampled_from(["sorted", "shuffled"]),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_blocks_are_cut_as_in_memory(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], batch: int, max_rows: int, order: str
+) -> None:
+    source = write(rows_of(sizes, "integers", np.float64, order), tmp_path_factory.mktemp("t") / "t.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "MAX_BATCH_ROWS", batch)
+        assert max(b.num_rows for b in source.batches()) <= batch
+        with StreamingUsers.open(source) as users:
+            assert_same_blocks(users, read_table(source), max_rows)
+
+
+@pytest.mark.parametrize("ids", ["integers", "text"])
+@pytest.mark.parametrize("order", ["shuffled", "descending"])
+def test_regrouping_holds_no_more_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: str, order: str
+) -> None:
+    """Small buckets, over two rounds, with one user larger than all the memory allowed."""
+    sizes = [*np.random.default_rng(0).integers(1, 40, 300).tolist(), 9000]
+    source = write(rows_of(sizes, ids, np.float64, order), tmp_path / "t.parquet")
+    monkeypatch.setattr(readers, "MAX_BATCH_ROWS", 50)
+    monkeypatch.setattr(streaming, "MAX_BUCKETS", 4)
+    monkeypatch.setattr(streaming, "SAMPLE", 64)
+    limit, held, rounds = 60_000, [], []
+    by_user, cuts = streaming._by_user, streaming._Sample.cuts
+    monkeypatch.setattr(streaming, "_by_user", lambda table: [held.append(table.nbytes), by_user(table)][1])
+    monkeypatch.setattr(streaming._Sample, "cuts", lambda self, n: [rounds.append(n), cuts(self, n)][1])
+    table = read_table(source)
+    with StreamingUsers.open(source, tmp_path, limit=limit) as users:
+        assert_same_blocks(users, table)
+        assert_same_sums(users, table)
+        assert [path.name for path in tmp_path.glob("privrep-*/*")] == ["users.parquet"]
+    assert len(rounds) > 1
+    assert max(held) <= 1.05 * limit / 3  # of which there are three copies at a time
+
+
+def test_all_rows_of_one_user(tmp_path: Path) -> None:
+    rows = pa.concat_tables([rows_of([3000], "integers", np.float32, "sorted", seed) for seed in (3, 3)])
+    source = write(rows, tmp_path / "t.parquet")
+    with StreamingUsers.open(source, limit=1000) as users:
+        assert users.count == 1
+        assert_same_blocks(users, read_table(source), max_rows=10)
+    late = pa.concat_tables([rows, rows_of([1], "integers", np.float32, "sorted", 4)])
+    for table in (late, late.take(np.arange(late.num_rows)[::-1])):
+        source = write(table, tmp_path / "t.parquet")
+        with StreamingUsers.open(source, limit=1000) as users:
+            assert users.count == 2
+            assert_same_blocks(users, read_table(source), max_rows=10)
+
+
+def test_result_does_not_depend_on_workers(tmp_path: Path) -> None:
+    source = write(rows_of(ragged(), "integers", np.float32, "sorted"), tmp_path / "t.parquet")
+    bounds = {"means": Bound(0.7, D)}
+    totals = {
+        StreamingUsers.open(source, workers=n).bounded_sums(Means(), bounds)["means"].total.tobytes() for n in (1, 2, 5)
+    }
+    assert len(totals) == 1
+
+
+def test_without_a_target_there_are_rows_but_no_sums(tmp_path: Path) -> None:
+    write(rows_of([3, 4], "integers", np.float32, "shuffled"), tmp_path / "t.parquet")
+    source = TableSource(tmp_path / "t.parquet", "user", None, ["x1", "x0"])
+    with StreamingUsers.open(source) as users:
+        assert_same_blocks(users, read_table(source))
+        with pytest.raises(InputError, match="without a target"):
+            users.bounded_sums(Means(), {"means": Bound(1.0, 2)})
+
+
+# Temporary files
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
+def test_temporary_files_are_private_and_go_away(tmp_path: Path, name: str) -> None:
+    source = write(rows_of([3, 4, 5], "text", np.float64, "shuffled"), tmp_path / name)
+    work = tmp_path / "work"
+    work.mkdir()
+    users = StreamingUsers.open(source, work)
+    (folder,) = work.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    users.close()
+    assert not list(work.iterdir())
+    with pytest.raises(InputError, match="were closed"):
+        users.blocks()
+    with pytest.raises(InputError, match="were closed"):
+        users.bounded_sums(Means(), {"means": Bound(1.0, D)})
+    users.close()
+
+
+def test_a_sorted_parquet_file_needs_no_temporary_file(tmp_path: Path) -> None:
+    source = write(rows_of([3, 4, 5], "text", np.float64, "sorted"), tmp_path / "t.parquet")
+    work = tmp_path / "work"
+    work.mkdir()
+    with StreamingUsers.open(source, work):
+        assert not list(work.iterdir())
+
+
+def test_temporary_files_go_away_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(rows_of([30, 40, 50], "integers", np.float64, "shuffled"), tmp_path / "t.parquet")
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def works_and_fails() -> None:
+        with StreamingUsers.open(source, work):
+            assert list(work.iterdir())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        works_and_fails()
+    assert not list(work.iterdir())
+
+    def fails(*_: Any) -> None:
+        assert list(work.glob("*/part-*"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(streaming._Bucket, "finish", fails)
+    with pytest.raises(KeyboardInterrupt):
+        StreamingUsers.open(source, work, limit=1000)
+    assert not list(work.iterdir())
+
+
+def test_a_bad_value_late_in_the_file_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "BATCH_BYTES", 8 * (D + 2) * 256)
+    rows = rows_of([300, 400, 500], "integers", np.float64, "shuffled").to_pandas()
+    rows.loc[1100, "x3"] = np.inf
+    for name in ("t.parquet", "t.csv"):
+        source = write(pa.Table.from_pandas(rows), tmp_path / name)
+        with pytest.raises(InputError, match=r"column 'x3' of .* in row 1101;"):
+            StreamingUsers.open(source, tmp_path)
+        assert not list(tmp_path.glob("privrep-*"))
+
+
+def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(rows_of([3, 4], "integers", np.float64, "shuffled"), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="workdir: there is no folder"):
+        StreamingUsers.open(source, tmp_path / "missing")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(streaming._Writer, "write", full)
+    with pytest.raises(InputError, match=r"workdir: .*No space left on device.* make room"):
+        StreamingUsers.open(source, tmp_path)
+    assert not list(tmp_path.glob("privrep-*"))
+
+
+def test_a_file_that_changes_under_a_run_gives_no_sum(tmp_path: Path) -> None:
+    """A user whose rows came apart would be clipped twice: the pass must fail, not return."""
+    table = rows_of([10] * 50, "integers", np.float64, "sorted")
+    source = write(table, tmp_path / "t.parquet")
+    swapped = np.arange(500)
+    swapped[[5, 495]] = [495, 5]
+    more = pa.concat_tables([table, table.slice(490)])
+    for other in (table.slice(0, 495), table.take(swapped), table.slice(0, 490), more):
+        write(table, tmp_path / "t.parquet")
+        users = StreamingUsers.open(source)
+        users.bounded_sums(Means(), {"means": Bound(1.0, D)})
+        write(other, tmp_path / "t.parquet")
+        with pytest.raises(InputError, match="changed while it was in use"):
+            users.bounded_sums(Means(), {"means": Bound(1.0, D)})
+
+
+def test_leaving_a_pass_early_ends_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MAX_BATCH_ROWS", 10)
+    source = write(rows_of([10] * 50, "integers", np.float64, "sorted"), tmp_path / "t.parquet")
+    users = StreamingUsers.open(source)
+    before = threading.active_count()
+    blocks = users.blocks(max_rows=10)
+    assert next(blocks).n_rows == 10
+    assert threading.active_count() == before + 1
+    del blocks
+    assert threading.active_count() == before
+
+
+PEAK = """
+import sys
+import numpy as np
+from privrep.data.readers import TableSource
+from privrep.engines.streaming import StreamingUsers
+from privrep.privacy.bounds import Bound
+from privrep.privacy.contributions import Vectors
+with StreamingUsers.open(TableSource(sys.argv[1], "user", "y"), limit=16 << 20) as users:
+    users.bounded_sums(lambda X, y: {"first": Vectors(X[:, 0])}, {"first": Bound(1.0, users.features)})
+print(next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
+    peaks = []
+    for rows in (400_000, 1_200_000):
+        rng = np.random.default_rng(0)
+        users = np.repeat(np.arange(rows // 10), 10)
+        values = pa.array(rng.standard_normal(rows, dtype=np.float32))
+        columns = {"user": users if order == "sorted" else rng.permutation(users), "y": values}
+        columns |= {f"x{j}": values for j in range(30)}
+        table = pa.table(columns)
+        pq.write_table(table, tmp_path / "t.parquet", use_dictionary=False, compression="none", row_group_size=50_000)
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, str(tmp_path / "t.parquet")], check=True, capture_output=True, text=True
+        )
+        peaks.append(int(done.stdout))
+    assert peaks[1] - peaks[0] < 50  # MB, where the files differ by 100
