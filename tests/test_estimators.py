@@ -121,6 +121,17 @@ def test_shift_and_scale_of_the_data_change_the_representation_by_its_units_only
     assert np.allclose(moved.model_.representation.scale, 1024 * plain.model_.representation.scale)
 
 
+def test_paper_configuration(data):
+    X, y, groups = data
+    model = PrivateFedRep.paper(2, epsilon=1.0, random_state=0).fit(X, y, groups=groups)
+    assert [name for name, _ in model.privacy_.events][0] == "paper-moments/moments"
+    assert model.privacy_.epsilon == pytest.approx(1.0, rel=1e-6)
+    with pytest.raises(InputError, match="neither intercepts nor feature scales"):
+        PrivateFedRep(rank=2, method="paper", random_state=0).fit(X, y, groups=groups)
+    with pytest.raises(InputError, match="method must be one of"):
+        PrivateFedRep(rank=2, method="best", random_state=0).fit(X, y, groups=groups)
+
+
 def test_rank_auto(data):
     X, y, groups = rows(users=2000)
     assert PrivateFedRep(epsilon=20.0, random_state=0).fit(X, y, groups=groups).rank_ == 2

@@ -58,6 +58,9 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
     feature_scale : array of shape (n_features,), optional
         Public typical sizes of the features, known without looking at the data. By default they are found by a
         charged release.
+    method : "default" or "paper"
+        The default chooses everything by itself; "paper" follows Algorithms 1 and 2 of Snedeker, Zhou and Bassily
+        (2025) with their constants, for comparison. `PrivateFedRep.paper(...)` sets what goes with it.
     safety_net : bool
         Whether each user may keep a regression of its own, or a constant, where that predicted better.
     random_state : None or int
@@ -86,6 +89,7 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
         relation: Relation = "replace-one-user",
         fit_intercept: bool = True,
         feature_scale: Any = None,
+        method: str = "default",
         safety_net: bool = True,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
@@ -96,9 +100,15 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
         self.relation = relation
         self.fit_intercept = fit_intercept
         self.feature_scale = feature_scale
+        self.method = method
         self.safety_net = safety_net
         self.random_state = random_state
         self.run_folder = run_folder
+
+    @classmethod
+    def paper(cls, rank: int, **parameters: Any) -> Self:
+        """The paper's own configuration: its constants, no intercepts, shared heads for everyone."""
+        return cls(rank, **{"method": "paper", "fit_intercept": False, "safety_net": False, **parameters})
 
     def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
         """Learn the representation privately, then every user's head. `groups` names the user of each row."""
@@ -169,6 +179,7 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
             relation=c.relation,
             fit_intercept=c.intercept,
             feature_scale=None if c.scale is None else list(c.scale),
+            method=c.method,
             safety_net=c.safety_net,
             random_state=c.seed,
         )
@@ -208,6 +219,7 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
             intercept=bool(self.fit_intercept),
             safety_net=bool(self.safety_net),
             scale=None if self.feature_scale is None else tuple(np.asarray(self.feature_scale, dtype=float).tolist()),
+            method=self.method,
             seed=None if self.random_state is None else _seed(self.random_state),
         )
 

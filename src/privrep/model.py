@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from privrep.algorithms.paper import paper_fedrep
 from privrep.algorithms.private_fedrep import Representation, Settings, private_fedrep
 from privrep.engines.base import Users
 from privrep.errors import InputError, ResumeError
@@ -33,6 +34,7 @@ from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Run
 
 FORMAT = "privrep-model/1"
+METHODS = ("default", "paper")
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,15 @@ class Config:
     safety_net: bool = True
     scale: tuple[float, ...] | None = None  # declared public scale of each feature; None: found by a charged release
     seed: int | None = None  # None: cryptographic noise. A number: a simulation
+    method: str = "default"  # or "paper": Algorithms 1 and 2 as printed, for comparison
 
     def check(self, features: int) -> None:
         """Refuse settings that cannot work, each in one sentence."""
         Budget(self.epsilon, self.delta, self.relation)
+        if self.method not in METHODS:
+            raise InputError(f"method must be one of {', '.join(METHODS)}. Got {self.method!r} instead.")
+        if self.method == "paper" and (self.rank is None or self.intercept or self.scale is not None):
+            raise InputError("method paper takes a rank and has neither intercepts nor feature scales; leave them out.")
         if self.rank is not None and not 1 <= self.rank <= features:
             raise InputError(
                 f"rank must lie between 1 and the number of features, {features}. Got {self.rank} instead."
@@ -109,11 +116,17 @@ def learn(
         billboard = Billboard(folder / "billboard" if folder else None)
         noise = secure_noise if config.seed is None else simulated_noise(config.seed)
         run = Run(users, ledger, billboard, noise, on_page or (lambda page: None))
-        scale = None if config.scale is None else np.asarray(config.scale, dtype=np.float64)
-        representation = private_fedrep(run, config.rank, intercept=config.intercept, scale=scale)
+        representation = _represent(run, config)
     finally:
         ledger.close()
     return Model(config, representation, ledger.report(), ledger, billboard, columns)
+
+
+def _represent(run: Run, config: Config) -> Representation:
+    if config.method == "paper" and config.rank is not None:
+        return paper_fedrep(run, config.rank)
+    scale = None if config.scale is None else np.asarray(config.scale, dtype=np.float64)
+    return private_fedrep(run, config.rank, intercept=config.intercept, scale=scale)
 
 
 PAGES = Settings().rounds + 3

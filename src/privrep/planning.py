@@ -13,8 +13,8 @@ user's own features explain has variance one. With e the mean squared sine betwe
   sizes    a histogram is legible if users outnumber its noise's standard deviation by six; if not, nothing is learned
   at last  few rows in all leave (d - k) k R^2 / (n m), with or without privacy
 
-How rough it is. The formulas were derived, not fitted, but for the six above, which was chosen on simulated fits of some
-15 problems. On 14 others drawn at random afterwards (10 to 80 features, rank 1 to 4, 5 to 30 rows, noise 0.05 to 1,
+How rough it is. The formulas were derived, not fitted, but for the six above, chosen on simulated fits of 15 problems.
+ On 14 others drawn at random afterwards (10 to 80 features, rank 1 to 4, 5 to 30 rows, noise 0.05 to 1,
 epsilon 0.7 to 5, either relation, errors 0.1 and 0.01) the users that a simulated fit needed, by the median of three
 seeds, were 0.7 to 1.4 times the number given here. With fewer rows than rank + 3, or about 10 features, single fits
 failed at up to twice the number. Correlated features and heads that favour some directions are not modelled and need
@@ -100,22 +100,17 @@ def predicted_error(users: float, problem: Problem, budget: Budget) -> float:
     rows = p.rows - p.intercept  # an intercept takes one degree of freedom of each user
     spare = max(rows - k, 1)
     e = _start(n, p, rows, factor, s.moments_share * budget.mu**2)
-    for release in default_releases(budget, s):
-        if (
-            release.name.endswith("/sizes")
-            and release.name != "scales/sizes"
-            and n < 6 * factor * release.noise_multiplier
-        ):
-            return 1.0
-        if not release.name.endswith("/step"):
-            continue
+    releases = {release.name: release.noise_multiplier for release in default_releases(budget, s)}
+    if n < 6 * max(factor, math.sqrt(2.0)) * releases["round-1/sizes"]:
+        return 1.0
+    for multiplier in (z for name, z in releases.items() if name.endswith("/step")):
         ridge = min(max(e, s.least_ridge), s.most_ridge)
         residual = p.noise**2 + ridge**2 + e  # the targets' noise, what the ridge holds back, what is not yet learned
         head_error = residual / spare
         heads = (1 - e) / k + head_error
         gradient = residual * (1 + k / spare) * (1 - e + k * head_error) * (d - k) / rows
         clipped = gradient * (1 + s.heads_weight**2)
-        noise = (d - k) * clipped * (factor * release.noise_multiplier / (n * heads)) ** 2
+        noise = (d - k) * clipped * (factor * multiplier / (n * heads)) ** 2
         tangent = e / (1 - e)
         gain = tangent / (tangent + noise)
         heard = (1 - e) / k / heads
