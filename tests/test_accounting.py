@@ -112,7 +112,7 @@ def test_mu_of_a_budget_fills_it_and_never_exceeds_it(epsilon: float, delta: flo
     assert exact_delta(epsilon, mu) <= mpmath.mpf(delta)
     assert exact_delta(epsilon, mu * (1 + 1e-7)) > mpmath.mpf(delta)
     back = gaussian_epsilon(delta, mu)
-    assert epsilon * (1 - 1e-5) - 1e-7 <= back <= epsilon
+    assert epsilon * (1 - 1e-5) - 1e-7 <= back <= epsilon * (1 + 1e-8)
 
 
 @pytest.mark.xfail(strict=True, reason="below epsilon 1e-4 cancellation in gaussian_delta exceeds the margin of 1e-9")
@@ -137,7 +137,7 @@ def test_delta_to_epsilon_to_delta(mu: float, log_delta: float) -> None:
 @given(st.floats(1e-4, 1e4), st.floats(-690.0, -0.7))
 def test_epsilon_to_mu_to_epsilon(epsilon: float, log_delta: float) -> None:
     back = gaussian_epsilon(math.exp(log_delta), gaussian_mu(epsilon, math.exp(log_delta)))
-    assert epsilon * (1 - 1e-5) - 1e-7 <= back <= epsilon
+    assert epsilon * (1 - 1e-5) - 1e-7 <= back <= epsilon * (1 + 1e-8)
 
 
 # Monotonicity

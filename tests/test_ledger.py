@@ -82,8 +82,11 @@ def test_the_same_name_at_the_same_price_is_free_and_at_another_refused(path: Pa
     ledger = open_ledger(BUDGET, path)
     ledger.charge({"a": price(0.5)})
     before, remaining = path.read_bytes(), ledger.remaining
+    ledger.close()
+    ledger = open_ledger(BUDGET, path)  # the process died before it posted, and another continues
     ledger.charge({"a": price(0.5)})
     assert path.read_bytes() == before
+    assert ledger.remaining == remaining
     with pytest.raises(InputError, match="'a' was charged before at another price"):
         ledger.charge({"a": price(0.1)})
     with pytest.raises(InputError, match="another price"):
@@ -165,7 +168,7 @@ def test_another_budget_in_the_same_folder_is_refused(
     ledger.charge({"a": price(0.3)})
     ledger.close()
     before = path.read_bytes()
-    with pytest.raises(InputError, match="another budget.*epsilon 2, delta 1e-06, replace-one-user, private"):
+    with pytest.raises(InputError, match=r"another budget.*epsilon 2, delta 1e-06, replace-one-user, private"):
         Ledger(other[0], seeded=other[1], path=path)
     assert path.read_bytes() == before
     Ledger(BUDGET, path=path).close()  # the refusal left no lock behind
@@ -222,7 +225,8 @@ def test_a_damaged_line_is_refused_with_the_file_named_and_untouched(
     ledger = open_ledger(BUDGET, path)
     ledger.charge({"a": price(0.3)})
     ledger.close()
-    damaged = path.read_bytes() + line + b"\n" + GOOD.replace(b'"b"', b'"c"') + b"\n"
+    whole, after = path.read_bytes(), GOOD.replace(b'"b"', b'"c"') + b"\n"
+    damaged = whole + line + b"\n" + after
     path.write_bytes(damaged)
     for read in (lambda: Ledger(BUDGET, path=path), lambda: read_report(path)):
         with pytest.raises(InputError) as caught:
@@ -230,7 +234,7 @@ def test_a_damaged_line_is_refused_with_the_file_named_and_untouched(
         assert not isinstance(caught.value, json.JSONDecodeError)
         assert len(str(caught.value)) > 20
     assert path.read_bytes() == damaged
-    path.write_bytes(damaged.replace(line + b"\n", b"", 1))
+    path.write_bytes(whole + after)
     Ledger(BUDGET, path=path).close()  # the refusal left no lock behind
 
 

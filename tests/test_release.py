@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -138,7 +139,8 @@ def test_the_charge_is_synced_before_the_noise_is_drawn_and_the_noise_drawn_befo
 
     monkeypatch.setattr(os, "fsync", fsync)
     Run(users, ledger, board, noise).ask("page", Means(), queries())
-    assert events == ["charge", "draw", "draw", "post", "post"]
+    assert events[:4] == ["charge", "draw", "draw", "post"]
+    assert "draw" not in events[4:]
 
 
 # What is released
@@ -233,10 +235,8 @@ def test_one_ledger_does_not_pay_for_two_draws(users: Watched, spy: Any) -> None
     ledger = Ledger(REPLACE)
     Run(users, ledger, Billboard(), spy).ask("page", Means(), queries())
     spent, drawn = ledger.remaining, len(spy.calls)
-    try:
+    with contextlib.suppress(PrivrepError):
         Run(users, ledger, Billboard(), spy).ask("page", Means(), queries())
-    except PrivrepError:
-        pass
     assert len(spy.calls) == drawn or ledger.remaining < spent
 
 
@@ -250,10 +250,8 @@ def test_a_page_deleted_from_the_billboard_is_not_drawn_again_for_free(
     for file in (tmp_path / "board").iterdir():
         file.unlink()
     ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
-    try:
+    with contextlib.suppress(PrivrepError):
         Run(users, ledger, Billboard(tmp_path / "board"), spy).ask("page", Means(), queries())
-    except PrivrepError:
-        pass
     assert len(spy.calls) == drawn or ledger.remaining < spent
 
 
@@ -262,10 +260,8 @@ def test_release_called_twice_for_one_page_does_not_draw_twice_for_one_charge(sp
     asked = {"s": Query(Bound(1.5, 4), SHARE)}
     release({"s": zeros(4)}, asked, ledger, spy, "page")
     spent = ledger.remaining
-    try:
+    with contextlib.suppress(PrivrepError):
         release({"s": zeros(4)}, asked, ledger, spy, "page")
-    except PrivrepError:
-        pass
     assert len(spy.calls) == 1 or ledger.remaining < spent
 
 
@@ -314,7 +310,8 @@ def test_the_pages_of_a_simulation_say_so(users: Watched) -> None:
         Run(users, Ledger(REPLACE, seeded=seeded), board, noise).ask("page", Means(), queries())
         pages[seeded] = str(board["page"].facts).lower()
     assert "seed" in pages[True] or "simulat" in pages[True]
-    assert not ("'seeded': true" in pages[False] or "'simulation': true" in pages[False])
+    assert "'seeded': true" not in pages[False]
+    assert "'simulation': true" not in pages[False]
 
 
 # Derived pages

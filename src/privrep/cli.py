@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -176,6 +176,10 @@ def fit(
     )
     config.check(len(source.feature_names))
     columns = models.Columns(user, target, source.feature_names)
+    left_out = [name for name in source.header if name not in source.columns]
+    if features is None and left_out:
+        listed = ", ".join(left_out[:8]) + (", ..." if len(left_out) > 8 else "")
+        _note(f"Not numbers, so not features: {listed}. Name the features with --features to be sure.")
     try:
         with _progress(out) as bar, StreamingUsers.open(source, workdir) as users:
             if users.count > MAX_USERS:
@@ -356,7 +360,7 @@ def personalize(
     old = fitted.heads
     if out is not None:
         _write_weights(new, fitted, source.feature_names, out)
-        _say(f"Heads of {len(new.ids):,} users: {out} (readable by you alone)")
+        _say(f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}: {out} (readable by you alone)")
         return
     if old is not None:
         if _id_kind(old.ids) != _id_kind(new.ids):
@@ -367,7 +371,7 @@ def personalize(
         known = position >= 0
         if known.any() and not replace:
             raise InputError(
-                f"user {new.ids[known][0]!r} of {table} has a head in {folder} already; leave it out, "
+                f"user {new.ids[known].tolist()[0]!r} of {table} has a head in {folder} already; leave it out, "
                 "or pass --replace."
             )
         stay = np.ones(len(old.ids), dtype=bool)
@@ -511,8 +515,8 @@ def predict(
         raise InputError(f"{table} has a column 'prediction' already; rename it first.")
     rows = 0
     with _new_file(out) as temporary:
-        write = _csv_sink if SUFFIXES[_suffix(out)] == "csv" else _parquet_sink
-        with write(source, temporary, _suffix(out)) as sink:
+        open_sink = _text_sink if (source.format, SUFFIXES[_suffix(out)]) == ("csv", "csv") else _arrow_sink
+        with open_sink(source, temporary, _suffix(out)) as sink:
             for predictions in _predictions(source, fitted, folder):
                 sink(predictions)
                 rows += len(predictions)
@@ -540,8 +544,8 @@ def _predictions(source: TableSource, fitted: Model, folder: Path) -> Iterator[A
         missing = np.flatnonzero(ordered[spot] != users)
         if len(missing):
             raise InputError(
-                f"user {users[missing[0]]!r} in row {rows + int(missing[0]) + 1} of {source.path} has no head in "
-                f"{folder}; make one from some rows with their target: privrep personalize {folder} TABLE"
+                f"user {users.tolist()[missing[0]]!r} in row {rows + int(missing[0]) + 1} of {source.path} has no head "
+                f"in {folder}; make one from some rows with their target: privrep personalize {folder} TABLE"
             )
         X = fill_rows(
             np.empty((batch.num_rows, len(source.feature_names)), source.dtype),
@@ -555,63 +559,53 @@ Sink = Callable[[Any], None]
 
 
 @contextmanager
-def _csv_sink(source: TableSource, path: Path, suffix: str) -> Iterator[Sink]:
-    """Writes the next rows of the source, as they stand in it, each with its prediction."""
+def _text_sink(source: TableSource, path: Path, suffix: str) -> Iterator[Sink]:
+    """CSV to CSV: the next rows of the source, their text as it stands there, each with its prediction."""
     import csv
 
-    with _every_row(source) as take, _open_text(path, "w", compressed=suffix.endswith(".gz")) as file:
+    with _open_text(Path(source.path), "r") as given, _open_text(path, "w", suffix.endswith(".gz")) as file:
+        lines = (line for line in csv.reader(given) if line)
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*source.header, "prediction"])
+        writer.writerow([*next(lines), "prediction"])
 
         def write(predictions: Any) -> None:
-            for row, prediction in zip(take(len(predictions)), predictions.tolist(), strict=True):
-                writer.writerow([*row, prediction])
+            rows = list(islice(lines, len(predictions)))
+            if len(rows) != len(predictions) or any(len(row) != len(source.header) for row in rows):
+                raise InputError(f"{source.path} has values with line breaks in them; take them out, or use Parquet.")
+            writer.writerows([*row, prediction] for row, prediction in zip(rows, predictions.tolist(), strict=True))
 
         yield write
 
 
 @contextmanager
-def _every_row(source: TableSource) -> Iterator[Callable[[int], Iterable[Sequence[Any]]]]:
-    """take(n): the next n rows of the file with all their columns. A CSV's values come as the text they are."""
-    if source.format == "csv":
-        import csv
-
-        with _open_text(Path(source.path), "r") as file:
-            lines = (line for line in csv.reader(file) if line)
-            next(lines)
-            yield lambda count: _whole(list(islice(lines, count)), count, source)
-    else:
-        take = _tables(source)
-        yield lambda count: zip(*(column.to_pylist() for column in take(count).columns), strict=True)
-
-
-def _whole(rows: list[list[str]], count: int, source: TableSource) -> list[list[str]]:
-    if len(rows) != count or any(len(row) != len(source.header) for row in rows):
-        raise InputError(
-            f"{source.path} has values with line breaks in them; take these out, or convert it to Parquet."
-        )
-    return rows
-
-
-@contextmanager
-def _parquet_sink(source: TableSource, path: Path, suffix: str) -> Iterator[Sink]:
+def _arrow_sink(source: TableSource, path: Path, suffix: str) -> Iterator[Sink]:
+    """From or to Parquet: the next rows of the source, all columns, each with its prediction."""
     import pyarrow as pa
+    import pyarrow.csv
     import pyarrow.parquet as pq
 
     take = _tables(source)
-    writer: Any = None
+    with ExitStack() as files:
+        writer: Any = None
 
-    def write(predictions: Any) -> None:
-        nonlocal writer
-        rows = take(len(predictions)).append_column("prediction", pa.array(predictions, pa.float64()))
-        writer = writer or pq.ParquetWriter(path, rows.schema)
-        writer.write_table(rows)
+        def write(predictions: Any) -> None:
+            nonlocal writer
+            rows = take(len(predictions)).append_column("prediction", pa.array(predictions, pa.float64()))
+            try:
+                if writer is not None:
+                    pass
+                elif suffix in (".csv", ".csv.gz"):
+                    # by name of the format: the temporary file has another ending
+                    stream = pa.output_stream(str(path), compression="gzip" if suffix.endswith(".gz") else None)
+                    writer = files.enter_context(pyarrow.csv.CSVWriter(files.enter_context(stream), rows.schema))
+                else:
+                    writer = files.enter_context(pq.ParquetWriter(path, rows.schema))
+                writer.write_table(rows)
+            except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+                reason = str(error).splitlines()[0]
+                raise InputError(f"{source.path} has a column that --out cannot hold ({reason}).") from None
 
-    try:
         yield write
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 def _tables(source: TableSource) -> Callable[[int], Any]:
@@ -627,9 +621,9 @@ def _tables(source: TableSource) -> Callable[[int], Any]:
             while sum(batch.num_rows for batch in waiting) < count:
                 waiting.append(next(batches))
         except pa.ArrowException as error:
+            reason = str(error).splitlines()[0]
             raise InputError(
-                f"a column of {source.path} changes its type on the way ({str(error).splitlines()[0]}); "
-                "write to a .csv file instead."
+                f"{source.path}: {reason}; write to a .csv file, which keeps every value as text."
             ) from None
         except StopIteration:
             raise InputError(f"{source.path} changed while it was read; run the command again.") from None
@@ -645,8 +639,8 @@ def _full_batches(source: TableSource) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     if source.format == "parquet":
-        with pq.ParquetFile(source.path) as file:
-            yield from file.iter_batches()
+        with pq.ParquetFile(source.path, buffer_size=1 << 16, pre_buffer=False) as file:
+            yield from file.iter_batches(1 << 14)
         return
     types = {column.name: column.type for column in source.schema}
     convert = pyarrow.csv.ConvertOptions(column_types=types)

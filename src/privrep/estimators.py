@@ -142,7 +142,7 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
         if (positions < 0).any():
             row = int(np.flatnonzero(positions < 0)[0])
             raise InputError(
-                f"user {list(groups)[row]!r} (row {row}) was not in fit, so it has no head. "
+                f"user {np.asarray(groups, dtype=object)[row]!r} (row {row}) was not in fit, so it has no head. "
                 "Call personalize with a few of its rows to make one."
             )
         return self._heads.predict(self._representation, X, positions)

@@ -9,17 +9,16 @@ nothing but noise, that user is as well off as alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from privrep.algorithms.private_fedrep import Representation
 from privrep.data.user_table import UserTable
-from privrep.engines.base import default_workers
+from privrep.engines.base import default_workers, map_blocks
 from privrep.local.least_squares import Floats, centred
 from privrep.privacy.bounds import Array
 
@@ -80,8 +79,8 @@ def fit_heads(
     workers: int | None = None,
 ) -> Heads:
     """A head for every user of the blocks (`table.blocks()`). Without the safety net every head is a shared one."""
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers or default_workers()) as pool:
-        return Heads.join(pool.map(lambda b: fit_block(b, representation, intercept, safety_net), blocks))
+    fit = partial(fit_block, representation=representation, intercept=intercept, safety_net=safety_net)
+    return Heads.join(map_blocks(fit, blocks, workers or default_workers()))
 
 
 def fit_block(block: UserTable, representation: Representation, intercept: bool, safety_net: bool) -> Heads:

@@ -29,7 +29,7 @@ from privrep.errors import InputError, ResumeError
 from privrep.heads import Heads
 from privrep.privacy.accounting import Relation
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_report
+from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Run
 
@@ -106,7 +106,7 @@ def learn(
     config.check(users.features)
     columns = columns or Columns()
     if folder is not None:
-        _claim(folder, config, columns, users.features)
+        _claim(folder, config, columns, users)
     ledger = Ledger(
         Budget(config.epsilon, config.delta, config.relation),
         seeded=config.seed is not None,
@@ -137,6 +137,8 @@ def save(model: Model, folder: Path, *, overwrite: bool = False) -> None:
     """Write a model to a folder, all of it or nothing."""
     if folder.exists() and not overwrite:
         raise InputError(f"{folder} exists already. Choose another folder, or pass overwrite=True.")
+    if folder.exists() and not (folder / "model.json").is_file():
+        raise InputError(f"{folder} is not a model folder, so it is not overwritten. Choose another folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -176,14 +178,14 @@ def load(folder: Path) -> Model:
     fields = data["config"]
     config = Config(**{**fields, "scale": None if fields["scale"] is None else tuple(fields["scale"])})
     columns = Columns(**{**data["columns"], "features": tuple(data["columns"]["features"])})
-    billboard = Billboard(folder / "billboard")
+    billboard = Billboard.read(folder / "billboard")
+    if "representation" not in billboard:
+        raise InputError(f"{folder} is damaged: its billboard has no representation. Restore it from a copy.")
     page = billboard["representation"]
     representation = Representation(page.arrays["basis"], page.arrays["scale"], page.facts["derived"]["error"])
     heads = read_heads(folder) if (folder / "private" / "heads.parquet").is_file() else None
-    report = read_report(folder / "ledger.jsonl")
-    ledger = Ledger(Budget(report.epsilon_budget, report.delta, report.relation), seeded=report.seeded)
-    ledger.charge(dict(report.events))
-    return Model(config, representation, report, ledger, billboard, columns, heads)
+    ledger = read_ledger(folder / "ledger.jsonl")
+    return Model(config, representation, ledger.report(), ledger, billboard, columns, heads)
 
 
 def with_heads(model: Model, heads: Heads) -> Model:
@@ -242,16 +244,18 @@ def _describe(config: Config, columns: Columns) -> dict[str, Any]:
     return described
 
 
-def _claim(folder: Path, config: Config, columns: Columns, features: int) -> None:
+def _claim(folder: Path, config: Config, columns: Columns, users: Users) -> None:
     """Make the folder of a run, or check that the one that stands is of this very run."""
     if (folder / "model.json").is_file():
         raise InputError(f"{folder} holds a finished model. Choose another folder.")
-    wanted = {**_describe(config, columns), "feature_count": features}
+    wanted = {**_describe(config, columns), "feature_count": users.features}
+    if config.relation == "replace-one-user":
+        wanted["user_count"] = users.count  # a public fact under this relation only
     path = folder / "run.json"
     if path.is_file():
         if json.loads(path.read_text()) != wanted:
             raise ResumeError(
-                f"{folder} holds a run with other settings or columns. Continue it with the same arguments, "
+                f"{folder} holds a run with other settings, columns or users. Continue it with the same arguments, "
                 "or choose another folder."
             )
         return

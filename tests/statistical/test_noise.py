@@ -147,7 +147,7 @@ def test_a_simulated_draw_depends_on_seed_and_name_alone() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, None, "3"])
 def test_seeds_are_non_negative_integers(seed: object) -> None:
-    with pytest.raises(InputError, match="seed|random_state"):
+    with pytest.raises(InputError, match="seed"):
         simulated_noise(seed)  # type: ignore[arg-type]
 
 

@@ -114,7 +114,8 @@ def head_and_gradient(U: Array, X: Floats, y: Floats, fit: Rows, rest: Rows) -> 
     if not len(fit) or not len(rest):
         return np.zeros((users, k)), np.zeros((users, d * k))
     X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
-    heads = ridge_fit(X[:, fit] @ U, y[:, fit], ridge=0.0, intercept=False).heads
-    residuals = y[:, rest] - np.einsum("umk,uk->um", X[:, rest] @ U, heads)
-    pull = np.einsum("um,umd->ud", residuals, X[:, rest]) * (-2 / len(rest))
+    heads = ridge_fit(X.take(fit, axis=1) @ U, y.take(fit, axis=1), ridge=0.0, intercept=False).heads
+    rows = X.take(rest, axis=1)
+    residuals = y.take(rest, axis=1) - (rows @ U @ heads[:, :, None])[:, :, 0]
+    pull = (residuals[:, None, :] @ rows)[:, 0] * (-2 / len(rest))
     return heads, (pull[:, :, None] * heads[:, None, :]).reshape(users, d * k)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ class LocalStep(Protocol):
     """What users compute on their own rows, given public values: a frozen dataclass of public arrays and numbers.
 
     Called with a group of users of equal size, X of shape (users, rows, features) and y of shape (users, rows);
-    returns their contributions to each statistic. Must be a function of each user's rows alone.
+    returns their contributions to each statistic. A user's contribution must be a function of that user's rows alone,
+    to the last bit: see `local.least_squares`.
     """
 
     def __call__(self, X: NDArray[Any], y: NDArray[Any]) -> Mapping[str, Contributions]: ...
@@ -32,7 +33,7 @@ class Users(Protocol):
 
     @property
     def count(self) -> int:
-        """How many users there are. Public under replace-one-user only; `public_count` handles the other relation."""
+        """How many users there are: public under replace-one-user, not to be used in a release otherwise."""
         ...
 
     @property
@@ -58,11 +59,10 @@ def sum_blocks(
     """
     totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     users = 0
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
-        for count, sums in _in_order(pool, blocks, step, bounds, ahead=2 * workers):
-            users += count
-            for key, total in sums.items():
-                totals[key] += total
+    for count, sums in map_blocks(lambda block: _sum_block(block, step, bounds), blocks, workers):
+        users += count
+        for key, total in sums.items():
+            totals[key] += total
     if users > MAX_USERS:
         raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} instead.")
     return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
@@ -71,16 +71,30 @@ def sum_blocks(
 _BlockSums = tuple[int, dict[str, Array]]
 
 
-def _in_order(
-    pool: ThreadPoolExecutor, blocks: Iterable[UserTable], step: LocalStep, bounds: Mapping[str, Bound], ahead: int
-) -> Iterator[_BlockSums]:
-    waiting: deque[Future[_BlockSums]] = deque()
-    for block in blocks:
-        waiting.append(pool.submit(_sum_block, block, step, bounds))
-        if len(waiting) > ahead:
+Result = TypeVar("Result")
+
+
+def map_blocks(function: Callable[[UserTable], Result], blocks: Iterable[UserTable], workers: int) -> Iterator[Result]:
+    """The function of each block, in order, on several cores; reads only a few blocks ahead of the result it yields."""
+    _keep_freed_memory()
+    waiting: deque[Future[Result]] = deque()
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+        for block in blocks:
+            waiting.append(pool.submit(function, block))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
             yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+
+
+def _keep_freed_memory() -> None:
+    """Let temporaries reuse memory that this process already has.
+
+    A pass allocates and frees the same few megabytes over and over. By default glibc hands each back to the kernel and
+    faults it in again, which costs as much as the arithmetic. It stops doing so for all sizes up to that of the largest
+    mapping it has seen freed, at most 32 MB: this is such a mapping, never touched. Elsewhere it does nothing.
+    """
+    np.empty(31 << 20, np.uint8)
 
 
 def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound]) -> _BlockSums:
@@ -94,7 +108,9 @@ def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound]) -
 
 
 def _finite(X: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Users with a number that is not finite become users whose rows are all zero."""
+    """Rows in one layout of memory, so that rounding depends on the numbers alone; users with a number that is not
+    finite become users whose rows are all zero."""
+    X, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
     if np.isfinite(X.sum()) and np.isfinite(y.sum()):
         return X, y
     bad = ~(np.isfinite(X).all(axis=(1, 2)) & np.isfinite(y).all(axis=1))

@@ -1,4 +1,4 @@
-"""What users compute in the passes of Private FedRep. Each step is public values plus a function of one user's rows."""
+"""What users compute in the passes of Private FedRep: public values plus a function of one user's rows, to the bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class FeatureSizes:
 
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         rows = centred(X) if self.intercept else X
-        sizes = np.sqrt(np.einsum("umd,umd->ud", rows, rows, dtype=np.float64) / max(X.shape[1] - self.intercept, 1))
+        squares = rows.astype(np.float64) ** 2
+        sizes = np.sqrt(squares.sum(axis=1) / max(X.shape[1] - self.intercept, 1))
         cells = octaves(sizes)
         features = np.arange(X.shape[2]) * CELLS
         return {"sizes": Counts(np.where(cells < 0, -1, features + cells), X.shape[2] * CELLS)}
@@ -74,14 +75,14 @@ class LeaveOneOutGradient:
         users, m, d = X.shape
         k = self.U.shape[1]
         rows, targets = (centred(X), centred(y)) if self.intercept else (X, y)
-        P = (rows.reshape(-1, d) @ (self.U * self.inverse_scale[:, None]).astype(X.dtype)).reshape(users, m, k)
+        P = rows @ (self.U * self.inverse_scale[:, None]).astype(X.dtype)
         fit = ridge_fit(
             P.astype(np.float64, copy=False), targets.astype(np.float64, copy=False), self.ridge, self.intercept
         )
         heads = fit.loo_heads()
         pull = (fit.loo_residuals[:, :, None] * heads).astype(X.dtype) / m
         gradient = (pull.transpose(0, 2, 1) @ rows).astype(np.float64, copy=False) * self.inverse_scale  # (users, k, d)
-        gradient -= (gradient.reshape(-1, d) @ self.U).reshape(users, k, k) @ self.U.T
+        gradient -= gradient @ self.U @ self.U.T
         moment = pack(heads.transpose(0, 2, 1) @ heads) / m
         joined = np.concatenate([gradient.reshape(users, -1), self.heads_weight * moment], axis=1)
         gradient_norm = np.linalg.norm(joined[:, : d * k], axis=1)

@@ -49,9 +49,19 @@ class Billboard:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob("*.tmp"):
                 leftover.unlink()
-            for path in sorted(folder.glob("*.safetensors")):
-                page = _read(path)
-                self._pages[page.name] = page
+            self._load(folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> Billboard:
+        """The pages of a folder, which is left as it is: what is posted to it now stays in memory."""
+        billboard = cls()
+        billboard._load(folder)
+        return billboard
+
+    def _load(self, folder: Path) -> None:
+        for path in sorted(folder.glob("*.safetensors")):
+            page = _read(path)
+            self._pages[page.name] = page
 
     def __contains__(self, name: str) -> bool:
         return name in self._pages

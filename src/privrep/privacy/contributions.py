@@ -63,7 +63,7 @@ class CrossMoments:
     scale: Array
 
     def _sums(self) -> Array:
-        return self.rows.sum(axis=1, dtype=np.float64)
+        return self.rows.astype(np.float64, copy=False).sum(axis=1)
 
     def norms(self) -> Array:
         A = self.rows.astype(np.float64, copy=False)

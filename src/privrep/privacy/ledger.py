@@ -184,8 +184,8 @@ class Ledger:
         os.fsync(self._file.fileno())
 
 
-def read_report(path: Path) -> PrivacyReport:
-    """The report of a ledger file, without opening it for writing."""
+def read_ledger(path: Path) -> Ledger:
+    """The ledger in a file, without opening the file for writing: what is charged to it now stays in memory."""
     if not path.is_file():
         raise InputError(f"{path} does not exist: this folder holds no privrep ledger.")
     header, entries, _ = _parse(path)
@@ -193,7 +193,12 @@ def read_report(path: Path) -> PrivacyReport:
         raise InputError(f"{path} is empty: the run was stopped before it began. Nothing was spent.")
     ledger = Ledger(Budget(header["epsilon"], header["delta"], header["relation"]), seeded=header["seeded"])
     ledger._entries = entries
-    return ledger.report()
+    return ledger
+
+
+def read_report(path: Path) -> PrivacyReport:
+    """The report of a ledger file."""
+    return read_ledger(path).report()
 
 
 def _parse(path: Path) -> tuple[dict[str, Any] | None, dict[str, Event], int]:

@@ -1,0 +1,233 @@
+"""One place for noise, one for clipping, one for spending: read off the syntax trees of all of src/privrep.
+
+What may happen where is written once, in RULES; a new exception is a line there, with its reason. The last tests feed
+the rules code that breaks them, so that a rule which no longer sees anything is noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.find_spec("privrep")
+assert _spec is not None
+assert _spec.origin is not None
+SOURCE = Path(_spec.origin).parent
+MODULES = {str(path.relative_to(SOURCE)): path for path in sorted(SOURCE.rglob("*.py"))}
+
+Finder = Callable[[ast.AST], Iterator[tuple[int, str]]]
+"""Yields (line, what was found) for every place in a tree where something happens."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What `find` finds may happen only in these files, or in folders (ending in a slash), under src/privrep."""
+
+    find: Finder
+    allowed: tuple[str, ...]
+
+    def broken_by(self, name: str, tree: ast.AST) -> list[str]:
+        if any(name == place or (place.endswith("/") and name.startswith(place)) for place in self.allowed):
+            return []
+        return [f"{name}:{line}: {found}" for line, found in self.find(tree)]
+
+
+def _dotted(node: ast.AST) -> str:
+    """a.b.c of an attribute chain; what is not a name at its root is left out."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def _called(node: ast.AST) -> str:
+    """The last name of what is called: charge for ledger.charge(...) and for charge(...)."""
+    return _dotted(node.func).rsplit(".", 1)[-1] if isinstance(node, ast.Call) else ""
+
+
+def calls(*names: str) -> Finder:
+    def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _called(node) in names:
+                yield node.lineno, f"calls {_called(node)}"
+
+    return find
+
+
+def reads(*attributes: str) -> Finder:
+    def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in attributes and isinstance(node.ctx, ast.Load):
+                yield node.lineno, f"reads .{node.attr}"
+
+    return find
+
+
+def defines(*words: str) -> Finder:
+    def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and any(word in node.name.lower() for word in words):
+                yield node.lineno, f"defines {node.name}"
+
+    return find
+
+
+def imports(*modules: str) -> Finder:
+    """Imports of these modules or anything in them, and names taken from them."""
+
+    def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for name in names:
+                if any(name == module or name.startswith(module + ".") for module in modules):
+                    yield node.lineno, f"imports {name}"
+
+    return find
+
+
+def constructs(name: str) -> Finder:
+    return calls(name)
+
+
+def _random(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every way to a random number: NumPy's generators, the random and secrets modules, OpenDP, os.urandom, torch."""
+    draws = {"normal", "standard_normal", "laplace", "gumbel", "exponential", "integers", "uniform", "choice", "random"}
+    draws |= {"permutation", "permuted", "shuffle", "poisson", "binomial", "standard_t", "randn", "rand", "randint"}
+    makers = {"default_rng", "RandomState", "Generator", "SeedSequence", "PCG64", "Philox", "urandom", "getrandom"}
+    yield from imports("random", "secrets", "opendp", "numpy.random")(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = _dotted(node.func)
+            if _called(node) in makers or ".random." in f".{name}.":
+                yield node.lineno, f"calls {name}"
+            elif isinstance(node.func, ast.Attribute) and node.func.attr in draws:
+                yield node.lineno, f"calls {node.func.attr}"
+
+
+def _unsafe_loading(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    yield from imports("pickle", "joblib", "cloudpickle", "dill", "shelve", "marshal")(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            yield node.lineno, "passes allow_pickle"
+        if isinstance(node, ast.Call) and _called(node) in {"to_pickle", "read_pickle", "eval", "exec"}:
+            yield node.lineno, f"calls {_called(node)}"
+
+
+RULES = {
+    "random numbers are drawn": Rule(
+        _random,
+        (
+            "privacy/noise.py",
+            "data/synthetic.py",
+            "demo.py",  # a synthetic population, made with data/synthetic.py
+            "algorithms/paper.py",  # a public permutation of row numbers, seeded by the page and the number of rows
+            "engines/streaming.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
+        ),
+    ),
+    "noise sources are made or called": Rule(
+        calls("noise", "secure_noise", "simulated_noise", "make_gaussian", "make_laplace"),
+        ("privacy/noise.py", "privacy/release.py", "model.py"),  # model.py picks the source; it calls none
+    ),
+    "a noise source is called": Rule(calls("noise", "secure_noise"), ("privacy/release.py",)),
+    "bounded sums are made": Rule(constructs("BoundedSum"), ("engines/",)),
+    "contributions are clipped": Rule(defines("clip"), ("privacy/bounds.py",)),
+    "clipping is asked for": Rule(calls("clipped_sum"), ("engines/",)),
+    "norms and weighted sums of contributions are taken": Rule(calls("norms", "weighted_sum"), ("privacy/bounds.py",)),
+    "the total of a bounded sum is read": Rule(
+        reads("total"),
+        (
+            "privacy/release.py",
+            "algorithms/baselines.py",  # labelled not private
+        ),
+    ),
+    "users are asked for sums": Rule(
+        calls("bounded_sums"),
+        (
+            "privacy/release.py",
+            "algorithms/baselines.py",  # labelled not private
+        ),
+    ),
+    "releases are posted": Rule(calls("post_releases"), ("privacy/release.py",)),
+    "derived pages are posted": Rule(calls("post_derived"), ("privacy/release.py",)),
+    "budget is spent": Rule(calls("charge"), ("privacy/release.py",)),
+    "releases are made": Rule(constructs("Release"), ("privacy/release.py", "privacy/billboard.py")),
+    "the insides of ledger and billboard are touched": Rule(
+        reads("_entries", "_pages", "_capacity"), ("privacy/ledger.py", "privacy/billboard.py")
+    ),
+    "files are read that could run code": Rule(_unsafe_loading, ()),
+}
+LOCAL = Rule(
+    imports("privrep.engines", "privrep.privacy.release", "privrep.privacy.ledger", "privrep.privacy.noise"), ()
+)
+CORE = Rule(imports("privrep.algorithms", "privrep.estimators", "privrep.model", "privrep.heads", "privrep.cli"), ())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_only_where_it_should_be(rule: str) -> None:
+    broken = [
+        line for name, path in MODULES.items() for line in RULES[rule].broken_by(name, ast.parse(path.read_text()))
+    ]
+    assert not broken, f"{rule} outside {', '.join(RULES[rule].allowed) or 'nowhere'}:\n" + "\n".join(broken)
+
+
+@pytest.mark.parametrize(("folder", "rule"), [("local/", LOCAL), ("privacy/", CORE), ("engines/", CORE)])
+def test_what_users_compute_knows_nothing_of_budgets_and_the_core_nothing_of_algorithms(
+    folder: str, rule: Rule
+) -> None:
+    inside = {name: path for name, path in MODULES.items() if name.startswith(folder)}
+    assert inside
+    broken = [line for name, path in inside.items() for line in rule.broken_by(name, ast.parse(path.read_text()))]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.allowed])
+def test_the_rule_sees_what_it_allows(rule: str) -> None:
+    """Otherwise the thing was renamed and the rule guards nothing."""
+    found = [
+        line
+        for name, path in MODULES.items()
+        for line in Rule(RULES[rule].find, ()).broken_by(name, ast.parse(path.read_text()))
+    ]
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        ("random numbers are drawn", "import numpy as np\nnp.random.default_rng(0).normal(size=3)"),
+        ("random numbers are drawn", "def f(rng):\n    return rng.laplace(size=3)"),
+        ("random numbers are drawn", "from numpy.random import default_rng"),
+        ("random numbers are drawn", "import secrets"),
+        ("random numbers are drawn", "from opendp import measurements"),
+        ("random numbers are drawn", "import os\nos.urandom(8)"),
+        ("noise sources are made or called", "run.noise('a', 1.0, 3)"),
+        ("bounded sums are made", "from privrep.privacy.bounds import BoundedSum\nBoundedSum(x, bound)"),
+        ("bounded sums are made", "bounds.BoundedSum(x, bound)"),
+        ("contributions are clipped", "def _clip_rows(x): ..."),
+        ("clipping is asked for", "clipped_sum(c, bound)"),
+        ("norms and weighted sums of contributions are taken", "c.weighted_sum(w)"),
+        ("the total of a bounded sum is read", "print(sums['a'].total)"),
+        ("users are asked for sums", "run.users.bounded_sums(step, bounds)"),
+        ("releases are posted", "run.billboard.post_releases('a', {})"),
+        ("budget is spent", "ledger.charge({})"),
+        ("releases are made", "Release(total, 0.0, 1.0, 1.0)"),
+        ("the insides of ledger and billboard are touched", "ledger._entries.clear()"),
+        ("files are read that could run code", "import pickle"),
+        ("files are read that could run code", "np.load(f, allow_pickle=True)"),
+        ("files are read that could run code", "from joblib import load"),
+    ],
+)
+def test_the_rule_sees_what_it_forbids(rule: str, code: str) -> None:
+    assert RULES[rule].broken_by("elsewhere.py", ast.parse(code))
