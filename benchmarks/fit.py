@@ -1,4 +1,4 @@
-"""The whole fit at the Figure 1 setting against a straight NumPy script of the same passes, and cost per user as n grows.
+"""The whole fit at the Figure 1 setting against a straight NumPy script of the same passes; cost per user as n grows.
 
     python -m benchmarks.fit [--users 20000] [--large 1000000]
 
@@ -37,9 +37,7 @@ def population(users: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def product(X: np.ndarray, y: np.ndarray) -> None:
     """What `PrivateFedRep(rank=2).fit` does, with cryptographic noise, without scikit-learn's checks of the input."""
     users = len(X)
-    table = UserTable(
-        X.reshape(-1, FEATURES), y.ravel(), np.arange(users + 1) * ROWS, np.arange(users)
-    )  # fmt: skip
+    table = UserTable(X.reshape(-1, FEATURES), y.ravel(), np.arange(users + 1) * ROWS, np.arange(users))
     model = learn(InMemoryUsers(table), Config(rank=RANK, epsilon=1.0, delta=1e-6))
     fit_heads(table.blocks(), model.representation)
 
@@ -57,7 +55,8 @@ def straight(X: np.ndarray, y: np.ndarray, rounds: int = ROUNDS) -> None:
     s = A.sum(axis=1)
     gram = A @ A.transpose(0, 2, 1)
     cross = np.einsum("umd,ud->um", A, s)
-    norms = np.sqrt(np.maximum((s**2).sum(axis=1) ** 2 - 2 * (cross**2).sum(axis=1) + (gram**2).sum(axis=(1, 2)), 1e-30))
+    squares = (s**2).sum(axis=1) ** 2 - 2 * (cross**2).sum(axis=1) + (gram**2).sum(axis=(1, 2))
+    norms = np.sqrt(np.maximum(squares, 1e-30))
     flat = (A / np.sqrt(norms)[:, None, None]).reshape(-1, d)
     Z = (s / norms[:, None]).T @ s - flat.T @ flat + rng.normal(size=(d, d))
     U = np.linalg.eigh(Z + Z.T)[1][:, -k:].astype(X.dtype)
@@ -134,7 +133,8 @@ def main() -> None:
     for users in (arguments.users, 100_000, arguments.large):
         X, y = population(users, seed=2)
         seconds = best_of(lambda X=X, y=y: product(X, y), 1 if users > 200_000 else 2)
-        print(f"  {users:>9,} users  {seconds:8.2f} s  {1e6 * seconds / users:6.1f} us/user  ratio {seconds / users / per_user:.2f}")
+        each = seconds / users
+        print(f"  {users:>9,} users  {seconds:8.2f} s  {1e6 * each:6.1f} us/user  ratio {each / per_user:.2f}")
     code = "import time; t = time.perf_counter(); import privrep; print(time.perf_counter() - t)"
     seconds = min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3))
     print(f"import privrep  {seconds:.3f} s")

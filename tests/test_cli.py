@@ -20,7 +20,9 @@ import pytest
 
 from privrep import PrivateFedRep, cli
 from privrep import model as models
+from privrep.cli.shared import Bar
 from privrep.data.synthetic import make_population
+from privrep.engines.in_memory import InMemoryUsers
 
 FEATURES = [f"x{j}" for j in range(6)]
 BUDGET = ["--epsilon", "4", "--delta", "1e-6"]
@@ -106,8 +108,16 @@ def copy(fitted: Path, tmp_path: Path) -> Path:
 def test_help_and_version_are_quick(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing heavy is imported for them."""
     assert run(capsys, "--version")[1].startswith("privrep ")
-    code = "import sys, privrep.cli; print([m for m in ('numpy', 'scipy', 'sklearn', 'pyarrow') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    code = (
+        "import sys, privrep.cli\n"
+        "try:\n"
+        "    privrep.cli.main(['fit', '--help'])\n"
+        "finally:\n"
+        "    print([m for m in ('numpy', 'scipy', 'sklearn', 'pyarrow', 'matplotlib') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "--epsilon" in done.stdout
     code_of, out, _ = run(capsys, "--help")
     assert code_of == 0
     assert all(name in out for name in ("demo", "fit", "personalize", "predict", "inspect", "budget"))
@@ -162,6 +172,21 @@ def test_fit_takes_its_options(tables: Path, tmp_path: Path, capsys: pytest.Capt
     assert set(heads.kind) == {0}
 
 
+def test_fit_as_the_paper_has_it(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model"
+    options = ["--method", "paper", "--rank", "2", "--no-intercept", "--no-safety-net", "--simulate", "7"]
+    command = ["fit", tables / "users.parquet", *COLUMNS, *BUDGET, *options, "--out", out]
+    assert run(capsys, *command)[0] == 0
+    table = pq.read_table(tables / "users.parquet")
+    X = np.column_stack([table[name].to_numpy() for name in FEATURES])
+    estimator = PrivateFedRep.paper(2, epsilon=4.0, delta=1e-6, random_state=7)
+    estimator.fit(X, table["y"].to_numpy(), groups=table["user"].to_numpy())
+    assert models.load(out).config == estimator.model_.config
+    assert np.array_equal(models.load(out).representation.basis, estimator.model_.representation.basis)
+    assert "paper-moments" in run(capsys, "inspect", out)[1]
+    assert run(capsys, "predict", out, tables / "users.csv", "--out", tmp_path / "p.csv")[0] == 0
+
+
 def test_text_ids_keep_leading_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = make_rows(100)
     rows["user"] = np.array([f"{user:04d}" for user in rows["user"]])
@@ -188,6 +213,13 @@ PIECES = {
     "target among features": (["--features", "x0,y"], "'y'"),
     "scale file": (["--scale", "nowhere.json"], "nowhere.json"),
     "workdir": (["--workdir", "nowhere"], "nowhere"),
+    "method": (["--method", "fast"], "method"),
+    "paper without a rank": (["--method", "paper", "--no-intercept"], "rank"),
+    "paper with intercepts": (["--method", "paper", "--rank", "2"], "intercepts"),
+    "paper, number of users not public": (
+        ["--method", "paper", "--rank", "2", "--no-intercept", "--relation", "add-or-remove-one-user"],
+        "replace-one-user",
+    ),
 }
 
 
@@ -251,6 +283,7 @@ def test_fit_replaces_only_what_it_made_and_only_when_asked(
 ) -> None:
     command = ["fit", tables / "users.csv", *COLUMNS, *BUDGET, "--rank", "1", "--out"]
     assert "--overwrite" in refused(capsys, *command, copy)
+    assert "intercepts" in refused(capsys, *command, copy, "--overwrite", "--method", "paper")
     assert models.load(copy).config.rank == 2
     code, _, noted = run(capsys, *command, copy, "--overwrite")
     assert code == 0
@@ -273,7 +306,8 @@ def test_a_killed_fit_is_continued_by_the_same_command(
     die = (
         "import os, sys\n"
         "from privrep import cli\n"
-        "cli._Bar.page = lambda bar, name: os._exit(9) if name == 'round-1' else None\n"
+        "from privrep.cli.shared import Bar\n"
+        "Bar.page = lambda bar, name: os._exit(9) if name == 'round-1' else None\n"
         "cli.main(sys.argv[1:])\n"
     )
     assert subprocess.run([sys.executable, "-c", die, *command, str(out)]).returncode == 9
@@ -301,7 +335,7 @@ def test_ctrl_c_tells_how_to_continue(
 
     command = ["fit", tables / "users.csv", *COLUMNS, *BUDGET, "--out", tmp_path / "model"]
     with monkeypatch.context() as patch:
-        patch.setattr(cli._Bar, "page", interrupt)
+        patch.setattr(Bar, "page", interrupt)
         code, _, err = run(capsys, *command)
     assert code == 130
     assert "same command" in err
@@ -315,7 +349,8 @@ def test_a_run_in_use_is_not_removed(tables: Path, tmp_path: Path, capsys: pytes
 
     out = tmp_path / "model"
     config = models.Config(2, 4.0, 1e-6)
-    models._claim(out, config, models.Columns("user", "y", tuple(FEATURES)), 6)
+    users = InMemoryUsers(make_population(np.random.default_rng(0), 400, 6, 2, 6, 0.1).sample(np.random.default_rng(0)))
+    models._claim(out, config, models.Columns("user", "y", tuple(FEATURES)), users)
     at_work = Ledger(Budget(4.0, 1e-6), path=out / "ledger.jsonl")
     said = refused(capsys, "fit", tables / "users.csv", *COLUMNS, *BUDGET, "--rank", "1", "--out", out, "--overwrite")
     at_work.close()
@@ -367,6 +402,16 @@ def test_predict_keeps_all_columns_as_they_are(
     pq.write_table(extra, tmp_path / "more.parquet", row_group_size=500)
     assert run(capsys, "predict", fitted, tmp_path / "more.parquet", "--out", tmp_path / "q.parquet")[0] == 0
     assert pq.read_table(tmp_path / "q.parquet").drop_columns(["prediction"]).equals(extra)
+
+
+def test_bytes_that_are_no_utf8_stay_as_they_are(
+    tables: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *lines = (tables / "users.csv").read_bytes().splitlines()
+    table = tmp_path / "latin.csv"
+    table.write_bytes(b"\n".join([b"note," + header, *(b"caf\xe9," + line for line in lines)]) + b"\n")
+    assert run(capsys, "predict", fitted, table, "--out", tmp_path / "p.csv")[0] == 0
+    assert (tmp_path / "p.csv").read_bytes().splitlines()[1].startswith(b"caf\xe9," + lines[0])
 
 
 def test_predict_needs_no_target(

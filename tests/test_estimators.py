@@ -124,7 +124,7 @@ def test_shift_and_scale_of_the_data_change_the_representation_by_its_units_only
 def test_paper_configuration(data):
     X, y, groups = data
     model = PrivateFedRep.paper(2, epsilon=1.0, random_state=0).fit(X, y, groups=groups)
-    assert [name for name, _ in model.privacy_.events][0] == "paper-moments/moments"
+    assert next(name for name, _ in model.privacy_.events) == "paper-moments/moments"
     assert model.privacy_.epsilon == pytest.approx(1.0, rel=1e-6)
     with pytest.raises(InputError, match="neither intercepts nor feature scales"):
         PrivateFedRep(rank=2, method="paper", random_state=0).fit(X, y, groups=groups)
@@ -138,7 +138,7 @@ def test_rank_auto(data):
 
 
 def test_save_and_load(tmp_path, data, fitted):
-    X, y, groups = data
+    X, _, groups = data
     fitted.save(tmp_path / "model")
     loaded = PrivateFedRep.load(tmp_path / "model")
     assert np.array_equal(loaded.predict(X, groups=groups), fitted.predict(X, groups=groups))
@@ -216,7 +216,7 @@ def test_bad_calls(data, fitted):
         PrivateFedRep().fit(X, y)
     with pytest.raises(InputError, match="needs groups"):
         fitted.predict(X)
-    with pytest.raises(InputError, match="user 99999 .* was not in fit"):
+    with pytest.raises(InputError, match=r"user 99999 .* was not in fit"):
         fitted.predict(X[:1], groups=[99999])
     with pytest.raises(InputError, match="one user per row"):
         fitted.predict(X, groups=groups[:5])

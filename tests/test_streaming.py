@@ -124,7 +124,7 @@ def test_agrees_with_memory_for_csv(tmp_path: Path, order: str) -> None:
         with StreamingUsers.open(source, tmp_path) as users:
             assert_same_blocks(users, read_table(source))
             assert_same_sums(users, read_table(source))
-            assert [path.name for path in tmp_path.glob("privrep-*/*")] == [Path(users.source.path).name]
+            assert {path.name for path in tmp_path.glob("privrep-*/*")} == {"lock", Path(users.source.path).name}
 
 
 def test_agrees_with_rows_grouped_in_memory(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_regrouping_holds_no_more_than_its_limit(
     with StreamingUsers.open(source, tmp_path, limit=limit) as users:
         assert_same_blocks(users, table)
         assert_same_sums(users, table)
-        assert [path.name for path in tmp_path.glob("privrep-*/*")] == ["users.parquet"]
+        assert {path.name for path in tmp_path.glob("privrep-*/*")} == {"lock", "users.parquet"}
     assert len(rounds) > 1
     assert max(held) <= 1.05 * limit / 3  # of which there are three copies at a time
 
@@ -271,6 +271,22 @@ def test_a_bad_value_late_in_the_file_leaves_no_temporary_file(tmp_path: Path, m
         with pytest.raises(InputError, match=r"column 'x3' of .* in row 1101;"):
             StreamingUsers.open(source, tmp_path)
         assert not list(tmp_path.glob("privrep-*"))
+
+
+def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    source = write(rows_of([30, 40, 50], "integers", np.float64, "shuffled"), tmp_path / "t.parquet")
+    code = (
+        "import os, sys; from privrep.data.readers import TableSource; from privrep.engines.streaming import *; "
+        "users = StreamingUsers.open(TableSource(sys.argv[1], 'user', 'y'), sys.argv[2]); os._exit(9)"
+    )
+    with StreamingUsers.open(source, tmp_path) as living:
+        (kept,) = tmp_path.glob("privrep-*")
+        assert subprocess.run([sys.executable, "-c", code, str(source.path), str(tmp_path)]).returncode == 9
+        assert len(list(tmp_path.glob("privrep-*"))) == 2
+        with StreamingUsers.open(source, tmp_path) as users:
+            assert set(tmp_path.glob("privrep-*")) == {kept, Path(users.source.path).parent}
+        assert_same_blocks(living, read_table(source))
+    assert not list(tmp_path.glob("privrep-*"))
 
 
 def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,8 @@ class TableSource:
         packed = Path(self.path).name.lower().endswith(".gz")
         stream = pa.input_stream(os.fspath(self.path), compression="gzip" if packed else None)
         # without threads, errors come with the number of their row
-        return csv.open_csv(stream, csv.ReadOptions(use_threads=False, block_size=BATCH_BYTES), None, convert)
+        read = csv.ReadOptions(use_threads=False, block_size=BATCH_BYTES // 4)
+        return csv.open_csv(stream, read, None, convert)
 
     def _read_csv(self) -> Iterator[Any]:
         types = {column.name: column.type for column in self.schema}

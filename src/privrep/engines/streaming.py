@@ -3,21 +3,24 @@
 Every pass reads the file from beginning to end, and the blocks are those that `UserTable.blocks` makes of the same
 rows, so results equal those of the in-memory engine bit for bit. That needs each user's rows side by side and the users
 sorted by id. A Parquet file written so is read where it is; any other is regrouped once, when it is opened, into a
-Parquet file in a temporary folder that only its owner can enter and that goes away on close.
+Parquet file in a temporary folder that only its owner can enter and that goes away on close. What a killed process
+leaves behind goes away when the next one regroups a file in the same place.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from types import TracebackType
 from typing import Any
 
@@ -33,8 +36,12 @@ from privrep.engines.base import LocalStep, default_workers, sum_blocks
 from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, BoundedSum
 
+if sys.platform != "win32":
+    import fcntl
+
 REGROUP_BYTES = 150 << 20  # most bytes of rows that regrouping holds at a time
 MAX_BUCKETS = 64  # ranges of ids that one round of regrouping tells apart, each an open file
+PREFIX = "privrep-rows-"  # of temporary folders
 SAMPLE = 8192  # ids from which the ranges are chosen
 
 
@@ -329,8 +336,8 @@ def _copy(source: TableSource, path: Path) -> tuple[TableSource, _Seen]:
     """The rows of a file, checked, in the order they are in."""
     writer = _Writer(source, path)
     try:
-        for batch in _ahead(checked_batches(source)):
-            writer.write(batch)
+        for table in _tables(_ahead(checked_batches(source)), BATCH_BYTES):
+            writer.write(table)
     finally:
         writer.close()
     return _at(source, path), writer.seen
@@ -415,10 +422,31 @@ def _position(ids: Any, name: Any, after: bool) -> int:
 
 
 def _private_folder(files: ExitStack, workdir: str | os.PathLike[str] | None) -> Path:
-    """A new folder that only its owner can enter, removed with all in it when `files` is closed."""
+    """A new folder that only its owner can enter, removed with all in it when `files` is closed.
+
+    A process that is killed cannot remove its own; the next that makes one in the same place does.
+    """
     if workdir is not None and not Path(workdir).is_dir():
         raise InputError(f"workdir: there is no folder {workdir}; make it or name another.")
-    return Path(files.enter_context(TemporaryDirectory(prefix="privrep-", dir=workdir)))
+    _remove_leftovers(Path(workdir if workdir is not None else gettempdir()))
+    folder = Path(files.enter_context(TemporaryDirectory(prefix=PREFIX, dir=workdir)))
+    if sys.platform != "win32":
+        lock = os.open(folder / "locking", os.O_CREAT | os.O_WRONLY, 0o600)
+        files.callback(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held while this process lives
+        (folder / "locking").rename(folder / "lock")
+    return folder
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Folders of this user whose lock no process holds."""
+    if sys.platform == "win32":
+        return
+    for folder in parent.glob(PREFIX + "*"):
+        with suppress(OSError), open(folder / "lock") as lock:
+            if folder.lstat().st_uid == os.getuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
 
 
 @contextmanager

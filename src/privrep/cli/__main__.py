@@ -1,0 +1,7 @@
+"""`python -m privrep.cli`."""
+
+from __future__ import annotations
+
+from privrep.cli.app import main
+
+main()

@@ -1,0 +1,61 @@
+"""The program: its commands, its own options, and how it fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from privrep import __version__
+from privrep.cli.budget import budget
+from privrep.cli.demo import demo
+from privrep.cli.fit import fit
+from privrep.cli.inspect import inspect
+from privrep.cli.personalize import personalize
+from privrep.cli.predict import predict
+from privrep.errors import PrivrepError
+
+app = typer.Typer(
+    name="privrep",
+    help="Many users, little data each, one problem in common: learn the part they share under user-level differential "
+    "privacy; each user keeps a small head of its own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (demo, fit, personalize, predict, inspect, budget):
+    app.command()(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the app. What goes wrong on purpose is one sentence on stderr and exit code 2."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="privrep")
+    except PrivrepError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {(error.strerror or str(error)).lower()}.")
+
+
+def _fail(sentence: str) -> None:
+    print(f"privrep: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"privrep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass

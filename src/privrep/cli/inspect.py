@@ -1,0 +1,56 @@
+"""`privrep inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.padding import Padding
+from rich.table import Table
+
+from privrep.cli.shared import NOISE_MULTIPLIER, console, right, shout
+
+if TYPE_CHECKING:
+    from privrep.report.words import Spent
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder, or that of an unfinished run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """What was spent and what it means: what is protected, against whom, and what is not."""
+    from privrep.report import words
+
+    found = words.inspect_folder(folder)
+    if as_json:
+        print(json.dumps(words.as_json(found), indent=2))
+        return
+    out = console()
+    state = "a fitted model" if found.finished else "a run that was NOT FINISHED"
+    out.print(f"{folder}: {state}", style="bold", soft_wrap=True)
+    if found.privacy.seeded:
+        shout(words.SEEDED)
+    for heading, sentences in words.sections(found):
+        out.print(f"\n{heading}", style="bold")
+        for sentence in sentences:
+            item = Table.grid(padding=(0, 1))
+            item.add_row("-", sentence, style="bold red" if sentence == words.SEEDED else "")
+            out.print(Padding(item, (0, 0, 0, 2)))
+    out.print()
+    out.print(_ledger(found.releases))
+    out.print(NOISE_MULTIPLIER, style="dim")
+
+
+def _ledger(releases: list[Spent]) -> Table:
+    table = Table(
+        "release", "what for", "noise multiplier", "share of budget", title="The ledger", title_justify="left"
+    )
+    right(table, 2, 3)
+    for spent in releases:
+        table.add_row(spent.name, spent.purpose, f"{spent.noise_multiplier:.4g}", f"{spent.share:.1%}")
+    left = 1 - sum(spent.share for spent in releases)
+    if left > 5e-4:
+        table.add_row("", "not spent", "", f"{left:.1%}")
+    return table

@@ -1,0 +1,213 @@
+"""`privrep personalize`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privrep.cli.shared import (
+    FeatureColumns,
+    Folder,
+    TablePath,
+    UserColumn,
+    check_file,
+    id_kind,
+    new_file,
+    open_table,
+    open_text,
+    say,
+    suffix_of,
+)
+from privrep.errors import InputError
+
+if TYPE_CHECKING:
+    from privrep.heads import Heads
+    from privrep.model import Model
+
+
+def personalize(
+    folder: Folder,
+    table: TablePath,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the heads to this .json, .csv or .parquet file instead.")
+    ] = None,
+    user_id: Annotated[
+        str | None, typer.Option(help="The table has no user column: all its rows are this user's.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Users who have a head already get a new one.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file --out.")] = False,
+    user: UserColumn = None,
+    target: Annotated[str | None, typer.Option(help="Target column, if it is not named as in the fit.")] = None,
+    features: FeatureColumns = None,
+) -> None:
+    """Heads for users who were not in the fit, from their own rows and the public representation. Costs no privacy.
+
+    Without --out they join the heads in FOLDER/private. With --out they go to a file of weights that only you can read.
+    """
+    from privrep.engines.streaming import StreamingUsers
+    from privrep.heads import fit_heads
+    from privrep.model import write_heads
+    from privrep.report.words import load_model
+
+    if out is not None:
+        check_file(out, overwrite, (".json", ".csv", ".parquet"))
+        if replace:
+            raise InputError("--replace is for the heads in the model folder; with --out use --overwrite.")
+    fitted = load_model(folder)
+    target = target or fitted.columns.target
+    if not target:
+        raise InputError(f"{folder} was fitted on arrays and names no target column; pass --target.")
+    with _with_user_column(table, fitted, user, user_id) as (path, column):
+        source = open_table(path, fitted, column, target, features)
+        with StreamingUsers.open(source) as users:
+            c = fitted.config
+            new = fit_heads(users.blocks(), fitted.representation, intercept=c.intercept, safety_net=c.safety_net)
+    if out is not None:
+        _write_weights(new, fitted, source.feature_names, out)
+        say(f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}: {out} (readable by you alone)")
+        return
+    before = 0
+    if fitted.heads is not None:
+        before = len(fitted.heads.ids)
+        new = _joined(fitted.heads, new, folder, table, replace)
+    write_heads(new, folder)
+    say(f"{len(new.ids) - before:,} users more, {len(new.ids):,} in all, in {folder / 'private'}")
+
+
+# A table of one user
+
+
+@contextmanager
+def _with_user_column(table: Path, fitted: Model, user: str | None, user_id: str | None) -> Iterator[tuple[Path, str]]:
+    """The table and its user column. Where it has none, a private copy that has one, for as long as it is needed."""
+    column = user or fitted.columns.user
+    if user_id is None:
+        if not column:
+            raise InputError("the model was fitted on arrays and names no user column; pass --user, or --user-id.")
+        yield table, column
+        return
+    with tempfile.TemporaryDirectory(prefix="privrep-") as scratch:
+        copy = _add_column(table, column or "user", _as_id(user_id, fitted), Path(scratch))
+        try:
+            yield copy, column or "user"
+        except InputError as error:
+            raise InputError(str(error).replace(str(copy), str(table))) from None
+
+
+def _add_column(table: Path, column: str, value: str | int, folder: Path) -> Path:
+    """A copy of the table in that folder, with one more column that holds this value in every row."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from privrep.data.readers import SUFFIXES
+
+    suffix = suffix_of(table, SUFFIXES)
+    if suffix is None:
+        raise InputError(f"{table} does not end in {', '.join(SUFFIXES)}; convert the file to one of these.")
+    if not table.is_file():
+        raise InputError(f"there is no file {table}; check the path.")
+    kind = SUFFIXES[suffix]
+    copy = folder / f"rows.{kind}"
+    if kind == "parquet":
+        rows = pq.read_table(table)
+        _refuse(column, rows.column_names, table)
+        pq.write_table(rows.append_column(column, pa.array([value] * len(rows))), copy)
+    else:
+        with open_text(table, "r", packed=suffix == ".csv.gz") as file:
+            header, *lines = [line for line in csv.reader(file) if line] or [[]]
+        _refuse(column, header, table)
+        with open_text(copy, "w", packed=False) as file:
+            csv.writer(file).writerows([[column, *header], *([value, *line] for line in lines)])
+    return copy
+
+
+def _refuse(column: str, header: list[str], table: Path) -> None:
+    if column in header:
+        raise InputError(f"{table} has a user column, {column!r}; leave --user-id out.")
+
+
+def _as_id(text: str, fitted: Model) -> str | int:
+    if fitted.heads is None or id_kind(fitted.heads.ids) != "integers":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--user-id must be an integer, as the ids of this model are. Got {text!r} instead.") from None
+
+
+# Where the heads go
+
+
+def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) -> Heads:
+    """The heads there were, then the new ones, which take the place of old ones of the same users."""
+    import numpy as np
+
+    from privrep.data.user_table import find_users
+    from privrep.heads import Heads
+
+    if id_kind(old.ids) != id_kind(new.ids):
+        raise InputError(f"the users of {table} are {id_kind(new.ids)}, those of {folder} are {id_kind(old.ids)}.")
+    position = find_users(old.ids, new.ids)
+    known = position >= 0
+    if known.any() and not replace:
+        raise InputError(
+            f"user {new.ids[known].tolist()[0]!r} of {table} has a head in {folder} already; leave it out, "
+            "or pass --replace."
+        )
+    stay = np.ones(len(old.ids), dtype=bool)
+    stay[position[known]] = False
+    return Heads.join([_subset(old, stay), new])
+
+
+def _subset(heads: Heads, chosen: Any) -> Heads:
+    """The heads at the chosen positions (a mask)."""
+    import numpy as np
+
+    from privrep.heads import Heads
+
+    position = heads.own_position[chosen]
+    has = position >= 0
+    return Heads(
+        heads.ids[chosen],
+        heads.kind[chosen],
+        heads.intercept[chosen],
+        heads.shared[chosen],
+        np.where(has, np.cumsum(has) - 1, -1),
+        heads.own[position[has]],
+    )
+
+
+def _write_weights(heads: Heads, fitted: Model, features: tuple[str, ...], out: Path) -> None:
+    """Every user's linear model in the original features: prediction = intercept + sum of weight * feature."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from privrep.heads import KINDS
+
+    weights = heads.weights(fitted.representation)
+    table = {
+        "user": heads.ids.tolist(),
+        "kind": [KINDS[kind] for kind in heads.kind],
+        "intercept": heads.intercept.tolist(),
+    }
+    columns = {**table, **{f"weight_{name}": weights[:, j].tolist() for j, name in enumerate(features)}}
+    with new_file(out, owner_only=True) as temporary:
+        if out.suffix.lower() == ".parquet":
+            pq.write_table(pa.table(columns), temporary)
+        elif out.suffix.lower() == ".csv":
+            with open(temporary, "w", newline="", encoding="utf-8") as file:
+                csv.writer(file, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=True)])
+        else:
+            people = [
+                {**dict(zip(table, person, strict=True)), "weights": dict(zip(features, line, strict=True))}
+                for *person, line in zip(*table.values(), weights.tolist(), strict=True)
+            ]
+            data = {"prediction": "intercept + sum of weight * feature", "heads": people}
+            temporary.write_text(json.dumps(data, indent=1))

@@ -1,0 +1,172 @@
+"""What several commands need: options, the console, progress, files."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from privrep.errors import InputError
+
+if TYPE_CHECKING:
+    from privrep.data.readers import TableSource
+    from privrep.data.user_table import UserTable
+    from privrep.model import Model
+    from privrep.privacy.accounting import Relation
+
+# Options
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder, as `fit` made it.")]
+TablePath = Annotated[Path, typer.Argument(metavar="TABLE", help="A Parquet or CSV file.")]
+UserColumn = Annotated[str | None, typer.Option("--user", help="User column, if it is not named as in the fit.")]
+FeatureColumns = Annotated[
+    str | None, typer.Option("--features", help="Feature columns A,B,C, if not named as in the fit.")
+]
+
+
+def split_names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def check_relation(text: str) -> Relation:
+    from privrep.privacy.accounting import RELATIONS
+
+    if text not in RELATIONS:
+        raise InputError(f"--relation must be one of {', '.join(RELATIONS)}. Got {text!r} instead.")
+    return text
+
+
+# The console
+
+NOISE_MULTIPLIER = (
+    "Noise multiplier: standard deviation of the noise over the most that one user can change the sum. "
+    "Shares are of mu², which adds up over releases as 1 / multiplier²."
+)
+
+
+def console() -> Console:
+    return Console(highlight=False, markup=False)
+
+
+def say(text: str) -> None:
+    console().print(text, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    Console(stderr=True, highlight=False, markup=False).print(text, soft_wrap=True)
+
+
+def shout(text: str) -> None:
+    console().print(text, style="bold red")
+
+
+def right(table: Table, *columns: int) -> None:
+    for column in columns:
+        table.columns[column].justify = "right"
+
+
+# Progress
+
+
+class Bar:
+    """Progress of a fit: pages of the billboard, epsilon spent so far, then heads."""
+
+    def __init__(self, progress: Any, folder: Path, pages: int) -> None:
+        self._progress, self._folder = progress, folder
+        self._task = progress.add_task("reading", total=pages)
+
+    def page(self, name: str) -> None:
+        from privrep.privacy.ledger import read_report
+
+        spent = read_report(self._folder / "ledger.jsonl").epsilon
+        text = f"{name.replace('-', ' ')}, epsilon {spent:.3f} spent"
+        self._progress.update(self._task, description=text, advance=1)
+
+    def heads(self, blocks: Iterable[UserTable], users: int) -> Iterator[UserTable]:
+        """The same blocks; the bar moves as they are taken."""
+        self._progress.remove_task(self._task)
+        heads = self._progress.add_task("heads", total=users)
+        for block in blocks:
+            yield block
+            self._progress.update(heads, advance=block.n_users)
+
+
+@contextmanager
+def progress(folder: Path) -> Iterator[Bar]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from privrep.model import PAGES
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        yield Bar(shown, folder, PAGES)
+
+
+# Tables and files
+
+
+def open_table(table: Path, fitted: Model, user: str, target: str | None, features: str | None) -> TableSource:
+    """A table's columns as the model needs them."""
+    from privrep.data.readers import TableSource
+
+    text = fitted.heads is not None and id_kind(fitted.heads.ids) == "text"
+    names = split_names(features) or list(fitted.columns.features) or None
+    source = TableSource(table, user, target, names, user_as_text=text)
+    wanted = len(fitted.representation.scale)
+    if len(source.feature_names) != wanted:
+        raise InputError(
+            f"the model has {wanted} features; {table} gives {len(source.feature_names)}. Pass --features."
+        )
+    return source
+
+
+def id_kind(ids: Any) -> str:
+    kind: str = ids.dtype.kind
+    return "integers" if kind in "iu" else "decimal numbers" if kind == "f" else "text"
+
+
+def suffix_of(path: Path, suffixes: Iterable[str]) -> str | None:
+    return next((suffix for suffix in suffixes if path.name.lower().endswith(suffix)), None)
+
+
+def check_file(out: Path, overwrite: bool, suffixes: Iterable[str]) -> str:
+    """Refuse a file that cannot be written, before anything is read. Returns its suffix."""
+    suffix = suffix_of(out, suffixes)
+    if suffix is None:
+        raise InputError(f"--out: {out} must end in {', '.join(suffixes)}.")
+    if out.is_dir():
+        raise InputError(f"--out: {out} is a folder; name a file.")
+    if out.exists() and not overwrite:
+        raise InputError(f"--out: {out} exists already; choose another name, or pass --overwrite.")
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"--out: there is no folder {out.parent}; make it first.")
+    return suffix
+
+
+@contextmanager
+def new_file(path: Path, *, owner_only: bool = False) -> Iterator[Path]:
+    """A path to write to that becomes `path` when all went well, and nothing when it did not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if owner_only else 0o666))
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def open_text(path: Path, mode: str, *, packed: bool) -> IO[str]:
+    """A CSV file as text, bytes that are not UTF-8 kept as they are."""
+    opened: Any = gzip.open if packed else open
+    encoding = "utf-8-sig" if mode == "r" else "utf-8"
+    file: IO[str] = opened(path, f"{mode}t", newline="", encoding=encoding, errors="surrogateescape")
+    return file
