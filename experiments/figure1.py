@@ -29,7 +29,7 @@ from privrep.data.synthetic import FeatureKind, Population, make_population
 from privrep.data.user_table import UserTable
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.heads import fit_heads, own_candidate
-from privrep.local.least_squares import ridge_fit
+from privrep.local.least_squares import least_squares_heads
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
@@ -84,7 +84,7 @@ class Trial:
         """Line 14 of Algorithm 1: least squares on the second half of a user's rows, no intercept, no safety net."""
         X, y = self.table.group(np.arange(self.table.n_users), self.setting.rows)
         half = self.setting.rows // 2
-        heads = ridge_fit(X[:, half:] @ model.matrix, y[:, half:], ridge=0.0, intercept=False).heads
+        heads = least_squares_heads(X[:, half:] @ model.matrix, y[:, half:])
         return self.truth.population_mse(heads @ model.matrix.T, np.zeros(len(heads)))
 
     def oracle(self) -> Representation:

@@ -133,7 +133,7 @@ RULES = {
             "data/synthetic.py",
             "demo.py",  # a synthetic population, made with data/synthetic.py
             "algorithms/paper.py",  # a public permutation of row numbers, seeded by the page and the number of rows
-            "engines/streaming.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
+            "data/regroup.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
         ),
     ),
     "noise sources are made or called": Rule(

@@ -117,6 +117,20 @@ def test_users_with_one_row_or_none_and_nothing_but_constants():
     assert np.allclose(predictions, [5.0, 7.0, 7.0, 7.0], atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [3, 20])
+@pytest.mark.parametrize("wild", [1e160, 1e300, np.inf, np.nan])
+def test_no_user_can_stop_the_others_from_getting_their_heads(wild, size):
+    table, _, _ = users(30, size, 8, np.ones((30, 8)), 0.1)
+    rows = table.X.copy()
+    rows[:size] *= wild
+    heads = fit_heads(UserTable(rows, table.y, table.offsets, table.ids).blocks(), basis(8, 2))
+    plain = fit_heads(table.blocks(), basis(8, 2))
+    assert heads.kind[0] == CONSTANT
+    assert np.isfinite(heads.intercept).all()
+    assert np.array_equal(heads.kind[1:], plain.kind[1:])
+    assert np.allclose(heads.weights(basis(8, 2))[1:], plain.weights(basis(8, 2))[1:])
+
+
 def test_predict_equals_weights():
     rng = np.random.default_rng(4)
     table, _, _ = users(50, 30, 8, rng.normal(size=(50, 8)), 0.1, intercept=-2.0)

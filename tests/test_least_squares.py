@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privrep.local.least_squares import centred, ridge_fit
+from privrep.local import least_squares
+from privrep.local.least_squares import centred, centred_targets, least_squares_heads, users_last
+
+
+@dataclass(frozen=True)
+class Fit:
+    heads: np.ndarray
+    loo_residuals: np.ndarray
+    loo_heads: np.ndarray
+
+
+def ridge_fit(P: np.ndarray, y: np.ndarray, ridge: float, intercept: bool) -> Fit:
+    """The fit with users first, as its inputs here."""
+    fit = least_squares.ridge_fit(users_last(P), users_last(y), ridge, intercept)
+    return Fit(fit.heads.T, fit.loo_residuals.T, fit.loo_heads().T)
+
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -27,7 +44,7 @@ def test_leave_one_out_equals_brute_force(m: int, k: int, intercept: bool, ridge
     P, y = rng.normal(size=(3, m, k)), rng.normal(size=(3, m)) + 5.0 * intercept
     rows, targets = (centred(P), centred(y)) if intercept else (P, y)
     fit = ridge_fit(rows, targets, ridge, intercept)
-    loo_heads = fit.loo_heads()
+    loo_heads = fit.loo_heads
     assert loo_heads.shape == (3, m, k)
     for u in range(3):
         penalty = ridge * m + 1e-10 * (rows[u] ** 2).sum()  # of the whole fit; stays when a row is left out
@@ -55,7 +72,7 @@ def test_users_do_not_see_each_other(seed: int) -> None:
 def test_without_ridge_and_with_enough_rows_it_is_least_squares() -> None:
     rng = np.random.default_rng(0)
     P, y = rng.normal(size=(1, 20, 3)), rng.normal(size=(1, 20))
-    assert ridge_fit(P, y, 0.0, False).heads[0] == pytest.approx(np.linalg.lstsq(P[0], y[0])[0], rel=1e-6)
+    assert least_squares_heads(P, y)[0] == pytest.approx(np.linalg.lstsq(P[0], y[0])[0], rel=1e-6)
 
 
 def test_with_fewer_rows_than_columns_it_is_nearly_the_solution_of_least_norm() -> None:
@@ -87,3 +104,9 @@ def test_no_rows_can_make_a_solve_fail(m: int, k: int, intercept: bool, ridge: f
     with np.errstate(all="ignore"):
         fit = ridge_fit(np.concatenate([P, quiet[0]]), np.concatenate([y, quiet[1]]), ridge, intercept)
     assert np.isfinite(fit.heads[1:]).all()  # and nobody else's head is touched
+
+
+def test_targets_that_differ_by_rounding_alone_are_constant() -> None:
+    y = np.array([[0.1, 0.1, 0.1], [1e9, 1e9, 1e9 + 1.0], [1.0, 2.0, 3.0]])
+    assert np.array_equal(centred_targets(y)[0], np.zeros(3))
+    assert np.array_equal(centred_targets(y)[1:], centred(y)[1:])

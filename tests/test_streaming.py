@@ -18,10 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privrep.data import readers
+from privrep.data import readers, regroup
 from privrep.data.readers import TableSource, read_table
 from privrep.data.user_table import UserTable
-from privrep.engines import streaming
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.engines.streaming import StreamingUsers
 from privrep.errors import InputError
@@ -163,12 +162,12 @@ def test_regrouping_holds_no_more_than_its_limit(
     sizes = [*np.random.default_rng(0).integers(1, 40, 300).tolist(), 9000]
     source = write(rows_of(sizes, ids, np.float64, order), tmp_path / "t.parquet")
     monkeypatch.setattr(readers, "MAX_BATCH_ROWS", 50)
-    monkeypatch.setattr(streaming, "MAX_BUCKETS", 4)
-    monkeypatch.setattr(streaming, "SAMPLE", 64)
+    monkeypatch.setattr(regroup, "MAX_BUCKETS", 4)
+    monkeypatch.setattr(regroup, "SAMPLE", 64)
     limit, held, rounds = 60_000, [], []
-    by_user, cuts = streaming._by_user, streaming._Sample.cuts
-    monkeypatch.setattr(streaming, "_by_user", lambda table: [held.append(table.nbytes), by_user(table)][1])
-    monkeypatch.setattr(streaming._Sample, "cuts", lambda self, n: [rounds.append(n), cuts(self, n)][1])
+    by_user, cuts = regroup._by_user, regroup._Sample.cuts
+    monkeypatch.setattr(regroup, "_by_user", lambda table: [held.append(table.nbytes), by_user(table)][1])
+    monkeypatch.setattr(regroup._Sample, "cuts", lambda self, n: [rounds.append(n), cuts(self, n)][1])
     table = read_table(source)
     with StreamingUsers.open(source, tmp_path, limit=limit) as users:
         assert_same_blocks(users, table)
@@ -256,7 +255,7 @@ def test_temporary_files_go_away_after_an_error(tmp_path: Path, monkeypatch: pyt
         assert list(work.glob("*/part-*"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(streaming._Bucket, "finish", fails)
+    monkeypatch.setattr(regroup._Bucket, "finish", fails)
     with pytest.raises(KeyboardInterrupt):
         StreamingUsers.open(source, work, limit=1000)
     assert not list(work.iterdir())
@@ -297,7 +296,7 @@ def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(streaming._Writer, "write", full)
+    monkeypatch.setattr(regroup._Writer, "write", full)
     with pytest.raises(InputError, match=r"workdir: .*No space left on device.* make room"):
         StreamingUsers.open(source, tmp_path)
     assert not list(tmp_path.glob("privrep-*"))

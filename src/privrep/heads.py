@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from privrep.algorithms.private_fedrep import Representation
 from privrep.data.user_table import UserTable
-from privrep.engines.base import default_workers, map_blocks
+from privrep.engines.base import default_workers, finite_rows, map_blocks
 from privrep.local.least_squares import Floats, centred
 from privrep.privacy.bounds import Array
 
@@ -88,17 +88,16 @@ def fit_block(block: UserTable, representation: Representation, intercept: bool,
     kind = np.full(n, CONSTANT, dtype=np.int8)
     constant, shared, own = np.zeros(n), np.zeros((n, k)), np.zeros((n, d))
     for users, size in block.positions_by_size():
-        X, y = (values.astype(np.float64, copy=False) for values in block.group(users, size))
-        fits = _candidates(X, y, representation, intercept, safety_net)
-        losses = np.stack([fit.loss for fit in fits])
-        best = losses.argmin(axis=0)
-        picked = (np.arange(len(users)),)
+        X, y = (values.astype(np.float64, copy=False) for values in finite_rows(*block.group(users, size)))
+        with np.errstate(all="ignore"):  # a user whose numbers overflow gets a constant, and nobody hears of it
+            fits = _candidates(X, y, representation, intercept, safety_net)
+        best = np.stack([np.where(np.isfinite(fit.loss), fit.loss, np.inf) for fit in fits]).argmin(axis=0)
         kind[users] = np.array([fit.kind for fit in fits], dtype=np.int8)[best]
-        constant[users] = np.stack([fit.intercept for fit in fits])[(best, *picked)]
+        constant[users] = np.nan_to_num(np.stack([fit.intercept for fit in fits])[best, np.arange(len(users))])
         for i, fit in enumerate(fits):
             chosen = best == i
             target = shared if fit.kind == SHARED else own
-            target[users[chosen]] = fit.weights[chosen] if fit.kind != CONSTANT else 0.0
+            target[users[chosen]] = np.nan_to_num(fit.weights[chosen]) if fit.kind != CONSTANT else 0.0
     has_own = kind == OWN
     return Heads(block.ids, kind, constant, shared, np.where(has_own, np.cumsum(has_own) - 1, -1), own[has_own])
 
@@ -118,7 +117,7 @@ def _candidates(X: Array, y: Array, rep: Representation, intercept: bool, safety
     if not safety_net:
         return [shared]
     shared = replace(shared, loss=shared.loss / rep.trust)
-    return [shared, own_candidate(X, y, rep.scale, intercept), constant_candidate(y, intercept)]
+    return [constant_candidate(y, intercept), shared, own_candidate(X, y, rep.scale, intercept)]
 
 
 def constant_candidate(y: Array, intercept: bool) -> _Fit:
@@ -155,7 +154,10 @@ def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tupl
     """Each user's best ridge regression: its leave-one-out loss, intercept and weights. From one eigendecomposition."""
     rows, targets = (centred(P), centred(y)) if centre else (P, y)
     m, k = P.shape[1:]
-    values, Q = np.linalg.eigh(rows.transpose(0, 2, 1) @ rows)
+    gram = rows.transpose(0, 2, 1) @ rows
+    lost = ~np.isfinite(gram.sum(axis=(1, 2)))
+    gram[lost] = 0.0  # eigh would raise
+    values, Q = np.linalg.eigh(gram)
     turned = rows @ Q  # (users, rows, k)
     squares = turned**2
     products = np.matmul(targets[:, None, :], turned)[:, 0]
@@ -167,7 +169,7 @@ def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tupl
         heads[i] = inverse * products
         residuals = targets - np.matmul(turned, heads[i][:, :, None])[:, :, 0]
         leverage = np.matmul(squares, inverse[:, :, None])[:, :, 0] + (1 / m if centre else 0.0)
-        losses[i] = ((residuals / np.maximum(1 - leverage, 1e-6)) ** 2).mean(axis=1)
+        losses[i] = ((residuals / np.maximum(1 - leverage, 1e-6)) ** 2).mean(axis=1) + np.where(lost, np.inf, 0.0)
     best, users = losses.argmin(axis=0), np.arange(len(P))
     weights = np.matmul(Q, heads[best, users][:, :, None])[:, :, 0]
     return losses[best, users], _intercepts(P, y, weights, centre), weights
@@ -182,6 +184,8 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
     X, targets = (centred(rows), centred(y)) if centre else (rows, y)
     users, m = y.shape
     gram = X @ X.transpose(0, 2, 1)
+    lost = ~np.isfinite(gram.sum(axis=(1, 2)))
+    gram[lost] = 0.0
     size = np.einsum("umm->u", gram) / m + np.finfo(np.float64).tiny
     if centre:
         gram += (1e3 * size)[:, None, None]
@@ -192,7 +196,7 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
         shifted[:, diagonal, diagonal] += (ridge * size)[:, None]
         inverse = np.linalg.inv(shifted)
         alphas[i] = np.matmul(inverse, targets[:, :, None])[:, :, 0]
-        losses[i] = ((alphas[i] / inverse[:, diagonal, diagonal]) ** 2).mean(axis=1)
+        losses[i] = ((alphas[i] / inverse[:, diagonal, diagonal]) ** 2).mean(axis=1) + np.where(lost, np.inf, 0.0)
     best = losses.argmin(axis=0)
     weights = np.matmul(alphas[best, np.arange(users)][:, None, :], X)[:, 0]
     return losses[best, np.arange(users)], _intercepts(rows, y, weights, centre), weights

@@ -62,6 +62,8 @@ class Config:
             raise InputError(
                 f"rank must lie between 1 and the number of features, {features}. Got {self.rank} instead."
             )
+        if self.method == "paper" and self.relation != "replace-one-user":
+            raise InputError("method paper divides by the number of users, which only replace-one-user makes public.")
         if self.scale is not None:
             scale = np.asarray(self.scale, dtype=np.float64)
             if scale.shape != (features,) or not (np.isfinite(scale).all() and (scale > 0).all()):

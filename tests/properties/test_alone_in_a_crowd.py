@@ -69,6 +69,9 @@ def test_contributions_do_not_depend_on_the_others(name, rows, dtype):
         for key in together:
             expected = numbers(together[key], user)
             assert np.array_equal(numbers(alone[key], 0), expected, equal_nan=True)
+            if user < 60:
+                pair = local(STEPS[name], X[user : user + 2], y[user : user + 2])
+                assert np.array_equal(numbers(pair[key], 0), expected, equal_nan=True)
             place = int(np.flatnonzero(order == user)[0])
             if place < 40:
                 assert np.array_equal(numbers(shuffled[key], place), expected, equal_nan=True)

@@ -17,7 +17,7 @@ from privrep.algorithms.private_fedrep import Representation
 from privrep.algorithms.scales import octave_quantile
 from privrep.data.user_table import UserTable
 from privrep.engines.base import Users
-from privrep.local.least_squares import Floats, centred, ridge_fit
+from privrep.local.least_squares import Floats, centred, least_squares_heads
 from privrep.local.steps import CELLS, PairMoments, octaves
 from privrep.privacy.bounds import Array, Bound, Contributions
 from privrep.privacy.contributions import Counts, Vectors, pack, packed_size, unpack
@@ -114,7 +114,7 @@ def _add_normal_equations(normal: Array, right: Array, U: Array, X: Floats, y: F
         return
     rows, targets = (centred(X), centred(y)) if intercept else (X, y)
     rows, targets = rows.astype(np.float64, copy=False), targets.astype(np.float64, copy=False)
-    heads = np.repeat(ridge_fit(rows @ U, targets, ridge=0.0, intercept=intercept).heads, m, axis=0)
+    heads = np.repeat(least_squares_heads(rows @ U, targets, intercept), m, axis=0)
     flat = rows.reshape(users * m, d)
     right += (heads * targets.reshape(-1, 1)).T @ flat
     for a in range(k):

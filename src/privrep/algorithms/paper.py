@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from privrep.algorithms.private_fedrep import Representation
 from privrep.errors import InputError
-from privrep.local.least_squares import Floats, ridge_fit
+from privrep.local.least_squares import Floats, least_squares_heads
 from privrep.local.steps import PairMoments
 from privrep.privacy.bounds import Array, Bound, Contributions
 from privrep.privacy.contributions import Vectors, packed_size, unpack
@@ -114,7 +114,7 @@ def head_and_gradient(U: Array, X: Floats, y: Floats, fit: Rows, rest: Rows) -> 
     if not len(fit) or not len(rest):
         return np.zeros((users, k)), np.zeros((users, d * k))
     X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
-    heads = ridge_fit(X.take(fit, axis=1) @ U, y.take(fit, axis=1), ridge=0.0, intercept=False).heads
+    heads = least_squares_heads(X.take(fit, axis=1) @ U, y.take(fit, axis=1))
     rows = X.take(rest, axis=1)
     residuals = y.take(rest, axis=1) - (rows @ U @ heads[:, :, None])[:, :, 0]
     pull = (residuals[:, None, :] @ rows)[:, 0] * (-2 / len(rest))

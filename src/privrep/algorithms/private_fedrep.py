@@ -193,6 +193,6 @@ def preconditioned_step(state: Estimate, step: Release, heads_weight: float, flo
     basis, R = np.linalg.qr(state.basis @ Q + gain * raw)
     basis *= np.where(np.diag(R) < 0, -1.0, 1.0)
     after = np.minimum((1 - gain * np.minimum(measured / values, 1.0)) ** 2 * prior + gain**2 * noise_energy, 1.0)
-    shrink = math.sqrt(float(after.sum() / max(prior.sum(), 1e-300)))
+    shrink = math.sqrt(float(after.sum() / prior.sum())) if after.sum() > 0 else 1.0
     converged = bool((signal < 0.5 * noise_energy).all() and ((left < noise_energy) | (gain == 0)).all())
     return Estimate(basis, np.diag(after), min(shrink, 1.0), converged)

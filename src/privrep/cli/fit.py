@@ -110,8 +110,6 @@ def _scale(path: Path | None, features: tuple[str, ...]) -> tuple[float, ...] | 
 def _check(config: Config, source: TableSource) -> None:
     """Refuse settings that cannot work, before anything is written."""
     config.check(len(source.feature_names))
-    if config.method == "paper" and config.relation != "replace-one-user":
-        raise InputError("method paper divides by the number of users, which only replace-one-user makes public.")
 
 
 def _list_left_out(source: TableSource) -> None:

@@ -14,7 +14,15 @@ from threadpoolctl import threadpool_limits
 
 from privrep.data.user_table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_USERS, Array, Bound, BoundedSum, Contributions, clipped_sum
+from privrep.privacy.bounds import (
+    MAX_USERS,
+    MAX_USERS_TIMES_BLOCKS,
+    Array,
+    Bound,
+    BoundedSum,
+    Contributions,
+    clipped_sum,
+)
 
 
 class LocalStep(Protocol):
@@ -58,13 +66,14 @@ def sum_blocks(
     The result does not depend on the number of workers: blocks are added in the order they come.
     """
     totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
-    users = 0
+    users = parts = 0
     for count, sums in map_blocks(lambda block: _sum_block(block, step, bounds), blocks, workers):
         users += count
+        parts += 1
         for key, total in sums.items():
             totals[key] += total
-    if users > MAX_USERS:
-        raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} instead.")
+    if users > MAX_USERS or users * parts > MAX_USERS_TIMES_BLOCKS:
+        raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} in {parts:,} blocks instead.")
     return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
 
 
@@ -101,17 +110,18 @@ def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound]) -
     sums = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     with np.errstate(all="ignore"):  # a user's overflow is that user's zero contribution, not a warning that names it
         for X, y in block.by_size():
-            contributions = step(*_finite(X, y))
+            contributions = step(*finite_rows(X, y))
             for key, bound in bounds.items():
                 sums[key] += clipped_sum(contributions[key], bound)
     return block.n_users, sums
 
 
-def _finite(X: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def finite_rows(X: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Rows in one layout of memory, so that rounding depends on the numbers alone; users with a number that is not
     finite become users whose rows are all zero."""
     X, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
-    if np.isfinite(X.sum()) and np.isfinite(y.sum()):
-        return X, y
+    with np.errstate(all="ignore"):
+        if np.isfinite(X.sum()) and np.isfinite(y.sum()):
+            return X, y
     bad = ~(np.isfinite(X).all(axis=(1, 2)) & np.isfinite(y).all(axis=1))
     return np.where(bad[:, None, None], 0, X), np.where(bad[:, None], 0, y)

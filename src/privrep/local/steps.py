@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.local.least_squares import Floats, centred, ridge_fit
+from privrep.local.least_squares import Floats, centred, centred_targets, ridge_fit, sum_rows, users_last
 from privrep.privacy.bounds import Array, Contributions
 from privrep.privacy.contributions import Counts, CrossMoments, Vectors, pack, packed_size
 
@@ -15,15 +15,19 @@ LOWEST, CELLS = -40, 81  # histograms of sizes: one cell an octave, from 2^-40 t
 
 
 def octaves(values: Floats) -> NDArray[np.int64]:
-    """The cell of each positive size; -1 for zero and for what is not finite."""
+    """The cell of each positive size, its binary logarithm rounded; -1 for zero and for what is not finite."""
     positive = (values > 0) & np.isfinite(values)
-    exponents = np.rint(np.log2(np.where(positive, values, 1.0))) - LOWEST
-    return np.where(positive, np.clip(exponents, 0, CELLS - 1), -1).astype(np.int64)
+    mantissa, exponent = np.frexp(np.where(positive, values, 1.0))
+    nearest = exponent - (mantissa < np.sqrt(0.5)) - LOWEST
+    return np.where(positive, np.clip(nearest, 0, CELLS - 1), -1).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class FeatureSizes:
-    """A histogram, per feature, of the users' root mean squares (around their own mean if there is an intercept)."""
+    """A histogram, per feature, of the users' root mean squares (around their own mean if there is an intercept).
+
+    A feature that does not vary within a user, but for rounding, is not counted by that user.
+    """
 
     intercept: bool
 
@@ -31,7 +35,8 @@ class FeatureSizes:
         rows = centred(X) if self.intercept else X
         squares = rows.astype(np.float64) ** 2
         sizes = np.sqrt(squares.sum(axis=1) / max(X.shape[1] - self.intercept, 1))
-        cells = octaves(sizes)
+        rounding = 64 * np.finfo(X.dtype).eps * np.abs(X).max(axis=1)
+        cells = octaves(np.where(sizes > rounding, sizes, 0.0))
         features = np.arange(X.shape[2]) * CELLS
         return {"sizes": Counts(np.where(cells < 0, -1, features + cells), X.shape[2] * CELLS)}
 
@@ -46,7 +51,7 @@ class PairMoments:
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         m = X.shape[1]
         rows = (centred(X) if self.intercept else X) * self.inverse_scale.astype(X.dtype)
-        rows = rows * (centred(y) if self.intercept else y)[:, :, None].astype(X.dtype)
+        rows = rows * (centred_targets(y) if self.intercept else y)[:, :, None].astype(X.dtype)
         scale = np.full(len(X), 1 / (m * (m - 1)) if m > 1 else 0.0)
         return {"moments": CrossMoments(rows, scale)}
 
@@ -74,19 +79,20 @@ class LeaveOneOutGradient:
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         users, m, d = X.shape
         k = self.U.shape[1]
-        rows, targets = (centred(X), centred(y)) if self.intercept else (X, y)
+        rows, targets = (centred(X), centred_targets(y)) if self.intercept else (X, y)
         P = rows @ (self.U * self.inverse_scale[:, None]).astype(X.dtype)
-        fit = ridge_fit(
-            P.astype(np.float64, copy=False), targets.astype(np.float64, copy=False), self.ridge, self.intercept
-        )
+        fit = ridge_fit(users_last(P), users_last(targets), self.ridge, self.intercept)
         heads = fit.loo_heads()
-        pull = (fit.loo_residuals[:, :, None] * heads).astype(X.dtype) / m
-        gradient = (pull.transpose(0, 2, 1) @ rows).astype(np.float64, copy=False) * self.inverse_scale  # (users, k, d)
+        pull = np.ascontiguousarray((fit.loo_residuals * heads / m).transpose(2, 0, 1), dtype=X.dtype)
+        joined = np.empty((users, gradient_size(d, k)))
+        gradient = joined[:, : d * k].reshape(users, k, d)
+        np.multiply(pull @ rows, self.inverse_scale, out=gradient)
         gradient -= gradient @ self.U @ self.U.T
-        moment = pack(heads.transpose(0, 2, 1) @ heads) / m
-        joined = np.concatenate([gradient.reshape(users, -1), self.heads_weight * moment], axis=1)
-        gradient_norm = np.linalg.norm(joined[:, : d * k], axis=1)
-        ratio = gradient_norm / np.linalg.norm(moment, axis=1)
+        moments = [sum_rows(heads[a] * heads[b]) / m for a in range(k) for b in range(a, k)]
+        moment = np.stack(moments, axis=1) * pack(np.ones((k, k)))
+        joined[:, d * k :] = self.heads_weight * moment
+        gradient_norm = np.sqrt((joined[:, : d * k] ** 2).sum(axis=1))
+        ratio = gradient_norm / np.sqrt((moment**2).sum(axis=1))
         cells = np.stack([octaves(gradient_norm), octaves(ratio)], axis=1)
         cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + CELLS)
         return {"step": Vectors(joined), "sizes": Counts(cells, 2 * CELLS)}

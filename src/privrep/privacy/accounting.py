@@ -48,8 +48,8 @@ def event_from_json(data: Mapping[str, Any]) -> Event:
 
 def check_budget(epsilon: float, delta: float) -> None:
     """Refuse budgets that mean nothing."""
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise InputError(f"epsilon must be a positive finite number. Got {epsilon} instead.")
+    if not 1e-4 <= epsilon < math.inf:  # below, delta is a difference of numbers that agree to many digits
+        raise InputError(f"epsilon must be a positive finite number, 0.0001 or more. Got {epsilon} instead.")
     if not 0 < delta < 1:
         raise InputError(f"delta must lie strictly between 0 and 1 (1e-6 is usual). Got {delta} instead.")
 

@@ -79,15 +79,19 @@ class Billboard:
         page = self._pages[name]
         return {key: Release(page.arrays[key], **facts) for key, facts in page.facts["releases"].items()}
 
-    def post_releases(self, name: str, releases: Mapping[str, Release]) -> None:
+    def post_releases(self, name: str, releases: Mapping[str, Release], *, simulation: bool = False) -> None:
         """Publish what `release` made. Called by `Run.ask` and nothing else."""
         facts = {k: {f: v for f, v in asdict(r).items() if f != "value"} for k, r in releases.items()}
-        self._post(Post(name, {k: r.value for k, r in releases.items()}, {"releases": facts}))
+        marked = {"releases": facts, **({"simulation": True} if simulation else {})}
+        self._post(Post(name, {k: r.value for k, r in releases.items()}, marked))
 
-    def post_derived(self, name: str, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> Post:
+    def post_derived(
+        self, name: str, arrays: Mapping[str, Array], facts: Mapping[str, Any], *, simulation: bool = False
+    ) -> Post:
         """Publish what was computed from earlier pages and public facts alone; a page that stands is not rewritten."""
         if name not in self._pages:
-            self._post(Post(name, dict(arrays), {"derived": dict(facts)}))
+            marked = {"derived": dict(facts), **({"simulation": True} if simulation else {})}
+            self._post(Post(name, dict(arrays), marked))
         return self._pages[name]
 
     def write(self, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Clipping, the one place where it happens, and what a sum of clipped contributions is guaranteed to be.
 
-Formal guarantee. Let c_i be the contributions of the users of a population and C the bound. `clipped_sum` over any
+Formal guarantee. Let c_i be the contributions of the users of a population and C the bound. `clipped_sum` over a
 partition of the users into blocks, added up, is sum_i w_i c_i with ||w_i c_i|| <= C for every user, plus a
 floating-point error of norm at most FLOAT_SLACK/2 * C, whatever the data, for at most MAX_USERS users. A user whose
 contribution is not finite counts as the zero vector. Hence the L2 sensitivity of the computed sum is
@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 
 FLOAT_SLACK = 2.0**-9
 MAX_USERS = 2**24
+MAX_USERS_TIMES_BLOCKS = 2**42  # adding up B blocks of n users costs an error of B * n * C * 2^-54, here 2^-12 C
 MAX_ROWS_PER_SUM = 8192  # rows that one matrix product may add up; the error analysis above rests on it
 
 
@@ -59,6 +60,14 @@ class Bound:
     def __post_init__(self) -> None:
         if not (self.norm > 0 and math.isfinite(self.norm)):
             raise InputError(f"a clipping bound must be positive and finite. Got {self.norm} instead.")
+        if not 2.0**-400 <= self.norm <= 2.0**500:  # beyond, squares under- or overflow and norms cannot be trusted
+            raise InputError(f"a clipping bound must lie between 2^-400 and 2^500. Got {self.norm} instead.")
+
+    def sensitivity(self, relation: Relation) -> float:
+        """Of a sum of contributions clipped to this bound; see the module's guarantee."""
+        replaced = math.sqrt(2.0) if self.acute else 2.0
+        factor = 1.0 if relation == "add-or-remove-one-user" else replaced
+        return factor * self.norm * (1 + FLOAT_SLACK)
 
 
 @dataclass(frozen=True)
@@ -70,9 +79,7 @@ class BoundedSum:
 
     def sensitivity(self, relation: Relation) -> float:
         """L2 distance between the computed totals of two neighbouring populations; see the module's guarantee."""
-        replaced = math.sqrt(2.0) if self.bound.acute else 2.0
-        factor = 1.0 if relation == "add-or-remove-one-user" else replaced
-        return factor * self.bound.norm * (1 + FLOAT_SLACK)
+        return self.bound.sensitivity(relation)
 
 
 def clipped_sum(contributions: Contributions, bound: Bound) -> Array:

@@ -41,7 +41,9 @@ class Counts:
     size: int
 
     def norms(self) -> Array:
-        return np.sqrt((self.cells >= 0).sum(axis=1, dtype=np.float64))
+        ordered = np.sort(self.cells, axis=1)
+        twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+        return np.where(twice, np.inf, np.sqrt((self.cells >= 0).sum(axis=1, dtype=np.float64)))
 
     def weighted_sum(self, weights: Array) -> Array:
         used = self.cells >= 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privrep.errors import BudgetExceeded, InputError
+from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import (
     CLOSED_FORM,
     RELATIONS,
@@ -78,6 +78,9 @@ class Ledger:
         self.budget = budget
         self.seeded = seeded
         self._entries: dict[str, Event] = {}
+        self._posted: set[str] = set()  # pages that stand on a billboard
+        self._drawn: set[str] = set()  # names whose noise this process has drawn
+        self._closed = False
         self._capacity = budget.mu**2
         self._file: Any = None
         if path is not None:
@@ -87,15 +90,24 @@ class Ledger:
         """Spend budget for named releases, durably, or raise `BudgetExceeded` and leave everything as it was.
 
         A name that was charged before with the same event is not charged again: that charge belongs to a release that
-        was under way when a process died and was never posted, so nothing about it has been seen.
+        was under way when a process died and was never posted, so nothing about it has been seen. Once `posted`, or
+        drawn in this very process, it is refused: one charge never pays for two draws.
         """
+        if self._closed:
+            raise InputError("this ledger is closed: what it charged would be on no record. Open it again.")
         new: dict[str, Event] = {}
         for name, event in events.items():
             if name not in self._entries:
                 new[name] = event
             elif self._entries[name] != event:
                 raise InputError(f"release {name!r} was charged before at another price; a ledger is never rewritten.")
+            elif name in self._drawn or name.split("/")[0] in self._posted:
+                raise ResumeError(
+                    f"release {name!r} was made before, and its page is not on this billboard. A charge pays for one "
+                    "draw: restore the page, or start a new run."
+                )
         if not new:
+            self._drawn.update(events)
             return
         spent = total_mu([*self._entries.values(), *new.values()]) ** 2
         if spent > self._capacity * (1 + 1e-12):
@@ -106,6 +118,16 @@ class Ledger:
             )
         self._write([{"charge": name, **event_to_json(event)} for name, event in new.items()])
         self._entries.update(new)
+        self._drawn.update(events)
+
+    def posted(self, page: str, events: Mapping[str, Event]) -> None:
+        """Record that a page stands, whose releases must have been charged at these prices."""
+        for name, event in events.items():
+            if self._entries.get(name) != event:
+                raise ResumeError(f"the billboard has {name!r}, which this ledger never charged at that price.")
+        if page not in self._posted:
+            self._write([{"posted": page}])
+            self._posted.add(page)
 
     @property
     def remaining(self) -> float:
@@ -132,12 +154,14 @@ class Ledger:
         """Write a copy of this ledger to a new file."""
         copy = Ledger(self.budget, seeded=self.seeded, path=path)
         copy._write([{"charge": name, **event_to_json(event)} for name, event in self._entries.items()])
+        copy._write([{"posted": page} for page in sorted(self._posted)])
         copy.close()
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+            self._closed = True
 
     def _header(self) -> dict[str, Any]:
         b = self.budget
@@ -150,7 +174,6 @@ class Ledger:
         }
 
     def _open(self, path: Path) -> None:
-        new = not path.exists()
         self._file = open(path, "a+b")  # noqa: SIM115
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,12 +182,15 @@ class Ledger:
             raise InputError(
                 f"{path} is in use by another process. Wait for it to end, or use another folder."
             ) from None
-        header, entries, good = _parse(path)
+        try:
+            header, entries, posted, good = _parse(path)
+        except BaseException:
+            self.close()
+            raise
         if header is None:
             self._file.truncate(0)
             self._write([self._header()])
-            if new:
-                _sync_folder(path.parent)
+            _sync_folder(path.parent)
             return
         if header != self._header():
             self.close()
@@ -173,7 +199,7 @@ class Ledger:
                 "epsilon, delta, relation and random_state, or use another folder."
             )
         self._file.truncate(good)  # a torn last line was never synced, so its noise was never drawn
-        self._entries = entries
+        self._entries, self._posted = entries, posted
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         if self._file is None:
@@ -188,11 +214,11 @@ def read_ledger(path: Path) -> Ledger:
     """The ledger in a file, without opening the file for writing: what is charged to it now stays in memory."""
     if not path.is_file():
         raise InputError(f"{path} does not exist: this folder holds no privrep ledger.")
-    header, entries, _ = _parse(path)
+    header, entries, posted, _ = _parse(path)
     if header is None:
         raise InputError(f"{path} is empty: the run was stopped before it began. Nothing was spent.")
     ledger = Ledger(Budget(header["epsilon"], header["delta"], header["relation"]), seeded=header["seeded"])
-    ledger._entries = entries
+    ledger._entries, ledger._posted, ledger._drawn = entries, posted, set(entries)  # nothing is drawn again on it
     return ledger
 
 
@@ -201,16 +227,34 @@ def read_report(path: Path) -> PrivacyReport:
     return read_ledger(path).report()
 
 
-def _parse(path: Path) -> tuple[dict[str, Any] | None, dict[str, Event], int]:
-    """Header, entries, and how many bytes of the file are whole lines. Anything odd but a torn last line is refused."""
+def _parse(path: Path) -> tuple[dict[str, Any] | None, dict[str, Event], set[str], int]:
+    """Header, charges, pages posted, and how many bytes are whole lines. All but a torn last line is refused if odd."""
     raw = path.read_bytes()
     whole = raw.rfind(b"\n") + 1
-    lines = [json.loads(line) for line in raw[:whole].splitlines()]
-    if not lines:
-        return None, {}, 0
-    if lines[0].get("format") != FORMAT:
-        raise InputError(f"{path} is not a ledger this version of privrep can read ({FORMAT}).")
-    return lines[0], {line["charge"]: event_from_json(line) for line in lines[1:]}, whole
+    header: dict[str, Any] | None = None
+    entries: dict[str, Event] = {}
+    posted: set[str] = set()
+    for number, line in enumerate(raw[:whole].split(b"\n")[:-1], start=1):
+        try:
+            data = json.loads(line)
+            if number == 1:
+                if data["format"] != FORMAT:
+                    raise InputError(f"{path} is not a ledger this version of privrep can read ({FORMAT}).")
+                header = data
+            elif "posted" in data:
+                posted.add(data["posted"])
+            elif data["charge"] in entries:
+                raise ValueError(f"{data['charge']!r} charged twice")
+            else:
+                entries[data["charge"]] = event_from_json(data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, InputError) and number == 1:
+                raise
+            raise InputError(
+                f"{path} is damaged in line {number} ({error}); restore it from a copy. What it says was spent cannot "
+                "be trusted, so the run cannot go on."
+            ) from None
+    return header, entries, posted, whole
 
 
 def _describe(header: Mapping[str, Any]) -> str:

@@ -191,6 +191,8 @@ def about_representation(found: Inspection) -> list[str]:
     mean = learned.error / k
     low, high = learned.scale.min(), learned.scale.max()
     origin = "declared as public" if found.config.scale is not None else "found by a charged release"
+    if found.config.method == "paper":
+        origin = "which the paper's method does not look for"
     chosen = "read off a released spectrum" if found.config.rank is None else "as asked for"
     heads = "no heads here" if found.users is None else f"heads of {found.users:,} users in private/"
     return [
