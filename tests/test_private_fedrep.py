@@ -105,6 +105,26 @@ def test_ragged_users_and_users_with_one_row():
     assert sine(private_fedrep(run_on(table, 2.0), 2).matrix, U) < 0.05
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_features_and_targets_that_do_not_vary_within_a_user_do_no_harm(dtype):
+    """Somebody's age: the same in all of a user's rows, so nothing but rounding is left of it around the user's mean."""
+    table, U = population(6000, dtype=dtype)
+    ages = np.repeat(np.random.default_rng(5).uniform(20, 80, 6000), 10).astype(dtype)
+    X = np.column_stack([table.X, ages, np.full_like(ages, 0.1), np.zeros_like(ages)])
+    y = np.where(np.arange(len(X)) < 10 * 1000, dtype(0.1), table.y)  # and a thousand users with constant targets
+    mixed = UserTable(X, y, table.offsets, table.ids)
+    learned = private_fedrep(run_on(mixed, 2.0), 2)
+    assert np.all(learned.scale == 1.0)
+    assert sine(learned.matrix, np.vstack([U, np.zeros((3, 2))])) < 0.05
+
+
+def test_rank_may_equal_the_number_of_features():
+    table, _ = population(500, features=2)
+    assert private_fedrep(run_on(table), 2).basis.shape == (2, 2)
+    table, _ = population(500, features=1, rank=1)
+    assert np.abs(private_fedrep(run_on(table), None).basis) == pytest.approx(1.0)
+
+
 def test_nothing_to_learn_is_known_to_be_nothing():
     table, _ = population(300, features=50)
     learned = private_fedrep(run_on(table, 0.05), 2)

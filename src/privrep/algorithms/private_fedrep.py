@@ -86,18 +86,31 @@ def private_fedrep(
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
     s = settings or Settings()
-    d, total = run.users.features, run.ledger.budget.mu**2
-    for_rounds = 1 - s.moments_share - s.scout_share - s.sizes_share
+    total = run.ledger.budget.mu**2
+    for_rounds = 1 - s.moments_share - s.scout_share
     if scale is None:
         scale = feature_scales(run, s.scales_share * total, intercept)
         for_rounds -= s.scales_share
-    state = spectral_start(run, rank, scale, s.moments_share * total, intercept, s.max_auto_rank)
-    k = state.basis.shape[1]
-    scouting = LeaveOneOutGradient(state.basis, 1 / scale, 1.0, s.ridge(state), intercept)
-    norm, ratio = read_sizes(run.ask("scout", scouting, {"sizes": Query(SIZES, s.scout_share * total)})["sizes"], s)
-    plan = s.growth ** np.arange(s.rounds)
-    plan *= for_rounds * total / plan.sum()
+    d = run.users.features
+    if d in (rank, 1):
+        state = Estimate(np.eye(d), np.zeros((d, d)))  # all directions: there is nothing to choose
+    else:
+        state = spectral_start(run, rank, scale, s.moments_share * total, intercept, s.max_auto_rank)
+        state = descend(run, state, scale, for_rounds * total, intercept, s)
+    run.derive("representation", {"basis": state.basis, "scale": scale}, error=state.total_error)
+    return Representation(state.basis, scale, state.total_error)
+
+
+def descend(run: Run, state: Estimate, scale: Array, mu_squared: float, intercept: bool, s: Settings) -> Estimate:
+    """The rounds of Algorithm 1, which together spend `mu_squared`, after a look at the gradients' sizes."""
+    d, k = state.basis.shape
+    total = run.ledger.budget.mu**2
     per_histogram = s.sizes_share * total / s.rounds
+    plan = s.growth ** np.arange(s.rounds)
+    plan *= (mu_squared - s.sizes_share * total) / plan.sum()
+    scouting = LeaveOneOutGradient(state.basis, 1 / scale, 1.0, s.ridge(state), intercept)
+    sizes = run.ask("scout", scouting, {"sizes": Query(SIZES, s.scout_share * total)})["sizes"]
+    norm, ratio = read_sizes(sizes, s)
     for t in range(s.rounds):
         last = t + 1 == s.rounds or state.converged
         local = LeaveOneOutGradient(state.basis, 1 / scale, s.heads_weight * ratio, s.ridge(state), intercept)
@@ -111,8 +124,7 @@ def private_fedrep(
             break
         norm, ratio = read_sizes(released["sizes"], s)
         norm, ratio = norm * state.shrink, ratio * state.shrink
-    run.derive("representation", {"basis": state.basis, "scale": scale}, error=state.total_error)
-    return Representation(state.basis, scale, state.total_error)
+    return state
 
 
 SIZES = Bound(math.sqrt(2.0), 2 * CELLS, acute=True)
