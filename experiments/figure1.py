@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from privrep.algorithms.baselines import LinearModel, altmin, dp_fedavg, fedrep, pooled
+from privrep.algorithms.baselines import LinearModel, alone, altmin, dp_fedavg, fedrep, pooled
 from privrep.algorithms.paper import paper_fedrep
 from privrep.algorithms.private_fedrep import Representation, private_fedrep
 from privrep.data.synthetic import FeatureKind, Population, make_population
 from privrep.data.user_table import UserTable
 from privrep.engines.in_memory import InMemoryUsers
-from privrep.heads import fit_heads, own_candidate
+from privrep.heads import fit_heads
 from privrep.local.least_squares import least_squares_heads
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Array
@@ -90,16 +90,6 @@ class Trial:
     def oracle(self) -> Representation:
         return Representation(self.truth.U, np.ones(len(self.truth.U)), 0.0)
 
-    def alone(self) -> float:
-        """Every user's own ridge regression, its ridge by leave-one-out."""
-        weights, intercepts = [], []
-        for block in self.table.blocks():
-            for X, y in block.by_size():  # all users have the same number of rows: in the order of the users
-                fit = own_candidate(X.astype(np.float64), y.astype(np.float64), np.ones(X.shape[2]), True)
-                weights.append(fit.weights)
-                intercepts.append(fit.intercept)
-        return self.truth.population_mse(np.concatenate(weights), np.concatenate(intercepts))
-
 
 def draw(setting: Setting, seed: int) -> Trial:
     """Seeds here share nothing with those used while the defaults were chosen (100 and 101)."""
@@ -129,7 +119,7 @@ PRIVATE: dict[str, Callable[[Trial, float], float]] = {
 NOT_PRIVATE: dict[str, Callable[[Trial], float]] = {
     "non-private FedRep": lambda t: t.mse(fedrep(InMemoryUsers(t.table), t.setting.rank)),
     "non-private AltMin": lambda t: t.mse(altmin(t.table, t.setting.rank)),
-    "alone": Trial.alone,
+    "alone": lambda t: t.truth.population_mse(*alone(t.table)),
     "pooled": lambda t: t.mse(pooled(t.table)),
     "null": lambda t: t.truth.null_mse,
     "oracle": lambda t: t.mse(t.oracle()),
@@ -196,7 +186,11 @@ def ratio(target: Target, seed: int) -> tuple[float, float]:
     began = time.perf_counter()
     mse = trial.mse(default(trial, target.epsilon))
     seconds = time.perf_counter() - began
-    against = trial.mse(trial.oracle()) if target.against == "oracle" else min(trial.alone(), trial.truth.null_mse)
+    against = (
+        trial.mse(trial.oracle())
+        if target.against == "oracle"
+        else min(trial.truth.population_mse(*alone(trial.table)), trial.truth.null_mse)
+    )
     return mse / against, seconds
 
 

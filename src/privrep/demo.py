@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from privrep import model as models
-from privrep.algorithms.baselines import fedrep, pooled
+from privrep.algorithms.baselines import alone, fedrep, pooled
 from privrep.data.synthetic import Population, make_population
-from privrep.data.user_table import UserTable
 from privrep.engines.in_memory import InMemoryUsers
-from privrep.heads import fit_heads, own_candidate
-from privrep.privacy.bounds import Array
+from privrep.heads import fit_heads
 from privrep.report.picture import draw_fit
 
 NOTE = "Errors use the truth of a made-up population: with real users they would not be known, nor free to publish."
@@ -46,7 +44,6 @@ def run_demo(folder: Path, *, users: int = 20_000, on_page: Callable[[str], None
 
     open_book = fedrep(engine, 2)
     open_heads = fit_heads(table.blocks(), open_book)
-    alone = _alone(table)
     shared = pooled(table)
     ones = np.ones((users, 1))
     rows = [
@@ -57,7 +54,7 @@ def run_demo(folder: Path, *, users: int = 20_000, on_page: Callable[[str], None
             private=True,
         ),
         Comparison("not private", population.population_mse(open_heads.weights(open_book), open_heads.intercept), None),
-        Comparison("each user alone", population.population_mse(*alone), 0.0),
+        Comparison("each user alone", population.population_mse(*alone(table)), 0.0),
         Comparison(
             "one model for all",
             population.population_mse(ones * shared.weights, ones[:, 0] * shared.intercept),
@@ -68,18 +65,6 @@ def run_demo(folder: Path, *, users: int = 20_000, on_page: Callable[[str], None
     draw_fit(folder / "picture.png", fitted.privacy, {row.method: row.error for row in rows}, note=NOTE)
     _write_rows(population, rng, folder / "new-rows.csv")
     return rows
-
-
-def _alone(table: UserTable) -> tuple[Array, Array]:
-    """Every user's own ridge regression: nothing is shared, nothing is spent."""
-    weights, intercepts = np.zeros((table.n_users, table.n_features)), np.zeros(table.n_users)
-    start = 0
-    for block in table.blocks():
-        for users, size in block.positions_by_size():
-            fit = own_candidate(*block.group(users, size), np.ones(table.n_features), True)
-            weights[start + users], intercepts[start + users] = fit.weights, fit.intercept
-        start += block.n_users
-    return weights, intercepts
 
 
 def _write_rows(population: Population, rng: np.random.Generator, path: Path, users: int = 20) -> None:

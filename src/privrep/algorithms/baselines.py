@@ -17,6 +17,7 @@ from privrep.algorithms.private_fedrep import Representation
 from privrep.algorithms.scales import octave_quantile
 from privrep.data.user_table import UserTable
 from privrep.engines.base import Users
+from privrep.heads import own_candidate
 from privrep.local.least_squares import Floats, centred, least_squares_heads
 from privrep.local.steps import CELLS, PairMoments, octaves
 from privrep.privacy.bounds import Array, Bound, Contributions
@@ -171,6 +172,17 @@ def dp_fedavg(
         model[-1] = 0.0  # nothing but noise
     run.derive("linear-model", {"model": model})
     return LinearModel(model[:-1], float(model[-1]))
+
+
+def alone(table: UserTable, *, intercept: bool = True) -> tuple[Array, Array]:
+    """Every user's own ridge regression, (n, d) weights and (n,) intercepts: nothing is shared, nothing is spent."""
+    weights, intercepts = np.zeros((table.n_users, table.n_features)), np.zeros(table.n_users)
+    for users, size in table.positions_by_size():
+        for part in np.array_split(users, max(len(users) * size // 8192, 1)):
+            X, y = (values.astype(np.float64, copy=False) for values in table.group(part, size))
+            fit = own_candidate(X, y, np.ones(table.n_features), intercept)
+            weights[part], intercepts[part] = fit.weights, fit.intercept
+    return weights, intercepts
 
 
 @dataclass(frozen=True)

@@ -126,13 +126,14 @@ def find_users(ids: NDArray[Any], groups: Sequence[Hashable] | NDArray[Any]) -> 
 
 def _sortable(groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[Any] | None:
     """Groups as an array where all are integers or all are strings, the cases worth a fast path."""
-    if isinstance(groups, np.ndarray) and groups.dtype.kind in "iuU":
-        return groups
-    values = np.asarray(groups) if not isinstance(groups, np.ndarray) else groups
-    if values.ndim == 1 and values.dtype.kind in "iu":
-        return values
-    if values.ndim == 1 and values.dtype.kind in "UO" and all(type(group) is str for group in values.tolist()):
-        return np.asarray(list(groups)) if values.dtype.kind == "O" else values
+    if hasattr(groups, "__array__"):
+        values = np.asarray(groups)
+        if values.dtype.kind in "iuU":
+            return values
+    kinds = set(map(type, groups))
+    if kinds == {str} or (bool not in kinds and all(issubclass(kind, int | np.integer) for kind in kinds)):
+        values = np.asarray(list(groups))
+        return values if values.dtype.kind in "iuU" else None
     return None
 
 
