@@ -107,7 +107,7 @@ def test_ragged_users_and_users_with_one_row():
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_features_and_targets_that_do_not_vary_within_a_user_do_no_harm(dtype):
-    """Somebody's age: the same in all of a user's rows, so around the user's mean nothing but rounding is left of it."""
+    """Somebody's age is the same in all of a user's rows: around the user's mean nothing but rounding is left."""
     table, U = population(6000, dtype=dtype)
     ages = np.repeat(np.random.default_rng(5).uniform(20, 80, 6000), 10).astype(dtype)
     X = np.column_stack([table.X, ages, np.full_like(ages, 0.1), np.zeros_like(ages)])

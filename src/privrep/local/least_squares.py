@@ -53,13 +53,14 @@ def centred(values: Floats) -> Floats:
 
 
 def centred_targets(y: Floats) -> Floats:
-    """Targets minus their user's mean; exactly zero for a user whose targets differ by rounding alone.
+    """Targets (users, rows) minus their user's mean, as (rows, users); zero where a user's differ by rounding alone.
 
     Otherwise a user with constant targets would send a direction made of rounding errors.
     """
-    moved = centred(y)
-    rounding = 64 * np.finfo(y.dtype).eps * np.abs(y).max(axis=1, keepdims=True)
-    return np.where(np.abs(moved).max(axis=1, keepdims=True) > rounding, moved, 0.0)
+    targets = users_last(y)
+    moved = targets - sum_rows(targets) / len(targets)
+    rounding = 64 * np.finfo(y.dtype).eps * np.abs(targets).max(axis=0)
+    return np.where(np.abs(moved).max(axis=0) > rounding, moved, 0.0)
 
 
 def ridge_fit(P: Floats, y: Floats, ridge: float, intercept: bool) -> RidgeFit:

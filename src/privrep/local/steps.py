@@ -51,7 +51,7 @@ class PairMoments:
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         m = X.shape[1]
         rows = (centred(X) if self.intercept else X) * self.inverse_scale.astype(X.dtype)
-        rows = rows * (centred_targets(y) if self.intercept else y)[:, :, None].astype(X.dtype)
+        rows = rows * (centred_targets(y).T if self.intercept else y)[:, :, None].astype(X.dtype)
         scale = np.full(len(X), 1 / (m * (m - 1)) if m > 1 else 0.0)
         return {"moments": CrossMoments(rows, scale)}
 
@@ -79,15 +79,17 @@ class LeaveOneOutGradient:
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         users, m, d = X.shape
         k = self.U.shape[1]
-        rows, targets = (centred(X), centred_targets(y)) if self.intercept else (X, y)
-        P = rows @ (self.U * self.inverse_scale[:, None]).astype(X.dtype)
-        fit = ridge_fit(users_last(P), users_last(targets), self.ridge, self.intercept)
+        rows, targets = (centred(X), centred_targets(y)) if self.intercept else (X, users_last(y))
+        P = users_last(rows @ (self.U * self.inverse_scale[:, None]).astype(X.dtype))
+        fit = ridge_fit(P, targets, self.ridge, self.intercept)
         heads = fit.loo_heads()
-        pull = np.ascontiguousarray((fit.loo_residuals * heads / m).transpose(2, 0, 1), dtype=X.dtype)
+        pull = fit.loo_residuals * heads / m
+        within = np.stack([np.stack([sum_rows(pull[a] * P[b]) for b in range(k)], 1) for a in range(k)], 1)
         joined = np.empty((users, gradient_size(d, k)))
         gradient = joined[:, : d * k].reshape(users, k, d)
-        np.multiply(pull @ rows, self.inverse_scale, out=gradient)
-        gradient -= gradient @ self.U @ self.U.T
+        pulled = np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ rows
+        np.multiply(pulled, self.inverse_scale, out=gradient)
+        gradient -= within @ self.U.T
         moments = [sum_rows(heads[a] * heads[b]) / m for a in range(k) for b in range(a, k)]
         moment = np.stack(moments, axis=1) * pack(np.ones((k, k)))
         joined[:, d * k :] = self.heads_weight * moment
