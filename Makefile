@@ -19,15 +19,16 @@ demo: $(VENV)/core   ## train on an embedded population, print a table, write de
 	$(BIN)/privrep demo --out demo --overwrite
 
 test: $(VENV)/dev lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-benchmark: $(VENV)/core
+benchmark: $(VENV)/core   ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks.fit
+	$(BIN)/python -m benchmarks.streaming
 
 figure1: $(VENV)/core   ## Figures 1-2 of the paper: CSV and picture in experiments/results
 	$(BIN)/python -m experiments.figure1

@@ -41,9 +41,10 @@ class Counts:
     size: int
 
     def norms(self) -> Array:
+        used = self.cells >= 0
         ordered = np.sort(self.cells, axis=1)
         twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
-        return np.where(twice, np.inf, np.sqrt((self.cells >= 0).sum(axis=1, dtype=np.float64)))
+        return np.where(twice, np.inf, np.sqrt(used @ np.ones(used.shape[1])))
 
     def weighted_sum(self, weights: Array) -> Array:
         used = self.cells >= 0
