@@ -134,6 +134,7 @@ RULES = {
             "demo.py",  # a synthetic population, made with data/synthetic.py
             "algorithms/paper.py",  # a public permutation of row numbers, seeded by the page and the number of rows
             "data/regroup.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
+            "data/split.py",  # which rows are for measuring; never in a fit
         ),
     ),
     "noise sources are made or called": Rule(

@@ -49,7 +49,7 @@ def test_losses_are_leave_one_out_and_the_best_is_kept(size, intercept):
     fit = own_candidate(X, y, np.ones(features), intercept)
     for i in range(6):
         centred = X[i] - X[i].mean(0) if intercept else X[i]
-        unit = np.trace(centred @ centred.T) / size if size <= features else size
+        unit = np.trace(centred @ centred.T) / min(size, features)
         losses = []
         for ridge in (1e-3, 1e-1, 1.0, 10.0, 100.0):
             errors = []
@@ -88,6 +88,17 @@ def test_without_the_net_every_head_is_shared():
     heads = fit_heads(table.blocks(), basis(6, 2), safety_net=False)
     assert (heads.kind == SHARED).all()
     assert len(heads.own) == 0
+
+
+@pytest.mark.parametrize("unit", [1e-5, 1.0, 1e5])
+@pytest.mark.parametrize("size", [8, 40])
+def test_the_net_holds_whatever_the_unit_of_the_features(unit, size):
+    """Scales lost in the noise are taken as 1: a user's own regression must not depend on them."""
+    rng = np.random.default_rng(8)
+    weights = rng.normal(size=(200, 5))
+    _, X, y = users(200, size, 5, weights, 0.0)
+    own = own_candidate(X * unit, y, np.ones(5), True)
+    assert np.mean((own.weights * unit - weights) ** 2) < 1e-3
 
 
 def test_a_representation_of_noise_costs_almost_nothing():

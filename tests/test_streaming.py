@@ -24,7 +24,7 @@ from privrep.data.user_table import UserTable
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.engines.streaming import StreamingUsers
 from privrep.errors import InputError
-from privrep.local.steps import CELLS, LeaveOneOutGradient, gradient_size
+from privrep.local.steps import SIZES, LeaveOneOutGradient, gradient_size
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound
 from privrep.privacy.contributions import Vectors
 
@@ -92,7 +92,7 @@ def assert_same_sums(users: StreamingUsers, table: UserTable) -> None:
     gradient = LeaveOneOutGradient(basis, np.full(D, 0.5), 0.3, 0.02, True)
     asked = [
         (Means(), {"means": Bound(0.7, D)}),
-        (gradient, {"step": Bound(0.1, gradient_size(D, 2)), "sizes": Bound(2**0.5, 2 * CELLS, acute=True)}),
+        (gradient, {"step": Bound(0.1, gradient_size(D, 2)), "sizes": SIZES}),
     ]
     for step, bounds in asked:
         streamed, kept = users.bounded_sums(step, bounds), InMemoryUsers(table).bounded_sums(step, bounds)

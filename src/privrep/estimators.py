@@ -115,8 +115,10 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         X, y = validate_data(self, _plain(X), _plain(y), dtype=[np.float64, np.float32], y_numeric=True)
-        table = UserTable.from_rows(X, y.astype(X.dtype, copy=False), _plain(groups))
+        table = UserTable.from_rows(X, y.astype(np.float64, copy=False), _plain(groups))
         folder = None if self.run_folder is None else Path(self.run_folder)
+        if folder is not None:
+            models.ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
         fitted = models.learn(InMemoryUsers(table), self._config(), folder=folder, columns=columns)
         heads = fit_heads(

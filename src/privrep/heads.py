@@ -161,11 +161,12 @@ def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tupl
     turned = rows @ Q  # (users, rows, k)
     squares = turned**2
     products = np.matmul(targets[:, None, :], turned)[:, 0]
-    least = 1e-10 * values.sum(axis=1, keepdims=True) + np.finfo(np.float64).tiny
+    size = values.sum(axis=1, keepdims=True) / k
+    least = 1e-10 * size + np.finfo(np.float64).tiny
     losses = np.empty((len(ridges), len(P)))
     heads = np.empty((len(ridges), len(P), k))
     for i, ridge in enumerate(ridges):
-        inverse = 1 / (np.maximum(values, 0.0) + ridge * m + least)
+        inverse = 1 / (np.maximum(values, 0.0) + ridge * size + least)
         heads[i] = inverse * products
         residuals = targets - np.matmul(turned, heads[i][:, :, None])[:, :, 0]
         leverage = np.matmul(squares, inverse[:, :, None])[:, :, 0] + (1 / m if centre else 0.0)

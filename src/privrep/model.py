@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -142,18 +143,23 @@ def save(model: Model, folder: Path, *, overwrite: bool = False) -> None:
     if folder.exists() and not (folder / "model.json").is_file():
         raise InputError(f"{folder} is not a model folder, so it is not overwritten. Choose another folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))  # for the owner only
+    new, old = temporary / "new", temporary / "old"
     try:
-        model.ledger.write(temporary / "ledger.jsonl")
-        model.billboard.write(temporary / "billboard")
-        finish(model, temporary)
-        os.chmod(temporary, 0o755)
+        new.mkdir()
+        model.ledger.write(new / "ledger.jsonl")
+        model.billboard.write(new / "billboard")
+        finish(model, new)
+        os.chmod(new, 0o755)
         if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(temporary, folder)
+            os.replace(folder, old)
+        os.replace(new, folder)
     except BaseException:
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)  # should even this fail, the old model stays where it is now
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def finish(model: Model, folder: Path) -> None:
@@ -165,7 +171,7 @@ def finish(model: Model, folder: Path) -> None:
 
 
 def load(folder: Path) -> Model:
-    """Read a model folder."""
+    """Read a model folder. One that is damaged, in whatever way, is an InputError."""
     path = folder / "model.json"
     if not path.is_file():
         unfinished = (folder / "run.json").is_file()
@@ -174,20 +180,46 @@ def load(folder: Path) -> Model:
             if unfinished
             else f"{folder} is not a model folder: it has no model.json."
         )
-    data = json.loads(path.read_text())
-    if data.get("format") != FORMAT:
-        raise InputError(f"{path} is not a model this version of privrep can read ({FORMAT}).")
-    fields = data["config"]
-    config = Config(**{**fields, "scale": None if fields["scale"] is None else tuple(fields["scale"])})
-    columns = Columns(**{**data["columns"], "features": tuple(data["columns"]["features"])})
-    billboard = Billboard.read(folder / "billboard")
-    if "representation" not in billboard:
-        raise InputError(f"{folder} is damaged: its billboard has no representation. Restore it from a copy.")
-    page = billboard["representation"]
-    representation = Representation(page.arrays["basis"], page.arrays["scale"], page.facts["derived"]["error"])
-    heads = read_heads(folder) if (folder / "private" / "heads.parquet").is_file() else None
-    ledger = read_ledger(folder / "ledger.jsonl")
-    return Model(config, representation, ledger.report(), ledger, billboard, columns, heads)
+    with _damage_explained(folder, "model.json"):
+        data = json.loads(path.read_text())
+        if data["format"] != FORMAT:
+            raise InputError(f"{path} is not a model this version of privrep can read ({FORMAT}).")
+        fields = data["config"]
+        config = Config(**{**fields, "scale": None if fields["scale"] is None else tuple(fields["scale"])})
+        columns = Columns(**{**data["columns"], "features": tuple(data["columns"]["features"])})
+    with _damage_explained(folder, "billboard"):
+        billboard = Billboard.read(folder / "billboard")
+        if "representation" not in billboard:
+            raise ValueError("there is no representation in it")
+        page = billboard["representation"]
+        representation = Representation(page.arrays["basis"], page.arrays["scale"], page.facts["derived"]["error"])
+        d, k = representation.basis.shape
+    with _damage_explained(folder, "model.json"):
+        config.check(d)
+    with _damage_explained(folder, "ledger.jsonl"):
+        ledger = read_ledger(folder / "ledger.jsonl")
+        report = ledger.report()
+    heads = None
+    if (folder / "private" / "heads.parquet").is_file():
+        with _damage_explained(folder, "private/heads.parquet"):
+            heads = read_heads(folder)
+            if (heads.shared.shape[1], heads.own.shape[1]) != (k, d):
+                raise ValueError("its heads are of another representation")
+    return Model(config, representation, report, ledger, billboard, columns, heads)
+
+
+@contextmanager
+def _damage_explained(folder: Path, part: str) -> Iterator[None]:
+    """Whatever goes wrong in reading a part of a folder: one sentence that names both."""
+    try:
+        yield
+    except PermissionError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, pa.ArrowException) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        if isinstance(error, InputError) and str(folder) in reason:
+            raise  # says it already
+        raise InputError(f"{folder} is damaged ({part}: {reason.rstrip('.')}); restore it from a copy.") from None
 
 
 def with_heads(model: Model, heads: Heads) -> Model:
@@ -201,7 +233,7 @@ def write_heads(heads: Heads, folder: Path) -> None:
     own = [None if p < 0 else heads.own[p] for p in heads.own_position]
     table = pa.table(
         {
-            "user": _ids_to_arrow(heads.ids),
+            "user": ids_to_arrow(heads.ids),
             "kind": pa.array(heads.kind),
             "intercept": pa.array(heads.intercept),
             "shared": pa.FixedSizeListArray.from_arrays(pa.array(heads.shared.ravel()), heads.shared.shape[1]),
@@ -231,12 +263,12 @@ def read_heads(folder: Path) -> Heads:
     )
 
 
-def _ids_to_arrow(ids: NDArray[Any]) -> pa.Array:
+def ids_to_arrow(ids: NDArray[Any]) -> pa.Array:
     try:
         array = pa.array(ids.tolist() if ids.dtype == object else ids)
         if array.to_numpy(zero_copy_only=False).tolist() == ids.tolist():
             return array
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+    except (pa.ArrowException, ValueError, TypeError):
         pass
     raise InputError("a model can be saved only if its user ids are all integers or all strings; rename the users.")
 

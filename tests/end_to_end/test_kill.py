@@ -118,7 +118,7 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     noise.__dict__.update(source.__dict__)  # whatever a source says of itself
     folder.mkdir(exist_ok=True)
     haunt(death, folder / "ledger.jsonl")
-    ledger = Ledger(Budget(4.0, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
+    ledger = Ledger(Budget(40.0, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
     run = Run(InMemoryUsers(table, 1), ledger, Billboard(folder / "billboard"), noise)
     learned = private_fedrep(run, 1, settings=Settings(rounds=2))
     (folder / "result.json").write_text(json.dumps([learned.basis.tolist(), learned.scale.tolist(), learned.error]))
@@ -240,11 +240,11 @@ def test_deaths_come_at_every_kind_of_place(told: dict[str, Any]) -> None:
 def test_nothing_is_spent_twice_and_nothing_is_left_out(told: dict[str, Any], kind: str) -> None:
     """The ledger of a run that was killed equals that of one that was not: names, prices, order, epsilon."""
     wanted = told[kind]["undisturbed"]["end"]
-    assert wanted["epsilon"] == pytest.approx(4.0, rel=1e-6)
+    assert wanted["epsilon"] == pytest.approx(40.0, rel=1e-6)
     for story in told[kind]["stories"]:
         assert story["end"]["events"] == wanted["events"], story["deaths"]
         assert story["end"]["epsilon"] == wanted["epsilon"], story["deaths"]
-        assert story["end"]["epsilon"] <= 4.0
+        assert story["end"]["epsilon"] <= 40.0
         names = [name for name, _ in story["end"]["events"]]
         assert len(names) == len(set(names))
 

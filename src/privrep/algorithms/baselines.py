@@ -201,7 +201,7 @@ class LocalUpdate:
         users, m, d = X.shape
         rows = np.concatenate([X, np.full((users, m, 1), float(self.intercept))], axis=2, dtype=np.float64)
         residuals = (y - rows @ self.model)[:, :, None]
-        penalty = self.ridge * (rows**2).sum(axis=(1, 2))[:, None, None] / m + np.finfo(np.float64).tiny
+        penalty = (self.ridge + 1e-10) * (rows**2).sum(axis=(1, 2))[:, None, None] / m + np.finfo(np.float64).tiny
         across = rows.transpose(0, 2, 1)
         if m <= d:
             move = across @ np.linalg.solve(rows @ across + penalty * np.eye(m), residuals)

@@ -7,7 +7,8 @@ Passes over the users, each a page of the billboard:
   round-t    clipped sum of (gradient, heads' second moment), and the histograms again
                                                                -> a preconditioned step and a QR
 
-Everything that depends on the users is read off these releases; the rest are public facts (n, d, k and the budget).
+Everything that depends on the users is read off these releases; the rest are public facts (d, k and the budget). The
+number of users is not used anywhere, so that it need not be public.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privrep.algorithms.scales import feature_scales, octave_quantile
-from privrep.local.steps import CELLS, LeaveOneOutGradient, PairMoments, gradient_size
+from privrep.algorithms.scales import CLEAR, feature_scales, octave_quantile
+from privrep.local.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, LeaveOneOutGradient, PairMoments, gradient_size
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Array, Bound
 from privrep.privacy.contributions import packed_size, unpack
@@ -110,7 +111,10 @@ def descend(run: Run, state: Estimate, scale: Array, mu_squared: float, intercep
     plan *= (mu_squared - s.sizes_share * total) / plan.sum()
     scouting = LeaveOneOutGradient(state.basis, 1 / scale, 1.0, s.ridge(state), intercept)
     sizes = run.ask("scout", scouting, {"sizes": Query(SIZES, s.scout_share * total)})["sizes"]
-    norm, ratio = read_sizes(sizes, s)
+    read = read_sizes(sizes, s)
+    if read is None:
+        return state  # not even the histogram of sizes rises above the noise: what is left is better not spent
+    norm, ratio = read
     for t in range(s.rounds):
         last = t + 1 == s.rounds or state.converged
         local = LeaveOneOutGradient(state.basis, 1 / scale, s.heads_weight * ratio, s.ridge(state), intercept)
@@ -122,12 +126,9 @@ def descend(run: Run, state: Estimate, scale: Array, mu_squared: float, intercep
         state = preconditioned_step(state, released["step"], local.heads_weight, s.floor)
         if last:
             break
-        norm, ratio = read_sizes(released["sizes"], s)
+        norm, ratio = read_sizes(released["sizes"], s) or (norm, ratio)
         norm, ratio = norm * state.shrink, ratio * state.shrink
     return state
-
-
-SIZES = Bound(math.sqrt(2.0), 2 * CELLS, acute=True)
 
 
 def spectral_start(
@@ -143,29 +144,38 @@ def spectral_start(
     moments = unpack(run.ask("moments", PairMoments(1 / scale, intercept), queries)["moments"].value)
     values, vectors = np.linalg.eigh(moments)
     k = rank if rank is not None else rank_above_noise(values, max_auto_rank)
-    bulk = (
-        float(np.median(np.abs(values))) / 0.4040
-    )  # radius of the semicircle: (radius/2)^2 = d * variance of an entry
-    error = np.minimum((bulk / 2 / np.maximum(values[::-1][:k], 1e-300)) ** 2, 1.0)
+    top, half = values[::-1][:k], noise_radius(values) / 2
+    spike = (top + np.sqrt(np.maximum(top**2 - 4 * half**2, 0.0))) / 2  # before the noise pushed it up
+    error = np.where(top > EDGE * 2 * half, (half / np.maximum(spike, half)) ** 2, 1.0)
     return Estimate(vectors[:, ::-1][:, :k], np.diag(error))
 
 
 DIRECTION_ONLY = 2.0**-120
 
 
+EDGE = 1.15  # of the noise's radius: room for its fluctuations
+
+
+def noise_radius(values: Array) -> float:
+    """Radius of the semicircle that eigenvalues of noise form: their median size is 0.4040 of it, signals or not."""
+    return float(np.median(np.abs(values))) / 0.4040
+
+
 def rank_above_noise(values: Array, most: int) -> int:
-    """How many eigenvalues stand above the semicircle that the others form; at least one.
+    """How many eigenvalues stand above the semicircle that the others form; at least one."""
+    above = int((values > EDGE * noise_radius(values)).sum())
+    return min(max(above, 1), most, len(values))
 
-    The median absolute eigenvalue of a semicircle of radius r is 0.4040 r; 15% is left for the edge's fluctuations.
+
+def read_sizes(sizes: Release, s: Settings) -> tuple[float, float] | None:
+    """Clipping norm, and typical ratio of a user's gradient to the second moment of its heads, for the next pass.
+
+    None where the histograms are lost in their noise.
     """
-    edge = 1.15 * float(np.median(np.abs(values))) / 0.4040
-    return int(np.clip((values > edge).sum(), 1, min(most, len(values))))
-
-
-def read_sizes(sizes: Release, s: Settings) -> tuple[float, float]:
-    """Clipping norm, and typical ratio of a user's gradient to the second moment of its heads, for the next pass."""
-    norms, ratios = sizes.value[:CELLS], sizes.value[CELLS:]
-    return octave_quantile(norms, s.quantile), octave_quantile(ratios, 0.5)
+    norms, ratios = sizes.value[:WIDE_CELLS], sizes.value[WIDE_CELLS:]
+    if min(norms.max(), ratios.max()) < CLEAR * sizes.sigma:
+        return None
+    return octave_quantile(norms, s.quantile, WIDE_LOWEST), octave_quantile(ratios, 0.5)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from privrep.data.readers import TableSource
     from privrep.heads import Heads
     from privrep.model import Columns, Config, Model
+    from privrep.report.words import Inspection
+
+_NOT_PRIVATE = "(not private: for your eyes)"
 
 
 def fit(
@@ -28,7 +31,9 @@ def fit(
     epsilon: Annotated[float, typer.Option(help="Privacy budget, whole fit. Smaller is more private.")],
     delta: Annotated[float, typer.Option(help="Privacy budget, second part; well below 1 / number of users.")],
     out: Annotated[Path, typer.Option(help="Folder of the model. The same command continues a stopped fit.")],
-    features: Annotated[str | None, typer.Option(help="Columns A,B,C; all other numeric columns if left out.")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Columns A,B,C; if left out all others (of Parquet: all others of numbers).")
+    ] = None,
     rank: Annotated[str, typer.Option(metavar="K|auto", help="Columns of the representation.")] = "auto",
     relation: Annotated[
         str, typer.Option(help="replace-one-user, or add-or-remove-one-user.", metavar="RELATION")
@@ -73,6 +78,7 @@ def fit(
     if features is None:
         _list_left_out(source)
     columns = Columns(user, target, source.feature_names)
+    _standing(out, config, columns, overwrite)
     _summarise(_learn(source, config, columns, out, workdir, overwrite), out)
 
 
@@ -166,23 +172,35 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise InputError(f"--out: {out} is not empty and holds no run of privrep; choose another folder.")
 
 
-def _make_room(out: Path, config: Config, columns: Columns, overwrite: bool) -> None:
-    """Say that a run is continued, or remove what --overwrite replaces: a model, or a run with other settings."""
+def _standing(out: Path, config: Config, columns: Columns, overwrite: bool) -> Inspection | None:
+    """What is in the folder `out`; an error if this fit can neither continue nor replace it."""
     from privrep.report.words import inspect_folder
 
+    _check_out(out, overwrite)
     if not out.exists() or not any(out.iterdir()):
-        return
+        return None
     found = inspect_folder(out)
+    if not (found.finished or overwrite or _same_run(found, config, columns)):
+        raise ResumeError(
+            f"{out} holds a run with other settings or columns; continue it with the same options, choose another "
+            "--out, or pass --overwrite to drop it."
+        )
+    return found
+
+
+def _same_run(found: Inspection, config: Config, columns: Columns) -> bool:
+    return not found.finished and (found.config, found.columns) == (config, columns)
+
+
+def _make_room(out: Path, config: Config, columns: Columns, overwrite: bool) -> None:
+    """Say that a run is continued, or remove what --overwrite replaces: a model, or a run with other settings."""
+    found = _standing(out, config, columns, overwrite)
+    if found is None:
+        return
     spent = f"epsilon {found.privacy.epsilon:.4g} at delta {found.privacy.delta:g}"
-    if not found.finished:
-        if (found.config, found.columns) == (config, columns):
-            note(f"Continuing the run in {out}; {spent} was spent before.")
-            return
-        if not overwrite:
-            raise ResumeError(
-                f"{out} holds a run with other settings or columns; continue it with the same options, choose another "
-                "--out, or pass --overwrite to drop it."
-            )
+    if _same_run(found, config, columns):
+        note(f"Continuing the run in {out}; {spent} was spent before.")
+        return
     with _sole_owner(out / "ledger.jsonl"):
         shutil.rmtree(out)
     note(f"Replaced {out}. It had spent {spent}: for users who are in both, the two fits add up.")
@@ -214,7 +232,8 @@ def _summarise(fitted: Model, out: Path) -> None:
         f"Privacy: epsilon {report.epsilon:.4g} of {report.epsilon_budget:g} spent, delta {report.delta:g}, "
         f"user level, {report.relation}"
     )
-    say(f"Users: {len(fitted.heads.ids):,}; rank {rank} of {features} features")
+    label = "" if report.relation == "replace-one-user" else f" {_NOT_PRIVATE}"  # else their number is no public fact
+    say(f"Users: {len(fitted.heads.ids):,}{label}; rank {rank} of {features} features")
     say(_kinds(fitted.heads))
     if report.seeded:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
@@ -228,5 +247,5 @@ def _kinds(heads: Heads) -> str:
     counts = [int((heads.kind == kind).sum()) for kind in range(3)]
     return (
         f"Heads: {counts[0]:,} on the shared representation, {counts[1]:,} a regression of their own, {counts[2]:,} a "
-        "constant (not private: for your eyes)"
+        f"constant {_NOT_PRIVATE}"
     )

@@ -53,14 +53,13 @@ def personalize(
     """
     from privrep.engines.streaming import StreamingUsers
     from privrep.heads import fit_heads
-    from privrep.model import write_heads
-    from privrep.report.words import load_model
+    from privrep.model import load, write_heads
 
     if out is not None:
-        check_file(out, overwrite, (".json", ".csv", ".parquet"))
+        check_file(out, overwrite, (".json", ".csv", ".parquet"), folder)
         if replace:
             raise InputError("--replace is for the heads in the model folder; with --out use --overwrite.")
-    fitted = load_model(folder)
+    fitted = load(folder)
     target = target or fitted.columns.target
     if not target:
         raise InputError(f"{folder} was fitted on arrays and names no target column; pass --target.")
@@ -198,7 +197,7 @@ def _write_weights(heads: Heads, fitted: Model, features: tuple[str, ...], out: 
         "intercept": heads.intercept.tolist(),
     }
     columns = {**table, **{f"weight_{name}": weights[:, j].tolist() for j, name in enumerate(features)}}
-    with new_file(out, owner_only=True) as temporary:
+    with new_file(out) as temporary:
         if out.suffix.lower() == ".parquet":
             pq.write_table(pa.table(columns), temporary)
         elif out.suffix.lower() == ".csv":

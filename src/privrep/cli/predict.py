@@ -39,12 +39,15 @@ def predict(
     user: UserColumn = None,
     features: FeatureColumns = None,
 ) -> None:
-    """Predict every row of a table by its user's own head: the same table with one more column, `prediction`."""
-    from privrep.data.readers import SUFFIXES
-    from privrep.report.words import load_model
+    """Predict every row of a table by its user's own head: the same table with one more column, `prediction`.
 
-    suffix = check_file(out, overwrite, SUFFIXES)
-    fitted = load_model(folder)
+    Private heads make the predictions, so only you can read the file, and it is no part of what may be published.
+    """
+    from privrep.data.readers import SUFFIXES
+    from privrep.model import load
+
+    suffix = check_file(out, overwrite, SUFFIXES, folder)
+    fitted = load(folder)
     if fitted.heads is None:
         raise InputError(f"{folder} holds no heads (private/); make some with: privrep personalize {folder} TABLE")
     column = user or fitted.columns.user
@@ -57,7 +60,10 @@ def predict(
     write = _write_text if (source.format, SUFFIXES[suffix]) == ("csv", "csv") else _write_arrow
     with new_file(out) as temporary:
         rows = write(source, predictions, temporary, suffix)
-    say(f"{rows:,} rows with their prediction: {out} (made by private heads: not covered by the privacy guarantee)")
+    say(
+        f"{rows:,} rows with their prediction: {out} (readable by you alone: made by private heads, not covered by the "
+        "privacy guarantee)"
+    )
 
 
 def _predictions(source: TableSource, representation: Representation, heads: Heads, folder: Path) -> Iterator[Any]:

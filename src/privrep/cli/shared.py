@@ -117,7 +117,7 @@ def open_table(table: Path, fitted: Model, user: str, target: str | None, featur
     """A table's columns as the model needs them."""
     from privrep.data.readers import TableSource
 
-    text = fitted.heads is not None and id_kind(fitted.heads.ids) == "text"
+    text = fitted.heads is None or id_kind(fitted.heads.ids) == "text"  # no heads to tell: keep ids as they are written
     names = split_names(features) or list(fitted.columns.features) or None
     source = TableSource(table, user, target, names, user_as_text=text)
     wanted = len(fitted.representation.scale)
@@ -137,11 +137,22 @@ def suffix_of(path: Path, suffixes: Iterable[str]) -> str | None:
     return next((suffix for suffix in suffixes if path.name.lower().endswith(suffix)), None)
 
 
-def check_file(out: Path, overwrite: bool, suffixes: Iterable[str]) -> str:
-    """Refuse a file that cannot be written, before anything is read. Returns its suffix."""
+def check_file(out: Path, overwrite: bool, suffixes: Iterable[str], folder: Path) -> str:
+    """Refuse a file that cannot be written or has no place in the model folder, before anything is read.
+
+    Returns its suffix.
+    """
     suffix = suffix_of(out, suffixes)
     if suffix is None:
         raise InputError(f"--out: {out} must end in {', '.join(suffixes)}.")
+    real, private = out.resolve(), folder.resolve() / "private"
+    if real.is_relative_to(private.parent) and not real.is_relative_to(private):
+        raise InputError(
+            f"--out: {out} would be private and in {folder}, where everything outside {folder / 'private'} may be "
+            "published; choose another place."
+        )
+    if real == private / "heads.parquet":
+        raise InputError(f"--out: {out} holds the heads of the model itself; choose another name.")
     if out.is_dir():
         raise InputError(f"--out: {out} is a folder; name a file.")
     if out.exists() and not overwrite:
@@ -152,11 +163,11 @@ def check_file(out: Path, overwrite: bool, suffixes: Iterable[str]) -> str:
 
 
 @contextmanager
-def new_file(path: Path, *, owner_only: bool = False) -> Iterator[Path]:
-    """A path to write to that becomes `path` when all went well, and nothing when it did not."""
+def new_file(path: Path) -> Iterator[Path]:
+    """A path to write to that becomes `path`, readable by its owner only, when all went well; nothing when not."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if owner_only else 0o666))
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         yield temporary
         os.replace(temporary, path)
     except BaseException:

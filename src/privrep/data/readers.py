@@ -36,9 +36,12 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 class TableSource:
     """One file, the columns to use of it, and the promise that they are there: making one checks it against the file.
 
-    `features=None` takes every numeric column (integers, floats, booleans) other than user and target; `target=None`
-    is for rows whose target is to be predicted. Only the columns named here are ever read. `user_as_text` reads the
-    ids of a CSV file as text even where they look like integers, which keeps leading zeros.
+    `features=None` takes every column other than user and target; of a Parquet file, whose types are declared, every
+    numeric one (integers, floats, booleans). The features and their types are public, so they are read off the header
+    of a CSV file and the schema of a Parquet file, never off values: in a CSV file every target and feature is
+    float64, and a value that is no number is an error. `target=None` is for rows whose target is to be predicted.
+    Only the columns named here are ever read. `user_as_text` reads the ids of a CSV file as text even where they look
+    like integers, which keeps leading zeros.
     """
 
     path: str | os.PathLike[str]
@@ -138,10 +141,12 @@ class TableSource:
         return schema
 
     def _csv_schema(self) -> Any:
-        """Names, and types as Arrow infers them from the first block."""
+        """Names of the header. Of the types that Arrow infers from the first block only that of the users counts."""
         try:
             with self._open_csv(csv.ConvertOptions()) as reader:
-                schema = reader.schema
+                schema = pa.schema(
+                    [f if f.name == self.user else pa.field(f.name, pa.float64()) for f in reader.schema]
+                )
                 self._set("header", tuple(schema.names))
                 first = next(iter(reader), None)
         except (pa.ArrowException, OSError) as error:
@@ -167,7 +172,9 @@ class TableSource:
     def _numeric(self, found: Any) -> tuple[str, ...]:
         names = []
         for column in found:
-            if column.name in (self.user, self.target) or _PANDAS_INDEX.fullmatch(column.name):
+            if column.name in (self.user, self.target):
+                continue
+            if self.format == "parquet" and _PANDAS_INDEX.fullmatch(column.name):
                 continue
             if pa.types.is_null(column.type):
                 raise InputError(
@@ -181,8 +188,6 @@ class TableSource:
         """The type in which `batches` gives a column that was found as another; an error if it cannot be used."""
         if name == self.user:
             return self._user_type(found)
-        if self.format == "csv":
-            return pa.bool_() if pa.types.is_boolean(found) else pa.float64()
         if not _is_number(found):
             role = "target" if name == self.target else "feature"
             raise InputError(
@@ -254,7 +259,10 @@ class TableSource:
                 )
             if name == self.user:
                 return InputError(f"column {name!r} of {self.path} is not UTF-8 text in row {row}; save it as UTF-8.")
-            return InputError(f"column {name!r} of {self.path} is not a number in row {row}; correct that value.")
+            advice = self.or_name_features(name)
+            return InputError(
+                f"column {name!r} of {self.path} is not a number in row {row}; correct that value{advice}."
+            )
         if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text):
             return InputError(
                 f"row {int(found[1]) - 1} of {self.path} has {found[3]} values under a header of {found[2]}; "
@@ -262,6 +270,12 @@ class TableSource:
             )
         kind = "Parquet" if self.format == "parquet" else "CSV"
         return InputError(f"{self.path} cannot be read as {kind} ({text}); check the file or write it again.")
+
+    def or_name_features(self, name: str) -> str:
+        """More advice about a column with a bad value, where nobody asked for that column by name."""
+        if self.features is not None or name in (self.user, self.target):
+            return ""
+        return ", or name the feature columns with --features to leave it out"
 
 
 def checked_batches(source: TableSource) -> Iterator[Any]:
@@ -274,7 +288,7 @@ def checked_batches(source: TableSource) -> Iterator[Any]:
                 what = {source.user: "no user", source.target: "no finite target"}.get(name, "no finite number")
                 raise InputError(
                     f"column {name!r} of {source.path} has {what} in row {rows + bad + 1}; fill the value in or "
-                    "leave the row out."
+                    f"leave the row out{source.or_name_features(name)}."
                 )
         rows += batch.num_rows
         yield batch

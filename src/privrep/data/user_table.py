@@ -101,7 +101,7 @@ def factorize(groups: Sequence[Hashable] | NDArray[Any]) -> tuple[NDArray[Any], 
         return ids, codes.astype(np.int64)
     seen: dict[Hashable, int] = {}
     for row, group in enumerate(groups):
-        if group is None or group != group:
+        if group is None or type(group).__name__ in ("NAType", "NaTType") or group != group:
             raise InputError(f"groups has no user in row {row}; give every row one.")
         seen.setdefault(group, len(seen))
     names: list[Any] = list(seen)

@@ -29,8 +29,9 @@ class LocalStep(Protocol):
     """What users compute on their own rows, given public values: a frozen dataclass of public arrays and numbers.
 
     Called with a group of users of equal size, X of shape (users, rows, features) and y of shape (users, rows);
-    returns their contributions to each statistic. A user's contribution must be a function of that user's rows alone,
-    to the last bit: see `local.least_squares`.
+    returns their contributions to each statistic. A step that makes one vector per user says how long it is in an
+    attribute `vector_size`, and is called with fewer users where those are long. A user's contribution must be a
+    function of that user's rows alone, to the last bit: see `local.least_squares`.
     """
 
     def __call__(self, X: NDArray[Any], y: NDArray[Any]) -> Mapping[str, Contributions]: ...
@@ -109,11 +110,19 @@ def _keep_freed_memory() -> None:
 def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound]) -> _BlockSums:
     sums = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     with np.errstate(all="ignore"):  # a user's overflow is that user's zero contribution, not a warning that names it
-        for X, y in block.by_size():
+        for X, y in _portions(block, getattr(step, "vector_size", 0)):
             contributions = step(*finite_rows(X, y))
             for key, bound in bounds.items():
                 sums[key] += clipped_sum(contributions[key], bound)
     return block.n_users, sums
+
+
+def _portions(block: UserTable, vector_size: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Groups of users of equal size, cut so that their vectors of this size take 32 MB at most."""
+    for X, y in block.by_size():
+        users = max((1 << 22) // max(vector_size, 1), 1)
+        for start in range(0, len(X), users):
+            yield X[start : start + users], y[start : start + users]
 
 
 def finite_rows(X: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

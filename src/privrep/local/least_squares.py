@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[Any]
+ROUNDING = 64 * float(np.finfo(np.float64).eps)  # relative size below which differences of numbers mean nothing
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def centred_targets(y: Floats) -> Floats:
     """
     targets = users_last(y)
     moved = targets - sum_rows(targets) / len(targets)
-    rounding = 64 * np.finfo(y.dtype).eps * np.abs(targets).max(axis=0)
+    rounding = ROUNDING * np.abs(targets).max(axis=0)
     return np.where(np.abs(moved).max(axis=0) > rounding, moved, 0.0)
 
 

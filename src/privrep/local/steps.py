@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.local.least_squares import Floats, centred, centred_targets, ridge_fit, sum_rows, users_last
-from privrep.privacy.bounds import Array, Contributions
+from privrep.local.least_squares import ROUNDING, Floats, centred, centred_targets, ridge_fit, sum_rows, users_last
+from privrep.privacy.bounds import Array, Bound, Contributions
 from privrep.privacy.contributions import Counts, CrossMoments, Vectors, pack, packed_size
 
 LOWEST, CELLS = -40, 81  # histograms of sizes: one cell an octave, from 2^-40 to 2^40, the ends open
 
 
-def octaves(values: Floats) -> NDArray[np.int64]:
+WIDE_LOWEST, WIDE_CELLS = -100, 181  # the same for gradients, which go with the square of the target's unit
+
+
+def octaves(values: Floats, lowest: int = LOWEST, count: int = CELLS) -> NDArray[np.int64]:
     """The cell of each positive size, its binary logarithm rounded; -1 for zero and for what is not finite."""
     positive = (values > 0) & np.isfinite(values)
     mantissa, exponent = np.frexp(np.where(positive, values, 1.0))
-    nearest = exponent - (mantissa < np.sqrt(0.5)) - LOWEST
-    return np.where(positive, np.clip(nearest, 0, CELLS - 1), -1).astype(np.int64)
+    nearest = exponent - (mantissa < np.sqrt(0.5)) - lowest
+    return np.where(positive, np.clip(nearest, 0, count - 1), -1).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,10 @@ class FeatureSizes:
     intercept: bool
 
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
-        rows = centred(X) if self.intercept else X
-        squares = rows.astype(np.float64) ** 2
-        sizes = np.sqrt(squares.sum(axis=1) / max(X.shape[1] - self.intercept, 1))
-        rounding = 64 * np.finfo(X.dtype).eps * np.abs(X).max(axis=1)
+        rows = X.astype(np.float64, copy=False)
+        rounding = ROUNDING * np.abs(rows).max(axis=1)
+        rows = centred(rows) if self.intercept else rows
+        sizes = np.sqrt((rows**2).sum(axis=1) / max(X.shape[1] - self.intercept, 1))
         cells = octaves(np.where(sizes > rounding, sizes, 0.0))
         features = np.arange(X.shape[2]) * CELLS
         return {"sizes": Counts(np.where(cells < 0, -1, features + cells), X.shape[2] * CELLS)}
@@ -54,6 +58,10 @@ class PairMoments:
         rows = rows * (centred_targets(y).T if self.intercept else y)[:, :, None].astype(X.dtype)
         scale = np.full(len(X), 1 / (m * (m - 1)) if m > 1 else 0.0)
         return {"moments": CrossMoments(rows, scale)}
+
+
+SIZES = Bound(math.sqrt(2.0), WIDE_CELLS + CELLS, acute=True)
+"""The histograms a round asks for: sizes of users' gradients, and their ratios to the second moment of the heads."""
 
 
 def gradient_size(d: int, k: int) -> int:
@@ -76,9 +84,16 @@ class LeaveOneOutGradient:
     ridge: float
     intercept: bool
 
+    @property
+    def vector_size(self) -> int:
+        return self.U.size
+
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         users, m, d = X.shape
         k = self.U.shape[1]
+        if m <= 1 + self.intercept:  # no rows are left to fit a head on when one is left out
+            nothing = np.full((users, 2), -1)
+            return {"step": Vectors(np.zeros((users, gradient_size(d, k)))), "sizes": Counts(nothing, SIZES.size)}
         rows, targets = (centred(X), centred_targets(y)) if self.intercept else (X, users_last(y))
         P = users_last(rows @ (self.U * self.inverse_scale[:, None]).astype(X.dtype))
         fit = ridge_fit(P, targets, self.ridge, self.intercept)
@@ -95,6 +110,6 @@ class LeaveOneOutGradient:
         joined[:, d * k :] = self.heads_weight * moment
         gradient_norm = np.sqrt((joined[:, : d * k] ** 2).sum(axis=1))
         ratio = gradient_norm / np.sqrt((moment**2).sum(axis=1))
-        cells = np.stack([octaves(gradient_norm), octaves(ratio)], axis=1)
-        cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + CELLS)
-        return {"step": Vectors(joined), "sizes": Counts(cells, 2 * CELLS)}
+        cells = np.stack([octaves(gradient_norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
+        cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + WIDE_CELLS)
+        return {"step": Vectors(joined), "sizes": Counts(cells, SIZES.size)}

@@ -27,6 +27,7 @@ Array = NDArray[np.float64]
 FLOAT_SLACK = 2.0**-9
 MAX_USERS = 2**24
 MAX_USERS_TIMES_BLOCKS = 2**42  # adding up B blocks of n users costs an error of B * n * C * 2^-54, here 2^-12 C
+MAX_SIZE = 2**28  # coordinates of one release; the analysis of the noise rests on it
 MAX_ROWS_PER_SUM = 8192  # rows that one matrix product may add up; the error analysis above rests on it
 
 
@@ -62,6 +63,9 @@ class Bound:
             raise InputError(f"a clipping bound must be positive and finite. Got {self.norm} instead.")
         if not 2.0**-400 <= self.norm <= 2.0**500:  # beyond, squares under- or overflow and norms cannot be trusted
             raise InputError(f"a clipping bound must lie between 2^-400 and 2^500. Got {self.norm} instead.")
+
+        if not 1 <= self.size <= MAX_SIZE:
+            raise InputError(f"one release has between 1 and {MAX_SIZE:,} coordinates. Got {self.size:,} instead.")
 
     def sensitivity(self, relation: Relation) -> float:
         """Of a sum of contributions clipped to this bound; see the module's guarantee."""

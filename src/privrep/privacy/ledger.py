@@ -42,6 +42,10 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_budget(self.epsilon, self.delta)
+        if self.delta > 0.01:
+            raise InputError(
+                f"delta must be at most 0.01, and should be far below one over the users. Got {self.delta}."
+            )
         if self.relation not in RELATIONS:
             raise InputError(f"relation must be one of {', '.join(RELATIONS)}. Got {self.relation!r} instead.")
 

@@ -4,11 +4,12 @@ Noise is the discrete Gaussian on a grid whose step is a power of two. What is r
 steps, so the low-order bits of floating-point arithmetic cannot tell neighbours apart (Mironov 2012). `secure_noise`
 uses OpenDP's exact sampler (Canonne, Kamath and Steinke 2020), fed by the operating system's cryptographic generator.
 
-Formal guarantee, sigma in grid steps and at least 2^16 (`release` refuses less). Under integer shifts the zCDP of the
-discrete Gaussian is at most that of the continuous one. For the (epsilon, delta) of a whole run: each coordinate is
-within total variation 0.0202 / sigma^2 of a rounded continuous Gaussian, which is exactly mu-GDP, so delta grows by at
-most (1 + e^epsilon) * 0.0202 * sum over released coordinates of 1 / sigma^2. A fit at epsilon 1 has sigma above 2^27:
-for ten thousand coordinates that is less than 1e-13.
+Formal guarantee, sigma in grid steps. Rounded continuous Gaussian noise would be exactly mu-GDP. The discrete Gaussian
+differs from it, at a point x with |x| <= 40 sigma, by a factor within exp(+-(40^2 + 1) / (12 sigma^2)); beyond lies a
+probability under e^-800. Over a run this adds at most 267 * (sum over released coordinates of 1 / sigma^2) to epsilon
+and e^(epsilon - 780) to delta. A release of `size` coordinates that spends mu_q^2 has sigma >= 2^35 / mu_q, so the sum
+is at most 267 * size * 2^-70 * mu^2, and less than 1e-9 * epsilon for size <= MAX_SIZE and delta <= 0.01: `gaussian_mu`
+leaves that much by rounding mu down.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Integers = NDArray[np.int64]
 NoiseSource = Callable[[str, float, int], Integers]
 """(name of the release, standard deviation in grid steps, how many) -> independent discrete Gaussian draws."""
 
-STEPS_PER_BOUND = 24  # the grid has 2^24 steps a clipping bound: totals of 2^24 users still fit 53 bits
+STEPS_PER_BOUND = 36  # the grid has 2^35 to 2^36 steps a clipping bound: totals of 2^24 users fit 60 bits
 
 
 def grid_step(bound: float) -> float:

@@ -72,7 +72,7 @@ def rounding(bound: Bound) -> float:
 def _plan(total: BoundedSum, query: Query, relation: Relation) -> _Plan:
     step = grid_step(total.bound.norm)
     plan = _Plan(step, total.sensitivity(relation) + rounding(total.bound), noise_multiplier(query.mu_squared))
-    if not 2.0**16 <= plan.sigma / step <= WIDEST:
+    if not 2.0**20 <= plan.sigma / step <= WIDEST:
         raise InputError(f"a noise multiplier of {plan.multiplier:g} is out of range; change the share of the budget.")
     return plan
 

@@ -32,6 +32,8 @@ _PURPOSE = {
     "scout": "first clipping norm",
     "step": "step",
     "sizes": "next clipping norm",
+    "paper-moments": "starting point",
+    "gradient": "step",
 }
 
 
@@ -80,7 +82,7 @@ def purpose(name: str) -> str:
 def inspect_folder(folder: Path) -> Inspection:
     """Read a model folder or the folder of a run that was not finished."""
     if (folder / "model.json").is_file():
-        fitted = load_model(folder)
+        fitted = models.load(folder)
         users = None if fitted.heads is None else len(fitted.heads.ids)
         return Inspection(
             str(folder), True, fitted.config, fitted.columns, fitted.privacy, fitted.representation, users
@@ -93,27 +95,13 @@ def inspect_folder(folder: Path) -> Inspection:
         scale = data["config"].pop("scale")
         config = models.Config(**data["config"], scale=None if scale is None else tuple(scale))
         columns = models.Columns(**{**data["columns"], "features": tuple(data["columns"]["features"])})
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, error) from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder} is damaged (run.json: {error}); restore it from a copy.") from None
     budget = Budget(config.epsilon, config.delta, config.relation)
     ledger = folder / "ledger.jsonl"
     begun = ledger.is_file() and ledger.stat().st_size > 0
     report = read_report(ledger) if begun else Ledger(budget, seeded=config.seed is not None).report()
     return Inspection(str(folder), False, config, columns, report, None, None)
-
-
-def load_model(folder: Path) -> models.Model:
-    """`model.load`, where a damaged folder is an error in words."""
-    if (folder / "model.json").is_file() and not any((folder / "billboard").glob("*.safetensors")):
-        raise _damaged(folder, "billboard/ is missing or empty")
-    try:
-        return models.load(folder)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise _damaged(folder, error) from None
-
-
-def _damaged(folder: Path, error: object) -> InputError:
-    return InputError(f"{folder} is damaged ({error}); restore it from a copy.")
 
 
 def sections(found: Inspection) -> list[tuple[str, list[str]]]:
@@ -195,6 +183,8 @@ def about_representation(found: Inspection) -> list[str]:
         origin = "which the paper's method does not look for"
     chosen = "read off a released spectrum" if found.config.rank is None else "as asked for"
     heads = "no heads here" if found.users is None else f"heads of {found.users:,} users in private/"
+    if found.users is not None and found.privacy.relation != "replace-one-user":
+        heads += " (not private: for your eyes)"
     return [
         f"Rank {k} ({chosen}), {d} features, {heads}.",
         f"Feature scales from {low:.4g} to {high:.4g}, {origin}.",
