@@ -23,6 +23,7 @@ from privrep import model as models
 from privrep.cli.shared import Bar
 from privrep.data.synthetic import make_population
 from privrep.engines.in_memory import InMemoryUsers
+from privrep.engines.streaming import StreamingUsers
 
 FEATURES = [f"x{j}" for j in range(6)]
 BUDGET = ["--epsilon", "4", "--delta", "1e-6"]
@@ -130,7 +131,7 @@ def test_fit_says_what_it_did(tables: Path, tmp_path: Path, capsys: pytest.Captu
     out = tmp_path / "model"
     code, said, _ = run(capsys, "fit", tables / "users.parquet", *COLUMNS, *BUDGET, "--rank", "2", "--out", out)
     assert code == 0
-    for words in (str(out), "epsilon 4 of 4", "replace-one-user", "rank 2 of 6", "Users: 400", "private", "predict"):
+    for words in (str(out), "epsilon 4 of 4", "replace-one-user", "rank 2 of 6", "Users: 400;", "private", "predict"):
         assert words in said
     assert "SEEDED" not in said
     loaded = models.load(out)
@@ -162,7 +163,10 @@ def test_fit_takes_its_options(tables: Path, tmp_path: Path, capsys: pytest.Capt
     out = tmp_path / "deep" / "model"
     switches = ["--no-intercept", "--no-safety-net", "--relation", "add-or-remove-one-user", "--scale", scale]
     command = ["fit", tables / "users.csv", *COLUMNS, *BUDGET, "--features", "x3,x0", *switches, "--out", out]
-    assert run(capsys, *command)[0] == 0
+    code, said, _ = run(capsys, *command)
+    assert code == 0
+    assert "Users: 400 (not private: for your eyes);" in said  # under this relation their number is no public fact
+    assert "400 users in private/ (not private: for your eyes)" in " ".join(run(capsys, "inspect", out)[1].split())
     config = models.load(out).config
     assert (config.intercept, config.safety_net, config.rank) == (False, False, None)
     assert config.relation == "add-or-remove-one-user"
@@ -246,15 +250,36 @@ def test_bad_values_are_named_by_column_and_row(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_columns_that_are_no_features_are_listed(
+def test_one_users_value_does_not_decide_on_the_features(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A column of numbers with a word in it is no number column: left out, but not silently."""
-    bad = edited(tables / "users.csv", 1234, "x2", "tall")
-    code, said, noted = run(capsys, "fit", bad, *COLUMNS, *BUDGET, "--out", tmp_path / "model")
+    """Two files that differ in one cell of one user: the list of features is public, so the second is refused."""
+    command = [*COLUMNS, *BUDGET, "--out"]
+    code, said, noted = run(capsys, "fit", tables / "users.csv", *command, tmp_path / "one")
+    assert code == 0
+    assert "of 6 features" in said
+    assert "features" not in noted
+    bad = edited(tables / "users.csv", 1234, "x2", "none")
+    said = refused(capsys, "fit", bad, *command, tmp_path / "other")
+    assert f"column 'x2' of {bad} is not a number in row 1234" in said
+    assert "name the feature columns with --features to leave it out" in said
+    assert "none" not in said
+    assert not (tmp_path / "other").exists()
+    code, said, _ = run(capsys, "fit", bad, *command, tmp_path / "other", "--features", "x0,x1,x3,x4,x5")
     assert code == 0
     assert "of 5 features" in said
-    assert "x2" in noted
+
+
+def test_columns_that_are_declared_as_text_are_listed(
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Types of a Parquet file are declared, not guessed: what is no number column is left out, but not silently."""
+    table = pq.read_table(tables / "users.parquet").append_column("colour", pa.array(["7"] * 2400))
+    pq.write_table(table, tmp_path / "t.parquet")
+    code, said, noted = run(capsys, "fit", tmp_path / "t.parquet", *COLUMNS, *BUDGET, "--out", tmp_path / "model")
+    assert code == 0
+    assert "of 6 features" in said
+    assert "colour" in noted
 
 
 def test_bad_files_are_refused(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,9 +323,13 @@ def test_fit_replaces_only_what_it_made_and_only_when_asked(
 
 
 def test_a_killed_fit_is_continued_by_the_same_command(
-    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process dies between two pages; the second one ends where an undisturbed run ends, and spends no more."""
+
+    def unread(*_: object) -> None:
+        raise AssertionError("the whole file is read")
+
     out, whole = tmp_path / "model", tmp_path / "whole"
     command = ["fit", str(tables / "users.csv"), *COLUMNS, *BUDGET, "--rank", "2", "--simulate", "1", "--out"]
     die = (
@@ -317,8 +346,10 @@ def test_a_killed_fit_is_continued_by_the_same_command(
     assert code == 0
     assert "NOT FINISHED" in said
     assert "not spent" in said
-    said = refused(capsys, *command, out, "--no-intercept")
-    assert "other settings" in said
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamingUsers, "open", unread)  # the header says enough
+        for other in (["--no-intercept"], ["--features", "x0,x1"]):
+            assert "other settings" in refused(capsys, *command, out, *other)
     code, _, noted = run(capsys, *command, out)
     assert code == 0
     assert "Continuing" in noted
@@ -377,6 +408,8 @@ def test_predictions_equal_the_estimators(
     code, said, _ = run(capsys, "predict", fitted, tables / given, "--out", out)
     assert code == 0
     assert "2,400 rows" in said
+    assert "readable by you alone" in said
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
     table = pq.read_table(tables / "users.parquet")
     X = table.select(FEATURES).to_pandas()
     expected = PrivateFedRep.load(fitted).predict(X, groups=table["user"].to_numpy())
@@ -447,6 +480,24 @@ def test_predict_refuses(tables: Path, fitted: Path, tmp_path: Path, capsys: pyt
     out.write_text("mine")
     assert "--overwrite" in refused(capsys, "predict", fitted, tables / "users.csv", "--out", out)
     assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["predict", "personalize"])
+def test_nothing_private_is_written_where_all_may_be_published(
+    command: str, tables: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tables / ("users.csv" if command == "predict" else "new.csv")
+    link = tmp_path / "link"
+    link.symlink_to(copy)
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    for out in (copy / "p.csv", copy / "billboard" / "p.csv", copy / "private" / ".." / "p.csv", link / "p.csv"):
+        assert "may be published" in refused(capsys, command, copy, table, "--out", out)
+    heads = copy / "private" / "heads.parquet"
+    assert "heads of the model" in refused(capsys, command, copy, table, "--out", heads, "--overwrite")
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+    for out in (copy / "private" / "p.csv", tmp_path / "model.csv"):
+        assert run(capsys, command, copy, table, "--out", out)[0] == 0
+        assert stat.S_IMODE(out.stat().st_mode) == 0o600
 
 
 def test_a_model_fitted_on_arrays_asks_for_column_names(
@@ -552,6 +603,28 @@ def test_a_published_copy_personalises_too(
     assert "no heads here" in run(capsys, "inspect", copy)[1]
     assert run(capsys, "personalize", copy, tables / "new.csv")[0] == 0
     assert run(capsys, "predict", copy, tables / "new.csv", "--out", tmp_path / "p.csv")[0] == 0
+
+
+def test_without_heads_ids_are_as_they_are_written(
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copy / "private" / "heads.parquet").unlink()
+    rows = make_rows(2)
+    rows["user"] = np.where(rows["user"] == 0, "0090", "90")
+    table = write(tmp_path / "t.csv", rows)
+    assert run(capsys, "personalize", copy, table, "--out", tmp_path / "heads.csv")[1].startswith("2 heads")
+    assert run(capsys, "personalize", copy, table)[1].startswith("2 users more, 2 in all")
+    heads = models.load(copy).heads
+    assert heads is not None
+    assert sorted(heads.ids) == ["0090", "90"]
+    assert run(capsys, "predict", copy, table, "--out", tmp_path / "p.csv")[0] == 0
+    own = write(tmp_path / "own.csv", {name: rows[name] for name in rows if name != "user"})
+    assert run(capsys, "personalize", copy, own, "--user-id", "090")[1].startswith("1 users more, 3 in all")
+    (copy / "private" / "heads.parquet").unlink()
+    assert run(capsys, "personalize", copy, own, "--user-id", "090")[0] == 0
+    heads = models.load(copy).heads
+    assert heads is not None
+    assert heads.ids.tolist() == ["090"]
 
 
 def test_personalize_refuses_and_changes_nothing(

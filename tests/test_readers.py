@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,38 @@ def test_default_features_are_the_numeric_columns(tmp_path: Path) -> None:
     assert source.feature_names == ("x0", "x1", "x2", "flag", "number")
     chosen = data[["x0", "x1", "x2", "flag", "number"]].astype(float)
     assert_same(read_table(source), expected(pd.concat([data[["user", "y"]], chosen], axis=1), list(chosen)))
-    data["flag"] = data["flag"].map({True: "true", False: "false"})
-    assert TableSource(write(data, tmp_path / "t.csv"), "user", "y").feature_names == source.feature_names
+
+
+@pytest.mark.parametrize("late", [3, 3000])
+def test_features_of_a_csv_file_are_those_of_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    """Feature list and shapes are public. No value of a user may decide on them: a file is refused or all is used."""
+    monkeypatch.setattr(readers, "BATCH_BYTES", 1000)
+    path = tmp_path / "t.csv"
+    rows = [f"{row // 3},{row},{row % 2},1.5" for row in range(late)]
+    path.write_text("\n".join(["user,y,x0,x1", *rows, "7,1,1,2"]) + "\n")
+    source = TableSource(path, "user", "y")
+    assert source.feature_names == ("x0", "x1")
+    assert (source.dtype, read_table(source).X.dtype) == (np.float64, np.float64)
+    assert [str(column.type) for column in source.schema] == ["int64", "double", "double", "double"]
+    for value in ("none", "true", "2020-01-01", "", "NA"):
+        path.write_text("\n".join(["user,y,x0,x1", *rows, f"7,1,1,{value}"]) + "\n")
+        message = complaint(path, "user", "y")
+        assert "'x1'" in message
+        assert f"row {late + 1};" in message
+        assert message.endswith(", or name the feature columns with --features to leave it out.")
+        assert not re.search(rf"\b{value}\b", message.replace(str(path), "")) or not value
+        assert TableSource(path, "user", "y", ["x0"]).feature_names == ("x0",)
+        path.write_text("\n".join(["user,y,x0,x1", *rows, f"7,{value},1,2"]) + "\n")
+        assert "'y'" in (message := complaint(path, "user", "y"))
+        assert "--features" not in message
+    for value in ("true", "5", "2020-01-01"):  # a column alike from top to bottom is no other kind of column
+        path.write_text("\n".join(["user,y,x0,x1", *([f"7,1,2,{value}"] * late)]) + "\n")
+        if value == "5":
+            assert TableSource(path, "user", "y").schema == source.schema
+        else:
+            assert "'x1'" in complaint(path, "user", "y")
 
 
 def test_listed_features_come_in_the_listed_order(tmp_path: Path) -> None:
@@ -155,6 +186,8 @@ def test_options_that_do_not_fit_the_file(tmp_path: Path, name: str) -> None:
     data = frame()
     data["colour"] = "red"
     path = write(data, tmp_path / name)
+    if name == "t.csv":
+        assert "'colour'" in complaint(path, "user", "y")
     assert "did you mean 'user'" in complaint(path, "User", "y")
     assert "'user', 'y', 'x0', 'x1', 'x2', 'colour'" in complaint(path, "qqqqq", "y")
     assert "target: there is no column 'z'" in complaint(path, "user", "z")
@@ -169,7 +202,9 @@ def test_options_that_do_not_fit_the_file(tmp_path: Path, name: str) -> None:
     assert "['x0']" in complaint(path, "user", "y", "x0")
     assert "no numeric column besides user 'user' and target 'y'" in complaint(path, "user", "y", [])
     only_text = write(data[["user", "y", "colour"]], tmp_path / f"text-{name}")
-    assert "no numeric column besides" in complaint(only_text, "user", "y")
+    said = "'colour'" if name == "t.csv" else "no numeric column besides"
+    assert said in complaint(only_text, "user", "y")
+    assert "no numeric column besides" in complaint(write(data[["user", "y"]], tmp_path / f"no-{name}"), "user", "y")
 
 
 @pytest.mark.parametrize(

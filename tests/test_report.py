@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from privrep import PrivateFedRep
 from privrep import model as models
 from privrep.data.synthetic import make_population
 from privrep.engines.in_memory import InMemoryUsers
@@ -71,6 +75,15 @@ def test_shares_add_up_to_the_budget(folder: Path) -> None:
     assert all(one.purpose for one in spent)
 
 
+def test_every_release_of_the_paper_has_a_purpose_too(tmp_path: Path) -> None:
+    make_model(tmp_path / "m", method="paper", intercept=False, safety_net=False)
+    spent = words.inspect_folder(tmp_path / "m").releases
+    assert {one.name.partition("/")[0].rstrip("0123456789"): one.purpose for one in spent} == {
+        "paper-moments": "starting point",
+        "paper-round-": "step",
+    }
+
+
 def test_json_holds_numbers_and_words(folder: Path) -> None:
     data = json.loads(json.dumps(words.as_json(words.inspect_folder(folder))))
     assert data["finished"] is True
@@ -118,6 +131,77 @@ def test_folders_that_are_no_model_are_refused(tmp_path: Path, folder: Path) -> 
     with pytest.raises(InputError, match="billboard"):
         words.inspect_folder(tmp_path)
     assert not (tmp_path / "billboard").exists()
+
+
+DAMAGE: dict[str, tuple[str, bytes | None]] = {
+    "model.json, torn": ("model.json", b"{"),
+    "model.json, a list": ("model.json", b"[]"),
+    "model.json, nothing in it": ("model.json", b"{}"),
+    "model.json, no config": ("model.json", b'{"format": "privrep-model/1"}'),
+    "model.json, not text": ("model.json", b"\xff\xfe"),
+    "billboard, a page": ("billboard/0000-scales.safetensors", b"no"),
+    "billboard, no representation": ("billboard/*-representation.safetensors", None),
+    "ledger, missing": ("ledger.jsonl", None),
+    "ledger, empty": ("ledger.jsonl", b""),
+    "ledger, a line": ("ledger.jsonl", b"no\n"),
+    "ledger, its budget": ("ledger.jsonl", b'{"format": "privrep-ledger/1"}\n'),
+    "heads, no Parquet": ("private/heads.parquet", b"no"),
+    "heads, empty": ("private/heads.parquet", b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_folder_is_one_sentence_however_it_is_read(damage: str, tmp_path: Path, folder: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    pattern, content = DAMAGE[damage]
+    (path,) = broken.glob(pattern)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    for read in (models.load, PrivateFedRep.load, words.inspect_folder):
+        with pytest.raises(InputError) as caught:
+            read(broken)
+        message = str(caught.value)
+        assert str(broken) in message
+        assert pattern.partition("/")[0] in message
+        assert message.count("\n") == 0
+
+
+def test_heads_of_another_model_are_refused(tmp_path: Path, folder: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    make_model(tmp_path / "other", rank=1)
+    shutil.copy(tmp_path / "other" / "private" / "heads.parquet", broken / "private" / "heads.parquet")
+    with pytest.raises(InputError, match="heads are of another representation"):
+        models.load(broken)
+
+
+def test_saving_over_a_model_keeps_the_old_one_until_the_new_one_stands(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model"
+    old, new = models.load(folder), make_model(tmp_path / "new", rank=1)
+    shutil.rmtree(tmp_path / "new")
+    models.save(old, target)
+    rename = os.replace
+
+    def fails(source: Path, to: Path) -> None:
+        if Path(to) == target and Path(source).name == "new":
+            assert not target.exists()
+            raise OSError("the disk is gone")
+        rename(source, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fails)
+        with pytest.raises(OSError, match="the disk is gone"):
+            models.save(new, target, overwrite=True)
+    assert models.load(target).config.rank == 2
+    assert list(tmp_path.iterdir()) == [target]
+    models.save(new, target, overwrite=True)
+    assert models.load(target).config.rank == 1
+    assert list(tmp_path.iterdir()) == [target]
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
 
 
 def test_the_picture_is_a_png_of_about_a_thousand_pixels(tmp_path: Path, folder: Path) -> None:

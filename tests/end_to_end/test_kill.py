@@ -105,8 +105,9 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     from privrep.privacy.release import Run
 
     rng = np.random.default_rng(0)
-    X, heads = rng.normal(size=(40, 5, 3)), rng.normal(size=(40, 1, 1))
-    table = UserTable(X.reshape(-1, 3), (X[:, :, :1] * heads).sum(axis=2).ravel(), np.arange(0, 205, 5), np.arange(40))
+    X, heads = rng.normal(size=(300, 5, 3)), rng.normal(size=(300, 1, 1))
+    y = (X[:, :, :1] * heads).sum(axis=2) + rng.normal(size=(300, 5))
+    table = UserTable(X.reshape(-1, 3), y.ravel(), np.arange(0, 1505, 5), np.arange(300))
     source = secure_noise if seed is None else simulated_noise(seed)
 
     def noise(name: str, sigma: float, size: int) -> Any:

@@ -146,7 +146,8 @@ def check_file(out: Path, overwrite: bool, suffixes: Iterable[str], folder: Path
     if suffix is None:
         raise InputError(f"--out: {out} must end in {', '.join(suffixes)}.")
     real, private = out.resolve(), folder.resolve() / "private"
-    if real.is_relative_to(private.parent) and not real.is_relative_to(private):
+    model = (folder / "model.json").is_file()
+    if model and real.is_relative_to(private.parent) and not real.is_relative_to(private):
         raise InputError(
             f"--out: {out} would be private and in {folder}, where everything outside {folder / 'private'} may be "
             "published; choose another place."
