@@ -11,9 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM
 
 Floats = NDArray[Any]  # float32 or float64, as the data came
+
+
+def block_rows(features: int) -> int:
+    """Rows of a block: enough to keep two cores busy, few enough for their caches, 32 MB at most."""
+    return int(np.clip((1 << 22) // max(features, 1), 64, 1 << 14))
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,9 @@ class UserTable:
             self.X[first:last], self.y[first:last], self.offsets[start : stop + 1] - first, self.ids[start:stop]
         )
 
-    def blocks(self, max_rows: int = MAX_ROWS_PER_SUM) -> Iterator[UserTable]:
+    def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
         """Consecutive blocks of whole users with at most max_rows rows each (a larger user is a block by itself)."""
+        max_rows = max_rows or block_rows(self.n_features)
         start = 0
         while start < self.n_users:
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + max_rows, side="right")) - 1

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from privrep.data.readers import TableSource, checked_batches, column_values, fill_rows, user_ids
 from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
-from privrep.data.user_table import Floats, UserTable
+from privrep.data.user_table import Floats, UserTable, block_rows
 from privrep.engines.base import LocalStep, default_workers, sum_blocks
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, BoundedSum
+from privrep.privacy.bounds import Bound, BoundedSum
 
 if sys.platform != "win32":
     import fcntl
@@ -90,12 +90,12 @@ class StreamingUsers:
             raise InputError(f"{self.origin.path} was opened without a target; name the target column.")
         return sum_blocks(self.blocks(), step, bounds, self.workers)
 
-    def blocks(self, max_rows: int = MAX_ROWS_PER_SUM) -> Iterator[UserTable]:
+    def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
         """The blocks `UserTable.blocks` would give, in the same order, each in arrays of its own; y is NaN without a
         target. Not for what leaves the users: that goes through `bounded_sums`."""
         if self._closed:
             raise InputError(f"the users of {self.origin.path} were closed; open the file again.")
-        return self._blocks(max_rows)
+        return self._blocks(max_rows or block_rows(self.features))
 
     def _blocks(self, max_rows: int) -> Iterator[UserTable]:
         seen = Seen(sampled=False)

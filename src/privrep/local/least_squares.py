@@ -53,13 +53,18 @@ def centred(values: Floats) -> Floats:
     return values - np.full((1, m), 1 / m, values.dtype) @ values
 
 
+def without_mean(values: Floats) -> Floats:
+    """(..., rows, users) minus each user's mean over rows."""
+    return values - sum_rows(values)[..., None, :] / values.shape[-2]
+
+
 def centred_targets(y: Floats) -> Floats:
     """Targets (users, rows) minus their user's mean, as (rows, users); zero where a user's differ by rounding alone.
 
     Otherwise a user with constant targets would send a direction made of rounding errors.
     """
     targets = users_last(y)
-    moved = targets - sum_rows(targets) / len(targets)
+    moved = without_mean(targets)
     rounding = ROUNDING * np.abs(targets).max(axis=0)
     return np.where(np.abs(moved).max(axis=0) > rounding, moved, 0.0)
 
