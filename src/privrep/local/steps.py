@@ -112,13 +112,13 @@ class LeaveOneOutGradient:
         pull = fit.loo_residuals * heads / m
         pull = without_mean(pull) if self.intercept else pull  # the same as centring the rows, which are many more
         within = np.stack([np.stack([sum_rows(pull[a] * P[b]) for b in range(k)], 1) for a in range(k)], 1)
-        joined = np.empty((users, gradient_size(d, k)))
-        gradient = joined[:, : d * k].reshape(users, k, d)
-        pulled = np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ X
-        np.multiply(pulled, self.inverse_scale, out=gradient)
-        gradient -= within @ self.U.T
+        gradient = np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ X
+        gradient *= self.inverse_scale.astype(X.dtype)
+        gradient -= within.astype(X.dtype) @ self.U.T.astype(X.dtype)
         moments = [sum_rows(heads[a] * heads[b]) / m for a in range(k) for b in range(a, k)]
         moment = np.stack(moments, axis=1) * pack(np.ones((k, k)))
+        joined = np.empty((users, gradient_size(d, k)))
+        joined[:, : d * k] = gradient.reshape(users, d * k)
         joined[:, d * k :] = self.heads_weight * moment
         gradient_norm = np.sqrt((joined[:, : d * k] ** 2).sum(axis=1))
         ratio = gradient_norm / np.sqrt((moment**2).sum(axis=1))
