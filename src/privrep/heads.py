@@ -3,7 +3,9 @@
 A user has three candidates: a head on the shared representation, a ridge regression of its own on all features, and a
 constant. It tries each by leave-one-out on its own rows and keeps what predicted best. The choice costs no privacy
 because nothing of it is released, and it is the safety net: where the representation does not help a user, or holds
-nothing but noise, that user is as well off as alone.
+nothing but noise, that user is about as well off as alone. About: a choice made on few rows is a noisy one, and where a
+representation is learned well but does not fit the users (as many directions as features, ten rows each) the wrong
+choices of some users have cost up to a fifth in mean squared error.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def sums_of(engine: Engine, folder: Path, question: Question, table: UserTable) 
         return users.bounded_sums(*question)
 
 
-def compare(one: dict[str, BoundedSum], other: dict[str, BoundedSum], relation: Relation) -> None:
+def assert_within(one: dict[str, BoundedSum], other: dict[str, BoundedSum], relation: Relation) -> None:
     for key, bounded in one.items():
         norm = bounded.bound.norm
         a, b = bounded.total / norm, other[key].total / norm
@@ -216,8 +216,8 @@ def test_replacing_and_removing_a_user(engine: str, intercept: bool, tmp_path: P
             sums_of(ENGINES[engine], tmp_path, (every, every.bounds()), table_of(u, dtype))
             for u in (users, replaced, removed)
         )
-        compare(here, there, REPLACE)
-        compare(here, without, ADD)
+        assert_within(here, there, REPLACE)
+        assert_within(here, without, ADD)
 
     changed()
 
@@ -264,7 +264,7 @@ def test_a_user_in_a_crowd(kind: str, dtype: type, tmp_path: Path) -> None:
         for rows, scale in ((m, 1.0), (0, 1.0), (MAX_ROWS_PER_SUM + 9, 1e3))
     )
     for other in there:
-        compare(here, other, REPLACE)
+        assert_within(here, other, REPLACE)
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -276,7 +276,7 @@ def test_a_user_with_more_rows_than_one_product_adds(intercept: bool, tmp_path: 
     here = sums_of(in_memory, tmp_path, (every, every.bounds()), table_of(users, np.float64))
     for X in (rng.normal(size=(rows, D)), rng.normal(size=(rows, D)) * 1e120, np.ones((rows, D))):
         others = table_of([*users[:2], (X, rng.normal(size=rows)), *users[3:]], np.float64)
-        compare(here, sums_of(in_memory, tmp_path, (every, every.bounds()), others), REPLACE)
+        assert_within(here, sums_of(in_memory, tmp_path, (every, every.bounds()), others), REPLACE)
 
 
 @pytest.mark.parametrize("name", ["feature sizes", "directions", "gradient"])
@@ -289,7 +289,7 @@ def test_the_layout_of_the_array_does_not_matter(name: str, tmp_path: Path) -> N
     one = UserTable.from_rows(flat, y.ravel(), groups)
     other = UserTable.from_rows(np.asfortranarray(flat[1:]), y.ravel()[1:], groups[1:])
     question = questions(6, 2, True)[name]
-    compare(*(sums_of(in_memory, tmp_path, question, table) for table in (one, other)), REPLACE)
+    assert_within(*(sums_of(in_memory, tmp_path, question, table) for table in (one, other)), REPLACE)
 
 
 # Company: what a user sends does not depend on who else is in its group, to the last bit
