@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
-from privrep import InputError, PrivateFedRep, ResumeError
+from privrep import InputError, NothingLearned, PrivateFedRep, ResumeError
 
 
 def rows(users=300, size=8, features=6, seed=0):
@@ -130,6 +130,12 @@ def test_paper_configuration(data):
         PrivateFedRep(rank=2, method="paper", random_state=0).fit(X, y, groups=groups)
     with pytest.raises(InputError, match="method must be one of"):
         PrivateFedRep(rank=2, method="best", random_state=0).fit(X, y, groups=groups)
+
+
+def test_a_hopeless_fit_says_so():
+    X, y, groups = rows(users=30)
+    with pytest.warns(NothingLearned, match="mostly noise"):
+        PrivateFedRep(rank=2, epsilon=0.1, random_state=0).fit(X, y, groups=groups)
 
 
 def test_rank_auto(data):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from privrep.data.synthetic import Population, make_population
-    from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
+    from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
     from privrep.estimators import PersonalHead, PrivateFedRep
     from privrep.privacy.ledger import PrivacyReport
 
@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "BudgetExceeded": "privrep.errors",
     "InputError": "privrep.errors",
+    "NothingLearned": "privrep.errors",
     "PersonalHead": "privrep.estimators",
     "Population": "privrep.data.synthetic",
     "PrivacyReport": "privrep.privacy.ledger",
@@ -31,6 +32,7 @@ _WHERE = {
 __all__ = [
     "BudgetExceeded",
     "InputError",
+    "NothingLearned",
     "PersonalHead",
     "Population",
     "PrivacyReport",

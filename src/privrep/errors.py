@@ -15,5 +15,9 @@ class BudgetExceeded(PrivrepError, RuntimeError):
     """A release would spend more than the ledger's budget. Nothing was drawn and nothing was recorded."""
 
 
+class NothingLearned(UserWarning):
+    """The released representation is mostly noise: this population is too small for this budget."""
+
+
 class ResumeError(PrivrepError, RuntimeError):
     """A run folder holds another run (other data shape, other settings): these arguments cannot continue it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,13 @@ from privrep import model as models
 from privrep.algorithms.private_fedrep import Representation
 from privrep.data.user_table import UserTable, find_users
 from privrep.engines.in_memory import InMemoryUsers
-from privrep.errors import InputError
+from privrep.errors import InputError, NothingLearned
 from privrep.heads import KINDS, Heads, fit_block, fit_heads
 from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import Array
 
 Groups = Sequence[Hashable] | NDArray[Any]
+MOSTLY_NOISE = 0.3  # mean squared sine
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,13 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
             models.ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
         fitted = models.learn(InMemoryUsers(table), self._config(), folder=folder, columns=columns)
+        if fitted.representation.mean_error > MOSTLY_NOISE:
+            warnings.warn(
+                "the representation is mostly noise, so users fall back on regressions of their own: it takes more users "
+                "or a larger epsilon (see `privrep budget`). What was spent is spent.",
+                NothingLearned,
+                stacklevel=2,
+            )
         heads = fit_heads(
             table.blocks(), fitted.representation, intercept=self.fit_intercept, safety_net=self.safety_net
         )

@@ -281,7 +281,9 @@ def _describe(config: Config, columns: Columns) -> dict[str, Any]:
 def _claim(folder: Path, config: Config, columns: Columns, users: Users) -> None:
     """Make the folder of a run, or check that the one that stands is of this very run."""
     if (folder / "model.json").is_file():
-        raise InputError(f"{folder} holds a finished model. Choose another folder.")
+        raise InputError(
+            f"{folder} holds a finished model: load it, or choose another folder and spend another budget."
+        )
     wanted = {**_describe(config, columns), "feature_count": users.features}
     if config.relation == "replace-one-user":
         wanted["user_count"] = users.count  # a public fact under this relation only

@@ -63,6 +63,11 @@ class Representation:
         return self.basis / self.scale[:, None]
 
     @property
+    def mean_error(self) -> float:
+        """Estimated mean squared sine between truth and basis, from the noise of the releases: 1 is nothing learned."""
+        return self.error / self.basis.shape[1]
+
+    @property
     def trust(self) -> float:
         """How readily a user should believe a good leave-one-out score of the shared head, from 1 down towards 0.
 
@@ -70,7 +75,7 @@ class Representation:
         representation's error is a better judge then: at a mean squared sine of 3% the shared head must halve the
         error of the user's own regression to be preferred.
         """
-        return 1 / (1 + 30 * self.error / self.basis.shape[1])
+        return 1 / (1 + 30 * self.mean_error)
 
 
 def private_fedrep(
@@ -146,14 +151,11 @@ def spectral_start(
     k = rank if rank is not None else rank_above_noise(values, max_auto_rank)
     top, half = values[::-1][:k], noise_radius(values) / 2
     spike = (top + np.sqrt(np.maximum(top**2 - 4 * half**2, 0.0))) / 2  # before the noise pushed it up
-    error = np.where(top > EDGE * 2 * half, (half / np.maximum(spike, half)) ** 2, 1.0)
+    error = np.where(top > edge(values), (half / np.maximum(spike, half)) ** 2, 1.0)
     return Estimate(vectors[:, ::-1][:, :k], np.diag(error))
 
 
 DIRECTION_ONLY = 2.0**-120
-
-
-EDGE = 1.15  # of the noise's radius: room for its fluctuations
 
 
 def noise_radius(values: Array) -> float:
@@ -161,9 +163,14 @@ def noise_radius(values: Array) -> float:
     return float(np.median(np.abs(values))) / 0.4040
 
 
+def edge(values: Array) -> float:
+    """Where noise ends: its radius, and room for its fluctuations, which are larger with few features."""
+    return (1.15 + 2 / len(values)) * noise_radius(values)
+
+
 def rank_above_noise(values: Array, most: int) -> int:
     """How many eigenvalues stand above the semicircle that the others form; at least one."""
-    above = int((values > EDGE * noise_radius(values)).sum())
+    above = int((values > edge(values)).sum())
     return min(max(above, 1), most, len(values))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -31,6 +32,7 @@ for command in (demo, fit, personalize, predict, inspect, budget):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the app. What goes wrong on purpose is one sentence on stderr and exit code 2."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # temporary files of users' rows go, as on any other end
     try:
         app(args=None if arguments is None else list(arguments), prog_name="privrep")
     except PrivrepError as error:

@@ -138,6 +138,10 @@ def _learn(
         with progress(out) as bar, StreamingUsers.open(source, workdir) as users:
             if users.count > MAX_USERS:
                 raise InputError(f"{source.path} has {users.count:,} users; one fit takes at most {MAX_USERS:,}.")
+            if config.relation == "replace-one-user" and config.delta * users.count >= 1:
+                note(
+                    f"delta {config.delta:g} is a weak promise to {users.count:,} users: keep it well below one in them."
+                )
             _make_room(out, config, columns, overwrite)
             fitted = models.learn(users, config, folder=out, columns=columns, on_page=bar.page)
             blocks = bar.heads(users.blocks(), users.count)
@@ -235,6 +239,8 @@ def _summarise(fitted: Model, out: Path) -> None:
     label = "" if report.relation == "replace-one-user" else f" {_NOT_PRIVATE}"  # else their number is no public fact
     say(f"Users: {len(fitted.heads.ids):,}{label}; rank {rank} of {features} features")
     say(_kinds(fitted.heads))
+    if fitted.representation.mean_error > 0.3:
+        shout("NOTHING WAS LEARNED: the representation is mostly noise. It takes more users or a larger epsilon.")
     if report.seeded:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
     else:

@@ -88,7 +88,8 @@ def inspect_folder(folder: Path) -> Inspection:
             str(folder), True, fitted.config, fitted.columns, fitted.privacy, fitted.representation, users
         )
     if not (folder / "run.json").is_file():
-        what = "has no model.json and no run.json" if folder.is_dir() else "does not exist"
+        missing = "is a file" if folder.exists() else "does not exist"
+        what = "has no model.json and no run.json" if folder.is_dir() else missing
         raise InputError(f"{folder} is not a folder of privrep: it {what}.")
     try:
         data = json.loads((folder / "run.json").read_text())
