@@ -125,7 +125,7 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
         fitted = models.learn(InMemoryUsers(table), self._config(), folder=folder, columns=columns)
         if fitted.representation.mean_error > MOSTLY_NOISE:
             warnings.warn(
-                "the representation is mostly noise, so users fall back on regressions of their own: it takes more users "
+                "the representation is mostly noise, so users fall back on their own regressions: it takes more users "
                 "or a larger epsilon (see `privrep budget`). What was spent is spent.",
                 NothingLearned,
                 stacklevel=2,

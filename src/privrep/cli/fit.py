@@ -139,9 +139,7 @@ def _learn(
             if users.count > MAX_USERS:
                 raise InputError(f"{source.path} has {users.count:,} users; one fit takes at most {MAX_USERS:,}.")
             if config.relation == "replace-one-user" and config.delta * users.count >= 1:
-                note(
-                    f"delta {config.delta:g} is a weak promise to {users.count:,} users: keep it well below one in them."
-                )
+                note(f"delta {config.delta:g} is a weak promise to {users.count:,} users: keep it far below 1 in them.")
             _make_room(out, config, columns, overwrite)
             fitted = models.learn(users, config, folder=out, columns=columns, on_page=bar.page)
             blocks = bar.heads(users.blocks(), users.count)
