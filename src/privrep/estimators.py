@@ -24,7 +24,6 @@ from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import Array
 
 Groups = Sequence[Hashable] | NDArray[Any]
-MOSTLY_NOISE = 0.3  # mean squared sine
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
             models.ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
         fitted = models.learn(InMemoryUsers(table), self._config(), folder=folder, columns=columns)
-        if fitted.representation.mean_error > MOSTLY_NOISE:
+        if fitted.representation.mostly_noise:
             warnings.warn(
                 "the representation is mostly noise, so users fall back on their own regressions: it takes more users "
                 "or a larger epsilon (see `privrep budget`). What was spent is spent.",

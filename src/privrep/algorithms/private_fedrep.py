@@ -68,6 +68,11 @@ class Representation:
         return self.error / self.basis.shape[1]
 
     @property
+    def mostly_noise(self) -> bool:
+        """Whether the releases say that next to nothing was learned; users then fall back on their own regressions."""
+        return self.mean_error > 0.3
+
+    @property
     def trust(self) -> float:
         """How readily a user should believe a good leave-one-out score of the shared head, from 1 down towards 0.
 

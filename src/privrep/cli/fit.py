@@ -237,7 +237,7 @@ def _summarise(fitted: Model, out: Path) -> None:
     label = "" if report.relation == "replace-one-user" else f" {_NOT_PRIVATE}"  # else their number is no public fact
     say(f"Users: {len(fitted.heads.ids):,}{label}; rank {rank} of {features} features")
     say(_kinds(fitted.heads))
-    if fitted.representation.mean_error > 0.3:
+    if fitted.representation.mostly_noise:
         shout("NOTHING WAS LEARNED: the representation is mostly noise. It takes more users or a larger epsilon.")
     if report.seeded:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")

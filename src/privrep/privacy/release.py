@@ -37,9 +37,10 @@ def release(
 ) -> dict[str, Release]:
     """Charge the ledger, then add discrete Gaussian noise to each bounded sum.
 
-    Formal guarantee: release q is sqrt(mu_squared_q)-GDP under the ledger's relation, hence all releases of a run
-    together are (epsilon, delta)-DP as the ledger states. The noise multiplier is relative to the sensitivity of the
-    bounded sum under that relation plus the rounding onto the grid. If the charge does not fit, nothing is drawn.
+    Formal guarantee: release q is sqrt(mu_squared_q)-GDP under the ledger's relation (up to what `privacy.noise` says
+    of discrete noise, which rounding mu down pays for), hence all releases of a run together are (epsilon, delta)-DP as
+    the ledger states. The noise multiplier is relative to the sensitivity of the bounded sum under that relation plus
+    the rounding onto the grid. If the charge does not fit, nothing is drawn.
     """
     if getattr(noise, "seeded", False) and not ledger.seeded:
         raise InputError("seeded noise is a simulation, and this ledger says private. Make it with seeded=True.")

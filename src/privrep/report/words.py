@@ -177,7 +177,7 @@ def about_representation(found: Inspection) -> list[str]:
         ]
     learned = found.representation
     d, k = learned.basis.shape
-    mean = learned.error / k
+    mean = learned.mean_error
     low, high = learned.scale.min(), learned.scale.max()
     origin = "declared as public" if found.config.scale is not None else "found by a charged release"
     if found.config.method == "paper":
@@ -190,16 +190,16 @@ def about_representation(found: Inspection) -> list[str]:
         f"Rank {k} ({chosen}), {d} features, {heads}.",
         f"Feature scales from {low:.4g} to {high:.4g}, {origin}.",
         f"Estimated error: mean squared sine {mean:.2g} (0 is exact, 1 is nothing learned), from the noise of the "
-        f"releases alone. {_judgement(mean)}",
+        f"releases alone. {_judgement(learned)}",
     ]
 
 
-def _judgement(mean: float) -> str:
-    if mean < 0.03:
+def _judgement(learned: Representation) -> str:
+    if learned.mostly_noise:
+        return "It is mostly noise: users fall back on their own regressions. It takes more users or a larger epsilon."
+    if learned.mean_error < 0.03:
         return "The representation was found."
-    if mean < 0.3:
-        return "It was found roughly: more users or a larger epsilon would help."
-    return "It is mostly noise: the users fall back on their own regressions. It takes more users or a larger epsilon."
+    return "It was found roughly: more users or a larger epsilon would help."
 
 
 def as_json(found: Inspection) -> dict[str, Any]:
