@@ -24,7 +24,9 @@ import numpy as np
 
 from privrep.algorithms.baselines import LinearModel, alone, altmin, dp_fedavg, fedrep, pooled
 from privrep.algorithms.paper import paper_fedrep
-from privrep.algorithms.private_fedrep import Representation, private_fedrep
+from privrep.algorithms.private_fedrep import private_fedrep
+from privrep.algorithms.representation import Representation
+from privrep.local.frame import Frame
 from privrep.data.synthetic import FeatureKind, Population, make_population
 from privrep.data.user_table import UserTable
 from privrep.engines.in_memory import InMemoryUsers
@@ -88,7 +90,7 @@ class Trial:
         return self.truth.population_mse(heads @ model.matrix.T, np.zeros(len(heads)))
 
     def oracle(self) -> Representation:
-        return Representation(self.truth.U, np.ones(len(self.truth.U)), 0.0)
+        return Representation(self.truth.U, Frame.plain(len(self.truth.U)), 0.0)
 
 
 def draw(setting: Setting, seed: int) -> Trial:

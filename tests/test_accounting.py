@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import dp_accounting
@@ -11,10 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from privrep.data.groups import Group
 from privrep.errors import InputError, PrivrepError
 from privrep.privacy.accounting import (
+    CLOSED_FORM,
+    Event,
     Gaussian,
+    Selection,
+    accountant_of,
     check_budget,
+    delta_left,
     epsilon_by_pld,
     epsilon_spent,
     event_from_json,
@@ -165,7 +172,92 @@ def test_one_more_release_never_costs_less(multipliers: list[float], extra: floa
     assert epsilon_spent([*events, Gaussian(extra)], 1e-6) >= epsilon_spent(events, 1e-6)
 
 
+# Groups and selections
+
+GROUPED = st.builds(
+    Gaussian,
+    st.floats(0.5, 1e3),
+    st.one_of(
+        st.none(), st.builds(lambda split, index: Group(split, index, 3), st.sampled_from("ab"), st.integers(0, 2))
+    ),
+)
+
+
+def test_rounds_that_ask_one_group_each_cost_as_much_as_one() -> None:
+    rounds = [Gaussian(2.0, Group("rounds", t, 10)) for t in range(10)]
+    assert total_mu(rounds) == pytest.approx(0.5, rel=1e-15)
+    assert epsilon_spent(rounds, 1e-6) == epsilon_spent([Gaussian(2.0)], 1e-6)
+    assert total_mu([*rounds, Gaussian(2.0)]) == pytest.approx(math.sqrt(0.5), rel=1e-15)
+
+
+def test_a_group_that_is_asked_twice_pays_twice_and_splits_add_up() -> None:
+    a0, a1, b0 = (Group(split, index, 2) for split, index in (("a", 0), ("a", 1), ("b", 0)))
+    assert total_mu([Gaussian(3.0, a0), Gaussian(4.0, a0), Gaussian(2.5, a1)]) ** 2 == pytest.approx(1 / 9 + 1 / 16)
+    assert total_mu([Gaussian(3.0, a0), Gaussian(2.0, a1), Gaussian(4.0, b0)]) ** 2 == pytest.approx(1 / 4 + 1 / 16)
+
+
+@given(st.lists(GROUPED, max_size=12))
+def test_no_user_is_asked_for_more_than_the_run_says_and_one_may_be_asked_for_as_much(events: list[Gaussian]) -> None:
+    """Every user there can be: one of the three groups of each of the two splits."""
+    users = [
+        math.fsum(
+            e.noise_multiplier**-2
+            for e in events
+            if e.group is None or {"a": a, "b": b}[e.group.split] == e.group.index
+        )
+        for a in range(3)
+        for b in range(3)
+    ]
+    assert total_mu(events) ** 2 == pytest.approx(max(users), rel=1e-12)
+
+
+def test_a_split_whose_count_changes_is_refused() -> None:
+    """Group 0 of 2 and group 1 of 3 have users in common."""
+    events = [Gaussian(2.0, Group("a", 0, 2)), Gaussian(2.0, Group("a", 1, 3))]
+    for account in (total_mu, lambda e: epsilon_spent(e, 1e-6), lambda e: epsilon_by_pld(e, 1e-6)):
+        with pytest.raises(InputError, match="split 'a' has 2 groups in one release and 3 in another"):
+            account(events)
+
+
+def test_a_selection_takes_its_part_of_delta_and_of_mu() -> None:
+    events: list[Event] = [Selection(3.0, 4e-7), Gaussian(4.0), Selection(5.0, 1e-7)]
+    mu = math.sqrt(1 / 9 + 1 / 16 + 1 / 25)
+    assert total_mu(events) == pytest.approx(mu, rel=1e-15)
+    assert delta_left(events, 1e-6) == pytest.approx(5e-7, rel=1e-12)
+    assert epsilon_spent(events, 1e-6) == pytest.approx(gaussian_epsilon(5e-7, mu), rel=1e-9)
+    assert epsilon_spent(events, 5e-7) == epsilon_by_pld(events, 5e-7) == math.inf
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-9, math.nan])
+def test_a_selection_sets_something_aside(delta: float) -> None:
+    with pytest.raises(InputError, match="sets a part of delta aside"):
+        Selection(3.0, delta)
+
+
+def test_the_accountant_says_what_it_did() -> None:
+    assert accountant_of([Gaussian(1.0)]) == CLOSED_FORM
+    words = accountant_of([Gaussian(1.0, Group("a", 0, 2)), Selection(3.0, 2.5e-8)])
+    assert CLOSED_FORM in words
+    assert "costliest group" in words
+    assert "2.5e-08 of delta" in words
+
+
 # The second accountant
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [Gaussian(2.0 + t % 3, Group("rounds", t, 10)) for t in range(10)],
+        [Gaussian(6.0), *(Gaussian(3.0, Group("a", t % 2, 2)) for t in range(5)), Gaussian(4.0, Group("b", 0, 2))],
+        [Selection(4.0, 3e-7), Gaussian(2.0)],
+        [Selection(8.0, 1e-7), Selection(8.0, 1e-7), *(Gaussian(2.0, Group("a", t, 3)) for t in range(3))],
+    ],
+)
+def test_privacy_loss_distributions_agree_on_groups_and_selections(events: list[Event]) -> None:
+    closed, numeric = epsilon_spent(events, 1e-6), epsilon_by_pld(events, 1e-6)
+    assert numeric == pytest.approx(closed, rel=2e-3)
+    assert numeric >= closed * (1 - 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +314,29 @@ def test_events_survive_json_exactly(multiplier: float) -> None:
     assert event_from_json(event_to_json(Gaussian(multiplier))) == Gaussian(multiplier)
 
 
+@given(st.floats(1e-6, 1e12), st.text(), st.integers(0, 9), st.floats(1e-300, 0.99))
+def test_groups_and_selections_survive_json_exactly(multiplier: float, split: str, index: int, delta: float) -> None:
+    for event in (Gaussian(multiplier, Group(split, index, 10)), Selection(multiplier, delta)):
+        assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
+
+
+def test_a_release_to_all_is_recorded_as_it_always_was() -> None:
+    assert event_to_json(Gaussian(3.0)) == {"kind": "gaussian", "noise_multiplier": 3.0}
+    assert event_from_json({"kind": "gaussian", "noise_multiplier": 3.0}) == Gaussian(3.0)
+
+
+@pytest.mark.parametrize("group", [["a", 2, 2], ["a", 0.5, 2], ["a", 0], None, 5, ["a", "0", 2], [1, 0, 2]])
+def test_a_recorded_group_that_is_none_is_refused(group: object) -> None:
+    with pytest.raises((InputError, TypeError)):
+        event_from_json({"kind": "gaussian", "noise_multiplier": 3.0, "group": group})
+
+
 @pytest.mark.parametrize("multiplier", [0.0, -1.0, math.nan, math.inf])
 def test_a_noise_multiplier_must_mean_something(multiplier: float) -> None:
     with pytest.raises(InputError, match="noise_multiplier"):
         Gaussian(multiplier)
+    with pytest.raises(InputError, match="noise_multiplier"):
+        Selection(multiplier, 1e-7)
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ RULES = {
             "privacy/noise.py",
             "data/synthetic.py",
             "demo.py",  # a synthetic population, made with data/synthetic.py
+            "algorithms/initialisers.py",  # public random bases, seeded by their name and size
             "algorithms/paper.py",  # a public permutation of row numbers, seeded by the page and the number of rows
             "data/regroup.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
             "data/split.py",  # which rows are for measuring; never in a fit
@@ -145,7 +146,10 @@ RULES = {
     "bounded sums are made": Rule(constructs("BoundedSum"), ("engines/",)),
     "contributions are clipped": Rule(defines("clip"), ("privacy/bounds.py",)),
     "clipping is asked for": Rule(calls("clipped_sum"), ("engines/",)),
-    "norms and weighted sums of contributions are taken": Rule(calls("norms", "weighted_sum"), ("privacy/bounds.py",)),
+    "norms and weighted sums of contributions are taken": Rule(
+        calls("norms", "weighted_sum"),
+        ("privacy/bounds.py", "privacy/contributions.py"),  # kinds that are made of others ask these
+    ),
     "the total of a bounded sum is read": Rule(
         reads("total"),
         (
@@ -154,13 +158,20 @@ RULES = {
         ),
     ),
     "users are asked for sums": Rule(
-        calls("bounded_sums"),
+        calls("bounded_sums", "counted"),
         (
             "privacy/release.py",
             "algorithms/baselines.py",  # labelled not private
         ),
     ),
-    "releases are posted": Rule(calls("post_releases"), ("privacy/release.py",)),
+    "the list of keys that occur is read": Rule(
+        reads("private_keys"),
+        (
+            "privacy/release.py",
+            "privacy/selection.py",  # how many there are, for the size of the counts
+        ),
+    ),
+    "releases are posted": Rule(calls("post_releases", "post_selection"), ("privacy/release.py",)),
     "derived pages are posted": Rule(calls("post_derived"), ("privacy/release.py",)),
     "budget is spent": Rule(calls("charge"), ("privacy/release.py",)),
     "releases are made": Rule(constructs("Release"), ("privacy/release.py", "privacy/billboard.py")),
@@ -221,7 +232,10 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("norms and weighted sums of contributions are taken", "c.weighted_sum(w)"),
         ("the total of a bounded sum is read", "print(sums['a'].total)"),
         ("users are asked for sums", "run.users.bounded_sums(step, bounds)"),
+        ("users are asked for sums", "holders.counted(bound)"),
+        ("the list of keys that occur is read", "print(len(holders.private_keys))"),
         ("releases are posted", "run.billboard.post_releases('a', {})"),
+        ("releases are posted", "run.billboard.post_selection('a', selected)"),
         ("budget is spent", "ledger.charge({})"),
         ("releases are made", "Release(total, 0.0, 1.0, 1.0)"),
         ("the insides of ledger and billboard are touched", "ledger._entries.clear()"),

@@ -10,7 +10,7 @@ import pytest
 
 from privrep.errors import InputError
 from privrep.privacy import billboard as module
-from privrep.privacy.billboard import Billboard, Release
+from privrep.privacy.billboard import Billboard, Release, Selected
 
 
 def releases(seed: int = 0) -> dict[str, Release]:
@@ -43,6 +43,20 @@ def test_what_was_posted_is_read_back_exactly(tmp_path: Path, on_disk: bool) -> 
         assert same(read.releases("round-1"), releases())
         assert np.array_equal(read["model"].arrays["basis"], np.eye(3))
         assert read["model"].facts["derived"] == {"error": 0.1, "rank": 3, "note": "ü", "list": [1.5, 2.0]}
+
+
+@pytest.mark.parametrize("keys", [(), ("é", '"', "\n"), (-(2**63), 0, 2**64 - 1)])
+def test_selected_keys_are_read_back_exactly(tmp_path: Path, keys: tuple[int | str, ...]) -> None:
+    counts = Release(np.arange(len(keys)) / 3, 0.1 + 0.2, 1 / 3, 12.5)
+    board = Billboard(tmp_path)
+    board.post_selection("items", Selected(keys, counts, 1 / 7), simulation=True)
+    for read in (board, Billboard(tmp_path)):
+        selected = read.selected("items")
+        assert selected.keys == keys
+        assert list(map(type, selected.keys)) == list(map(type, keys))
+        assert same({"": selected.counts}, {"": counts})
+        assert selected.threshold == 1 / 7
+        assert read["items"].facts["simulation"]
 
 
 def test_a_folder_is_resumed_from_in_the_order_of_posting(tmp_path: Path) -> None:

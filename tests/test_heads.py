@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from privrep.algorithms.private_fedrep import Representation
+from privrep.algorithms.representation import Representation
 from privrep.data.user_table import UserTable
 from privrep.heads import (
     CONSTANT,

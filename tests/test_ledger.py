@@ -14,8 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from privrep.data.groups import Group
 from privrep.errors import BudgetExceeded, InputError, PrivrepError
-from privrep.privacy.accounting import CLOSED_FORM, Gaussian, gaussian_epsilon
+from privrep.privacy.accounting import (
+    CLOSED_FORM,
+    Event,
+    Gaussian,
+    Selection,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mu,
+    total_mu,
+)
 from privrep.privacy.ledger import FORMAT, Budget, Ledger, noise_multiplier, read_report
 
 BUDGET = Budget(2.0, 1e-6)
@@ -129,6 +139,84 @@ def test_a_closed_ledger_does_not_take_charges_that_no_file_will_hold(path: Path
         ledger.charge({"a": price(0.5)})
 
 
+# Groups and selections
+
+
+def test_every_group_may_spend_the_whole_budget_once(path: Path, open_ledger: Open) -> None:
+    ledger = open_ledger(BUDGET, path)
+    for t in range(5):
+        ledger.charge({f"round-{t}": Gaussian(price(1.0).noise_multiplier, Group("rounds", t, 5))})
+    assert ledger.epsilon == pytest.approx(2.0, rel=1e-7)
+    assert ledger.remaining == pytest.approx(0.0, abs=1e-12)
+    before = path.read_bytes()
+    for event in (price(0.01), Gaussian(price(0.01).noise_multiplier, Group("rounds", 3, 5))):
+        with pytest.raises(BudgetExceeded):
+            ledger.charge({"more": event})
+    with pytest.raises(InputError, match="5 groups in one release and 6"):
+        ledger.charge({"more": Gaussian(1e3, Group("rounds", 0, 6))})
+    assert path.read_bytes() == before
+    assert read_report(path) == ledger.report()
+
+
+def test_a_selection_makes_the_capacity_smaller(path: Path, open_ledger: Open) -> None:
+    ledger = open_ledger(BUDGET, path)
+    assert ledger.capacity == BUDGET.mu**2
+    ledger.charge({"a/keys": Selection(20.0, 4e-7)})
+    whole = gaussian_mu(2.0, 6e-7) ** 2
+    assert ledger.capacity == pytest.approx(whole, rel=1e-9)
+    assert ledger.remaining == pytest.approx(whole - 1 / 400, rel=1e-9)
+    assert ledger.epsilon == pytest.approx(gaussian_epsilon(6e-7, 1 / 20), rel=1e-9)
+    with pytest.raises(BudgetExceeded):
+        ledger.charge({"b": Gaussian(noise_multiplier(BUDGET.mu**2 - 1 / 400))})
+    ledger.charge({"b": Gaussian(noise_multiplier(ledger.remaining))})
+    assert ledger.epsilon == pytest.approx(2.0, rel=1e-7)
+    assert ledger.epsilon <= 2.0
+    assert "4e-07 of delta" in ledger.report().accountant
+    assert read_report(path) == ledger.report()
+    ledger.close()
+    assert open_ledger(BUDGET, path).capacity == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-6, 0.5])
+def test_a_selection_that_comes_too_late_is_refused(delta: float) -> None:
+    ledger = Ledger(BUDGET)
+    ledger.charge({"a": price(1 - 1e-6)})  # leaves enough of mu^2, and not enough of delta
+    with pytest.raises(BudgetExceeded):
+        ledger.charge({"b/keys": Selection(1e4, delta)})
+    assert ledger.capacity == BUDGET.mu**2
+
+
+EVENTS = st.one_of(
+    st.builds(lambda share: price(share), st.floats(0.01, 1.0)),
+    st.builds(
+        lambda share, t: Gaussian(price(share).noise_multiplier, Group("a", t, 3)),
+        st.floats(0.01, 1.0),
+        st.integers(0, 2),
+    ),
+    st.builds(
+        lambda share, delta: Selection(price(share).noise_multiplier, delta),
+        st.floats(0.01, 0.5),
+        st.floats(1e-9, 2e-6),
+    ),
+)
+
+
+@given(st.lists(EVENTS, min_size=1, max_size=12))
+def test_whatever_is_asked_in_whatever_order_the_guarantee_stands(asked: list[Event]) -> None:
+    ledger = Ledger(BUDGET)
+    for i, event in enumerate(asked):
+        before = ledger.report()
+        try:
+            ledger.charge({f"release-{i}": event})
+        except BudgetExceeded:
+            assert ledger.report() == before
+    events = [event for _, event in ledger.report().events]
+    aside = sum(event.delta for event in events if isinstance(event, Selection))
+    for epsilon in (BUDGET.epsilon, ledger.epsilon):  # what a selection set aside covers either
+        assert gaussian_delta(epsilon, total_mu(events)) + aside <= BUDGET.delta * (1 + 1e-9)
+    assert ledger.epsilon <= BUDGET.epsilon
+
+
 # The file
 
 
@@ -216,6 +304,9 @@ GOOD = b'{"charge": "b", "kind": "gaussian", "noise_multiplier": 5.0}'
         b'{"charge": "b", "kind": "gaussian", "noise_multiplier": -5.0}',
         b'{"charge": "b", "kind": "gaussian", "noise_multiplier": null}',
         b'{"charge": "b", "kind": "laplace", "scale": 5.0}',
+        b'{"charge": "b", "kind": "gaussian", "noise_multiplier": 5.0, "group": ["a", 3, 3]}',
+        b'{"charge": "b", "kind": "selection", "noise_multiplier": 5.0}',
+        b'{"charge": "b", "kind": "selection", "noise_multiplier": 5.0, "delta": 0.0}',
         b'{"charge": "a", "kind": "gaussian", "noise_multiplier": 50000.0}',  # "a" again, cheaper
     ],
 )
@@ -282,7 +373,8 @@ def test_two_processes_cannot_spend_from_one_ledger(path: Path, open_ledger: Ope
 
 def test_copying_a_ledger_keeps_every_charge(path: Path, tmp_path: Path, open_ledger: Open) -> None:
     ledger = open_ledger(BUDGET, path)
-    ledger.charge({"a": price(0.3), "b": price(0.2)})
+    ledger.charge({"a": price(0.3), "b": price(0.2), "keys": Selection(40.0, 1e-8)})
+    ledger.charge({"c": Gaussian(40.0, Group("rounds", 1, 4))})
     ledger.write(tmp_path / "copy.jsonl")
     assert read_report(tmp_path / "copy.jsonl") == ledger.report()
     assert (tmp_path / "copy.jsonl").read_bytes() == path.read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy import sparse
 
 from privrep.data import readers
 from privrep.data.readers import TableSource, checked_batches, read_table
@@ -290,3 +292,201 @@ def test_malformed_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: in
         path.write_text(start + "anna,2,3\n")
         assert "set user_as_text" in (message := complaint(path, "user", "y"))
         assert f"row {row} of" in message
+
+
+# Several targets
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
+def test_several_targets(tmp_path: Path, name: str) -> None:
+    data = frame()
+    path = write(data, tmp_path / name)
+    source = TableSource(path, "user", ["x1", "y"])
+    assert (source.target, source.targets) == (("x1", "y"), ("x1", "y"))
+    assert (source.columns, source.feature_names) == (("user", "x1", "y", "x0", "x2"), ("x0", "x2"))
+    targets = data[["x1", "y"]].to_numpy()
+    assert_same(read_table(source), UserTable.from_rows(data[["x0", "x2"]].to_numpy(), targets, data["user"]))
+    for one in (["y"], ("y",), pd.Index(["y"]), "y"):
+        source = TableSource(path, "user", one)
+        assert (source.target, source.targets) == ("y", ("y",))
+        assert_same(read_table(source), expected(data, ["x0", "x1", "x2"]))
+    assert TableSource(path, "user", None).targets == ()
+
+
+def test_float32_needs_every_target_to_be_float32(tmp_path: Path) -> None:
+    data = frame(dtype=np.float32)
+    table = read_table(TableSource(write(data, tmp_path / "t.parquet"), "user", ["y", "x0"]))
+    assert (table.X.dtype, table.y.dtype, table.y.shape) == (np.float32, np.float32, (40, 2))
+    data["x0"] = data["x0"].astype(np.float64)
+    table = read_table(TableSource(write(data, tmp_path / "t.parquet"), "user", ["y", "x0"]))
+    assert (table.X.dtype, table.y.dtype) == (np.float64, np.float64)
+
+
+def test_several_targets_that_do_not_fit_the_file(tmp_path: Path) -> None:
+    data = frame()
+    data["colour"] = "red"
+    path = write(data, tmp_path / "t.parquet")
+    assert "target names column 'y' more than once" in complaint(path, "user", ["y", "x0", "y"])
+    assert "target names no column" in complaint(path, "user", [])
+    assert "both column 'user'" in complaint(path, "user", ["y", "user"])
+    assert "target: there is no column 'z'" in complaint(path, "user", ["y", "z"])
+    assert "the target column 'colour' holds" in complaint(path, "user", ["y", "colour"])
+    assert "contains 'x0', which is a target column" in complaint(path, "user", ["y", "x0"], ["x0", "x1"])
+    assert "besides user 'user' and targets 'y', 'x0';" in complaint(path, "user", ["y", "x0"], [])
+    data.loc[7, "x0"] = np.nan
+    message = complaint(write(data, tmp_path / "t.csv"), "user", ["y", "x0"], ["x1"])
+    assert "column 'x0' of" in message
+    assert "has no finite target in row 8;" in message
+
+
+# Categories
+
+COLOURS, SHELVES = ["red", "grün", "", "never", "a,b"], [7, -1, 300, 2**40, 0]
+
+
+def coloured(rows: int = 60) -> pd.DataFrame:
+    """With values that no list has, missing ones, and zeros among the numbers."""
+    rng = np.random.default_rng(5)
+    data = frame(rows)
+    data.insert(3, "colour", rng.choice(["red", "grün", "", "a,b", "other", None], rows))
+    data["shelf"] = rng.choice([7, -1, 300, 5, 0], rows)
+    data.loc[::4, "x1"] = 0.0
+    return data
+
+
+def encoded(data: pd.DataFrame, features: list[str], lists: dict[str, list[Any]]) -> UserTable:
+    columns = [data[name].to_numpy(dtype=float) for name in features]
+    columns += [(data[name] == value).to_numpy(dtype=float) for name, listed in lists.items() for value in listed]
+    return UserTable.from_rows(np.stack(columns, axis=1), data["y"].to_numpy(), data["user"])
+
+
+def assert_same_sparse(a: UserTable, b: UserTable) -> None:
+    """A sparse table and its dense twin; nothing stored that is zero."""
+    assert isinstance(a.X, sparse.csr_array)
+    assert a.X.has_canonical_format
+    assert a.X.data.all()
+    assert_same(replace(a, X=a.X.toarray()), b)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.csv.gz"])
+def test_categories_are_encoded_over_the_given_lists(tmp_path: Path, name: str) -> None:
+    data = coloured()
+    path = write(data, tmp_path / name)
+    if name != "t.parquet":
+        data["colour"] = data["colour"].fillna("")  # which is how CSV writes it
+    lists = {"shelf": SHELVES, "colour": COLOURS}
+    source = TableSource(path, "user", "y", categories=lists)
+    assert source.numeric_names == ("x0", "x1", "x2")
+    assert source.columns == ("user", "y", "x0", "x1", "x2", "shelf", "colour")
+    assert source.feature_names == (
+        *("x0", "x1", "x2", "shelf=7", "shelf=-1", "shelf=300", "shelf=1099511627776", "shelf=0"),
+        *("colour=red", "colour=grün", "colour=", "colour=never", "colour=a,b"),
+    )
+    assert_same_sparse(read_table(source), encoded(data, ["x0", "x1", "x2"], lists))
+    only = TableSource(path, "user", "y", (), categories={"colour": COLOURS})
+    assert (only.numeric_names, only.columns) == ((), ("user", "y", "colour"))
+    assert_same_sparse(read_table(only), encoded(data, [], {"colour": COLOURS}))
+    some = TableSource(path, "user", "y", ["x2"], categories={"shelf": np.array(SHELVES)})
+    assert_same_sparse(read_table(some), encoded(data, ["x2"], {"shelf": SHELVES}))
+    codes = next(some.batches()).column("shelf")
+    assert (codes.type, codes.null_count, min(codes.to_pylist())) == (pa.int32(), 0, -1)
+    assert np.isnan(read_table(TableSource(path, "user", None, (), categories=lists)).y).all()
+
+
+def test_categories_of_a_csv_file_are_text_or_integers_as_their_list_is(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("user,y,c\n1,1,07\n1,2,7\n2,3,\n2,4,8\n")
+    assert read_table(TableSource(path, "user", "y", (), categories={"c": ["7"]})).X.toarray().tolist() == [
+        [0.0],
+        [1.0],
+        [0.0],
+        [0.0],
+    ]
+    assert read_table(TableSource(path, "user", "y", (), categories={"c": [8, 7]})).X.toarray().tolist() == [
+        [0.0, 1.0],
+        [0.0, 1.0],
+        [0.0, 0.0],
+        [1.0, 0.0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "listed"),
+    [
+        (pa.string(), ["a", "b", None, "c"], ["c", "a", "z"]),
+        (pa.large_string(), ["a", "b", None, "c"], ["c", "a", "z"]),
+        (pa.dictionary(pa.int8(), pa.string()), ["a", "b", None, "c"], ["c", "a", "z"]),
+        (pa.int8(), [5, -3, None, 127], [300, 127, 5, 2**70]),
+        (pa.uint8(), [5, 253, None, 255], [-1, 255, -3, 5]),
+        (pa.uint64(), [5, 2**64 - 3, None, 2**64 - 1], [-1, 2**64 - 1, -3, 5]),
+        (pa.int64(), [5, -(2**63), None, 2**63 - 1], [2**63 - 1, 5, 9]),
+        (pa.int16(), [5, -3, None, 127], [10**6]),
+        (pa.dictionary(pa.int32(), pa.int64()), [5, -3, None, 7], [7, 5, 9]),
+    ],
+)
+def test_types_of_categorical_columns(tmp_path: Path, kind: Any, values: list[Any], listed: list[Any]) -> None:
+    column = pa.array(values, kind) if not pa.types.is_dictionary(kind) else pa.array(values).dictionary_encode()
+    pq.write_table(pa.table({"user": [1, 1, 2, 3], "y": [0.0] * 4, "c": column}), tmp_path / "t.parquet")
+    table = read_table(TableSource(tmp_path / "t.parquet", "user", "y", (), categories={"c": listed}))
+    assert table.X.toarray().tolist() == [[float(value == each) for each in listed] for value in values]
+
+
+def test_categories_that_do_not_fit(tmp_path: Path) -> None:
+    data = coloured()
+    data["day"], data["x0=1"] = pd.Timestamp("2020-01-01"), 1.0
+    path = write(data, tmp_path / "t.parquet")
+
+    def said(categories: Any, features: Any = ("x1",), target: Any = "y") -> str:
+        return complaint(path, "user", target, features, categories=categories)
+
+    assert "categories must map" in said([("colour", ["red"])])
+    assert "categories of column 'colour' must be a list; write ['red']" in said({"colour": "red"})
+    assert "lists none for column 'colour'" in said({"colour": []})
+    assert "lists 'red' of column 'colour' more than once" in said({"colour": ["red", "x", "red"]})
+    for mixed in (["red", 1], [1, True], [1.0, 2.0], [None, "red"]):
+        assert "must be all text or all integers" in said({"colour": mixed})
+    assert "categories: there is no column 'color' in" in (message := said({"color": ["red"]}))
+    assert "did you mean 'colour'?" in message
+    assert "categories contains 'user', which is the user column" in said({"user": [1]})
+    assert "categories contains 'y', which is the target column" in said({"y": [1]})
+    assert "features contains 'shelf', which is a column of categories" in said({"shelf": [1]}, ["x0", "shelf"])
+    assert "'colour' holds text; list its categories as text" in said({"colour": [1]})
+    assert "'shelf' holds integers; list its categories as integers" in said({"shelf": ["1"]})
+    assert "'day' holds values of type timestamp" in said({"day": ["1"]})
+    assert "'x2' holds values of type double" in said({"x2": [1]})
+    data["x0"] = 1
+    write(data, path)
+    assert "name 'x0=1' stands for two columns" in said({"x0": [1]}, None)
+    assert "no numeric column besides" in said({}, [])
+
+
+def test_bad_values_of_categorical_columns_of_a_csv_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("user,y,c\n1,1,7\n1,2,red\n")
+    message = complaint(path, "user", "y", (), categories={"c": [7]})
+    assert f"column 'c' of {path} is not an integer in row 2; correct that value or list the categories as" in message
+    path.write_bytes(b"user,y,c\n1,1,7\n1,2,\xff\n")
+    assert "'c' of" in (message := complaint(path, "user", "y", (), categories={"c": ["7"]}))
+    assert "is not UTF-8 text in row 2;" in message
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
+def test_single_columns(tmp_path: Path, name: str) -> None:
+    data = coloured()
+    path = write(data.astype({"colour": "category"}), tmp_path / name)
+    table = readers.read_columns(path, ["user", "shelf", "colour"])
+    assert table.column_names == ["user", "shelf", "colour"]
+    assert table["user"].to_pylist() == data["user"].tolist()
+    shelves, colours = data["shelf"].tolist(), [each if isinstance(each, str) else None for each in data["colour"]]
+    if name == "t.csv":
+        shelves, colours = [str(each) for each in shelves], [each or "" for each in colours]
+    assert table["shelf"].to_pylist() == shelves
+    assert table["colour"].to_pylist() == colours
+    as_text = readers.read_columns(path, ["user"], user_as_text=True)["user"].to_pylist()
+    assert as_text == [str(each) if name == "t.csv" else each for each in data["user"]]
+    with pytest.raises(InputError, match=r"categories: there is no column 'color' in .*did you mean 'colour'"):
+        readers.read_columns(path, ["user", "color"])
+    with pytest.raises(InputError, match="user: there is no column 'User' in"):
+        readers.read_columns(path, ["User", "colour"])
+    with pytest.raises(InputError, match="there is no file"):
+        readers.read_columns(tmp_path / f"no-{name}", ["user"])

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from privrep.data.groups import Group
 from privrep.data.user_table import UserTable
 from privrep.engines.base import LocalStep
 from privrep.engines.in_memory import InMemoryUsers
-from privrep.errors import BudgetExceeded, InputError, PrivrepError
+from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
 from privrep.privacy.accounting import Gaussian
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, BoundedSum, Contributions
@@ -288,6 +289,36 @@ def test_a_page_that_stands_but_answers_another_question_is_refused(users: Watch
     for other in ({"mean": queries()["mean"]}, queries(SHARE / 2), queries(norm=3.0)):
         with pytest.raises(PrivrepError):
             run.ask("page", Means(), other)
+
+
+# Groups
+
+
+def test_a_group_is_asked_alone_and_charged_alone(population: Callable[..., UserTable], spy: Any) -> None:
+    table = population(n=50, d=3)
+    ledger = Ledger(REPLACE)
+    run = Run(InMemoryUsers(table, 1), ledger, Billboard(), spy)
+    whole = REPLACE.mu**2
+    groups = [Group("rounds", t, 4) for t in range(4)]
+    asked = [run.ask(f"round-{t}", Means(), queries(whole / 2), group) for t, group in enumerate(groups)]
+    sizes = [released["largest"].value.sum() for released in asked]
+    assert sizes == [group.members(table.ids).sum() for group in groups]
+    assert sum(sizes) == 50
+    assert 50 not in sizes
+    assert ledger.epsilon == pytest.approx(REPLACE.epsilon, rel=1e-7)
+    assert {event.group for _, event in ledger.report().events if isinstance(event, Gaussian)} == set(groups)
+    with pytest.raises(BudgetExceeded):
+        run.ask("again", Means(), queries(), groups[0])
+
+
+def test_a_page_of_another_group_answers_another_question(population: Callable[..., UserTable], spy: Any) -> None:
+    run = Run(InMemoryUsers(population(n=50, d=3), 1), Ledger(REPLACE), Billboard(), spy)
+    run.ask("page", Means(), queries(), Group("rounds", 0, 2))
+    for other in (Group("rounds", 1, 2), Group("other", 0, 2), None):
+        with pytest.raises(ResumeError):
+            run.ask("page", Means(), queries(), other)
+    run.ask("page", Means(), queries(), Group("rounds", 0, 2))
+    assert len(spy.calls) == 2
 
 
 # Simulations

@@ -6,9 +6,9 @@ import stat
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privrep.data import readers, regroup
+from privrep.data.groups import Group
 from privrep.data.readers import TableSource, read_table
 from privrep.data.user_table import UserTable
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.engines.streaming import StreamingUsers
 from privrep.errors import InputError
+from privrep.local.frame import Frame
 from privrep.local.steps import SIZES, LeaveOneOutGradient, gradient_size
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound
-from privrep.privacy.contributions import Vectors
+from privrep.privacy.contributions import Slots, Vectors
 
 D = 6
 
@@ -89,7 +91,7 @@ class Means:
 
 def assert_same_sums(users: StreamingUsers, table: UserTable) -> None:
     basis = np.linalg.qr(np.random.default_rng(1).standard_normal((D, 2)))[0]
-    gradient = LeaveOneOutGradient(basis, np.full(D, 0.5), 0.3, 0.02, True)
+    gradient = LeaveOneOutGradient(basis, Frame(np.full(D, 2.0)), 0.3, 0.02, True)
     asked = [
         (Means(), {"means": Bound(0.7, D)}),
         (gradient, {"step": Bound(0.1, gradient_size(D, 2)), "sizes": SIZES}),
@@ -360,3 +362,118 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, order: str) -> None:
         )
         peaks.append(int(done.stdout))
     assert peaks[1] - peaks[0] < 50  # MB, where the files differ by 100
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+@pytest.mark.parametrize("ids", ["integers", "text"])
+def test_sums_over_a_group_leave_the_others_out(tmp_path: Path, ids: str, order: str) -> None:
+    source = write(rows_of(ragged(), ids, np.float64, order), tmp_path / "t.parquet")
+    table, bounds = read_table(source), {"means": Bound(0.7, D)}
+    means = [(X * y[:, None]).mean(axis=0) for X, y in rows_by_user(table)]
+    clipped = np.array([mean * min(1.0, 0.7 / np.linalg.norm(mean)) for mean in means])
+    with StreamingUsers.open(source) as users:
+        for group in (Group("a", 0, 3), Group("a", 1, 3), Group("b", 1, 2)):
+            inside = group.members(table.ids)
+            assert 0 < inside.sum() < table.n_users
+            spoilt = replace(table, X=np.where(np.repeat(inside, table.sizes)[:, None], table.X, 1e300))
+            streamed, kept, blind = (
+                engine.bounded_sums(Means(), bounds, group)["means"].total
+                for engine in (users, InMemoryUsers(table, 1), InMemoryUsers(spoilt, 3))
+            )
+            np.testing.assert_allclose(kept, clipped[inside].sum(axis=0), rtol=1e-9)
+            assert streamed.tobytes() == kept.tobytes() == blind.tobytes()
+        everybody = users.bounded_sums(Means(), bounds)["means"].total
+    np.testing.assert_allclose(everybody, clipped.sum(axis=0), rtol=1e-9)
+
+
+def rows_by_user(table: UserTable) -> list[tuple[Any, Any]]:
+    return [(one.X, one.y) for one in (table.users(i, i + 1) for i in range(table.n_users))]
+
+
+# Several targets, categories
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
+def test_several_targets(tmp_path: Path, name: str, order: str) -> None:
+    write(rows_of(ragged(), "integers", np.float64, order), tmp_path / name)
+    source = TableSource(tmp_path / name, "user", ["y", "x3"])
+    table = read_table(source)
+    assert table.y.shape == (table.n_rows, 2)
+    first = read_table(TableSource(tmp_path / name, "user", "x3", source.feature_names))
+    assert np.array_equal(table.y[:, 1], first.y)
+    with StreamingUsers.open(source) as users:
+        assert (users.targets, users.features, users.sparse) == (2, D - 1, False)
+        assert_same_blocks(users, table)
+        step, bounds = Both(), {"means": Bound(0.7, D - 1)}
+        streamed, kept = users.bounded_sums(step, bounds), InMemoryUsers(table).bounded_sums(step, bounds)
+        assert kept["means"].total.any()
+        assert streamed["means"].total.tobytes() == kept["means"].total.tobytes()
+
+
+@dataclass(frozen=True)
+class Both:
+    def __call__(self, X: Any, y: Any) -> dict[str, Vectors]:
+        return {"means": Vectors((X * y.sum(axis=2)[:, :, None]).mean(axis=1))}
+
+
+@dataclass(frozen=True)
+class SparseMeans:
+    sparse: ClassVar[bool] = True
+
+    def __call__(self, X: Any, y: Any) -> dict[str, Slots]:
+        user, column, T = X.slots()
+        return {"means": Slots(user, column, T @ y.reshape(-1, 1), np.empty((len(X), 0)), X.shape[2])}
+
+
+def with_categories(table: pa.Table) -> pa.Table:
+    rng = np.random.default_rng(3)
+    words = pa.array([*(f"wört {j}" for j in range(400)), None])
+    table = table.append_column("word", words.take(pa.array(rng.integers(0, 401, table.num_rows))))
+    return table.append_column("shelf", pa.array(rng.integers(-3, 9, table.num_rows)))
+
+
+CATEGORIES = {"word": [f"wört {j}" for j in range(0, 600, 2)], "shelf": [8, -2, 77, 0]}
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
+@pytest.mark.parametrize("features", [("x4", "x0"), ()])
+def test_categories(tmp_path: Path, name: str, order: str, features: tuple[str, ...]) -> None:
+    table = with_categories(rows_of(ragged(), "text", np.float64, order))
+    (pa.csv.write_csv if name == "t.csv" else pq.write_table)(table, tmp_path / name)
+    source = TableSource(tmp_path / name, "user", "y", features, categories=CATEGORIES)
+    kept = read_table(source)
+    d = len(features) + 304
+    assert kept.X.shape == (table.num_rows, d)
+    with StreamingUsers.open(source, tmp_path, limit=1 << 20) as users:
+        assert (users.count, users.rows, users.features, users.sparse) == (kept.n_users, kept.n_rows, d, True)
+        for max_rows in (None, 700):
+            blocks = list(users.blocks(max_rows))
+            assert len(blocks) > 1
+            for a, b in zip(blocks, kept.blocks(max_rows), strict=True):
+                assert (a.X.shape, a.X.dtype) == (b.X.shape, b.X.dtype)
+                for part in ("indptr", "indices", "data"):
+                    assert np.array_equal(getattr(a.X, part), getattr(b.X, part))
+                assert np.array_equal(a.y, b.y)
+                assert np.array_equal(a.offsets, b.offsets)
+                assert a.ids.tolist() == b.ids.tolist()
+        for step in (Means(), SparseMeans()):
+            bounds = {"means": Bound(0.7, d)}
+            streamed, memory = users.bounded_sums(step, bounds), InMemoryUsers(kept).bounded_sums(step, bounds)
+            assert memory["means"].total.any()
+            assert streamed["means"].total.tobytes() == memory["means"].total.tobytes()
+
+
+def test_a_missing_category_is_no_error_but_a_missing_number_is(tmp_path: Path) -> None:
+    table = with_categories(rows_of([3, 4, 50], "integers", np.float64, "shuffled"))
+    broken = table.set_column(2, "x0", pa.array([None, *table["x0"].to_pylist()[1:]], pa.float64()))
+    pq.write_table(broken, tmp_path / "t.parquet")
+    source = TableSource(tmp_path / "t.parquet", "user", "y", ["x0"], categories=CATEGORIES)
+    with pytest.raises(InputError, match=r"column 'x0' of .* has no finite number in row 1;"):
+        StreamingUsers.open(source, tmp_path)
+    empty = table.set_column(table.num_columns - 2, "word", pa.nulls(table.num_rows, pa.string()))
+    pq.write_table(empty, tmp_path / "t.parquet")
+    source = TableSource(tmp_path / "t.parquet", "user", "y", (), categories={"word": CATEGORIES["word"]})
+    with StreamingUsers.open(source, tmp_path) as users:
+        assert [block.X.nnz for block in users.blocks()] == [0]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from privrep.data.split import split_within_users
 from privrep.data.user_table import UserTable, factorize, find_users
+from privrep.engines.base import finite_rows
 from privrep.errors import InputError
 
 
@@ -85,3 +86,28 @@ def test_split_is_even_handed_and_refuses_nonsense():
     assert np.abs(counts - 5000).max() < 5 * 50  # standard deviation 50: false alarm about 2e-6
     with pytest.raises(InputError, match="share"):
         split_within_users(table, 1.0, np.random.default_rng(0))
+
+
+def test_several_targets():
+    X, y, users = np.arange(10.0).reshape(5, 2), np.arange(15.0).reshape(5, 3), [1, 0, 1, 0, 2]
+    table = UserTable.from_rows(X, y, users)
+    assert table.n_targets == 3
+    assert table.y[:, 0].tolist() == [3, 9, 0, 6, 12]
+    rows, targets = table.group(np.array([0, 1]), 2)
+    assert (rows.shape, targets.shape) == ((2, 2, 2), (2, 2, 3))
+    assert targets[1].tolist() == [[0, 1, 2], [6, 7, 8]]
+    assert table.users(2, 3).y.tolist() == [[12, 13, 14]]
+    first, rest = split_within_users(table, 0.5, np.random.default_rng(0))
+    assert sorted([*first.y[:, 2], *rest.y[:, 2]]) == [2, 5, 8, 11, 14]
+    assert UserTable.from_rows(X, y[:, 0], users).n_targets == 1
+    for wrong in (y[:, :1], y[:4], y[:, :0], y[None], np.float64(1)):
+        with pytest.raises(InputError, match="two or more"):
+            UserTable.from_rows(X, wrong, users)
+
+
+def test_users_with_a_target_that_is_not_finite_become_zero_rows():
+    X, y = np.ones((3, 2, 4)), np.ones((3, 2, 2))
+    y[1, 0, 1] = np.nan
+    rows, targets = finite_rows(X, y)
+    assert rows.sum(axis=(1, 2)).tolist() == [8, 0, 8]
+    assert targets.sum(axis=(1, 2)).tolist() == [4, 0, 4]

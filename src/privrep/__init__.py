@@ -12,33 +12,42 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from privrep.data.synthetic import Population, make_population
     from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
-    from privrep.estimators import PersonalHead, PrivateFedRep
+    from privrep.estimators import CentaurLinear, PersonalHead, PrivAltMin, PrivateFedRep
     from privrep.privacy.ledger import PrivacyReport
+    from privrep.ratings import PrivateFactorization, Taste
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "BudgetExceeded": "privrep.errors",
+    "CentaurLinear": "privrep.estimators",
     "InputError": "privrep.errors",
     "NothingLearned": "privrep.errors",
     "PersonalHead": "privrep.estimators",
     "Population": "privrep.data.synthetic",
+    "PrivAltMin": "privrep.estimators",
     "PrivacyReport": "privrep.privacy.ledger",
+    "PrivateFactorization": "privrep.ratings",
     "PrivateFedRep": "privrep.estimators",
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
+    "Taste": "privrep.ratings",
     "make_population": "privrep.data.synthetic",
 }
 __all__ = [
     "BudgetExceeded",
+    "CentaurLinear",
     "InputError",
     "NothingLearned",
     "PersonalHead",
     "Population",
+    "PrivAltMin",
     "PrivacyReport",
+    "PrivateFactorization",
     "PrivateFedRep",
     "PrivrepError",
     "ResumeError",
+    "Taste",
     "make_population",
 ]
 

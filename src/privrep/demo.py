@@ -36,7 +36,7 @@ def run_demo(folder: Path, *, users: int = 20_000, on_page: Callable[[str], None
     table = population.sample(rng)
     engine = InMemoryUsers(table)
     config = models.Config(rank=2, epsilon=1.0, delta=1e-6)
-    columns = models.Columns("user", "y", FEATURES)
+    columns = models.Columns("user", ("y",), FEATURES)
     fitted = models.learn(engine, config, folder=folder / "model", columns=columns, on_page=on_page)
     heads = fit_heads(table.blocks(), fitted.representation)
     fitted = models.with_heads(fitted, heads)

@@ -6,16 +6,17 @@ import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from privrep import model as models
-from privrep.algorithms.private_fedrep import Representation
+from privrep.algorithms.representation import Representation
 from privrep.data.user_table import UserTable, find_users
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.errors import InputError, NothingLearned
@@ -30,18 +31,197 @@ Groups = Sequence[Hashable] | NDArray[Any]
 class PersonalHead:
     """One user's model, made of the public representation and that user's rows. It belongs to that user."""
 
-    kind: str  # "shared", "own" or "constant": which candidate did best on the user's own rows
-    weights: Array  # (d,), in the original features
-    intercept: float
+    kind: (
+        str | tuple[str, ...]
+    )  # "shared", "own" or "constant": which candidate did best; one for each of several targets
+    weights: Array  # (d,), in the original features, or (targets, d)
+    intercept: float | Array  # or (targets,)
 
     def predict(self, X: Any) -> Array:
-        rows = np.asarray(_plain(X), dtype=np.float64)
-        if rows.ndim != 2 or rows.shape[1] != len(self.weights):
-            raise InputError(f"X must have shape (rows, {len(self.weights)}). Got {rows.shape} instead.")
-        return rows @ self.weights + self.intercept
+        rows = np.asarray(_plain(X), dtype=np.float64) if not sparse.issparse(X) else X
+        d = self.weights.shape[-1]
+        if rows.ndim != 2 or rows.shape[1] != d:
+            raise InputError(f"X must have shape (rows, {d}). Got {rows.shape} instead.")
+        return np.asarray(rows @ self.weights.T + self.intercept)
 
 
-class PrivateFedRep(RegressorMixin, BaseEstimator):
+class _Personal(RegressorMixin, BaseEstimator):
+    """What the methods have in common: everything but the way to the representation."""
+
+    method: ClassVar[str]
+
+    def __init__(
+        self,
+        rank: int | Literal["auto"] = "auto",
+        *,
+        epsilon: float = 1.0,
+        delta: float = 1e-6,
+        relation: Relation = "replace-one-user",
+        fit_intercept: bool = True,
+        feature_scale: Any = None,
+        feature_covariance: Any = None,
+        start: str | None = None,
+        configuration: str = "default",
+        safety_net: bool = True,
+        random_state: int | None = None,
+        run_folder: str | Path | None = None,
+    ) -> None:
+        self.rank = rank
+        self.epsilon = epsilon
+        self.delta = delta
+        self.relation = relation
+        self.fit_intercept = fit_intercept
+        self.feature_scale = feature_scale
+        self.feature_covariance = feature_covariance
+        self.start = start
+        self.configuration = configuration
+        self.safety_net = safety_net
+        self.random_state = random_state
+        self.run_folder = run_folder
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    @classmethod
+    def paper(cls, rank: int, **parameters: Any) -> Self:
+        """The configuration of the method's paper: its constants, no intercepts, shared heads for everyone."""
+        return cls(rank, **{"configuration": "paper", "fit_intercept": False, "safety_net": False, **parameters})
+
+    def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
+        """Learn the representation privately, then every user's head. `groups` names the user of each row.
+
+        X may be a SciPy sparse matrix, which is never made dense. y may have several columns: a head for each.
+        """
+        if groups is None:
+            raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
+        X, y = self._validated(X, y)
+        table = UserTable.from_rows(X, y, _plain(groups))
+        folder = None if self.run_folder is None else Path(self.run_folder)
+        if folder is not None:
+            models.ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
+        columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
+        fitted = models.learn(InMemoryUsers(table), self._config(), folder=folder, columns=columns)
+        warn_if_nothing(fitted)
+        heads = fit_heads(
+            table.blocks(), fitted.representation, intercept=self.fit_intercept, safety_net=self.safety_net
+        )
+        self._adopt(models.with_heads(fitted, heads))
+        if folder is not None:
+            models.finish(self.model_, folder)
+        return self
+
+    def predict(self, X: Any, groups: Groups | None = None) -> Array:
+        """Predictions by each row's user's own head. A user who was not in `fit` is an error: see `personalize`."""
+        check_is_fitted(self)
+        if groups is None:
+            raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
+        X = validate_data(self, _plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
+        groups = _plain(groups)
+        if len(groups) != X.shape[0]:
+            raise InputError(
+                f"groups must name one user per row of X. Got {len(groups)} users for {X.shape[0]} rows instead."
+            )
+        return heads_of(self.model_).predict(self._representation, X, known_users(self.model_, groups))
+
+    def personalize(self, X: Any, y: Any) -> PersonalHead:
+        """The head of a user who was not there, from its own rows and the public representation. Costs no privacy."""
+        check_is_fitted(self)
+        X, y = self._validated(X, y, reset=False)
+        table = UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64))
+        heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net)
+        weights, kinds = heads.weights(self._representation), tuple(KINDS[kind] for kind in heads.kind)
+        if heads.targets == 1:
+            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]))
+        return PersonalHead(kinds, weights, heads.intercept)
+
+    def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
+        """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
+        from sklearn.metrics import r2_score
+
+        return float(r2_score(_plain(y), self.predict(X, groups), sample_weight=sample_weight))
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the model. Everything but folder/private is safe to publish."""
+        check_is_fitted(self)
+        models.save(self.model_, Path(folder), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a model folder, as `save` or `privrep fit` wrote it."""
+        loaded = models.load(Path(folder))
+        c = loaded.config
+        if c.method != cls.method or c.ratings:
+            other = "PrivateFactorization" if c.ratings else BY_METHOD[c.method].__name__
+            raise InputError(f"{folder} holds a model of {other}; load it with {other}.load.")
+        estimator = cls(
+            rank="auto" if c.rank is None else c.rank,
+            epsilon=c.epsilon,
+            delta=c.delta,
+            relation=c.relation,
+            fit_intercept=c.intercept,
+            feature_scale=None if c.scale is None else list(c.scale),
+            feature_covariance=None if c.covariance is None else [list(row) for row in c.covariance],
+            start=c.start,
+            configuration=c.configuration,
+            safety_net=c.safety_net,
+            random_state=c.seed,
+        )
+        estimator.n_features_in_ = len(loaded.representation.scale)
+        if loaded.columns.features and not loaded.columns.categorical:
+            estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
+        estimator._adopt(loaded)
+        return estimator
+
+    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
+        X, y = validate_data(
+            self,
+            _plain(X),
+            _plain(y),
+            dtype=[np.float64, np.float32],
+            accept_sparse="csr",
+            y_numeric=True,
+            multi_output=True,
+            reset=reset,
+        )
+        y = y.astype(np.float64, copy=False)
+        return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
+
+    def _adopt(self, fitted: models.Model) -> None:
+        self.model_ = fitted
+        self.representation_ = fitted.representation.matrix
+        self.rank_ = self.representation_.shape[1]
+        self.privacy_ = fitted.privacy
+        if fitted.heads is not None:
+            self.users_ = fitted.heads.ids
+
+    @property
+    def _representation(self) -> Representation:
+        return self.model_.representation
+
+    def _config(self) -> models.Config:
+        scale, covariance = self.feature_scale, self.feature_covariance
+        if covariance is not None:
+            covariance = tuple(map(tuple, np.asarray(covariance, dtype=float).tolist()))
+        return models.Config(
+            rank=as_rank(self.rank),
+            epsilon=float(self.epsilon),
+            delta=float(self.delta),
+            relation=self.relation,
+            intercept=bool(self.fit_intercept),
+            safety_net=bool(self.safety_net),
+            scale=None if scale is None else tuple(np.asarray(scale, dtype=float).tolist()),
+            covariance=covariance,
+            method=self.method,
+            configuration=self.configuration,
+            start=self.start,
+            seed=None if self.random_state is None else as_seed(self.random_state),
+        )
+
+
+class PrivateFedRep(_Personal):
     """Personal linear models over a shared representation learned under user-level differential privacy.
 
     Each user's model is y = b_i + <x, U v_i>: U is shared and released privately, v_i and b_i stay with the user.
@@ -58,10 +238,14 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
         Whether users have intercepts. With one, users centre their own rows: a shift of the data changes nothing.
     feature_scale : array of shape (n_features,), optional
         Public typical sizes of the features, known without looking at the data. By default they are found by a
-        charged release.
-    method : "default" or "paper"
-        The default chooses everything by itself; "paper" follows Algorithms 1 and 2 of Snedeker, Zhou and Bassily
-        (2025) with their constants, for comparison. `PrivateFedRep.paper(...)` sets what goes with it.
+        charged release, and the features' correlations by another.
+    feature_covariance : array of shape (n_features, n_features), optional
+        A public covariance of the features, instead.
+    start : "spectral", "normalised-pairs", "power-method" or "random", optional
+        Where to start from, if not where the method itself would.
+    configuration : "default" or "paper"
+        The default chooses everything by itself; "paper" follows the method's paper with its constants, for
+        comparison. `PrivateFedRep.paper(...)` sets what goes with it.
     safety_net : bool
         Whether each user may keep a regression of its own, or a constant, where that predicted better.
     random_state : None or int
@@ -81,160 +265,61 @@ class PrivateFedRep(RegressorMixin, BaseEstimator):
     others see is private with respect to each user.
     """
 
-    def __init__(
-        self,
-        rank: int | Literal["auto"] = "auto",
-        *,
-        epsilon: float = 1.0,
-        delta: float = 1e-6,
-        relation: Relation = "replace-one-user",
-        fit_intercept: bool = True,
-        feature_scale: Any = None,
-        method: str = "default",
-        safety_net: bool = True,
-        random_state: int | None = None,
-        run_folder: str | Path | None = None,
-    ) -> None:
-        self.rank = rank
-        self.epsilon = epsilon
-        self.delta = delta
-        self.relation = relation
-        self.fit_intercept = fit_intercept
-        self.feature_scale = feature_scale
-        self.method = method
-        self.safety_net = safety_net
-        self.random_state = random_state
-        self.run_folder = run_folder
+    method = "private-fedrep"
 
-    @classmethod
-    def paper(cls, rank: int, **parameters: Any) -> Self:
-        """The paper's own configuration: its constants, no intercepts, shared heads for everyone."""
-        return cls(rank, **{"method": "paper", "fit_intercept": False, "safety_net": False, **parameters})
 
-    def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
-        """Learn the representation privately, then every user's head. `groups` names the user of each row."""
-        if groups is None:
-            raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
-        X, y = validate_data(self, _plain(X), _plain(y), dtype=[np.float64, np.float32], y_numeric=True)
-        table = UserTable.from_rows(X, y.astype(np.float64, copy=False), _plain(groups))
-        folder = None if self.run_folder is None else Path(self.run_folder)
-        if folder is not None:
-            models.ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
-        columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
-        fitted = models.learn(InMemoryUsers(table), self._config(), folder=folder, columns=columns)
-        if fitted.representation.mostly_noise:
-            warnings.warn(
-                "the representation is mostly noise, so users fall back on their own regressions: it takes more users "
-                "or a larger epsilon (see `privrep budget`). What was spent is spent.",
-                NothingLearned,
-                stacklevel=2,
-            )
-        heads = fit_heads(
-            table.blocks(), fitted.representation, intercept=self.fit_intercept, safety_net=self.safety_net
-        )
-        self._adopt(models.with_heads(fitted, heads))
-        if folder is not None:
-            models.finish(self.model_, folder)
-        return self
+class PrivAltMin(_Personal):
+    """The same by private alternating minimisation (Jain et al. 2021). Parameters as those of `PrivateFedRep`."""
 
-    def predict(self, X: Any, groups: Groups | None = None) -> Array:
-        """Predictions by each row's user's own head. A user who was not in `fit` is an error: see `personalize`."""
-        check_is_fitted(self)
-        if groups is None:
-            raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
-        X = validate_data(self, _plain(X), dtype=[np.float64, np.float32], reset=False)
-        groups = _plain(groups)
-        if len(groups) != len(X):
-            raise InputError(
-                f"groups must name one user per row of X. Got {len(groups)} users for {len(X)} rows instead."
-            )
-        positions = find_users(self._heads.ids, groups)
-        if (positions < 0).any():
-            row = int(np.flatnonzero(positions < 0)[0])
-            raise InputError(
-                f"user {np.asarray(groups, dtype=object)[row]!r} (row {row}) was not in fit, so it has no head. "
-                "Call personalize with a few of its rows to make one."
-            )
-        return self._heads.predict(self._representation, X, positions)
+    method = "priv-altmin"
 
-    def personalize(self, X: Any, y: Any) -> PersonalHead:
-        """The head of a user who was not there, from its own rows and the public representation. Costs no privacy."""
-        check_is_fitted(self)
-        X, y = validate_data(self, _plain(X), _plain(y), dtype=np.float64, reset=False, y_numeric=True)
-        table = UserTable(X, y.astype(np.float64), np.array([0, len(X)], dtype=np.int64), np.array([0]))
-        heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net)
-        weights = heads.weights(self._representation)[0]
-        return PersonalHead(KINDS[int(heads.kind[0])], weights, float(heads.intercept[0]))
 
-    def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
-        """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
-        from sklearn.metrics import r2_score
+class CentaurLinear(_Personal):
+    """The same by CENTAUR in the linear case (Shen et al. 2023). Parameters as those of `PrivateFedRep`."""
 
-        return float(r2_score(_plain(y), self.predict(X, groups), sample_weight=sample_weight))
+    method = "centaur"
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write the model. Everything but folder/private is safe to publish."""
-        check_is_fitted(self)
-        models.save(self.model_, Path(folder), overwrite=overwrite)
 
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Read a model folder, as `save` or `privrep fit` wrote it."""
-        loaded = models.load(Path(folder))
-        c = loaded.config
-        estimator = cls(
-            rank="auto" if c.rank is None else c.rank,
-            epsilon=c.epsilon,
-            delta=c.delta,
-            relation=c.relation,
-            fit_intercept=c.intercept,
-            feature_scale=None if c.scale is None else list(c.scale),
-            method=c.method,
-            safety_net=c.safety_net,
-            random_state=c.seed,
-        )
-        estimator.n_features_in_ = len(loaded.representation.scale)
-        if loaded.columns.features:
-            estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
-        estimator._adopt(loaded)
-        return estimator
+BY_METHOD: dict[str, type[_Personal]] = {kind.method: kind for kind in (PrivateFedRep, PrivAltMin, CentaurLinear)}
 
-    def _adopt(self, fitted: models.Model) -> None:
-        self.model_ = fitted
-        self.representation_ = fitted.representation.matrix
-        self.rank_ = self.representation_.shape[1]
-        self.privacy_ = fitted.privacy
-        if fitted.heads is not None:
-            self.users_ = fitted.heads.ids
 
-    @property
-    def _representation(self) -> Representation:
-        return self.model_.representation
-
-    @property
-    def _heads(self) -> Heads:
-        if self.model_.heads is None:
-            raise InputError("this model was loaded without its users' heads (folder/private): only personalize works.")
-        return self.model_.heads
-
-    def _config(self) -> models.Config:
-        rank = self.rank
-        if rank != "auto" and (isinstance(rank, bool) or not isinstance(rank, int | np.integer)):
-            raise InputError(f'rank must be a positive integer or "auto". Got {rank!r} instead.')
-        return models.Config(
-            rank=None if rank == "auto" else int(rank),
-            epsilon=float(self.epsilon),
-            delta=float(self.delta),
-            relation=self.relation,
-            intercept=bool(self.fit_intercept),
-            safety_net=bool(self.safety_net),
-            scale=None if self.feature_scale is None else tuple(np.asarray(self.feature_scale, dtype=float).tolist()),
-            method=self.method,
-            seed=None if self.random_state is None else _seed(self.random_state),
+def warn_if_nothing(fitted: models.Model) -> None:
+    if fitted.representation.mostly_noise:
+        warnings.warn(
+            "the representation is mostly noise, so users fall back on what they can do alone: it takes more users or "
+            "a larger epsilon (see `privrep budget`). What was spent is spent.",
+            NothingLearned,
+            stacklevel=3,
         )
 
 
-def _seed(random_state: Any) -> int:
+def heads_of(fitted: models.Model) -> Heads:
+    if fitted.heads is None:
+        raise InputError("this model was loaded without its users' heads (folder/private): only personalize works.")
+    return fitted.heads
+
+
+def known_users(fitted: models.Model, groups: Groups) -> NDArray[np.int64]:
+    """Where the users of these rows are among the heads; an error if one is not."""
+    positions = find_users(heads_of(fitted).ids, groups)
+    if (positions < 0).any():
+        row = int(np.flatnonzero(positions < 0)[0])
+        raise InputError(
+            f"user {np.asarray(groups, dtype=object)[row]!r} (row {row}) was not in fit, so it has no head. "
+            "Call personalize with a few of its rows to make one."
+        )
+    return positions
+
+
+def as_rank(rank: Any) -> int | None:
+    if rank == "auto":
+        return None
+    if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
+        raise InputError(f'rank must be a positive integer or "auto". Got {rank!r} instead.')
+    return int(rank)
+
+
+def as_seed(random_state: Any) -> int:
     if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
         raise InputError(
             "random_state must be None (cryptographic noise) or a non-negative integer (a simulation). "

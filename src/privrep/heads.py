@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
-from privrep.algorithms.private_fedrep import Representation
+from privrep.algorithms.representation import Ratings, Representation
+from privrep.data.sparse_rows import SparseRows
 from privrep.data.user_table import UserTable
 from privrep.engines.base import default_workers, finite_rows, map_blocks
-from privrep.local.least_squares import Floats, centred
+from privrep.local.frame import Frame
+from privrep.local.least_squares import ROUNDING, centred
 from privrep.privacy.bounds import Array
 
 SHARED, OWN, CONSTANT = 0, 1, 2
@@ -32,26 +35,34 @@ _OWN_RIDGES = (1e-3, 1e-1, 1.0, 10.0, 100.0)
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of many users. A user's prediction is intercept + <x, matrix shared> + <x, own>; one of the two is zero."""
+    """Heads of many users, for each of their targets: that of user i for target c has number i * targets + c.
 
-    ids: NDArray[Any]
-    kind: NDArray[np.int8]
+    A prediction is intercept + <x, matrix shared> + <x, own>; one of the last two is zero.
+    """
+
+    ids: NDArray[Any]  # (n,)
+    kind: NDArray[np.int8]  # (heads,)
     intercept: Array
-    shared: Array  # (n, k)
+    shared: Array  # (heads, k)
     own_position: NDArray[np.int64]  # row of `own`, or -1
-    own: Array  # (users with a regression of their own, d)
+    own: Array  # (heads that are regressions of their users' own, d)
+    targets: int = 1
 
-    def predict(self, representation: Representation, X: Floats, users: NDArray[np.int64]) -> Array:
-        """Predictions for rows X of the users at these positions."""
-        predictions = self.intercept[users] + np.einsum("rk,rk->r", X @ representation.matrix, self.shared[users])
-        position = self.own_position[users]
+    def predict(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
+        """Predictions for rows X of the users at these positions: (rows,), or (rows, targets) where there are more."""
+        columns = [self._predict(representation, X, users * self.targets + c) for c in range(self.targets)]
+        return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
+
+    def _predict(self, representation: Representation, X: Any, heads: NDArray[np.int64]) -> Array:
+        predictions = self.intercept[heads] + np.einsum("rk,rk->r", X @ representation.matrix, self.shared[heads])
+        position = self.own_position[heads]
         rows = np.flatnonzero(position >= 0)
         if len(rows):
             predictions[rows] += np.einsum("rd,rd->r", X[rows], self.own[position[rows]])
         return predictions
 
     def weights(self, representation: Representation) -> Array:
-        """(n, d): every user's linear model in the original features. For analysis; n full vectors."""
+        """(heads, d): every head's linear model in the original features. For analysis; full vectors all."""
         weights = self.shared @ representation.matrix.T
         with_own = self.own_position >= 0
         weights[with_own] += self.own[self.own_position[with_own]]
@@ -69,6 +80,7 @@ class Heads:
             np.concatenate([part.shared for part in parts]),
             np.concatenate(moved),
             np.concatenate([part.own for part in parts]),
+            parts[0].targets,
         )
 
 
@@ -86,22 +98,28 @@ def fit_heads(
 
 
 def fit_block(block: UserTable, representation: Representation, intercept: bool, safety_net: bool) -> Heads:
-    n, d, k = block.n_users, block.n_features, representation.basis.shape[1]
-    kind = np.full(n, CONSTANT, dtype=np.int8)
-    constant, shared, own = np.zeros(n), np.zeros((n, k)), np.zeros((n, d))
+    n, (d, k) = block.n_users, representation.matrix.shape
+    q = 1 if block.y.ndim == 1 else block.y.shape[1]
+    kind = np.full(n * q, CONSTANT, dtype=np.int8)
+    constant, shared = np.zeros(n * q), np.zeros((n * q, k))
+    own = np.zeros((n * q, 0 if isinstance(block.X, sparse.sparray) else d))
     for users, size in block.positions_by_size():
-        X, y = (values.astype(np.float64, copy=False) for values in finite_rows(*block.group(users, size)))
-        with np.errstate(all="ignore"):  # a user whose numbers overflow gets a constant, and nobody hears of it
-            fits = _candidates(X, y, representation, intercept, safety_net)
-        best = np.stack([np.where(np.isfinite(fit.loss), fit.loss, np.inf) for fit in fits]).argmin(axis=0)
-        kind[users] = np.array([fit.kind for fit in fits], dtype=np.int8)[best]
-        constant[users] = np.nan_to_num(np.stack([fit.intercept for fit in fits])[best, np.arange(len(users))])
-        for i, fit in enumerate(fits):
-            chosen = best == i
-            target = shared if fit.kind == SHARED else own
-            target[users[chosen]] = np.nan_to_num(fit.weights[chosen]) if fit.kind != CONSTANT else 0.0
+        X, Y = finite_rows(*block.group(users, size))
+        X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
+        for c, y in enumerate(Frame.plain(d).targets(Y.astype(np.float64, copy=False))):
+            heads = users * q + c
+            with np.errstate(all="ignore"):  # a user whose numbers overflow gets a constant, and nobody hears of it
+                fits = _candidates(X, y, representation, intercept, safety_net)
+            best = np.stack([np.where(np.isfinite(fit.loss), fit.loss, np.inf) for fit in fits]).argmin(axis=0)
+            kind[heads] = np.array([fit.kind for fit in fits], dtype=np.int8)[best]
+            constant[heads] = np.nan_to_num(np.stack([fit.intercept for fit in fits])[best, np.arange(len(users))])
+            for i, fit in enumerate(fits):
+                if fit.kind != CONSTANT:
+                    target = shared if fit.kind == SHARED else own
+                    target[heads[best == i]] = np.nan_to_num(fit.weights[best == i])
     has_own = kind == OWN
-    return Heads(block.ids, kind, constant, shared, np.where(has_own, np.cumsum(has_own) - 1, -1), own[has_own])
+    place = np.where(has_own, np.cumsum(has_own) - 1, -1)
+    return Heads(block.ids, kind, constant, shared, place, own[has_own].reshape(-1, d), q)
 
 
 @dataclass(frozen=True)
@@ -114,12 +132,17 @@ class _Fit:
     weights: Array  # in the coordinates of that kind: (users, k) shared, (users, d) own
 
 
-def _candidates(X: Array, y: Array, rep: Representation, intercept: bool, safety_net: bool) -> list[_Fit]:
+def _candidates(X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool) -> list[_Fit]:
+    if rep.ratings is not None:
+        return [rating_candidate(_images(X, rep.matrix), y, rep.ratings)]
     shared = shared_candidate(X, y, rep, intercept)
     if not safety_net:
         return [shared]
     shared = replace(shared, loss=shared.loss / rep.trust)
-    return [constant_candidate(y, intercept), shared, own_candidate(X, y, rep.scale, intercept)]
+    candidates = [constant_candidate(y, intercept), shared]
+    if not isinstance(X, SparseRows):  # a weight for each of very many features, from few rows, is no alternative
+        candidates.append(own_candidate(X, y, rep.scale, intercept))
+    return candidates
 
 
 def constant_candidate(y: Array, intercept: bool) -> _Fit:
@@ -130,11 +153,36 @@ def constant_candidate(y: Array, intercept: bool) -> _Fit:
     return _Fit(CONSTANT, (residual**2).mean(axis=1), mean, np.zeros((len(y), 0)))
 
 
-def shared_candidate(X: Array, y: Array, rep: Representation, intercept: bool) -> _Fit:
+def shared_candidate(X: Array | SparseRows, y: Array, rep: Representation, intercept: bool) -> _Fit:
     """Ridge regression on the representation; ridge, and whether to have an intercept, by leave-one-out."""
-    P = (X.reshape(-1, X.shape[2]) @ rep.matrix).reshape(*X.shape[:2], -1)
+    P = _images(X, rep.matrix)
     fits = [_ridges(P, y, _SHARED_RIDGES, centre) for centre in ((True, False) if intercept else (False,))]
     return _best(SHARED, fits)
+
+
+def rating_candidate(P: Array, y: Array, ratings: Ratings) -> _Fit:
+    """A user's mean, and its taste: a normal prior of the head with unit covariance, in units of the user's own spread.
+
+    y / spread = a + offset + <factors, v> + rest, the variance of the rest public; P has offset and factors. A user
+    with few ratings thus keeps close to the items' offsets, and one whose ratings are all alike to their mean.
+    """
+    m = y.shape[1]
+    spread = np.sqrt((centred(y) ** 2).mean(axis=1))
+    rows = centred(P[:, :, 1:])
+    unit = np.where(spread > ROUNDING * np.abs(y).max(axis=1), spread, 0.0)
+    left = centred(y) - centred(P[:, :, 0]) * unit[:, None]
+    gram = rows.transpose(0, 2, 1) @ rows + ratings.residual * np.eye(rows.shape[2])
+    taste = np.linalg.solve(gram, rows.transpose(0, 2, 1) @ left[:, :, None])[:, :, 0]
+    head = np.concatenate([unit[:, None], taste], axis=1)
+    loss = (left - (rows @ taste[:, :, None])[:, :, 0]) ** 2
+    return _Fit(SHARED, loss.sum(axis=1) / m, _intercepts(P, y, head, True), head)
+
+
+def _images(X: Array | SparseRows, matrix: Array) -> Array:
+    """(users, rows, k): rows times the representation."""
+    if isinstance(X, SparseRows):
+        return X.project(matrix)
+    return (X.reshape(-1, len(matrix)) @ matrix).reshape(*X.shape[:2], -1)
 
 
 def own_candidate(X: Array, y: Array, scale: Array, intercept: bool) -> _Fit:

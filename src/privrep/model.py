@@ -23,19 +23,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from privrep.algorithms.paper import paper_fedrep
-from privrep.algorithms.private_fedrep import Representation, Settings, private_fedrep
+from privrep.algorithms.factorization import private_factorization
+from privrep.algorithms.frames import declared_frame
+from privrep.algorithms.initialisers import INITIALISERS
+from privrep.algorithms.methods import METHODS
+from privrep.algorithms.private_fedrep import Settings
+from privrep.algorithms.representation import Representation, read_representation
+from privrep.data.categories import Listed
 from privrep.engines.base import Users
+from privrep.engines.keys import KeyHolders
 from privrep.errors import InputError, ResumeError
 from privrep.heads import Heads
 from privrep.privacy.accounting import Relation
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
-from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
+from privrep.privacy.release import Run, select_page
 
-FORMAT = "privrep-model/1"
-METHODS = ("default", "paper")
+FORMAT = "privrep-model/2"
+CONFIGURATIONS = ("default", "paper")
+KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories that are not declared together
 
 
 @dataclass(frozen=True)
@@ -49,26 +56,62 @@ class Config:
     intercept: bool = True
     safety_net: bool = True
     scale: tuple[float, ...] | None = None  # declared public scale of each feature; None: found by a charged release
+    covariance: tuple[tuple[float, ...], ...] | None = None  # declared public covariance of the features, instead
     seed: int | None = None  # None: cryptographic noise. A number: a simulation
-    method: str = "default"  # or "paper": Algorithms 1 and 2 as printed, for comparison
+    method: str = "private-fedrep"
+    configuration: str = "default"  # or "paper": the method as published, for comparison
+    start: str | None = None  # the initialiser; None: the method's own
+    ratings: bool = False  # rows are (user, item, rating): items have means, and factors are all there is to learn
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Config:
+        scale, covariance = fields["scale"], fields["covariance"]
+        return cls(
+            **{
+                **fields,
+                "scale": None if scale is None else tuple(scale),
+                "covariance": None if covariance is None else tuple(map(tuple, covariance)),
+            }
+        )
 
     def check(self, features: int) -> None:
         """Refuse settings that cannot work, each in one sentence."""
         Budget(self.epsilon, self.delta, self.relation)
-        if self.method not in METHODS:
-            raise InputError(f"method must be one of {', '.join(METHODS)}. Got {self.method!r} instead.")
-        if self.method == "paper" and (self.rank is None or self.intercept or self.scale is not None):
-            raise InputError("method paper takes a rank and has neither intercepts nor feature scales; leave them out.")
+        for name, value, known in (
+            ("method", self.method, METHODS),
+            ("configuration", self.configuration, CONFIGURATIONS),
+            ("start", self.start, (None, *INITIALISERS)),
+        ):
+            if value not in known:
+                listed = ", ".join(str(choice) for choice in known if choice)
+                raise InputError(f"{name} must be one of {listed}. Got {value!r} instead.")
         if self.rank is not None and not 1 <= self.rank <= features:
             raise InputError(
                 f"rank must lie between 1 and the number of features, {features}. Got {self.rank} instead."
             )
-        if self.method == "paper" and self.relation != "replace-one-user":
-            raise InputError("method paper divides by the number of users, which only replace-one-user makes public.")
-        if self.scale is not None:
-            scale = np.asarray(self.scale, dtype=np.float64)
-            if scale.shape != (features,) or not (np.isfinite(scale).all() and (scale > 0).all()):
-                raise InputError(f"feature_scale must hold {features} positive finite numbers, one per feature.")
+        if self.configuration == "paper":
+            self._check_paper()
+        if self.start == "random" and self.rank is None:
+            raise InputError("a random start cannot tell how many directions there are; give a rank.")
+        self._check_ratings()
+        declared_frame(self.scale, self.covariance, features)
+
+    def _check_ratings(self) -> None:
+        plain = Config(self.rank, self.epsilon, self.delta, self.relation, seed=self.seed, ratings=True)
+        if self.ratings and self != plain:
+            raise InputError(
+                "ratings take a rank and a budget; methods, starts, scales, intercepts and the safety net are for "
+                "other tables."
+            )
+
+    def _check_paper(self) -> None:
+        if self.rank is None or self.intercept or self.scale is not None or self.covariance is not None or self.start:
+            raise InputError(
+                "the configuration paper takes a rank, has a start of its own and has neither intercepts nor feature "
+                "scales; leave them out."
+            )
+        if self.relation != "replace-one-user":
+            raise InputError("the configuration paper takes the number of users as public; use replace-one-user.")
 
 
 @dataclass(frozen=True)
@@ -76,8 +119,19 @@ class Columns:
     """Names of the columns of the table a model was fitted on; empty where it was fitted on arrays."""
 
     user: str = ""
-    target: str = ""
-    features: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # of numbers
+    categorical: tuple[str, ...] = ()
+    categories: tuple[Listed, ...] = ()  # of each categorical column: declared, or selected privately
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Columns:
+        lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("targets", "features", "categorical")}
+        return cls(user=fields["user"], categories=tuple(map(tuple, fields["categories"])), **lists)
+
+    @property
+    def by_category(self) -> dict[str, Listed]:
+        return dict(zip(self.categorical, self.categories, strict=True))
 
 
 @dataclass(frozen=True)
@@ -93,8 +147,20 @@ class Model:
     heads: Heads | None = None
 
 
+@dataclass(frozen=True)
+class Undecided:
+    """Users whose features wait for lists of categories, which are private until they are selected.
+
+    `holders` has, by column, who holds which category, where no list was declared; `make` makes the users once all
+    lists are known, in the order of `Columns.categorical`.
+    """
+
+    holders: dict[str, KeyHolders]
+    make: Callable[[Columns], Users]
+
+
 def learn(
-    users: Users,
+    users: Users | Undecided,
     config: Config,
     *,
     folder: Path | None = None,
@@ -106,8 +172,9 @@ def learn(
     Calling it again on the same folder continues a run that was stopped: pages that stand are read, not asked again.
     Formal guarantee: the returned model without heads, and the folder, are (epsilon, delta)-DP as its ledger states.
     """
-    config.check(users.features)
     columns = columns or Columns()
+    if not isinstance(users, Undecided):
+        config.check(users.features)
     if folder is not None:
         _claim(folder, config, columns, users)
     ledger = Ledger(
@@ -118,22 +185,45 @@ def learn(
     try:
         billboard = Billboard(folder / "billboard" if folder else None)
         noise = secure_noise if config.seed is None else simulated_noise(config.seed)
-        run = Run(users, ledger, billboard, noise, on_page or (lambda page: None))
-        representation = _represent(run, config)
+        page_done = on_page or (lambda page: None)
+        if isinstance(users, Undecided):
+            columns = _select(users, columns, ledger, billboard, noise)
+            users = users.make(columns)
+            config.check(users.features)
+        representation = _represent(Run(users, ledger, billboard, noise, page_done), config)
     finally:
         ledger.close()
     return Model(config, representation, ledger.report(), ledger, billboard, columns)
 
 
+def _select(users: Undecided, columns: Columns, ledger: Ledger, billboard: Billboard, noise: NoiseSource) -> Columns:
+    """The columns with all their lists of categories, those that were not declared selected privately."""
+    budget, share = ledger.budget, KEYS_SHARE / max(len(users.holders), 1)
+    lists = dict(zip(columns.categorical, columns.categories, strict=True))
+    for number, (column, holders) in enumerate(users.holders.items(), start=1):
+        mu_squared, delta = share * budget.mu**2, share * budget.delta
+        lists[column] = select_page(f"keys-{number}", holders, mu_squared, delta, ledger, billboard, noise)
+        if not lists[column]:
+            raise InputError(
+                f"no value of column {column!r} is held by enough users to be named at this epsilon: declare the "
+                "list of its values if it is public. What was spent on finding out is spent."
+            )
+    return replace(columns, categories=tuple(lists[name] for name in columns.categorical))
+
+
 def _represent(run: Run, config: Config) -> Representation:
-    if config.method == "paper" and config.rank is not None:
-        return paper_fedrep(run, config.rank)
-    scale = None if config.scale is None else np.asarray(config.scale, dtype=np.float64)
-    return private_fedrep(run, config.rank, intercept=config.intercept, scale=scale)
+    method = METHODS[config.method]
+    if config.ratings:
+        return private_factorization(run, config.rank)
+    if config.configuration == "paper":
+        return method.paper(run, config.rank)
+    frame = declared_frame(config.scale, config.covariance, run.users.features)
+    start = None if config.start is None else INITIALISERS[config.start]
+    return method.default(run, config.rank, intercept=config.intercept, frame=frame, initialiser=start)
 
 
-PAGES = Settings().rounds + 3
-"""The most pages a fit asks for: what a progress bar counts to."""
+PAGES = Settings().rounds + 4
+"""About the most pages a fit asks for: what a progress bar counts to."""
 
 
 def save(model: Model, folder: Path, *, overwrite: bool = False) -> None:
@@ -184,16 +274,14 @@ def load(folder: Path) -> Model:
         data = json.loads(path.read_text())
         if data["format"] != FORMAT:
             raise InputError(f"{path} is not a model this version of privrep can read ({FORMAT}).")
-        fields = data["config"]
-        config = Config(**{**fields, "scale": None if fields["scale"] is None else tuple(fields["scale"])})
-        columns = Columns(**{**data["columns"], "features": tuple(data["columns"]["features"])})
+        config, columns = Config.from_json(data["config"]), Columns.from_json(data["columns"])
     with _damage_explained(folder, "billboard"):
         billboard = Billboard.read(folder / "billboard")
         if "representation" not in billboard:
             raise ValueError("there is no representation in it")
         page = billboard["representation"]
-        representation = Representation(page.arrays["basis"], page.arrays["scale"], page.facts["derived"]["error"])
-        d, k = representation.basis.shape
+        representation = read_representation(page.arrays, page.facts["derived"])
+        d, k = representation.matrix.shape
     with _damage_explained(folder, "model.json"):
         config.check(d)
     with _damage_explained(folder, "ledger.jsonl"):
@@ -231,15 +319,16 @@ def write_heads(heads: Heads, folder: Path) -> None:
     private = folder / "private"
     private.mkdir(mode=0o700, exist_ok=True)
     own = [None if p < 0 else heads.own[p] for p in heads.own_position]
+    ids = ids_to_arrow(heads.ids)
     table = pa.table(
         {
-            "user": ids_to_arrow(heads.ids),
+            "user": ids.take(pa.array(np.repeat(np.arange(len(ids)), heads.targets))),
             "kind": pa.array(heads.kind),
             "intercept": pa.array(heads.intercept),
             "shared": pa.FixedSizeListArray.from_arrays(pa.array(heads.shared.ravel()), heads.shared.shape[1]),
             "own": pa.array(own, type=pa.list_(pa.float64())),
         },
-        metadata={"features": str(heads.own.shape[1])},
+        metadata={"features": str(heads.own.shape[1]), "targets": str(heads.targets)},
     )
     temporary = private / "heads.parquet.tmp"
     os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
@@ -249,17 +338,18 @@ def write_heads(heads: Heads, folder: Path) -> None:
 
 def read_heads(folder: Path) -> Heads:
     table = pq.read_table(folder / "private" / "heads.parquet")
-    d = int(table.schema.metadata[b"features"])
+    d, q = int(table.schema.metadata[b"features"]), int(table.schema.metadata[b"targets"])
     own = table["own"].combine_chunks()
     has_own = np.asarray(own.is_valid())
     shared = table["shared"].combine_chunks()
     return Heads(
-        table["user"].to_numpy(zero_copy_only=False),
+        table["user"].to_numpy(zero_copy_only=False)[::q],
         table["kind"].to_numpy(),
         table["intercept"].to_numpy(),
         np.asarray(shared.flatten()).reshape(len(table), -1),
         np.where(has_own, np.cumsum(has_own) - 1, -1),
         np.asarray(own.flatten(), dtype=np.float64).reshape(-1, d),
+        q,
     )
 
 
@@ -278,15 +368,17 @@ def _describe(config: Config, columns: Columns) -> dict[str, Any]:
     return described
 
 
-def _claim(folder: Path, config: Config, columns: Columns, users: Users) -> None:
+def _claim(folder: Path, config: Config, columns: Columns, users: Users | Undecided) -> None:
     """Make the folder of a run, or check that the one that stands is of this very run."""
     if (folder / "model.json").is_file():
         raise InputError(
             f"{folder} holds a finished model: load it, or choose another folder and spend another budget."
         )
-    wanted = {**_describe(config, columns), "feature_count": users.features}
-    if config.relation == "replace-one-user":
-        wanted["user_count"] = users.count  # a public fact under this relation only
+    wanted = _describe(config, columns)
+    if not isinstance(users, Undecided):
+        wanted["feature_count"] = users.features
+        if config.relation == "replace-one-user":
+            wanted["user_count"] = users.count  # a public fact under this relation only
     path = folder / "run.json"
     if path.is_file():
         if json.loads(path.read_text()) != wanted:

@@ -46,12 +46,18 @@ def default_releases(budget: Budget, settings: Settings | None = None) -> list[P
     """The releases of a fit that uses all its rounds. One that converges earlier spends the rest at once."""
     s = settings or Settings()
     weights = [s.growth**t for t in range(s.rounds)]
-    for_rounds = 1 - s.scales_share - s.moments_share - s.scout_share - s.sizes_share
-    each = s.sizes_share / s.rounds
-    shares = {"scales/sizes": s.scales_share, "moments/moments": s.moments_share, "scout/sizes": s.scout_share}
+    for_rounds = 1 - s.scales_share - s.covariance_share - s.start_share
+    each = s.sizes_share * for_rounds / s.rounds
+    shares = {
+        "scales/sizes": s.scales_share,
+        "covariance/covariance": s.covariance_share,
+        "moments/moments": s.start_share,
+        "round-scout/sizes": s.scout_share * for_rounds,
+    }
     for t, weight in enumerate(weights, start=1):
         last = t == s.rounds
-        shares[f"round-{t}/step"] = for_rounds * weight / sum(weights) + (each if last else 0.0)
+        step = (1 - s.scout_share - s.sizes_share) * for_rounds * weight / sum(weights)
+        shares[f"round-{t}/step"] = step + (each if last else 0.0)
         if not last:
             shares[f"round-{t}/sizes"] = each
     total = budget.mu**2
@@ -99,7 +105,7 @@ def predicted_error(users: float, problem: Problem, budget: Budget) -> float:
     n, d, k, factor = users, p.features, p.rank, _sensitivity_factor(budget.relation)
     rows = p.rows - p.intercept  # an intercept takes one degree of freedom of each user
     spare = max(rows - k, 1)
-    e = _start(n, p, rows, factor, s.moments_share * budget.mu**2)
+    e = _start(n, p, rows, factor, s.start_share * budget.mu**2)
     releases = {release.name: release.noise_multiplier for release in default_releases(budget, s)}
     if n < 6 * max(factor, math.sqrt(2.0)) * releases["round-1/sizes"]:
         return 1.0

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from privrep.algorithms.frames import octave_quantile
 from privrep.algorithms.paper import head_and_gradient, public_count
-from privrep.algorithms.private_fedrep import Representation
-from privrep.algorithms.scales import octave_quantile
+from privrep.algorithms.representation import Representation
 from privrep.data.user_table import UserTable
 from privrep.engines.base import Users
 from privrep.heads import own_candidate
+from privrep.local.frame import Frame
 from privrep.local.least_squares import Floats, centred, least_squares_heads
 from privrep.local.steps import CELLS, PairMoments, octaves
 from privrep.privacy.bounds import Array, Bound, Contributions
@@ -55,7 +56,7 @@ def fedrep(
         U, _ = np.linalg.qr(U - step / (2 * max(largest, 1e-300)) * gradient)
         if subspace_distance(before, U) < 1e-7:
             break
-    return Representation(U, 1 / inverse_scale, 0.0)
+    return Representation(U, Frame(1 / inverse_scale), 0.0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class FullGradient:
 def _spectral(users: Users, rank: int, inverse_scale: Array, intercept: bool) -> Array:
     """Algorithm 2 without clipping and noise. NOT PRIVATE."""
     bound = {"moments": Bound(UNBOUNDED, packed_size(users.features))}
-    total = users.bounded_sums(PairMoments(inverse_scale, intercept), bound)["moments"].total
+    total = users.bounded_sums(PairMoments(Frame(1 / inverse_scale), intercept), bound)["moments"].total
     return np.linalg.eigh(unpack(total))[1][:, ::-1][:, :rank]
 
 
@@ -105,7 +106,7 @@ def altmin(table: UserTable, rank: int, *, intercept: bool = True, rounds: int =
             before, (U, _) = U, np.linalg.qr(solution.reshape(rank, d).T)
             if subspace_distance(before, U) < 1e-7:
                 break
-    return Representation(U, np.ones(d), 0.0)
+    return Representation(U, Frame.plain(d), 0.0)
 
 
 def _add_normal_equations(normal: Array, right: Array, U: Array, X: Floats, y: Floats, intercept: bool) -> None:

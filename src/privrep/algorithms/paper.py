@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.algorithms.private_fedrep import Representation
+from privrep.algorithms.representation import Estimate, Representation, publish
 from privrep.errors import InputError
+from privrep.local.frame import Frame
 from privrep.local.least_squares import Floats, least_squares_heads
 from privrep.local.steps import PairMoments
 from privrep.privacy.bounds import Array, Bound, Contributions
@@ -61,9 +62,7 @@ def paper_fedrep(
         U, R = np.linalg.qr(U - step / n * gradient.value.reshape(d, rank))
         noise = (step / n * gradient.sigma) ** 2 * (d - rank) * float((np.linalg.inv(R) ** 2).sum())
         error = min(noise, float(rank))  # what the noise of this round alone leaves
-    scale = np.ones(d)
-    run.derive("representation", {"basis": U, "scale": scale}, error=error)
-    return Representation(U, scale, error)
+    return publish(run, Estimate(U, np.eye(rank) * error / rank), Frame.plain(d))
 
 
 def public_count(run: Run) -> int:
@@ -79,7 +78,7 @@ class FirstHalfPairs:
 
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         half = X.shape[1] // 2
-        return PairMoments(np.ones(X.shape[2]), intercept=False)(X[:, :half], y[:, :half])
+        return PairMoments(Frame.plain(X.shape[2]), intercept=False)(X[:, :half], y[:, :half])
 
 
 @dataclass(frozen=True)

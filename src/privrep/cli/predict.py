@@ -26,7 +26,7 @@ from privrep.cli.shared import (
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.algorithms.private_fedrep import Representation
+    from privrep.algorithms.representation import Representation
     from privrep.data.readers import TableSource
     from privrep.heads import Heads
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
-import pyarrow.parquet as pq
+from scipy import sparse
 
+from privrep.data import categories as one_hot
+from privrep.data.files import SUFFIXES as SUFFIXES
+from privrep.data.files import file_format, file_schema, open_csv, open_parquet, require, unreadable, user_type
 from privrep.data.user_table import Floats, UserTable
 from privrep.errors import InputError
 
-SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".csv.gz": "csv",
-}
 BATCH_BYTES = 16 << 20  # of one batch of rows
 MAX_BATCH_ROWS = 1 << 16
-_READ_BUFFER = 1 << 16  # per column; a memory map is as fast, but all it has touched counts as this process's memory
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
@@ -39,71 +33,80 @@ class TableSource:
     `features=None` takes every column other than user and target; of a Parquet file, whose types are declared, every
     numeric one (integers, floats, booleans). The features and their types are public, so they are read off the header
     of a CSV file and the schema of a Parquet file, never off values: in a CSV file every target and feature is
-    float64, and a value that is no number is an error. `target=None` is for rows whose target is to be predicted.
-    Only the columns named here are ever read. `user_as_text` reads the ids of a CSV file as text even where they look
-    like integers, which keeps leading zeros.
+    float64, and a value that is no number is an error. `target` is a column or several of them; None is for rows whose
+    target is to be predicted. Only the columns named here are ever read. `user_as_text` reads the ids of a CSV file as
+    text even where they look like integers, which keeps leading zeros.
+
+    `categories` are columns of text or integers to be one-hot encoded, each with the public list of its categories.
+    They come after the numeric features, a column `name=value` for each category in the order of the list; a row whose
+    value is missing or not in the list has zeros there. The list is never read off the file: which values occur is
+    private. A column of a CSV file is read as text where its list is of text and as integers where it is of integers.
     """
 
     path: str | os.PathLike[str]
     user: str
-    target: str | None
+    target: str | Sequence[str] | None
     features: Sequence[str] | None = None
     user_as_text: bool = False
-    feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    schema: Any = field(init=False, repr=False, compare=False)  # of `batches`: user, target if any, features
+    categories: Mapping[str, Sequence[str] | Sequence[int]] | None = field(default=None, hash=False)
+    numeric_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # numeric, then one-hot columns
+    schema: Any = field(init=False, repr=False, compare=False)  # of `batches`, with the columns of `columns`
+    read_types: dict[str, Any] = field(init=False, repr=False, compare=False)  # of `columns` before they are encoded
     header: tuple[str, ...] = field(init=False, repr=False, compare=False)  # all columns of the file
+    dtype: np.dtype[Any] = field(init=False, repr=False, compare=False)
+    """float32 where all targets and numeric features are float32, else float64."""
 
     def __post_init__(self) -> None:
         self._check_options()
-        kind = self.format
-        file = Path(self.path)
-        if not file.exists():
-            raise InputError(f"there is no file {self.path}; check the path.")
-        if not file.is_file():
-            raise InputError(f"{self.path} is not a file; give the path of one Parquet or CSV file.")
-        found = self._csv_schema() if kind == "csv" else self._parquet_schema()
+        found = file_schema(self.path, self.user, BATCH_BYTES // 4)
         self._set("header", tuple(found.names))
-        repeated = [name for name, times in Counter(self.header).items() if times > 1]
-        if repeated:
-            raise InputError(f"column {repeated[0]!r} is in {self.path} more than once; rename one of the two.")
-        for option, name in (("user", self.user), ("target", self.target)):
-            if name is not None:
-                self._require(name, option)
-        for name in self.features or ():
-            self._require(name, "features")
-        self._set("feature_names", tuple(self.features) if self.features is not None else self._numeric(found))
-        if not self.feature_names:
-            raise InputError(
-                f"{self.path} has no numeric column besides user {self.user!r}"
-                + (f" and target {self.target!r}" if self.target else "")
-                + "; add feature columns or turn existing ones into numbers."
-            )
-        fields = [pa.field(name, self._type(name, found.field(name).type)) for name in self.columns]
+        named = [("user", self.user), *(("target", name) for name in self.targets)]
+        named += [("features", name) for name in self.features or ()] + [("categories", name) for name in self._lists]
+        for option, name in named:
+            require(name, option, self.path, self.header)
+        self._set("numeric_names", self.features if self.features is not None else self._numeric(found))
+        self._set("feature_names", (*self.numeric_names, *one_hot.names(self._lists)))
+        self._check_feature_names()
+        self._set("read_types", {name: self._type(name, found.field(name).type) for name in self.columns})
+        fields = [(name, pa.int32() if name in self._lists else kind) for name, kind in self.read_types.items()]
         self._set("schema", pa.schema(fields))
-        if kind == "csv":
+        kinds = [self.read_types[name] for name in (*self.targets, *self.numeric_names)]
+        single = bool(kinds) and all(kind == pa.float32() for kind in kinds)
+        self._set("dtype", np.dtype(np.float32 if single else np.float64))
+        if self.format == "csv":
             next(self._read_csv())  # what is wrong in the first rows is reported now
 
     @property
     def format(self) -> Literal["parquet", "csv"]:
-        name = Path(self.path).name.lower()
-        for suffix, kind in SUFFIXES.items():
-            if name.endswith(suffix):
-                return kind
-        raise InputError(f"{self.path} does not end in {', '.join(SUFFIXES)}; convert the file to one of these.")
+        return file_format(self.path)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        if self.target is None:
+            return ()
+        single = isinstance(self.target, str) or not hasattr(self.target, "__iter__")
+        return (self.target,) if single else tuple(self.target)  # type: ignore[return-value]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read: user, target if there is one, features."""
-        return (self.user, *([self.target] if self.target is not None else []), *self.feature_names)
+        """The columns that are read: user, targets, numeric features, columns of categories."""
+        return (self.user, *self.targets, *self.numeric_names, *self._lists)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """float32 where the target and all features are float32, else float64."""
-        single = all(column.type == pa.float32() for column in list(self.schema)[1:])
-        return np.dtype(np.float32 if single else np.float64)
+    def is_sparse(self) -> bool:
+        """Whether rows are made sparse: where there are categories."""
+        return bool(self._lists)
+
+    @property
+    def _lists(self) -> Mapping[str, one_hot.Listed]:
+        return self.categories or {}  # type: ignore[return-value]
 
     def batches(self) -> Iterator[Any]:
-        """Arrow record batches with the columns of `schema`, of some 16 MB; at no time more than a few of them."""
+        """Arrow record batches with the columns of `schema`, of some 16 MB; at no time more than a few of them.
+
+        A column of categories comes as codes, the positions of its values in the list, -1 for those not in it.
+        """
         try:
             yield from self._read_csv() if self.format == "csv" else self._read_parquet()
         except (pa.ArrowException, OSError) as error:
@@ -116,63 +119,48 @@ class TableSource:
             raise InputError(f"features must be a list of column names; write [{self.features!r}].")
         if self.features is not None:
             self._set("features", tuple(self.features))
-        if self.user == self.target:
+        targets = self.targets
+        if self.target is not None:
+            if not targets:
+                raise InputError("target names no column; name one or more.")
+            self._set("target", targets[0] if len(targets) == 1 else targets)
+        if self.categories is not None:
+            self._set("categories", one_hot.checked_lists(self.categories) or None)
+        if self.user in targets:
             raise InputError(f"user and target are both column {self.user!r}; name two different columns.")
-        if self.features is None:
-            return
-        for name, times in Counter(self.features).items():
-            if times > 1:
-                raise InputError(f"features names column {name!r} more than once; name it once.")
-            if name in (self.user, self.target):
-                role = "user" if name == self.user else "target"
-                raise InputError(f"features contains {name!r}, which is the {role} column; take it out of features.")
+        article = "a" if len(targets) > 1 else "the"
+        taken = {self.user: "the user column"}
+        for option, names, role in (
+            ("target", targets, f"{article} target column"),
+            ("categories", tuple(self._lists), "a column of categories"),
+            ("features", self.features or (), ""),
+        ):
+            for name, times in Counter(names).items():
+                if times > 1:
+                    raise InputError(f"{option} names column {name!r} more than once; name it once.")
+                if name in taken:
+                    raise InputError(f"{option} contains {name!r}, which is {taken[name]}; take it out of {option}.")
+            taken |= dict.fromkeys(names, role)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen; this is its construction
 
-    def _parquet_schema(self) -> Any:
-        try:
-            with self._open_parquet() as file:
-                schema, rows = file.schema_arrow, file.metadata.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise self._unreadable(error) from error
-        if rows == 0:
-            raise self._no_rows()
-        return schema
-
-    def _csv_schema(self) -> Any:
-        """Names of the header. Of the types that Arrow infers from the first block only that of the users counts."""
-        try:
-            with self._open_csv(csv.ConvertOptions()) as reader:
-                schema = pa.schema(
-                    [f if f.name == self.user else pa.field(f.name, pa.float64()) for f in reader.schema]
-                )
-                self._set("header", tuple(schema.names))
-                first = next(iter(reader), None)
-        except (pa.ArrowException, OSError) as error:
-            if "Empty CSV file" in str(error):
-                raise self._no_rows() from error
-            raise self._unreadable(error) from error
-        if first is None or first.num_rows == 0:
-            raise self._no_rows()
-        return schema
-
-    def _no_rows(self) -> InputError:
-        return InputError(f"{self.path} has no rows; give a file with at least one.")
-
-    def _require(self, name: str, option: str) -> None:
-        if name in self.header:
-            return
-        folded = {known.casefold(): known for known in self.header}
-        close = difflib.get_close_matches(str(name).casefold(), folded, n=1)
-        listed = ", ".join(repr(known) for known in self.header[:10]) + (", ..." if len(self.header) > 10 else "")
-        advice = f"did you mean {folded[close[0]]!r}?" if close else f"choose from its columns {listed}."
-        raise InputError(f"{option}: there is no column {name!r} in {self.path}; {advice}")
+    def _check_feature_names(self) -> None:
+        name, times = Counter(self.feature_names).most_common(1)[0] if self.feature_names else ("", 0)
+        if times == 0:
+            several = "targets" if len(self.targets) > 1 else "target"
+            raise InputError(
+                f"{self.path} has no numeric column besides user {self.user!r}"
+                + (f" and {several} {', '.join(map(repr, self.targets))}" if self.targets else "")
+                + "; add feature columns or turn existing ones into numbers."
+            )
+        if times > 1:
+            raise InputError(f"the feature name {name!r} stands for two columns; rename a column of {self.path}.")
 
     def _numeric(self, found: Any) -> tuple[str, ...]:
         names = []
         for column in found:
-            if column.name in (self.user, self.target):
+            if column.name in (self.user, *self.targets, *self._lists):
                 continue
             if self.format == "parquet" and _PANDAS_INDEX.fullmatch(column.name):
                 continue
@@ -185,27 +173,19 @@ class TableSource:
         return tuple(names)
 
     def _type(self, name: str, found: Any) -> Any:
-        """The type in which `batches` gives a column that was found as another; an error if it cannot be used."""
+        """The type in which a column is read that was found as another; an error if it cannot be used."""
         if name == self.user:
-            return self._user_type(found)
+            return user_type(name, found, self.format, self.user_as_text)
+        if name in self._lists:
+            listed = self._lists[name]
+            return one_hot.csv_type(listed) if self.format == "csv" else one_hot.read_type(name, listed, found)
         if not _is_number(found):
-            role = "target" if name == self.target else "feature"
+            role = "target" if name in self.targets else "feature"
             raise InputError(
                 f"the {role} column {name!r} holds values of type {found}, not numbers; "
                 + ("turn it into numbers." if role == "target" else "turn it into numbers or leave it out.")
             )
         return found
-
-    def _user_type(self, found: Any) -> Any:
-        if self.format == "csv":
-            return pa.int64() if pa.types.is_integer(found) and not self.user_as_text else pa.large_string()
-        if pa.types.is_dictionary(found):
-            found = found.value_type
-        if pa.types.is_integer(found) or pa.types.is_floating(found):
-            return found
-        if pa.types.is_string(found) or pa.types.is_large_string(found) or str(found) == "string_view":
-            return pa.large_string()
-        raise InputError(f"the user column {self.user!r} holds values of type {found}; make them integers or text.")
 
     # Its rows
 
@@ -214,26 +194,15 @@ class TableSource:
         width = sum(column.type.bit_width / 8 if _is_number(column.type) else 16 for column in self.schema)
         return int(np.clip(BATCH_BYTES // width, 256, MAX_BATCH_ROWS))
 
-    def _open_parquet(self) -> Any:
-        return pq.ParquetFile(self.path, buffer_size=_READ_BUFFER, pre_buffer=False)
-
     def _read_parquet(self) -> Iterator[Any]:
-        with self._open_parquet() as file:
+        with open_parquet(self.path) as file:
             for batch in file.iter_batches(self._batch_rows, columns=list(self.columns)):
                 yield self._conform(batch)
 
-    def _open_csv(self, convert: Any) -> Any:
-        packed = Path(self.path).name.lower().endswith(".gz")
-        stream = pa.input_stream(os.fspath(self.path), compression="gzip" if packed else None)
-        # without threads, errors come with the number of their row
-        read = csv.ReadOptions(use_threads=False, block_size=BATCH_BYTES // 4)
-        return csv.open_csv(stream, read, None, convert)
-
     def _read_csv(self) -> Iterator[Any]:
-        types = {column.name: column.type for column in self.schema}
-        convert = csv.ConvertOptions(column_types=types, include_columns=list(types))
+        convert = csv.ConvertOptions(column_types=self.read_types, include_columns=list(self.columns))
         try:
-            with self._open_csv(convert) as reader:
+            with open_csv(self.path, convert, BATCH_BYTES // 4) as reader:
                 for batch in reader:
                     if batch.num_rows:
                         yield self._conform(batch)
@@ -242,38 +211,20 @@ class TableSource:
 
     def _conform(self, batch: Any) -> Any:
         """The columns of `schema`, in its order and types."""
-        columns = []
+        columns, lists = [], self._lists
         for wanted in self.schema:
             column = batch.column(wanted.name)
+            if wanted.name in lists:
+                column = one_hot.codes(column, lists[wanted.name])
             columns.append(column if column.type == wanted.type else column.cast(wanted.type))
         return pa.record_batch(columns, schema=self.schema)
 
     def _unreadable(self, error: Exception) -> InputError:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if found := re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+)", text):
-            name, row, wanted = self.header[int(found[1])], int(found[2]) - 1, found[3]
-            if name == self.user and wanted.startswith("int"):
-                return InputError(
-                    f"the user column {name!r} starts with integers and has other text in row {row} of {self.path}; "
-                    "correct that row or set user_as_text."
-                )
-            if name == self.user:
-                return InputError(f"column {name!r} of {self.path} is not UTF-8 text in row {row}; save it as UTF-8.")
-            advice = self.or_name_features(name)
-            return InputError(
-                f"column {name!r} of {self.path} is not a number in row {row}; correct that value{advice}."
-            )
-        if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text):
-            return InputError(
-                f"row {int(found[1]) - 1} of {self.path} has {found[3]} values under a header of {found[2]}; "
-                "correct that line."
-            )
-        kind = "Parquet" if self.format == "parquet" else "CSV"
-        return InputError(f"{self.path} cannot be read as {kind} ({text}); check the file or write it again.")
+        return unreadable(self.path, error, self.header, self.user, self.or_name_features)
 
     def or_name_features(self, name: str) -> str:
         """More advice about a column with a bad value, where nobody asked for that column by name."""
-        if self.features is not None or name in (self.user, self.target):
+        if self.features is not None or name in (self.user, *self.targets, *self._lists):
             return ""
         return ", or name the feature columns with --features to leave it out"
 
@@ -281,11 +232,12 @@ class TableSource:
 def checked_batches(source: TableSource) -> Iterator[Any]:
     """The batches of a file, every value in them looked at: no user missing, every number a finite one."""
     rows = 0
+    missing = {source.user: "no user"} | dict.fromkeys(source.targets, "no finite target")
     for batch in source.batches():
         for name, column in zip(source.columns, batch.columns, strict=True):
             bad = _first_bad(column)
             if bad is not None:
-                what = {source.user: "no user", source.target: "no finite target"}.get(name, "no finite number")
+                what = missing.get(name, "no finite number")
                 raise InputError(
                     f"column {name!r} of {source.path} has {what} in row {rows + bad + 1}; fill the value in or "
                     f"leave the row out{source.or_name_features(name)}."
@@ -297,15 +249,15 @@ def checked_batches(source: TableSource) -> Iterator[Any]:
 def read_table(source: TableSource) -> UserTable:
     """All rows of a file that fits in memory. Without a target, y is NaN.
 
-    float32 stays float32 where the target and all features are; otherwise everything becomes float64.
+    float32 stays float32 where all targets and numeric features are; otherwise everything becomes float64.
     """
-    X, y, users = [], [], []
+    parts, users = [], []
     for batch in checked_batches(source):
-        values = [column_values(column) for column in batch.columns[1:]]
         users.append(batch.column(0))
-        y.append(values.pop(0) if source.target is not None else np.full(batch.num_rows, np.nan))
-        X.append(fill_rows(np.empty((batch.num_rows, len(values)), source.dtype), values))
-    rows, targets = np.concatenate(X), np.concatenate(y).astype(source.dtype, copy=False)
+        parts.append(assembled(source, [[column_values(column) for column in batch.columns[1:]]], batch.num_rows))
+    X = [part for part, _ in parts]
+    rows = sparse.csr_array(sparse.vstack(X, format="csr")) if source.is_sparse else np.concatenate(X)
+    targets = np.concatenate([part for _, part in parts])
     ids = pa.chunked_array(users)
     if not pa.types.is_large_string(ids.type):
         return UserTable.from_rows(rows, targets, ids.to_numpy())
@@ -316,6 +268,49 @@ def read_table(source: TableSource) -> UserTable:
     rank[order] = np.arange(len(order), dtype=order.dtype)
     table = UserTable.from_rows(rows, targets, rank[encoded.indices.to_numpy()])
     return replace(table, ids=user_ids(names.take(pa.array(order))))
+
+
+def assembled(source: TableSource, pieces: Iterable[Sequence[Floats]], rows: int) -> tuple[Any, Floats]:
+    """X and y of so many rows in pieces, each with the columns of the source's batches but the user."""
+    q, p = len(source.targets), len(source.numeric_names)
+    y = np.empty((rows, q), source.dtype)
+    X = np.empty((rows, p), source.dtype)
+    codes = np.empty((rows, len(source.columns) - 1 - q - p), np.int32)
+    start = 0
+    for piece in pieces:
+        stop = start + len(piece[0])
+        fill_rows(y[start:stop], piece[:q])
+        fill_rows(X[start:stop], piece[q : q + p])
+        fill_rows(codes[start:stop], piece[q + p :])
+        start = stop
+    sizes = [len(listed) for listed in (source.categories or {}).values()]
+    targets = y if q > 1 else y.ravel() if q else np.full(rows, np.nan, source.dtype)
+    return (one_hot.one_hot(X, codes, sizes) if source.is_sparse else X), targets
+
+
+def read_columns(path: str | os.PathLike[str], names: Sequence[str], user_as_text: bool = False) -> Any:
+    """Just these columns of a file, the first of them the users, as an Arrow table; no value in them is looked at.
+
+    It is for finding out which categories occur, which is private: only what a private selection makes of it may be
+    shown or used. Ids come as `TableSource` reads them. Other columns come as text from a CSV file, and from a Parquet
+    file in the type they have there, out of their dictionaries.
+    """
+    user, kind = names[0], file_format(path)
+    found = file_schema(path, user, BATCH_BYTES // 4)
+    for name in names:
+        require(name, "user" if name == user else "categories", path, found.names)
+    types = {name: pa.large_string() if kind == "csv" else found.field(name).type for name in names}
+    types = {name: each.value_type if pa.types.is_dictionary(each) else each for name, each in types.items()}
+    types[user] = user_type(user, found.field(user).type, kind, user_as_text)
+    try:
+        if kind == "csv":
+            convert = csv.ConvertOptions(column_types=types, include_columns=list(types))
+            with open_csv(path, convert, BATCH_BYTES // 4) as reader:
+                return reader.read_all()
+        with open_parquet(path) as file:
+            return file.read(columns=list(types)).select(list(types)).cast(pa.schema(list(types.items())))
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error, found.names, user) from error
 
 
 def column_values(column: Any) -> Floats:

@@ -183,7 +183,9 @@ def regroup(rows: Rows, source: TableSource, folder: Path, limit: int) -> tuple[
 
 
 def _at(source: TableSource, path: Path) -> TableSource:
-    return TableSource(path, source.user, source.target, source.feature_names)
+    """The same columns in another file, where categories are codes already: positions in lists of so many."""
+    coded = {name: range(len(listed)) for name, listed in (source.categories or {}).items()}
+    return TableSource(path, source.user, source.target, source.numeric_names, categories=coded)
 
 
 def _write_sorted(rows: Rows, writer: _Writer, schema: Any, prefix: Path, limit: int) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from privrep.data.groups import Group
+from privrep.data.sparse_rows import SparseRows
 from privrep.data.user_table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import (
@@ -28,13 +30,15 @@ from privrep.privacy.bounds import (
 class LocalStep(Protocol):
     """What users compute on their own rows, given public values: a frozen dataclass of public arrays and numbers.
 
-    Called with a group of users of equal size, X of shape (users, rows, features) and y of shape (users, rows);
-    returns their contributions to each statistic. A step that makes one vector per user says how long it is in an
-    attribute `vector_size`, and is called with fewer users where those are long. A user's contribution must be a
-    function of that user's rows alone, to the last bit: see `local.least_squares`.
+    Called with a group of users of equal size, X of shape (users, rows, features) and y of shape (users, rows), or
+    (users, rows, targets) where there are several; returns their contributions to each statistic. A step that makes
+    one vector per user says how long it is in an attribute `vector_size`, and is called with fewer users where those
+    are long. A step whose attribute `sparse` is true gets `SparseRows` where the users' rows are sparse, all of a
+    block at a time, and must make nothing dense of them; any other step gets dense rows, of few users at a time.
+    A user's contribution must be a function of that user's rows alone, to the last bit: see `local.least_squares`.
     """
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any]) -> Mapping[str, Contributions]: ...
+    def __call__(self, X: Any, y: NDArray[Any]) -> Mapping[str, Contributions]: ...
 
 
 class Users(Protocol):
@@ -50,8 +54,20 @@ class Users(Protocol):
         """How many features a row has: a public fact of the schema."""
         ...
 
-    def bounded_sums(self, step: LocalStep, bounds: Mapping[str, Bound]) -> dict[str, BoundedSum]:
-        """One pass over all users: every statistic the step computes, clipped per user and summed."""
+    @property
+    def targets(self) -> int:
+        """How many targets a row has: a public fact of the schema."""
+        ...
+
+    @property
+    def sparse(self) -> bool:
+        """Whether steps that take them get `SparseRows`: a public fact of how the rows are held."""
+        ...
+
+    def bounded_sums(
+        self, step: LocalStep, bounds: Mapping[str, Bound], group: Group | None = None
+    ) -> dict[str, BoundedSum]:
+        """One pass over all users, or those of a group: every statistic the step computes, clipped and summed."""
         ...
 
 
@@ -60,15 +76,19 @@ def default_workers() -> int:
 
 
 def sum_blocks(
-    blocks: Iterable[UserTable], step: LocalStep, bounds: Mapping[str, Bound], workers: int
+    blocks: Iterable[UserTable],
+    step: LocalStep,
+    bounds: Mapping[str, Bound],
+    workers: int,
+    group: Group | None = None,
 ) -> dict[str, BoundedSum]:
-    """Clip and add up the contributions of all users of all blocks, on several cores, in a fixed order.
+    """Clip and add up the contributions of all users of all blocks, or of those in the group, on several cores.
 
     The result does not depend on the number of workers: blocks are added in the order they come.
     """
     totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     users = parts = 0
-    for count, sums in map_blocks(lambda block: _sum_block(block, step, bounds), blocks, workers):
+    for count, sums in map_blocks(lambda block: _sum_block(block, step, bounds, group), blocks, workers):
         users += count
         parts += 1
         for key, total in sums.items():
@@ -107,30 +127,57 @@ def _keep_freed_memory() -> None:
     np.empty(31 << 20, np.uint8)
 
 
-def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound]) -> _BlockSums:
+def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound], group: Group | None) -> _BlockSums:
     sums = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+    chosen = np.ones(block.n_users, dtype=bool) if group is None else group.members(block.ids)
     with np.errstate(all="ignore"):  # a user's overflow is that user's zero contribution, not a warning that names it
-        for X, y in _portions(block, getattr(step, "vector_size", 0)):
+        for X, y in _portions(block, chosen, getattr(step, "vector_size", 0), getattr(step, "sparse", False)):
             contributions = step(*finite_rows(X, y))
             for key, bound in bounds.items():
                 sums[key] += clipped_sum(contributions[key], bound)
-    return block.n_users, sums
+    return int(chosen.sum()), sums
 
 
-def _portions(block: UserTable, vector_size: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Groups of users of equal size, cut so that their vectors of this size take 32 MB at most."""
-    for X, y in block.by_size():
-        users = max((1 << 22) // max(vector_size, 1), 1)
+def _portions(
+    block: UserTable, chosen: NDArray[np.bool_], vector_size: int, takes_sparse: bool
+) -> Iterator[tuple[Any, NDArray[Any]]]:
+    """Groups of chosen users of equal size, cut so that their vectors of this size take 32 MB at most.
+
+    Sparse rows are made dense for a step that does not take them, and then take 32 MB at most, too, unless those of
+    one user are more. For a step that takes them they are not cut.
+    """
+    for positions, size in block.positions_by_size(chosen):
+        X, y = block.group(positions, size)
+        whole = block.is_sparse and takes_sparse
+        longest = max(vector_size, size * block.n_features if block.is_sparse else 1, 1)
+        users = len(X) if whole else max((1 << 22) // longest, 1)
         for start in range(0, len(X), users):
-            yield X[start : start + users], y[start : start + users]
+            part = X[start : start + users]
+            yield part.dense() if block.is_sparse and not whole else part, y[start : start + users]
 
 
-def finite_rows(X: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def finite_rows(X: Any, y: NDArray[Any]) -> tuple[Any, NDArray[Any]]:
     """Rows in one layout of memory, so that rounding depends on the numbers alone; users with a number that is not
     finite become users whose rows are all zero."""
+    if isinstance(X, SparseRows):
+        return _finite_sparse_rows(X, y)
     X, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
     with np.errstate(all="ignore"):
         if np.isfinite(X.sum()) and np.isfinite(y.sum()):
             return X, y
-    bad = ~(np.isfinite(X).all(axis=(1, 2)) & np.isfinite(y).all(axis=1))
-    return np.where(bad[:, None, None], 0, X), np.where(bad[:, None], 0, y)
+    bad = ~(np.isfinite(X).all(axis=(1, 2)) & _finite_targets(y))
+    return np.where(bad[:, None, None], 0, X), _zeroed(y, bad)
+
+
+def _finite_sparse_rows(X: SparseRows, y: NDArray[Any]) -> tuple[SparseRows, NDArray[Any]]:
+    y = np.ascontiguousarray(y)
+    bad = ~(X.finite() & _finite_targets(y))
+    return (X.without(bad), _zeroed(y, bad)) if bad.any() else (X, y)
+
+
+def _finite_targets(y: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(y).all(axis=tuple(range(1, y.ndim))))
+
+
+def _zeroed(y: NDArray[Any], bad: NDArray[np.bool_]) -> NDArray[Any]:
+    return np.where(bad.reshape(-1, *[1] * (y.ndim - 1)), 0, y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from privrep.data.groups import Group
 from privrep.data.user_table import UserTable
 from privrep.engines.base import LocalStep, default_workers, sum_blocks
 from privrep.privacy.bounds import Bound, BoundedSum
@@ -25,5 +26,15 @@ class InMemoryUsers:
     def features(self) -> int:
         return self.table.n_features
 
-    def bounded_sums(self, step: LocalStep, bounds: Mapping[str, Bound]) -> dict[str, BoundedSum]:
-        return sum_blocks(self.table.blocks(), step, bounds, self.workers)
+    @property
+    def targets(self) -> int:
+        return self.table.n_targets
+
+    @property
+    def sparse(self) -> bool:
+        return self.table.is_sparse
+
+    def bounded_sums(
+        self, step: LocalStep, bounds: Mapping[str, Bound], group: Group | None = None
+    ) -> dict[str, BoundedSum]:
+        return sum_blocks(self.table.blocks(), step, bounds, self.workers, group)

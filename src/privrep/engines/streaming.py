@@ -24,7 +24,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from privrep.data.readers import TableSource, checked_batches, column_values, fill_rows, user_ids
+from privrep.data.groups import Group
+from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
 from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
 from privrep.data.user_table import Floats, UserTable, block_rows
 from privrep.engines.base import LocalStep, default_workers, sum_blocks
@@ -85,17 +86,27 @@ class StreamingUsers:
     def features(self) -> int:
         return len(self.source.feature_names)
 
-    def bounded_sums(self, step: LocalStep, bounds: Mapping[str, Bound]) -> dict[str, BoundedSum]:
+    @property
+    def targets(self) -> int:
+        return len(self.source.targets)
+
+    @property
+    def sparse(self) -> bool:
+        return self.source.is_sparse
+
+    def bounded_sums(
+        self, step: LocalStep, bounds: Mapping[str, Bound], group: Group | None = None
+    ) -> dict[str, BoundedSum]:
         if self.source.target is None:
             raise InputError(f"{self.origin.path} was opened without a target; name the target column.")
-        return sum_blocks(self.blocks(), step, bounds, self.workers)
+        return sum_blocks(self.blocks(), step, bounds, self.workers, group)
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
         """The blocks `UserTable.blocks` would give, in the same order, each in arrays of its own; y is NaN without a
         target. Not for what leaves the users: that goes through `bounded_sums`."""
         if self._closed:
             raise InputError(f"the users of {self.origin.path} were closed; open the file again.")
-        return self._blocks(max_rows or block_rows(self.features))
+        return self._blocks(max_rows or block_rows(self.features, self.source.is_sparse))
 
     def _blocks(self, max_rows: int) -> Iterator[UserTable]:
         seen = Seen(sampled=False)
@@ -128,10 +139,8 @@ class _Window:
     """Rows that were read and are not yet in a block. The first of them is the first of a user."""
 
     def __init__(self, source: TableSource) -> None:
-        self._features = len(source.feature_names)
-        self._target = source.target is not None
-        self._dtype = source.dtype
-        self._pieces: deque[list[Floats]] = deque()  # columns of a batch: target if any, features
+        self._source = source
+        self._pieces: deque[list[Floats]] = deque()  # columns of a batch but the user
         self._rows = 0
         self._begins = np.empty(0, np.int64)  # row in the window at which each user begins
         self._ids: NDArray[Any] = np.empty(0)
@@ -153,23 +162,21 @@ class _Window:
             yield self._take(users, int(edges[users]))
 
     def _take(self, users: int, rows: int) -> UserTable:
-        X = np.empty((rows, self._features), self._dtype)
-        y = np.empty(rows, self._dtype) if self._target else np.full(rows, np.nan, self._dtype)
-        filled = 0
-        while filled < rows:
-            piece = self._pieces.popleft()
-            stop = min(filled + len(piece[0]), rows)
-            used = [column[: stop - filled] for column in piece]
-            if len(used[0]) < len(piece[0]):
-                self._pieces.appendleft([column[stop - filled :] for column in piece])
-            if self._target:
-                y[filled:stop] = used.pop(0)
-            fill_rows(X[filled:stop], used)
-            filled = stop
+        X, y = assembled(self._source, self._pop(rows), rows)
         offsets = np.append(self._begins[:users], rows)
         block = UserTable(X, y, offsets, self._ids[:users])
         self._begins, self._ids, self._rows = self._begins[users:] - rows, self._ids[users:], self._rows - rows
         return block
+
+    def _pop(self, rows: int) -> Iterator[list[Floats]]:
+        """The first rows of the window, piece by piece."""
+        while rows:
+            piece = self._pieces.popleft()
+            used = [column[:rows] for column in piece]
+            if len(used[0]) < len(piece[0]):
+                self._pieces.appendleft([column[rows:] for column in piece])
+            rows -= len(used[0])
+            yield used
 
 
 def _private_folder(files: ExitStack, workdir: str | os.PathLike[str] | None) -> Path:

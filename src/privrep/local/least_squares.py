@@ -45,6 +45,14 @@ def sum_rows(values: Floats) -> Floats:
     return values.sum(axis=-2)
 
 
+def sum_columns(values: Floats) -> Floats:
+    """The sum over the first axis of (k, rows, users), one after the other."""
+    total = values[0].copy()
+    for part in values[1:]:
+        total += part
+    return total
+
+
 def centred(values: Floats) -> Floats:
     """Rows minus their user's mean, along axis 1 of (users, rows) or (users, rows, features)."""
     m = values.shape[1]
@@ -80,7 +88,7 @@ def ridge_fit(P: Floats, y: Floats, ridge: float, intercept: bool) -> RidgeFit:
     for a in range(k):
         for b in range(a + 1):
             gram[a, b] = gram[b, a] = sum_rows(P[a] * P[b])
-    trace = sum((gram[a, a] for a in range(k)), np.zeros(users))
+    trace = sum_columns(gram[np.arange(k), np.arange(k)])
     for a in range(k):
         gram[a, a] += ridge * m + 1e-10 * trace + np.finfo(np.float64).tiny
     inverse = _inverse(gram)

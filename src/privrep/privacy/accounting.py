@@ -3,6 +3,18 @@
 The noise multiplier of an event is always *noise standard deviation / L2 sensitivity under the relation of the run*.
 With that convention a Gaussian release has the same privacy loss under either relation, so composition never needs to
 know the relation, and no accountant gets the chance to double (or forget to double) a sensitivity by itself.
+
+Formal guarantee for groups (parallel composition). Neighbours, under either relation, differ in one user, and the
+groups of that user are fixed by its id (`data.groups`), the same in both populations. A release to another group of a
+split is the same function of both populations and of the earlier releases: for that user it is post-processing, however
+it was chosen. What is left are the releases to all users and those to the user's own groups; they compose, chosen
+adaptively or not, to mu^2 = the sum of theirs. GDP is ordered by mu alone, so the worst user is the one with the
+largest sum, and
+    mu^2 of a run = sum over releases to all + sum over splits of the largest sum of any one group
+holds for every user. (Exact with one split; with several, an upper bound, in case some user is in all worst groups.)
+Were a user replaced by one with another id, two groups would change, each by what one user adds: at most 1/sqrt(2) of
+what replacing moves it by. Half the sum of two groups is at most the larger, so it costs no more (but for the rounding
+onto the grid, which the ids staying the same spares).
 """
 
 from __future__ import annotations
@@ -10,11 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
+from privrep.data.groups import Group
 from privrep.errors import InputError
 
 Relation = Literal["replace-one-user", "add-or-remove-one-user"]
@@ -24,26 +38,54 @@ CLOSED_FORM = "Gaussian differential privacy, closed form (exact composition of 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A release with Gaussian noise of `noise_multiplier` times its L2 sensitivity; it is (1/noise_multiplier)-GDP."""
+    """A release with Gaussian noise of `noise_multiplier` times its L2 sensitivity; it is (1/noise_multiplier)-GDP.
+
+    With a `group`, only the users of that group were asked, and it costs the others nothing.
+    """
 
     noise_multiplier: float
+    group: Group | None = None
 
     def __post_init__(self) -> None:
-        if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
-            raise InputError(f"noise_multiplier must be positive and finite. Got {self.noise_multiplier} instead.")
+        _check_multiplier(self.noise_multiplier)
 
 
-Event = Gaussian
+@dataclass(frozen=True)
+class Selection:
+    """A list of keys released by thresholding noisy counts, as `privacy.selection` says: (1/noise_multiplier)-GDP on
+    the keys that others hold too, and `delta` of the run's delta for the keys that they do not."""
+
+    noise_multiplier: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _check_multiplier(self.noise_multiplier)
+        if not 0 < self.delta < 1:
+            raise InputError(f"a selection sets a part of delta aside, between 0 and 1. Got {self.delta} instead.")
+
+
+Event = Gaussian | Selection
+
+
+def _check_multiplier(noise_multiplier: float) -> None:
+    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
+        raise InputError(f"noise_multiplier must be positive and finite. Got {noise_multiplier} instead.")
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
-    return {"kind": "gaussian", "noise_multiplier": event.noise_multiplier}
+    if isinstance(event, Selection):
+        return {"kind": "selection", "noise_multiplier": event.noise_multiplier, "delta": event.delta}
+    group = event.group
+    asked = {} if group is None else {"group": [group.split, int(group.index), int(group.count)]}
+    return {"kind": "gaussian", "noise_multiplier": event.noise_multiplier, **asked}
 
 
 def event_from_json(data: Mapping[str, Any]) -> Event:
-    if data.get("kind") != "gaussian":
-        raise InputError(f"unknown privacy event {data.get('kind')!r}: this version of privrep cannot account for it.")
-    return Gaussian(float(data["noise_multiplier"]))
+    if data.get("kind") == "gaussian":
+        return Gaussian(float(data["noise_multiplier"]), Group(*data["group"]) if "group" in data else None)
+    if data.get("kind") == "selection":
+        return Selection(float(data["noise_multiplier"]), float(data["delta"]))
+    raise InputError(f"unknown privacy event {data.get('kind')!r}: this version of privrep cannot account for it.")
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -95,13 +137,26 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
 
 def total_mu(events: Iterable[Event]) -> float:
-    """The mu of the whole run: Gaussian releases compose exactly, mu^2 = sum of 1/noise_multiplier^2."""
-    return math.sqrt(math.fsum(_fail_closed(event).noise_multiplier ** -2 for event in events))
+    """The mu of the whole run: Gaussian releases compose exactly, mu^2 = sum of 1/noise_multiplier^2, and of the groups
+    of a split only the one that was asked for most counts."""
+    return math.sqrt(_mu_squared(_of_the_worst_user(events)))
+
+
+def delta_left(events: Iterable[Event], delta: float) -> float:
+    """What selections leave of delta to the Gaussian releases; zero or less if they set aside all of it."""
+    known = map(_fail_closed, events)
+    return math.fsum([delta, *(-event.delta for event in known if isinstance(event, Selection))])
 
 
 def epsilon_spent(events: Sequence[Event], delta: float) -> float:
-    """Epsilon of the composition of all events at this delta, by the closed form."""
-    return gaussian_epsilon(delta, total_mu(events))
+    """Epsilon of the composition of all events at this delta, by the closed form; infinite if no delta is left.
+
+    What a selection set aside is (1 + e^E) delta' for the epsilon E of its budget. The composition is
+    (epsilon, delta_G(epsilon) + (1 + e^epsilon) delta')-DP for every epsilon, so the answer is valid if it is at most
+    E: then (1 + e^epsilon) delta' is at most what was set aside. A ledger sees to it that it is.
+    """
+    left = delta_left(events, delta)
+    return gaussian_epsilon(left, total_mu(events)) if left > 0 else math.inf
 
 
 def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
@@ -112,13 +167,49 @@ def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
     """
     import dp_accounting
 
+    left = delta_left(events, delta)
     accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    for event in events:
-        accountant.compose(dp_accounting.GaussianDpEvent(_fail_closed(event).noise_multiplier))
-    return float(accountant.get_epsilon(delta))
+    for event in _of_the_worst_user(events):
+        accountant.compose(dp_accounting.GaussianDpEvent(event.noise_multiplier))
+    return float(accountant.get_epsilon(left)) if left > 0 else math.inf
+
+
+def accountant_of(events: Sequence[Event]) -> str:
+    """How these events were accounted for, in words."""
+    words = [CLOSED_FORM]
+    if any(isinstance(event, Gaussian) and event.group is not None for event in events):
+        words.append("each user is in one group of a split, so that only the costliest group counts")
+    aside = math.fsum(event.delta for event in events if isinstance(event, Selection))
+    if aside:
+        words.append(f"{aside:.3g} of delta is set aside for keys that only one user holds")
+    return "; ".join(words)
+
+
+def _of_the_worst_user(events: Iterable[Event]) -> list[Event]:
+    """The events that count for a user who is in the costliest group of every split; see the module's guarantee."""
+    to_all: list[Event] = []
+    splits: dict[str, dict[int, list[Event]]] = {}
+    counts: dict[str, int] = {}
+    for event in map(_fail_closed, events):
+        group = event.group if isinstance(event, Gaussian) else None
+        if group is None:
+            to_all.append(event)
+        elif counts.setdefault(group.split, group.count) != group.count:
+            raise InputError(
+                f"split {group.split!r} has {counts[group.split]} groups in one release and {group.count} in another, "
+                "so a user is in several of them. Give each split one count, or another name."
+            )
+        else:
+            splits.setdefault(group.split, {}).setdefault(group.index, []).append(event)
+    costliest = (max(groups.values(), key=_mu_squared) for groups in splits.values())
+    return [*to_all, *chain.from_iterable(costliest)]
+
+
+def _mu_squared(events: Iterable[Event]) -> float:
+    return math.fsum(event.noise_multiplier**-2 for event in events)
 
 
 def _fail_closed(event: Event) -> Event:
-    if not isinstance(event, Gaussian):
+    if not isinstance(event, Gaussian | Selection):
         raise InputError(f"no accountant here understands the event {event!r}; it cannot be charged.")
     return event

@@ -31,6 +31,15 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Selected:
+    """Keys that may be named, sorted, and their noisy counts. Every field is public."""
+
+    keys: tuple[int | str, ...]
+    counts: Release
+    threshold: float  # every count is above it
+
+
+@dataclass(frozen=True)
 class Post:
     """One page of the billboard: the releases of one pass over the users, or values derived from earlier pages."""
 
@@ -84,6 +93,18 @@ class Billboard:
         facts = {k: {f: v for f, v in asdict(r).items() if f != "value"} for k, r in releases.items()}
         marked = {"releases": facts, **({"simulation": True} if simulation else {})}
         self._post(Post(name, {k: r.value for k, r in releases.items()}, marked))
+
+    def selected(self, name: str) -> Selected:
+        page = self._pages[name]
+        facts = page.facts["selection"]
+        return Selected(tuple(facts["keys"]), Release(page.arrays["counts"], **facts["counts"]), facts["threshold"])
+
+    def post_selection(self, name: str, selected: Selected, *, simulation: bool = False) -> None:
+        """Publish what `select` kept. Called by `Run.select` and nothing else."""
+        counts = {f: v for f, v in asdict(selected.counts).items() if f != "value"}
+        facts = {"keys": list(selected.keys), "counts": counts, "threshold": selected.threshold}
+        marked = {"selection": facts, **({"simulation": True} if simulation else {})}
+        self._post(Post(name, {"counts": selected.counts.value}, marked))
 
     def post_derived(
         self, name: str, arrays: Mapping[str, Array], facts: Mapping[str, Any], *, simulation: bool = False

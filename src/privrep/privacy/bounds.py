@@ -29,6 +29,7 @@ MAX_USERS = 2**24
 MAX_USERS_TIMES_BLOCKS = 2**42  # adding up B blocks of n users costs an error of B * n * C * 2^-54, here 2^-12 C
 MAX_SIZE = 2**28  # coordinates of one release; the analysis of the noise rests on it
 MAX_ROWS_PER_SUM = 8192  # rows that one matrix product may add up; the error analysis above rests on it
+DIRECTION_ONLY = 2.0**-120  # a bound below every norm that matters: it leaves of a contribution its direction alone
 
 
 class Contributions(Protocol):

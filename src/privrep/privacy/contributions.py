@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array, Contributions
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,127 @@ class CrossMoments:
 
     def weighted_sum(self, weights: Array) -> Array:
         used = weights > 0
-        users, size, d = self.rows.shape
-        total = np.zeros((d, d))
-        root = np.sqrt(np.where(used, weights * self.scale, 0.0))
-        s = np.where(used[:, None], self._sums(), 0.0) * root[:, None]
-        flat = (np.where(used[:, None, None], self.rows, 0) if not used.all() else self.rows).reshape(-1, d)
-        root_rows = np.repeat(root, size)
-        for start in range(0, users * size, MAX_ROWS_PER_SUM):
-            part = slice(start, start + MAX_ROWS_PER_SUM)
-            scaled = flat[part] * root_rows[part, None]
-            total -= scaled.T @ scaled
+        scaled = np.where(used, weights * self.scale, 0.0)
+        total = np.zeros((self.rows.shape[2], self.rows.shape[2]))
+        for part in _weighted_rows(self.rows, scaled, used):
+            total -= part.T @ part
+        s = np.where(used[:, None], self._sums(), 0.0) * np.sqrt(scaled)[:, None]
         total += s.T @ s
         return pack(total)
+
+
+@dataclass(frozen=True)
+class RowMoments:
+    """S_u = scale_u * A^T A of the rows A of each user, (users, rows, d), as packed triangles.
+
+    Acute: two positive semi-definite matrices have a non-negative inner product.
+    """
+
+    acute: ClassVar[bool] = True
+    rows: NDArray[Any]
+    scale: Array
+
+    def norms(self) -> Array:
+        A = self.rows.astype(np.float64, copy=False)
+        gram = A @ A.transpose(0, 2, 1) if A.shape[1] <= A.shape[2] else A.transpose(0, 2, 1) @ A
+        return self.scale * np.sqrt(np.einsum("uab,uab->u", gram, gram)) * (1 + 1e-9)
+
+    def weighted_sum(self, weights: Array) -> Array:
+        total = np.zeros((self.rows.shape[2], self.rows.shape[2]))
+        for part in _weighted_rows(self.rows, weights * self.scale, weights > 0):
+            total += part.T @ part
+        return pack(total)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Vectors (k, d) most of whose columns are zero, followed by a short dense `tail`.
+
+    Entry s says that column `column[s]` of user `user[s]` is `values[s]`, (k,); a user's columns differ.
+    """
+
+    acute: ClassVar[bool] = False
+    user: NDArray[np.int64]
+    column: NDArray[np.int64]
+    values: Array  # (slots, k)
+    tail: Array  # (users, p)
+    features: int
+
+    def lengths(self) -> Array:
+        """Of each user's vector without the tail; added up slot by slot, so that a user's depends on no other."""
+        return np.sqrt(np.bincount(self.user, (self.values**2).sum(axis=1), minlength=len(self.tail)))
+
+    def norms(self) -> Array:
+        return np.sqrt(self.lengths() ** 2 + np.einsum("up,up->u", self.tail, self.tail)) * (1 + 1e-10)
+
+    def weighted_sum(self, weights: Array) -> Array:
+        used = weights > 0
+        each = weights[self.user]
+        parts = []
+        for a in range(self.values.shape[1]):
+            values = np.where(each > 0, self.values[:, a], 0.0) * each
+            parts.append(np.bincount(self.column, values, minlength=self.features))
+        return np.concatenate([*parts, weights @ np.where(used[:, None], self.tail, 0.0)])
+
+
+@dataclass(frozen=True)
+class NonNegative:
+    """One vector per user without negative entries, (users, size), so acute. A user with one counts as zero."""
+
+    acute: ClassVar[bool] = True
+    values: Array
+
+    def norms(self) -> Array:
+        norms = np.sqrt(np.einsum("us,us->u", self.values, self.values)) * (1 + 1e-12)
+        return np.where((self.values >= 0).all(axis=1), norms, np.inf)
+
+    def weighted_sum(self, weights: Array) -> Array:
+        return weights @ np.where(weights[:, None] > 0, self.values, 0.0)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Several contributions of the same users side by side, as one vector. Acute if all of them are."""
+
+    parts: tuple[Contributions, ...]
+
+    @property
+    def acute(self) -> bool:
+        return all(part.acute for part in self.parts)
+
+    def norms(self) -> Array:
+        return np.sqrt(np.sum([part.norms() ** 2 for part in self.parts], axis=0)) * (1 + 1e-12)
+
+    def weighted_sum(self, weights: Array) -> Array:
+        return np.concatenate([part.weighted_sum(weights) for part in self.parts])
+
+
+@dataclass(frozen=True)
+class Together:
+    """The sum of several contributions of the same users, its norm bounded by the sum of their norms."""
+
+    parts: tuple[Contributions, ...]
+
+    @property
+    def acute(self) -> bool:
+        """Never, to be safe: parts of different kinds need not be acute to each other."""
+        return False
+
+    def norms(self) -> Array:
+        return np.sum([part.norms() for part in self.parts], axis=0)
+
+    def weighted_sum(self, weights: Array) -> Array:
+        return np.sum([part.weighted_sum(weights) for part in self.parts], axis=0)
+
+
+def _weighted_rows(rows: NDArray[Any], weights: Array, used: NDArray[np.bool_]) -> Iterator[Array]:
+    """Rows of all used users times the root of their user's weight, a bounded number at a time."""
+    users, size, d = rows.shape
+    flat = (np.where(used[:, None, None], rows, 0) if not used.all() else rows).reshape(-1, d)
+    root = np.repeat(np.sqrt(np.where(used, weights, 0.0)), size)
+    for start in range(0, users * size, MAX_ROWS_PER_SUM):
+        part = slice(start, start + MAX_ROWS_PER_SUM)
+        yield flat[part] * root[part, None]
 
 
 def packed_size(d: int) -> int:

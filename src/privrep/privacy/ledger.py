@@ -10,18 +10,19 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import (
-    CLOSED_FORM,
     RELATIONS,
     Event,
     Relation,
+    accountant_of,
     check_budget,
+    delta_left,
     epsilon_spent,
     event_from_json,
     event_to_json,
@@ -85,7 +86,6 @@ class Ledger:
         self._posted: set[str] = set()  # pages that stand on a billboard
         self._drawn: set[str] = set()  # names whose noise this process has drawn
         self._closed = False
-        self._capacity = budget.mu**2
         self._file: Any = None
         if path is not None:
             self._open(path)
@@ -113,9 +113,9 @@ class Ledger:
         if not new:
             self._drawn.update(events)
             return
-        spent = total_mu([*self._entries.values(), *new.values()]) ** 2
-        if spent > self._capacity * (1 + 1e-12):
-            after = epsilon_spent([*self._entries.values(), *new.values()], self.budget.delta)
+        events_after = [*self._entries.values(), *new.values()]
+        if total_mu(events_after) ** 2 > self._capacity(events_after) * (1 + 1e-12):
+            after = epsilon_spent(events_after, self.budget.delta)
             raise BudgetExceeded(
                 f"releasing {', '.join(new)} would bring epsilon to {after:.6g}, over the budget of "
                 f"{self.budget.epsilon:g} at delta {self.budget.delta:g}. Use a larger epsilon, or ask less."
@@ -134,13 +134,31 @@ class Ledger:
             self._posted.add(page)
 
     @property
+    def capacity(self) -> float:
+        """All of mu^2 that the run may spend, spent or not: what an algorithm splits.
+
+        A selection makes it smaller, by the part of delta that it sets aside. So select first, then split.
+        """
+        return self._capacity(self._entries.values())
+
+    def _capacity(self, events: Iterable[Event]) -> float:
+        """Nothing, if selections set aside all of delta.
+
+        Formal guarantee: with mu^2 within it, the run is (epsilon, delta_G + (1 + e^epsilon) delta')-DP at the epsilon
+        of the budget, delta_G being what is left of delta and the other term what selections set aside. It looks at
+        all events together, so the order of charges does not matter.
+        """
+        left = delta_left(events, self.budget.delta)
+        return gaussian_mu(self.budget.epsilon, left) ** 2 if left > 0 else 0.0
+
+    @property
     def remaining(self) -> float:
-        """What is left of mu^2."""
-        return max(self._capacity - total_mu(self._entries.values()) ** 2, 0.0)
+        """What is left of mu^2 for releases to all users; a group that was asked for less than others has more left."""
+        return max(self.capacity - total_mu(self._entries.values()) ** 2, 0.0)
 
     @property
     def epsilon(self) -> float:
-        """Epsilon spent so far, at the budget's delta."""
+        """Epsilon spent so far, at the budget's delta; at most the budget's epsilon, because no charge goes over it."""
         return epsilon_spent(list(self._entries.values()), self.budget.delta)
 
     def report(self) -> PrivacyReport:
@@ -149,7 +167,7 @@ class Ledger:
             epsilon=self.epsilon,
             delta=self.budget.delta,
             epsilon_budget=self.budget.epsilon,
-            accountant=CLOSED_FORM,
+            accountant=accountant_of(list(self._entries.values())),
             events=tuple(self._entries.items()),
             seeded=self.seeded,
         )

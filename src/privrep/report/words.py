@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from privrep import model as models
-from privrep.algorithms.private_fedrep import Representation
+from privrep.algorithms.representation import Representation
 from privrep.errors import InputError
 from privrep.privacy.accounting import event_to_json, total_mu
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_report

@@ -1,0 +1,114 @@
+"""What a run learns: an estimate on its way, and the representation it ends with. Both hold public values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from privrep.local.frame import Frame
+from privrep.privacy.bounds import Array
+from privrep.privacy.release import Run
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The representation so far and, in its own coordinates, how far the noise of the releases may have left it."""
+
+    basis: Array  # (d, k), orthonormal, in the coordinates of a frame
+    error: Array  # (k, k): second moment of the columns' estimated errors
+    spread: Array | None = None  # (k,): how far users' heads reach in each column, the farthest 1; None: not known
+    shrink: float = 1.0  # by how much the last step shrank the error, and so, at most, the gradients
+    converged: bool = False  # neither the last step nor the error before it stood out from the step's noise
+
+    @property
+    def total_error(self) -> float:
+        return float(np.trace(self.error))
+
+    @property
+    def found(self) -> int:
+        """How many of the first columns stand out from the noise."""
+        return int(np.argmin(np.append(np.diag(self.error) < 1, False)))
+
+    @property
+    def lopsided(self) -> bool:
+        """Whether the first column is known well and the last not at all: the strong directions hide the weak ones."""
+        return self.found < self.basis.shape[1] and bool(self.error[0, 0] < 0.1)
+
+    def first(self, k: int) -> Estimate:
+        return Estimate(self.basis[:, :k], self.error[:k, :k])
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """What a representation of items has besides their factors, in units of a user's own spread of ratings."""
+
+    offset: Array  # (d,): how far an item is rated above a user's mean
+    residual: float  # variance of what offset and factors leave
+
+
+@dataclass(frozen=True)
+class Representation:
+    """What the run learned; every field is on the billboard.
+
+    Predictions use <x, matrix v>; `basis` has orthonormal columns in the coordinates of `frame`. The columns of
+    `matrix` are as long as users' heads reach in them, so that a head's coordinates are of one size and one ridge
+    treats all of them alike. Of ratings the first column of `matrix` is the items' offset.
+    """
+
+    basis: Array  # (d, k)
+    frame: Frame
+    error: float  # estimated sum of squared sines between basis and truth; k where nothing was learned
+    spread: Array = field(default_factory=lambda: np.ones(1))  # (k,) or (1,)
+    ratings: Ratings | None = None
+
+    @property
+    def scale(self) -> Array:
+        return self.frame.scale
+
+    @property
+    def matrix(self) -> Array:
+        columns = self.frame.original(self.basis * self.spread)
+        return columns if self.ratings is None else np.column_stack([self.ratings.offset, columns])
+
+    @property
+    def mean_error(self) -> float:
+        """Estimated mean squared sine between truth and basis, from the noise of the releases: 1 is nothing learned."""
+        k = self.basis.shape[1]
+        return self.error / k if k else 1.0
+
+    @property
+    def mostly_noise(self) -> bool:
+        """Whether the releases say that next to nothing was learned; users then fall back on their own regressions."""
+        return self.mean_error > 0.3
+
+    @property
+    def trust(self) -> float:
+        """How readily a user should believe a good leave-one-out score of the shared head, from 1 down towards 0.
+
+        With few rows, the best of several candidates is often good by luck. What the releases say of the
+        representation's error is a better judge then: at a mean squared sine of 3% the shared head must halve the
+        error of the user's own regression to be preferred.
+        """
+        return 1 / (1 + 30 * self.mean_error)
+
+
+def publish(run: Run, state: Estimate, frame: Frame, ratings: Ratings | None = None) -> Representation:
+    """Post the representation, the last page of a run."""
+    spread = np.ones(1) if state.spread is None else state.spread
+    optional = {"whitening": frame.whitening, "target_scale": frame.target_scale}
+    facts = {"error": state.total_error}
+    if ratings is not None:
+        optional["offset"] = ratings.offset
+        facts["residual"] = ratings.residual
+    arrays = {"basis": state.basis, "scale": frame.scale, "spread": spread}
+    run.derive("representation", arrays | {name: a for name, a in optional.items() if a is not None}, **facts)
+    return Representation(state.basis, frame, state.total_error, spread, ratings)
+
+
+def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
+    """What `publish` posted."""
+    frame = Frame(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
+    ratings = Ratings(arrays["offset"], facts["residual"]) if "offset" in arrays else None
+    return Representation(arrays["basis"], frame, facts["error"], arrays["spread"], ratings)

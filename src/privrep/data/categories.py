@@ -1,0 +1,87 @@
+"""Columns of categories, one-hot encoded over public lists: codes while rows are read, sparse columns in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from scipy import sparse
+
+from privrep.data.files import is_text
+from privrep.errors import InputError
+
+Listed = tuple[str | int, ...]  # all of one kind
+
+
+def checked_lists(given: Any) -> dict[str, Listed]:
+    """The lists of categories of each column, each all text or all integers, none empty or with an entry twice."""
+    if not isinstance(given, Mapping):
+        raise InputError("categories must map columns to lists; write {'colour': ['red', 'green']}.")
+    return {name: _checked(name, values) for name, values in given.items()}
+
+
+def _checked(name: str, values: Any) -> Listed:
+    if isinstance(values, str):
+        raise InputError(f"categories of column {name!r} must be a list; write [{values!r}].")
+    listed = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+    if not listed:
+        raise InputError(f"categories lists none for column {name!r}; list at least one or leave the column out.")
+    texts = [isinstance(value, str) for value in listed]
+    integers = [isinstance(value, int) and not isinstance(value, bool) for value in listed]
+    if not all(texts) and not all(integers):
+        raise InputError(f"categories of column {name!r} must be all text or all integers; write them one way.")
+    value, times = Counter(listed).most_common(1)[0]
+    if times > 1:
+        raise InputError(f"categories lists {value!r} of column {name!r} more than once; list it once.")
+    return listed
+
+
+def read_type(name: str, listed: Listed, found: Any) -> Any:
+    """The type in which a column of a Parquet file is read that has these categories; an error if they do not fit."""
+    kind = found.value_type if pa.types.is_dictionary(found) else found
+    if not is_text(kind) and not pa.types.is_integer(kind):
+        raise InputError(f"the categorical column {name!r} holds values of type {found}; make them text or integers.")
+    if is_text(kind) != isinstance(listed[0], str):
+        kinds = "text" if is_text(kind) else "integers"
+        raise InputError(f"the categorical column {name!r} holds {kinds}; list its categories as {kinds}.")
+    return found
+
+
+def csv_type(listed: Listed) -> Any:
+    """The type in which a column of a CSV file is read that has these categories."""
+    return pa.large_string() if isinstance(listed[0], str) else pa.int64()
+
+
+def names(categories: Mapping[str, Listed]) -> tuple[str, ...]:
+    """Of the one-hot columns, column by column."""
+    return tuple(f"{name}={value}" for name, listed in categories.items() for value in listed)
+
+
+def codes(column: Any, listed: Listed) -> Any:
+    """An int32 array: where in the list each value is; -1 for one that is not there, and for a missing one."""
+    if pa.types.is_dictionary(column.type):
+        return codes(column.dictionary, listed).take(column.indices).fill_null(-1)
+    places = list(range(len(listed)))
+    if pa.types.is_integer(column.type):
+        range_of = np.iinfo(column.type.to_pandas_dtype())
+        places = [place for place in places if range_of.min <= int(listed[place]) <= range_of.max]
+    elif not pa.types.is_large_string(column.type):
+        column = column.cast(pa.large_string())
+    found = pc.index_in(column, value_set=pa.array([listed[place] for place in places], column.type))
+    return pa.array(places, pa.int32()).take(found).fill_null(-1)
+
+
+def one_hot(numeric: NDArray[Any], coded: NDArray[np.int32], sizes: Sequence[int]) -> Any:
+    """A csr_array in canonical form: the numeric columns, then one column for each category of each coded column."""
+    rows, p = numeric.shape
+    starts = (p + np.cumsum([0, *sizes[:-1]])).astype(np.int32)
+    stored = np.concatenate([numeric != 0, coded >= 0], axis=1)
+    values = np.concatenate([numeric, np.ones(coded.shape, numeric.dtype)], axis=1)[stored]
+    columns = np.concatenate([np.broadcast_to(np.arange(p, dtype=np.int32), numeric.shape), coded + starts], axis=1)
+    begins = np.concatenate([[0], np.cumsum(stored.sum(axis=1))])
+    return sparse.csr_array((values, columns[stored], begins), shape=(rows, p + sum(sizes)))

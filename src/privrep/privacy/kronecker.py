@@ -1,0 +1,94 @@
+"""Kronecker products of two moment matrices, one of each per user: what users send to a least squares problem in U."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array
+from privrep.privacy.contributions import pack
+
+_IN_CACHE, _IN_MEMORY = 1 << 17, 1 << 22  # entries of users' matrices that stand together; and where those are large
+_FEW = 64  # users for whose sum it is worth going through the whole total
+
+
+@dataclass(frozen=True)
+class Kronecker:
+    """scale_u * (L^T L) kron (R^T R) of users' small L, (p, k), and rows R, (m, d), as packed (kd x kd) triangles.
+
+    Acute: both factors are positive semi-definite, hence so is their product, and two such matrices have a non-negative
+    inner product. The Frobenius norm of a Kronecker product is the product of the norms, so no user's matrix is ever
+    made; a sum over users is one product of all users' L^T L with all users' R^T R. Made by `kronecker`, which brings
+    every user's L and R to a size near one, by powers of two, so that no product under- or overflows on its way.
+    """
+
+    acute: ClassVar[bool] = True
+    left: Array  # (users, p, k)
+    right: NDArray[Any]  # (users, m, d)
+    scale: Array  # (users,)
+    sizes: Array  # (users,): upper bounds of the norms before they are scaled
+
+    def norms(self) -> Array:
+        return self.scale * self.sizes
+
+    def weighted_sum(self, weights: Array) -> Array:
+        k, d = self.left.shape[2], self.right.shape[2]
+        above = np.triu_indices(k)
+        total = np.zeros((len(above[0]), d * d))
+        for part in _parts(len(self.scale), d * d):
+            used = np.flatnonzero(weights[part] > 0)
+            scaled = (weights[part] * self.scale[part])[used]
+            small = _squares(self.left[part][used])[:, *above] * scaled[:, None]
+            large = _squares(self.right[part] if len(used) == len(self.right[part]) else self.right[part][used])
+            total += small.T @ large.reshape(-1, d * d)
+        matrix = np.empty((k, d, k, d))
+        for a, b, block in zip(*above, total.reshape(-1, d, d), strict=True):
+            matrix[a, :, b] = matrix[b, :, a] = block
+        return pack(matrix.reshape(k * d, k * d))
+
+
+def kronecker(left: NDArray[Any], right: NDArray[Any], scale: Array) -> Kronecker:
+    """The contributions of users with these factors; see `Kronecker`."""
+    left, left_exponent = _near_one(np.ascontiguousarray(left, dtype=np.float64))
+    right, right_exponent = _near_one(np.ascontiguousarray(right))
+    sizes = _lengths(left) * _lengths(right) * (1 + 1e-9)
+    return Kronecker(left, right, np.ldexp(scale, 2 * (left_exponent + right_exponent)), sizes)
+
+
+def _near_one(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Each user's numbers, the largest between 1/2 and 1 unless subnormal, and the power of two that was taken out."""
+    largest = np.abs(values).max(axis=(1, 2), initial=0.0)
+    exponent = np.maximum(np.frexp(largest)[1], np.finfo(values.dtype).minexp).astype(np.int64)
+    return values * np.ldexp(1.0, -exponent).astype(values.dtype)[:, None, None], exponent
+
+
+def _lengths(rows: NDArray[Any]) -> Array:
+    """Frobenius norms of each user's R^T R."""
+    users, m, d = rows.shape
+    found = np.empty(users)
+    for part in _parts(users, max(min(m, d) ** 2, m)):
+        A = rows[part].astype(np.float64, copy=False)
+        gram = A @ A.transpose(0, 2, 1) if m <= d else _squares(A)
+        found[part] = np.sqrt((gram.reshape(len(A), -1) ** 2).sum(axis=1))
+    return found
+
+
+def _squares(rows: NDArray[Any]) -> Array:
+    """R^T R of each user, one product per user, of a bounded number of rows."""
+    total = None
+    for start in range(0, rows.shape[1], MAX_ROWS_PER_SUM):
+        A = rows[:, start : start + MAX_ROWS_PER_SUM].astype(np.float64, copy=False)
+        square = A.transpose(0, 2, 1) @ A
+        total = square if total is None else total + square
+    return np.zeros((len(rows), rows.shape[2], rows.shape[2])) if total is None else total
+
+
+def _parts(users: int, cells: int) -> Iterator[slice]:
+    """Users in turn, few enough that `cells` numbers of each can stand together, and few enough for one sum."""
+    cells = max(cells, 1)
+    step = min(max(_IN_CACHE // cells, min(_FEW, _IN_MEMORY // cells), 1), MAX_ROWS_PER_SUM)
+    yield from (slice(start, start + step) for start in range(0, users, step))
