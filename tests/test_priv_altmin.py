@@ -344,7 +344,8 @@ def test_charges_exactly_its_budget():
         priv_altmin(run, 2)
         report = run.ledger.report()
         names = [name for name, _ in report.events]
-        assert names[:3] == ["scales/sizes", "covariance/covariance", "pairs/moments"]
+        asked = ["covariance/covariance"] if epsilon == 30.0 else []  # else it would be lost in noise
+        assert names[: 2 + len(asked)] == ["scales/sizes", *asked, "pairs/moments"]
         assert run.ledger.epsilon <= epsilon
         spent = sum(event.noise_multiplier**-2 for _, event in report.events)
         assert spent <= run.ledger.capacity * (1 + 1e-9)
@@ -443,8 +444,9 @@ def test_engines_agree_and_a_resumed_run_repeats_nothing(tmp_path):
 
 def test_says_what_is_out_of_reach():
     wide = UserTable(np.zeros((4, MOST_UNKNOWNS // 2 + 1)), np.zeros(4), np.array([0, 4]), np.arange(1))
-    with pytest.raises(InputError, match="Private FedRep"):
-        priv_altmin(run_on(wide, 1.0), 2)
+    for method in (priv_altmin, paper_altmin):
+        with pytest.raises(InputError, match="Private FedRep"):
+            method(run_on(wide, 1.0), 2)
 
 
 def test_learns_nothing_from_nothing():

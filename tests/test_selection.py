@@ -228,7 +228,7 @@ def test_the_noise_is_charged_and_scaled_as_stated(run_with: Callable[..., Run],
     assert (name, size) == ("items/keys", 2)
     event = Selection(noise_multiplier(SHARE), DELTA)
     assert ledger.report().events == (("items/keys", event),)
-    whole = gaussian_delta(2.0, math.sqrt(ledger.capacity)) + (1 + math.exp(2.0)) * chance(DELTA, 2.0)
+    whole = gaussian_delta(2.0, math.sqrt(ledger.capacity + SHARE)) + (1 + math.exp(2.0)) * chance(DELTA, 2.0)
     assert whole == pytest.approx(BUDGET.delta, rel=1e-6)
     assert whole <= BUDGET.delta
 

@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from privrep.algorithms.alternation import Settings
 from privrep.algorithms.factorization import private_factorization
 from privrep.algorithms.frames import declared_frame
 from privrep.algorithms.initialisers import INITIALISERS
 from privrep.algorithms.methods import METHODS
-from privrep.algorithms.private_fedrep import Settings
 from privrep.algorithms.representation import Representation, read_representation
 from privrep.data.categories import Listed
 from privrep.engines.base import Users

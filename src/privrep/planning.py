@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from privrep.algorithms.private_fedrep import Settings
+from privrep.algorithms.alternation import Settings
 from privrep.errors import InputError
 from privrep.privacy.accounting import Gaussian, Relation, epsilon_spent
 from privrep.privacy.bounds import MAX_USERS

@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from privrep.algorithms.alternation import Settings
 from privrep.algorithms.initialisers import Initialiser, Start, power_method, random_basis
 from privrep.algorithms.paper import head_and_gradient, public_count
-from privrep.algorithms.private_fedrep import Settings, private_fedrep
+from privrep.algorithms.private_fedrep import private_fedrep
 from privrep.algorithms.representation import Estimate, Representation, publish
 from privrep.data.groups import hashes
 from privrep.errors import InputError

@@ -71,12 +71,12 @@ class _Items:
 
 
 def private_factorization(run: Run, rank: int | None) -> Representation:
-    """Offsets and factors of the items, on all that is left of the budget. `rank` is the most factors to keep.
+    """Offsets and factors of the items, on the whole budget. `rank` is the most factors to keep.
 
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
-    d, total = run.users.features, run.ledger.remaining
+    d, total = run.users.features, run.ledger.capacity
     if d <= MOST_PAIRED:
         items, factors, error = _paired(run, np.arange(d), rank, total)
         return _publish(run, items, factors, error)

@@ -21,8 +21,9 @@ Numbers = Sequence[float] | Array
 _WINDOW = 4  # octaves either side of the fullest cell that a quantile looks at
 
 
-def feature_scales(run: Run, mu_squared: float, intercept: bool) -> Frame:
-    """Public scale of each feature: the power of two nearest to the root mean square that most users have.
+def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[Frame, float]:
+    """Public scale of each feature: the power of two nearest to the root mean square that most users have. And how
+    many users took part, roughly.
 
     A feature whose histogram does not rise clearly above the noise gets the scale of all features together, and if
     even that is lost in the noise, 1. Of several targets likewise; one alone needs no scale.
@@ -33,7 +34,7 @@ def feature_scales(run: Run, mu_squared: float, intercept: bool) -> Frame:
     released = run.ask("scales", FeatureSizes(intercept), {"sizes": Query(bound, mu_squared)})["sizes"]
     counts = released.value.reshape(columns, CELLS)
     scales = np.concatenate([_column_scales(part, released.sigma) for part in (counts[:d], counts[d:])])
-    return Frame(scales[:d], None, scales[d:] if q > 1 else None)
+    return Frame(scales[:d], None, scales[d:] if q > 1 else None), float(counts.sum()) / columns
 
 
 SPARSE_COLUMNS = 64  # that a user's histogram of sizes speaks of; those of a user with more count less each
@@ -59,18 +60,22 @@ def octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> flo
     return math.ldexp(1.0, lowest + low + cell) * 2.0 ** (inside - 0.5)
 
 
-def find_frame(run: Run, sizes: float, moments: float, intercept: bool) -> Frame:
-    """Public coordinates found by charged releases: `sizes` of mu^2 for scales, `moments` for second moments.
+def find_frame(run: Run, sizes: float, moments: float, intercept: bool) -> tuple[Frame, float]:
+    """Public coordinates found by charged releases, and what of mu^2 they cost: `sizes` for the features' scales and
+    `moments` for their second moments, unless those would be lost in noise.
 
     Dense features are whitened; of sparse ones, and of so many that a matrix of all pairs is out of reach, each is
     only brought to a common mean square.
     """
-    frame = feature_scales(run, sizes, intercept)
+    frame, users = feature_scales(run, sizes, intercept)
+    d = run.users.features
     if run.users.sparse:
-        return Frame(frequency_scales(run, frame.scale, moments), None, frame.target_scale)
-    if 1 < run.users.features <= MOST_WHITENED:
-        return replace(frame, whitening=find_whitening(run, frame, moments, intercept))
-    return frame
+        return Frame(frequency_scales(run, frame.scale, moments), None, frame.target_scale), sizes + moments
+    # of a covariance with d equal eigenvalues: the radius of the noise's eigenvalues, over the mean of its own
+    noise = d**1.5 / (math.sqrt(moments) * max(users, 1.0))
+    if not 1 < d <= MOST_WHITENED or noise > 1:
+        return frame, sizes
+    return replace(frame, whitening=find_whitening(run, frame, moments, intercept)), sizes + moments
 
 
 MOST_WHITENED = 1024  # features

@@ -106,10 +106,14 @@ def power_method(start: Start, *, rounds: int = 4, page: str = "power") -> Estim
 
 
 def _from_image(image: Array, sigma: float, rank: int | None) -> Estimate:
-    """The best `rank` directions of Z X = image: those of its largest singular values, and their error from noise."""
+    """The best `rank` directions of Z X = image: those of its largest singular values, and their error from noise.
+
+    The users' own scatter is noise as well. It shows in the smaller half of the singular values, where there is nothing
+    else unless the rank is larger than that.
+    """
     left, size, _ = np.linalg.svd(image, full_matrices=False)
     d, columns = image.shape
-    noise = sigma * (math.sqrt(d) + math.sqrt(columns))
+    noise = max(sigma * (math.sqrt(d) + math.sqrt(columns)), 1.2 * float(np.median(size)) if rank is None else 0.0)
     k = rank if rank is not None else min(max(int((size > 1.15 * noise).sum()), 1), MAX_AUTO_RANK, d)
     error = np.minimum(d * sigma**2 / np.maximum(size[:k] ** 2 - d * sigma**2, 1e-300), 1.0)
     return Estimate(left[:, :k], np.diag(error))

@@ -16,27 +16,27 @@ a solve for U from the targets. Settled or corrected there:
   - Sums over a user's rows are means, so that users of different sizes have the same say and the same bound.
   - The sensitivity is exact: sqrt 2 eta^2 for A, whose parts are positive semi-definite, 2 eta zeta for b; noise is
     drawn for the triangle of A, in which it has sigma on the diagonal and sigma / sqrt 2 off it; initialisation and
-    rounds are charged to one budget. The paper charges each with all of epsilon.
+    rounds are charged to one budget. The paper shows each of the two to be (epsilon, delta)-DP by itself.
   - Noise may leave A indefinite, about which the paper says nothing; its equations are solved all the same.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.algorithms.frames import CLEAR, find_frame
+from privrep.algorithms.alternation import Move, Problem, Settings, learn, moved
+from privrep.algorithms.frames import CLEAR
 from privrep.algorithms.initialisers import MOST_SQUARED, Initialiser, Start, normalised_pairs, power_method
-from privrep.algorithms.private_fedrep import Settings, add_weak, read_sizes
 from privrep.algorithms.representation import Estimate, Representation, publish
 from privrep.data.groups import Group
 from privrep.errors import InputError
 from privrep.local.frame import Frame
 from privrep.local.regression import DisjointPairs, NormalEquations, QuarterEquations
-from privrep.local.steps import SIZES
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Array, Bound
 from privrep.privacy.contributions import packed_size, unpack
@@ -45,12 +45,7 @@ from privrep.privacy.release import Query, Run
 MOST_UNKNOWNS = 4096  # d k: the normal equations have their square, half of which is released
 
 
-@dataclass(frozen=True)
-class AltMinSettings:
-    """Constants of the default, all fixed beforehand; `shared` are those that mean what they mean in Private FedRep."""
-
-    shared: Settings = field(default_factory=Settings)
-    normal_share: float = 0.15  # of a round's mu^2: for A, the rest for b
+NORMAL_SHARE = 0.15  # of a round's mu^2: for A, the rest for b
 
 
 def priv_altmin(
@@ -60,109 +55,62 @@ def priv_altmin(
     intercept: bool = True,
     frame: Frame | None = None,
     initialiser: Initialiser | None = None,
-    settings: AltMinSettings | None = None,
+    settings: Settings | None = None,
 ) -> Representation:
-    """Learn a shared representation. `rank=None` reads it off the first releases; `frame` declares public coordinates.
+    """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
+    d = run.users.features
+    _check_reach(d, rank)
+    chosen = initialiser or (normalised_pairs if d <= MOST_SQUARED else power_method)
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
-    """
-    settings = settings or AltMinSettings()
-    s = settings.shared
-    d, total = run.users.features, run.ledger.capacity
-    if d * (rank or 1) > MOST_UNKNOWNS:
+    def start(asked: Start) -> Estimate:
+        state = chosen(asked)
+        return state.first(min(state.basis.shape[1], MOST_UNKNOWNS // d))
+
+    return learn(run, rank, RegressionRound(), start, intercept=intercept, frame=frame, settings=settings)
+
+
+def _check_reach(features: int, rank: int | None) -> None:
+    if features * (rank or 1) > MOST_UNKNOWNS:
         raise InputError(
-            f"Priv-AltMin takes at most {MOST_UNKNOWNS:,} features times rank. Got {d:,} features: use Private FedRep."
+            f"Priv-AltMin takes at most {MOST_UNKNOWNS:,} features times rank. Got {features:,} features instead: "
+            "use Private FedRep."
         )
-    for_rounds = 1 - s.start_share
-    if frame is None:
-        frame = find_frame(run, s.scales_share * total, s.covariance_share * total, intercept)
-        for_rounds -= s.scales_share + s.covariance_share
-    if d in (rank, 1):  # all directions: there is nothing to choose
-        return publish(run, Estimate(np.eye(d), np.zeros((d, d))), frame)
-    start = initialiser or (normalised_pairs if d <= MOST_SQUARED else power_method)
-    state = start(Start(run, frame, rank, s.start_share * total, intercept))
-    state = state.first(min(state.basis.shape[1], MOST_UNKNOWNS // d))
-    if rank is not None and state.lopsided and d <= MOST_SQUARED:
-        state = alternate(
-            run, state.first(state.found), frame, 0.25 * for_rounds * total, intercept, settings, "strong", 3
-        )
-        state = add_weak(run, state, rank, frame, 0.25 * for_rounds * total, intercept, s)
-        for_rounds *= 0.5
-    return publish(run, alternate(run, state, frame, for_rounds * total, intercept, settings), frame)
 
 
-def alternate(
-    run: Run,
-    state: Estimate,
-    frame: Frame,
-    mu_squared: float,
-    intercept: bool,
-    settings: AltMinSettings,
-    name: str = "altmin",
-    rounds: int | None = None,
-) -> Estimate:
-    """Rounds of heads given U and U given heads, which together spend `mu_squared`, after a look at the sizes."""
-    s = settings.shared
-    rounds = rounds or s.rounds
-    per_histogram = s.sizes_share * mu_squared / rounds
-    plan = s.growth ** np.arange(rounds)
-    plan *= (1 - s.scout_share - s.sizes_share) * mu_squared / plan.sum()
-    scouting = _step(state, frame, (1.0, 1.0), s, intercept)
-    sizes = run.ask(f"{name}-scout", scouting, {"sizes": Query(SIZES, s.scout_share * mu_squared)})["sizes"]
-    read = read_sizes(sizes, s)
-    if read is None:
-        return state  # not even the histogram of sizes rises above the noise: what is left is better not spent
-    norm, ratio = read
-    for t in range(rounds):
-        last = t + 1 == rounds or state.converged
-        step = _step(state, frame, (norm, norm / ratio), s, intercept)
-        share = float(plan[t:].sum()) + (rounds - t) * per_histogram if last else float(plan[t])
+@dataclass(frozen=True)
+class RegressionRound:
+    """A and b of the normal equations, and a step that solves them."""
+
+    name: str = "altmin"
+
+    def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> NormalEquations:
+        k = state.basis.shape[1]
+        outside = np.linalg.qr(state.basis, mode="complete")[0][:, k:]
+        ridge = problem.settings.ridge(state)
+        return NormalEquations(state.basis, outside, problem.frame, norm, norm / ratio, ridge, problem.intercept)
+
+    def queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
         unknowns = step.vector_size
         normal = Bound(step.normal_norm, packed_size(unknowns), acute=True)
-        queries = {
-            "normal": Query(normal, settings.normal_share * share),
-            "right": Query(Bound(norm, unknowns), (1 - settings.normal_share) * share),
+        return {
+            "normal": Query(normal, NORMAL_SHARE * mu_squared),
+            "right": Query(Bound(norm, unknowns), (1 - NORMAL_SHARE) * mu_squared),
         }
-        if not last:
-            queries["sizes"] = Query(SIZES, per_histogram)
-        released = run.ask(f"{name}-{t + 1}", step, queries)
-        state = least_squares_step(state, step.outside, released["normal"], released["right"], s.floor)
-        if last:
-            break
-        norm, ratio = read_sizes(released["sizes"], s) or (norm, ratio)
-        norm, ratio = norm * state.shrink, ratio * state.shrink
-    return state
+
+    def move(
+        self, problem: Problem, state: Estimate, step: NormalEquations, released: Mapping[str, Release]
+    ) -> Estimate:
+        solved = solution(state, step.outside, released["normal"], released["right"], problem.settings.floor)
+        return moved(state, solved)
 
 
-def _step(state: Estimate, frame: Frame, norms: tuple[float, float], s: Settings, intercept: bool) -> NormalEquations:
-    k = state.basis.shape[1]
-    outside = np.linalg.qr(state.basis, mode="complete")[0][:, k:]
-    return NormalEquations(state.basis, outside, frame, *norms, s.ridge(state), intercept)
-
-
-def least_squares_step(state: Estimate, outside: Array, normal: Release, right: Release, floor: float) -> Estimate:
-    """U + reshape(A^-1 b) and a QR, in coordinates in which users' heads are uncorrelated.
-
-    As in `private_fedrep.preconditioned_step`, each of those directions of the move is then shrunk by what it is worth:
-    its signal, as far as its length exceeds the noise's or was left over by earlier steps, over signal plus noise.
-    """
+def solution(state: Estimate, outside: Array, normal: Release, right: Release, floor: float) -> Move:
+    """reshape(A^-1 b), in coordinates in which users' heads are uncorrelated."""
     k, e = state.basis.shape[1], outside.shape[1]
     model = denoised(unpack(normal.value), normal.sigma, k, floor)
-    raw = model.inverse @ right.value
-    turned = raw.reshape(k, e).T @ model.turn
+    raw = (model.inverse @ right.value).reshape(k, e).T @ model.turn
     energy = right.sigma**2 * np.diag(model.turn.T @ _block_squares(model.inverse, k) @ model.turn)
-    signal = np.maximum((turned**2).sum(axis=0) - energy, 0.0)
-    left = np.diag(model.turn.T @ state.error @ model.turn)
-    prior = np.maximum(signal, left)
-    gain = np.where(model.heard, prior / (prior + energy), 0.0)  # nothing heard, nothing moved
-    basis, R = np.linalg.qr(state.basis @ model.turn + gain * (outside @ turned))
-    basis *= np.where(np.diag(R) < 0, -1.0, 1.0)
-    missed = (1 - gain * model.reach) ** 2 + (gain * model.relative_error) ** 2
-    after = np.minimum(missed * prior + gain**2 * energy, 1.0)
-    shrink = math.sqrt(float(after.sum() / prior.sum())) if after.sum() > 0 else 1.0
-    converged = bool((signal < 0.5 * energy).all() and ((left < energy) | (gain == 0)).all())
-    return Estimate(basis, np.diag(after), np.sqrt(model.heads / model.heads.max()), min(shrink, 1.0), converged)
+    return Move(model.turn, outside @ raw, energy, model.heads, model.reach, model.heard, model.relative_error)
 
 
 def _block_squares(inverse: Array, k: int) -> Array:
@@ -197,13 +145,14 @@ def denoised(A: Array, sigma: float, k: int, floor: float) -> Normal:
     measured, turn = np.linalg.eigh(M)
     noise = sigma / math.sqrt(e)
     heads = np.maximum(measured, max(floor * measured[-1], 3 * noise))
-    unit = M / np.linalg.norm(M)
+    size = max(float(np.linalg.norm(M)), np.finfo(np.float64).tiny)
+    unit = M / size
     S = np.einsum("acbd,ab->cd", blocks, unit)
     S -= np.trace(S) / e * np.eye(e)
     rest = A - np.kron(M, np.eye(e)) - np.kron(unit, S)
     p_S, p_rest = packed_size(e) - 1, packed_size(k * e) - packed_size(e) - packed_size(k) + 1
     g_S, g_rest = _kept(S, p_S, sigma), _kept(rest, p_rest, sigma)
-    values, axes = np.linalg.eigh(np.eye(e) + g_S * S / np.linalg.norm(M))
+    values, axes = np.linalg.eigh(np.eye(e) + g_S * S / size)
     values = np.maximum(values, LEAST)
     inverse: Array = np.kron((turn / heads) @ turn.T, (axes / values) @ axes.T)
     if g_rest > 0:
@@ -245,13 +194,14 @@ def paper_altmin(
     """Algorithms 1 to 3. `init_share` of mu^2 goes to the initialisation, for which all users are asked; each of the
     groups, one a round, has all the rest, since no user is in two of them: `normal_share` of it for A. No intercept.
 
-    `eta` bounds |x||v| of a row and `zeta` its target. The defaults are rarely reached where x ~ N(0, I_50) and
-    |v| = 1, the setting the method was compared in.
+    `eta` bounds |x||v| of a row and `zeta` its target. The defaults would rarely be reached by true heads where
+    x ~ N(0, I_50) and |v| = 1, the setting the method was compared in; heads fitted on m/4 rows are often longer.
 
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
     d, total = run.users.features, run.ledger.capacity
+    _check_reach(d, rank)
     pairs = Query(Bound(zeta**2, packed_size(d)), init_share * total)
     moments = run.ask("paper-pairs", DisjointPairs(zeta), {"moments": pairs})["moments"].value
     U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]

@@ -31,10 +31,9 @@ class Estimate:
         """How many of the first columns stand out from the noise."""
         return int(np.argmin(np.append(np.diag(self.error) < 1, False)))
 
-    @property
-    def lopsided(self) -> bool:
-        """Whether the first column is known well and the last not at all: the strong directions hide the weak ones."""
-        return self.found < self.basis.shape[1] and bool(self.error[0, 0] < 0.1)
+    def hides(self, rank: int | None) -> bool:
+        """Whether strong directions may hide weak ones: the first is known well, and others may be missing."""
+        return bool(self.error[0, 0] < 0.1) and (rank is None or self.found < rank)
 
     def first(self, k: int) -> Estimate:
         return Estimate(self.basis[:, :k], self.error[:k, :k])

@@ -171,7 +171,7 @@ class Beside:
         return all(part.acute for part in self.parts)
 
     def norms(self) -> Array:
-        return np.sqrt(np.sum([part.norms() ** 2 for part in self.parts], axis=0)) * (1 + 1e-12)
+        return np.sqrt(_added([part.norms() ** 2 for part in self.parts])) * (1 + 1e-12)
 
     def weighted_sum(self, weights: Array) -> Array:
         return np.concatenate([part.weighted_sum(weights) for part in self.parts])
@@ -189,10 +189,18 @@ class Together:
         return False
 
     def norms(self) -> Array:
-        return np.sum([part.norms() for part in self.parts], axis=0)
+        return _added([part.norms() for part in self.parts]) * (1 + 1e-12)
 
     def weighted_sum(self, weights: Array) -> Array:
-        return np.sum([part.weighted_sum(weights) for part in self.parts], axis=0)
+        return _added([part.weighted_sum(weights) for part in self.parts])
+
+
+def _added(parts: list[Array]) -> Array:
+    """One after the other: NumPy would add many parts of a single user in another order than those of several."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
 
 
 def _weighted_rows(rows: NDArray[Any], weights: Array, used: NDArray[np.bool_]) -> Iterator[Array]:

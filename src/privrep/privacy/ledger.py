@@ -20,6 +20,7 @@ from privrep.privacy.accounting import (
     RELATIONS,
     Event,
     Relation,
+    Selection,
     accountant_of,
     check_budget,
     delta_left,
@@ -135,11 +136,13 @@ class Ledger:
 
     @property
     def capacity(self) -> float:
-        """All of mu^2 that the run may spend, spent or not: what an algorithm splits.
+        """What an algorithm splits: all of mu^2 that the run may spend on other things than selections, spent or not.
 
-        A selection makes it smaller, by the part of delta that it sets aside. So select first, then split.
+        A selection makes it smaller, by what it costs and by the part of delta that it sets aside. So select first,
+        then split: the same number then on every day that the run is continued.
         """
-        return self._capacity(self._entries.values())
+        selections = [event for event in self._entries.values() if isinstance(event, Selection)]
+        return max(self._capacity(self._entries.values()) - total_mu(selections) ** 2, 0.0)
 
     def _capacity(self, events: Iterable[Event]) -> float:
         """Nothing, if selections set aside all of delta.
@@ -154,7 +157,8 @@ class Ledger:
     @property
     def remaining(self) -> float:
         """What is left of mu^2 for releases to all users; a group that was asked for less than others has more left."""
-        return max(self.capacity - total_mu(self._entries.values()) ** 2, 0.0)
+        events = self._entries.values()
+        return max(self._capacity(events) - total_mu(events) ** 2, 0.0)
 
     @property
     def epsilon(self) -> float:
