@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint benchmark figure1 clean
+.PHONY: demo test lint benchmark figure1 jester frontier clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +32,12 @@ benchmark: $(VENV)/core   ## speed and memory, as ratios within one run
 
 figure1: $(VENV)/core   ## Figures 1-2 of the paper: CSV and picture in experiments/results
 	$(BIN)/python -m experiments.figure1
+
+jester: $(VENV)/core   ## ratings of jokes; needs ../shared/data/jester, or PRIVREP_DATA
+	$(BIN)/python -m experiments.jester
+
+frontier: $(VENV)/core   ## all methods and starts over epsilon, n, d, k, noise and conditioning: half an hour
+	$(BIN)/python -m experiments.frontier
 
 clean:
 	rm -rf $(VENV) demo

@@ -23,16 +23,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from privrep.algorithms.private_fedrep import SIZES
 from privrep.data.readers import TableSource
 from privrep.data.regroup import Seen
 from privrep.engines.base import default_workers
 from privrep.engines.streaming import StreamingUsers
-from privrep.local.steps import LeaveOneOutGradient, gradient_size
+from privrep.local.frame import Frame
+from privrep.local.steps import SIZES, LeaveOneOutGradient, gradient_size
 from privrep.privacy.bounds import Bound
 
 ROWS, FEATURES, RANK = 10, 50, 2
-STEP = LeaveOneOutGradient(np.eye(FEATURES, RANK), np.ones(FEATURES), 0.15, 0.02, intercept=True)
+STEP = LeaveOneOutGradient(np.eye(FEATURES, RANK), Frame.plain(FEATURES), 0.15, 0.02, intercept=True)
 BOUNDS = {"step": Bound(1.0, gradient_size(FEATURES, RANK)), "sizes": SIZES}
 
 

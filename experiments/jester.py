@@ -5,7 +5,8 @@
 24,983 users rated 100 jokes between -10 and 10. In each split a random fifth of every user's ratings is held out. Every
 private fit has defaults, selects the jokes it may name, finds its rank and charges all of it to (epsilon, 1e-6) under
 replace-one-user. Noise is simulated from seeds, but for the fit that is timed. The non-private references see all the
-ratings; the factorisation among them is given the rank that is best on the held-out ratings, which is too kind to it.
+ratings; the factorisation among them is given the rank and ridge that are best on the held-out ratings, which is too
+kind to it.
 Writes results/jester.csv and results/jester.png beside this file.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -29,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 EPSILONS = (0.1, 0.3, 1.0, 3.0)
 DELTA = 1e-6
 LEAST, MOST = -10.0, 10.0
-RANKS = (2, 4, 6, 8, 10, 12, 14)
+RANKS, RIDGES = (4, 6, 8, 12), (10.0, 30.0)  # of the non-private factorisation, which gets the best of them
 TARGETS = {0.3: 0.168, 1.0: 0.163}  # NMAE at most
 
 
@@ -115,9 +117,9 @@ def references(train: Ratings, test: Ratings, number: int) -> Iterator[Score]:
     ):
         yield Score(name, None, number, None, *errors(predictions, test), 0.0)
     best: Score | None = None
-    for rank in RANKS:
+    for rank, ridge in itertools.product(RANKS, RIDGES):
         begin = time.perf_counter()
-        full = alternating_least_squares(values, present, rank, np.random.default_rng(number))
+        full = alternating_least_squares(values, present, rank, ridge, np.random.default_rng(number))
         score = Score(
             "non-private ALS, best rank",
             None,
@@ -132,7 +134,7 @@ def references(train: Ratings, test: Ratings, number: int) -> Iterator[Score]:
 
 
 def alternating_least_squares(
-    values: Array, present: Array, rank: int, rng: np.random.Generator, ridge: float = 10.0, rounds: int = 12
+    values: Array, present: Array, rank: int, ridge: float, rng: np.random.Generator, rounds: int = 12
 ) -> Array:
     """(users, items): everybody's prediction of everything, user and item means in their own columns."""
     users, items = values.shape

@@ -17,7 +17,8 @@ from privrep.engines import base
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.errors import InputError, PrivrepError
 from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, BoundedSum, Contributions, clipped_sum
-from privrep.privacy.contributions import Counts, CrossMoments, Vectors
+from privrep.privacy.contributions import Counts, CrossMoments, NonNegative, RowMoments, Slots, Vectors
+from privrep.privacy.kronecker import kronecker
 
 RELATIONS = ("replace-one-user", "add-or-remove-one-user")
 any_float = st.floats(allow_nan=True, allow_infinity=True, width=64)
@@ -81,7 +82,26 @@ def test_a_bound_is_refused_or_kept_at_every_magnitude(exponent: int) -> None:
     magnitudes = np.ldexp(1.0, np.arange(-1074, 1024, 7))
     for size in magnitudes:
         assert np.linalg.norm(share(Vectors(np.full((1, 3), size)), bound)) <= 1 + FLOAT_SLACK
-        assert np.linalg.norm(share(CrossMoments(np.full((1, 2, 2), size), np.ones(1)), bound)) <= 1 + FLOAT_SLACK
+        slots = Slots(np.zeros(2, int), np.arange(2), np.full((2, 1), size), np.full((1, 1), size), 2)
+        for kind in (
+            CrossMoments(np.full((1, 2, 2), size), np.ones(1)),
+            RowMoments(np.full((1, 2, 2), size), np.ones(1)),
+            NonNegative(np.full((1, 3), size)),
+            slots,
+        ):
+            assert np.linalg.norm(share(kind, bound)) <= 1 + FLOAT_SLACK
+
+
+@pytest.mark.parametrize("norm", [2.0**-400, 2.0**-120, 1.0])
+def test_products_of_huge_and_tiny_factors_are_kept_at_every_magnitude(norm: float) -> None:
+    """The norm of a product of two moments may be as large as a number can be, and the weight that brings it down to
+    the bound smaller than a number with all its digits can be."""
+    for exponent in range(-300, 300, 1):
+        for more in (1.0, 1.2, 1.5, 1.9):
+            user = kronecker(
+                np.full((1, 1, 1), math.sqrt(more) * 2.0**exponent), np.full((1, 1, 1), 2.0**200), np.ones(1)
+            )
+            assert np.linalg.norm(share(user, Bound(norm, 1, acute=True))) <= 1 + FLOAT_SLACK / 4
 
 
 # What is refused

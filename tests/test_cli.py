@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from privrep import PrivateFedRep, cli
+from privrep import CentaurLinear, PrivAltMin, PrivateFactorization, PrivateFedRep, cli
 from privrep import model as models
 from privrep.cli.shared import Bar
 from privrep.data.synthetic import make_population
@@ -135,7 +135,7 @@ def test_fit_says_what_it_did(tables: Path, tmp_path: Path, capsys: pytest.Captu
         assert words in said
     assert "SEEDED" not in said
     loaded = models.load(out)
-    assert loaded.columns == models.Columns("user", "y", tuple(FEATURES))
+    assert loaded.columns == models.Columns("user", ("y",), tuple(FEATURES))
     assert loaded.heads is not None
     assert len(loaded.heads.ids) == 400
     assert not (out / "run.json").exists()
@@ -178,9 +178,11 @@ def test_fit_takes_its_options(tables: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_fit_as_the_paper_has_it(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model"
-    options = ["--method", "paper", "--rank", "2", "--no-intercept", "--no-safety-net", "--simulate", "7"]
+    options = ["--paper", "--rank", "2", "--no-intercept", "--no-safety-net", "--simulate", "7"]
     command = ["fit", tables / "users.parquet", *COLUMNS, *BUDGET, *options, "--out", out]
-    assert run(capsys, *command)[0] == 0
+    code, said, _ = run(capsys, *command)
+    assert code == 0
+    assert "Method: private-fedrep, as its paper has it" in said
     table = pq.read_table(tables / "users.parquet")
     X = np.column_stack([table[name].to_numpy() for name in FEATURES])
     estimator = PrivateFedRep.paper(2, epsilon=4.0, delta=1e-6, random_state=7)
@@ -189,6 +191,80 @@ def test_fit_as_the_paper_has_it(tables: Path, tmp_path: Path, capsys: pytest.Ca
     assert np.array_equal(models.load(out).representation.basis, estimator.model_.representation.basis)
     assert "paper-moments" in run(capsys, "inspect", out)[1]
     assert run(capsys, "predict", out, tables / "users.csv", "--out", tmp_path / "p.csv")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "make"),
+    [
+        (["--method", "priv-altmin"], lambda **o: PrivAltMin(2, **o)),
+        (["--method", "centaur"], lambda **o: CentaurLinear(2, **o)),
+        (["--start", "normalised-pairs"], lambda **o: PrivateFedRep(2, start="normalised-pairs", **o)),
+        (
+            ["--method", "priv-altmin", "--paper", "--no-intercept", "--no-safety-net"],
+            lambda **o: PrivAltMin.paper(2, **o),
+        ),
+        (
+            ["--method", "centaur", "--paper", "--no-intercept", "--no-safety-net"],
+            lambda **o: CentaurLinear.paper(2, **o),
+        ),
+    ],
+    ids=["priv-altmin", "centaur", "start", "priv-altmin, paper", "centaur, paper"],
+)
+def test_fit_by_every_method_equals_its_estimator(
+    options: list[str], make: Any, tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    command = ["fit", tables / "users.parquet", *COLUMNS, *BUDGET, *options, "--rank", "2", "--simulate", "7"]
+    code, said, _ = run(capsys, *command, "--out", out)
+    assert code == 0
+    assert ("Method: " in said) == ("--method" in options)
+    table = pq.read_table(tables / "users.parquet")
+    X = np.column_stack([table[name].to_numpy() for name in FEATURES])
+    estimator = make(epsilon=4.0, delta=1e-6, random_state=7)
+    estimator.fit(X, table["y"].to_numpy(), groups=table["user"].to_numpy())
+    assert models.load(out).config == estimator.model_.config
+    assert np.array_equal(models.load(out).representation.basis, estimator.model_.representation.basis)
+    code, said, _ = run(capsys, "inspect", out)
+    assert code == 0
+    assert models.load(out).config.method in said
+    grouped = {"priv-altmin", "--paper"} <= set(options)
+    assert ("group 5 of 5" in said, "do not add up" in said) == (grouped, grouped)
+    assert "not spent" not in said
+
+
+def test_a_declared_covariance_is_put_in_the_order_of_the_features(
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "model", tmp_path / "covariance.json"
+    given = {"columns": ["x3", "unused", "x0"], "covariance": [[2.0, 0.0, 0.5], [0.0, 9.0, 0.0], [0.5, 0.0, 1.0]]}
+    file.write_text(json.dumps(given))
+    command = ["fit", tables / "users.csv", *COLUMNS, *BUDGET, "--features", "x0,x3", "--covariance", file]
+    assert run(capsys, *command, "--out", out)[0] == 0
+    fitted = models.load(out)
+    assert fitted.config.covariance == ((1.0, 0.5), (0.5, 2.0))
+    assert not {"scales/sizes", "covariance/covariance"} & {name for name, _ in fitted.privacy.events}
+    assert "The declared covariance: it was taken as a public fact" in " ".join(run(capsys, "inspect", out)[1].split())
+    matrix = given["covariance"]
+    for bad in (
+        "no",
+        [1],
+        {"columns": ["x0"]},
+        {"columns": ["x0", "x3"], "covariance": [[1, 0]]},
+        {"columns": ["x0", "x3"], "covariance": [[1, 0], [0, "one"]]},
+        {"columns": ["x0", "x3"], "covariance": [[1, float("nan")], [0, 1]]},
+        {"columns": ["x0", "x3"], "covariance": [[1, 0.5], [0.4, 1]]},
+        {"columns": ["x0", "x3"], "covariance": [[1, 2], [2, 1]]},
+        {"columns": ["x0", "x3"], "covariance": [[0, 0], [0, 1]]},
+        {"columns": ["x0", "x0", "x3"], "covariance": matrix},
+        {"columns": ["x0", "x1", "x2"], "covariance": matrix},
+    ):
+        file.write_text(bad if isinstance(bad, str) else json.dumps(bad))
+        assert "--covariance" in refused(capsys, *command, "--out", tmp_path / "other")
+    file.write_text(json.dumps(given))
+    (tmp_path / "scale.json").write_text('{"x0": 1, "x3": 1}')
+    said = refused(capsys, *command, "--scale", tmp_path / "scale.json", "--out", tmp_path / "other")
+    assert "covariance" in said
+    assert not (tmp_path / "other").exists()
 
 
 def test_text_ids_keep_leading_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,12 +292,37 @@ PIECES = {
     "feature column": (["--features", "x0,x9"], "'x9'"),
     "target among features": (["--features", "x0,y"], "'y'"),
     "scale file": (["--scale", "nowhere.json"], "nowhere.json"),
+    "covariance file": (["--covariance", "nowhere.json"], "nowhere.json"),
+    "start": (["--start", "middle"], "start"),
+    "random start without a rank": (["--start", "random"], "rank"),
+    "paper with a start": (["--paper", "--rank", "2", "--no-intercept", "--start", "random"], "start"),
+    "paper with several targets": (["--paper", "--rank", "2", "--no-intercept", "--target", "y,x0"], "--target"),
+    "several targets, one unknown": (["--target", "y,z"], "'z'"),
+    "a target twice": (["--target", "y,y"], "'y'"),
+    "no target": (["--target", ","], "target"),
+    "categorical column": (["--categorical", "colour"], "--categorical"),
+    "categorical column twice": (["--categorical", "x0,x0"], "more than once"),
+    "categorical target": (["--categorical", "y"], "'y'"),
+    "categorical feature": (["--categorical", "x0", "--features", "x0,x1"], "'x0'"),
+    "categories file": (["--categorical", "x0", "--categories", "nowhere.json"], "nowhere.json"),
+    "items without item": (["--items", "nowhere.json"], "--item"),
+    "item column": (["--item", "jok"], "--item: there is no column 'jok'"),
+    "item is the user": (["--item", "user"], "'user'"),
+    "item and features": (["--item", "x0", "--features", "x1"], "leave out --features"),
+    "item and much else": (
+        ["--item", "x0", "--method", "centaur", "--paper", "--no-intercept"],
+        "--method, --paper, --no",
+    ),
+    "item and several targets": (["--item", "x0", "--target", "y,x1"], "one target"),
+    "covariance and categorical": (["--categorical", "x0", "--covariance", "nowhere.json"], "--categorical"),
+    "scale and values to select": (["--categorical", "x0", "--scale", "nowhere.json"], "--categories"),
+    "values to select, nowhere to sort": (["--categorical", "x0", "--workdir", "nowhere"], "nowhere"),
     "workdir": (["--workdir", "nowhere"], "nowhere"),
     "method": (["--method", "fast"], "method"),
-    "paper without a rank": (["--method", "paper", "--no-intercept"], "rank"),
-    "paper with intercepts": (["--method", "paper", "--rank", "2"], "intercepts"),
+    "paper without a rank": (["--paper", "--no-intercept"], "rank"),
+    "paper with intercepts": (["--paper", "--rank", "2"], "intercepts"),
     "paper, number of users not public": (
-        ["--method", "paper", "--rank", "2", "--no-intercept", "--relation", "add-or-remove-one-user"],
+        ["--paper", "--rank", "2", "--no-intercept", "--relation", "add-or-remove-one-user"],
         "replace-one-user",
     ),
 }
@@ -308,7 +409,7 @@ def test_fit_replaces_only_what_it_made_and_only_when_asked(
 ) -> None:
     command = ["fit", tables / "users.csv", *COLUMNS, *BUDGET, "--rank", "1", "--out"]
     assert "--overwrite" in refused(capsys, *command, copy)
-    assert "intercepts" in refused(capsys, *command, copy, "--overwrite", "--method", "paper")
+    assert "intercepts" in refused(capsys, *command, copy, "--overwrite", "--paper")
     assert models.load(copy).config.rank == 2
     code, _, noted = run(capsys, *command, copy, "--overwrite")
     assert code == 0
@@ -381,7 +482,7 @@ def test_a_run_in_use_is_not_removed(tables: Path, tmp_path: Path, capsys: pytes
     out = tmp_path / "model"
     config = models.Config(2, 4.0, 1e-6)
     users = InMemoryUsers(make_population(np.random.default_rng(0), 400, 6, 2, 6, 0.1).sample(np.random.default_rng(0)))
-    models._claim(out, config, models.Columns("user", "y", tuple(FEATURES)), users)
+    models._claim(out, config, models.Columns("user", ("y",), tuple(FEATURES)), users)
     at_work = Ledger(Budget(4.0, 1e-6), path=out / "ledger.jsonl")
     said = refused(capsys, "fit", tables / "users.csv", *COLUMNS, *BUDGET, "--rank", "1", "--out", out, "--overwrite")
     at_work.close()
@@ -638,6 +739,422 @@ def test_personalize_refuses_and_changes_nothing(
     assert "heads.txt" in refused(capsys, "personalize", copy, tables / "new.csv", "--out", tmp_path / "heads.txt")
     assert (copy / "private" / "heads.parquet").read_bytes() == before
     assert not (tmp_path / "heads.txt").exists()
+
+
+# several targets
+
+
+def two_targets(tables: Path, folder: Path) -> Path:
+    table = pq.read_table(tables / "users.parquet")
+    rng = np.random.default_rng(5)
+    other = 30 * table["x1"].to_numpy() - 10 * table["y"].to_numpy() + rng.normal(size=len(table))
+    pq.write_table(table.append_column("z", pa.array(other)), folder / "two.parquet")
+    return folder / "two.parquet"
+
+
+def test_several_targets_end_to_end(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, out = two_targets(tables, tmp_path), tmp_path / "model"
+    command = ["fit", table, "--user", "user", "--target", "y, z", *BUDGET, "--rank", "2", "--simulate", "7"]
+    code, said, _ = run(capsys, *command, "--out", out)
+    assert code == 0
+    assert "Targets: y, z; a head for each" in said
+    assert "Users: 400; rank 2 of 6 features" in said
+    rows = pq.read_table(table).to_pandas()
+    estimator = PrivateFedRep(2, epsilon=4.0, delta=1e-6, random_state=7)
+    estimator.fit(rows[FEATURES], rows[["y", "z"]], groups=rows["user"])
+    expected = estimator.predict(rows[FEATURES], groups=rows["user"])
+    for suffix in ("csv", "parquet"):
+        made = tmp_path / f"p.{suffix}"
+        assert "with their predictions" in run(capsys, "predict", out, table, "--out", made)[1]
+        read = pd.read_csv(made) if suffix == "csv" else pq.read_table(made).to_pandas()
+        assert list(read.columns) == [*rows.columns, "prediction_y", "prediction_z"]
+        np.testing.assert_allclose(read[["prediction_y", "prediction_z"]], expected, rtol=1e-9, atol=1e-9)
+    assert "'prediction_y'" in refused(capsys, "predict", out, tmp_path / "p.csv", "--out", tmp_path / "q.csv")
+    assert "targets y, z" in " ".join(run(capsys, "inspect", out)[1].split())
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_several_targets_of_new_users(
+    suffix: str, tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, out = two_targets(tables, tmp_path), tmp_path / "model"
+    assert run(capsys, "fit", table, "--user", "user", "--target", "y,z", *BUDGET, "--rank", "2", "--out", out)[0] == 0
+    rows = make_rows(3, first=1000, seed=1)
+    new = write(tmp_path / "new.csv", {**rows, "z": rows["y"] * 2})
+    assert "2 targets" in refused(capsys, "personalize", out, new, "--target", "y")
+    heads = tmp_path / f"heads{suffix}"
+    assert run(capsys, "personalize", out, new, "--out", heads)[1].startswith("3 heads")
+    if suffix == ".json":
+        lines = [{**one, **{f"weight_{n}": w for n, w in one["weights"].items()}} for one in _heads_of(heads)]
+    else:
+        text = suffix == ".csv"
+        lines = list(csv.DictReader(heads.read_text().splitlines())) if text else pq.read_table(heads).to_pylist()
+    assert [(int(line["user"]), line["target"]) for line in lines] == [
+        (user, target) for user in (1000, 1001, 1002) for target in ("y", "z")
+    ]
+    assert run(capsys, "personalize", out, new)[1].startswith("3 users more, 403 in all")
+    assert run(capsys, "personalize", out, new, "--replace")[1].startswith("0 users more, 403 in all")
+    assert run(capsys, "predict", out, new, "--out", tmp_path / "p.csv")[0] == 0
+    made = pd.read_csv(tmp_path / "p.csv")
+    first = made[made["user"] == 1000]
+    for target, line in zip(("y", "z"), lines[:2], strict=True):
+        by_hand = float(line["intercept"]) + sum(float(line[f"weight_{name}"]) * first[name] for name in FEATURES)
+        np.testing.assert_allclose(first[f"prediction_{target}"], by_hand, rtol=1e-6, atol=1e-9)
+
+
+def _heads_of(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text())["heads"])
+
+
+# categories
+
+
+def make_shops(users: int = 600) -> dict[str, Any]:
+    """Each user likes one of two kinds of shops; one user alone was in a shop of its own."""
+    rng = np.random.default_rng(3)
+    ids = np.repeat(np.arange(users), 8)
+    shop, price = rng.integers(0, 5, len(ids)), rng.normal(size=len(ids))
+    y = rng.normal(size=users)[ids] * (shop % 2) + 0.3 * price + 0.1 * rng.normal(size=len(ids))
+    names = np.array([f"shop {number}" for number in shop], dtype=object)
+    names[0] = "the secret one"
+    return {"user": ids, "y": y, "shop": names, "colour": np.array(["red", "blue"])[shop % 2], "price": price}
+
+
+SHOPS = [*COLUMNS, *BUDGET, "--categorical", "shop,colour"]
+
+
+@pytest.fixture(scope="module")
+def shops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shops")
+    rows = make_shops()
+    pq.write_table(pa.table({**rows, "note": [""] * len(rows["y"])}), folder / "shops.parquet")
+    write(folder / "shops.csv", rows)
+    (folder / "colours.json").write_text('{"colour": ["blue", "red", "green"]}')
+    return folder
+
+
+@pytest.mark.parametrize("name", ["shops.csv", "shops.parquet"])
+def test_categories_end_to_end(name: str, shops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A list that is declared is used as it is; another is selected, and a value of one user alone is in no file."""
+    out, colours = tmp_path / "model", ["--categories", shops / "colours.json"]
+    code, said, noted = run(capsys, "fit", shops / name, *SHOPS, *colours, "--out", out)
+    assert code == 0
+    assert "Values of shop: 5 named (selected privately); rows with others have no such feature" in said
+    assert "Values of colour: 3 named (declared)" in said
+    assert "of 9 features" in said
+    assert ("note" in noted) == (name == "shops.parquet")
+    fitted = models.load(out)
+    listed = (tuple(f"shop {number}" for number in range(5)), ("blue", "red", "green"))
+    assert fitted.columns == models.Columns("user", ("y",), ("price",), ("shop", "colour"), listed)
+    assert [event for event, _ in fitted.privacy.events][:2] == ["keys-1/keys", "scales/sizes"]
+    for path in out.rglob("*"):
+        assert path.is_dir() or b"the secret one" not in path.read_bytes()
+    said = " ".join(run(capsys, "inspect", out)[1].split())
+    for words in ("shop (5), colour (3)", "some declared, the others selected privately", "5e-08 of delta"):
+        assert words in said
+    code, said, _ = run(capsys, "predict", out, shops / name, "--out", tmp_path / "p.csv")
+    assert code == 0
+    assert "1 row with a value of shop that the model does not know: predicted without that feature" in said
+    errors = pd.read_csv(tmp_path / "p.csv").eval("(prediction - y) ** 2").mean()
+    assert errors < 0.15  # a constant for each user leaves 0.34
+    assert run(capsys, "predict", out, shops / "shops.csv", "--out", tmp_path / "p.parquet")[0] == 0
+    assert pq.read_table(tmp_path / "p.parquet")["shop"][0].as_py() == "the secret one"
+
+
+def test_new_users_of_a_model_with_categories(shops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, rows = tmp_path / "model", make_shops(3)
+    assert run(capsys, "fit", shops / "shops.csv", *SHOPS, "--out", out)[0] == 0
+    new = write(tmp_path / "new.csv", {**rows, "user": rows["user"] + 5000})
+    assert run(capsys, "personalize", out, new, "--out", tmp_path / "heads.csv")[0] == 0
+    line = next(csv.DictReader((tmp_path / "heads.csv").read_text().splitlines()))
+    assert [name for name in line if name.startswith("weight_")][:2] == ["weight_price", "weight_shop=shop 0"]
+    assert run(capsys, "personalize", out, new)[1].startswith("3 users more, 603 in all")
+    assert run(capsys, "predict", out, new, "--out", tmp_path / "p.csv")[0] == 0
+    first = pd.read_csv(tmp_path / "p.csv").iloc[1]
+    weights = [float(line[f"weight_shop={first['shop']}"]), float(line[f"weight_colour={first['colour']}"])]
+    by_hand = float(line["intercept"]) + float(line["weight_price"]) * first["price"] + sum(weights)
+    assert first["prediction"] == pytest.approx(by_hand, rel=1e-9)
+    renamed = write(tmp_path / "renamed.csv", {("store" if n == "shop" else n): v for n, v in rows.items()})
+    assert "'shop'" in refused(capsys, "predict", out, renamed, "--out", tmp_path / "q.csv")
+    numbers = write(tmp_path / "numbers.parquet", {**rows, "shop": np.arange(24)})
+    assert "'shop'" in refused(capsys, "predict", out, numbers, "--out", tmp_path / "q.csv")
+
+
+def test_only_categories_are_features_enough(shops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {name: values for name, values in make_shops().items() if name != "price"}
+    out, table = tmp_path / "model", write(tmp_path / "t.csv", rows)
+    assert "of 7 features" in run(capsys, "fit", table, *SHOPS, "--out", out)[1]
+    said = " ".join(run(capsys, "inspect", out)[1].split())
+    assert "selected privately, from those that enough users hold" in said
+    assert "declared" not in said
+    assert models.load(out).columns.features == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no",
+        "[1]",
+        '{"colour": "red"}',
+        '{"colour": []}',
+        '{"colour": ["red", "red"]}',
+        '{"colour": ["red", 1]}',
+        '{"colour": [1.5]}',
+        '{"price": [1]}',
+    ],
+)
+def test_bad_lists_of_categories_are_refused(
+    content: str, shops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lists.json"
+    file.write_text(content)
+    command = ["fit", shops / "shops.csv", *SHOPS, "--categories", file, "--out", tmp_path / "model"]
+    assert "--categories" in refused(capsys, *command)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_bad_value_costs_nothing_where_categories_are_selected(
+    shops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Selecting comes first and costs; the table is looked at before."""
+    bad = edited(shops / "shops.csv", 1234, "price", "nan")
+    said = refused(capsys, "fit", bad, *SHOPS, "--out", tmp_path / "model")
+    assert "'price'" in said
+    assert "row 1234" in said
+    decimal = pq.read_table(shops / "shops.parquet")
+    decimal = decimal.set_column(decimal.column_names.index("shop"), "shop", decimal["price"])
+    pq.write_table(decimal, tmp_path / "decimal.parquet")
+    assert "'shop'" in refused(capsys, "fit", tmp_path / "decimal.parquet", *SHOPS, "--out", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_empty_cell_is_no_category(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = make_shops()
+    rows["shop"][rows["shop"] == "shop 0"] = ""
+    table = write(tmp_path / "t.csv", rows)
+    assert "Values of shop: 4 named" in run(capsys, "fit", table, *SHOPS, "--out", tmp_path / "model")[1]
+    assert "" not in models.load(tmp_path / "model").columns.by_category["shop"]
+
+
+def test_sizes_of_declared_categories(shops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, sizes = tmp_path / "model", tmp_path / "scale.json"
+    command = ["fit", shops / "shops.csv", *COLUMNS, *BUDGET, "--features", "price", "--categorical", "colour"]
+    command += ["--categories", shops / "colours.json", "--scale", sizes, "--out", out]
+    sizes.write_text(json.dumps({"price": 1}))
+    assert "'colour=blue'" in refused(capsys, *command)
+    sizes.write_text(json.dumps({"price": 1, "colour=blue": 0.7, "colour=red": 0.7, "colour=green": 0.1}))
+    assert run(capsys, *command)[0] == 0
+    assert models.load(out).config.scale == (1.0, 0.7, 0.7, 0.1)
+    assert not any("keys" in name or "scales" in name for name, _ in models.load(out).privacy.events)
+
+
+def test_values_that_are_too_rare_to_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence; what was spent stays on record, and repeating the command spends no more."""
+    rows = make_shops(60)
+    table = write(tmp_path / "t.csv", {**rows, "shop": np.array([f"shop of {user}" for user in rows["user"]])})
+    command = ["fit", table, *SHOPS, "--out", tmp_path / "model"]
+    said = refused(capsys, *command)
+    assert "no value of column 'shop'" in said
+    assert "shop of" not in said
+    spent = (tmp_path / "model" / "ledger.jsonl").read_text()
+    code, _, noted = run(capsys, *command)
+    assert code == 2
+    assert "Continuing" in noted
+    assert (tmp_path / "model" / "ledger.jsonl").read_text() == spent
+    assert json.loads(run(capsys, "inspect", tmp_path / "model", "--json")[1])["share_spent"] < 0.03
+    code, said, _ = run(capsys, "inspect", tmp_path / "model")
+    assert code == 0
+    assert "shop (not declared)" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("place", ["charge", "post"])
+def test_a_fit_killed_while_it_selects_values_spends_nothing_twice(
+    place: str, shops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dead between the charge of the second selection and its page: the charge is on record, and pays for one draw."""
+    out, whole = tmp_path / "model", tmp_path / "whole"
+    command = ["fit", str(shops / "shops.csv"), *SHOPS, "--simulate", "1", "--out"]
+    die = (
+        "import os, sys\n"
+        "from privrep import cli\n"
+        "from privrep.privacy.ledger import Ledger\n"
+        "from privrep.privacy.billboard import Billboard\n"
+        "charge, post = Ledger.charge, Billboard._post\n"
+        "def new_charge(ledger, events):\n"
+        "    charge(ledger, events)\n"
+        f"    if 'keys-2/keys' in events and {place == 'charge'}: os._exit(9)\n"
+        "def new_post(board, page):\n"
+        "    post(board, page)\n"
+        "    if page.name == 'keys-2': os._exit(9)\n"
+        "Ledger.charge, Billboard._post = new_charge, new_post\n"
+        "cli.main(sys.argv[1:])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", die, *command, str(out)]).returncode == 9
+    report = json.loads(run(capsys, "inspect", out, "--json")[1])
+    assert [event["name"] for event in report["events"]] == ["keys-1/keys", "keys-2/keys"]
+    assert (out / "billboard" / "0001-keys-2.safetensors").exists() == (place == "post")
+    assert "other settings" in refused(capsys, *command, out, "--categories", shops / "colours.json")
+    code, _, noted = run(capsys, *command, out)
+    assert code == 0
+    assert "Continuing" in noted
+    assert run(capsys, *command, whole)[0] == 0
+    assert (out / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
+    assert models.load(out).columns == models.load(whole).columns
+    assert np.array_equal(models.load(out).representation.basis, models.load(whole).representation.basis)
+
+
+# ratings
+
+
+def make_ratings(users: int = 1500, first: int = 0, seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    fixed = np.random.default_rng(100)
+    offset, factors = fixed.normal(size=20), 2 * fixed.normal(size=(20, 1))
+    ids = np.repeat(np.arange(users), 10)
+    items = np.concatenate([rng.choice(20, 10, replace=False) for _ in range(users)])
+    taste = rng.normal(size=(users, 1))
+    rating = 5 + offset[items] + (factors[items] * taste[ids]).sum(axis=1) + 0.3 * rng.normal(size=len(ids))
+    items[0] = 776  # rated by one user alone
+    return {"user": ids + first, "joke": items + 1, "rating": rating, "hour": rng.integers(0, 24, len(ids))}
+
+
+RATINGS = ["--user", "user", "--item", "joke", "--target", "rating", *BUDGET]
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ratings")
+    write(folder / "ratings.parquet", make_ratings())
+    write(folder / "ratings.csv", make_ratings())
+    write(folder / "new.csv", make_ratings(2, first=9000, seed=1))
+    (folder / "items.json").write_text(json.dumps([*range(1, 21)]))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["ratings.csv", "ratings.parquet"])
+def test_ratings_end_to_end(name: str, ratings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model"
+    code, said, noted = run(capsys, "fit", ratings / name, *RATINGS, "--rank", "1", "--out", out)
+    assert code == 0
+    assert "1,500 users, 20 items, rank 1" in said
+    assert "Values of joke: 20 named (selected privately)" in said
+    assert "hour" not in noted
+    fitted = models.load(out)
+    assert fitted.config.ratings
+    assert set(fitted.columns.by_category["joke"]) == {str(n) if name.endswith("csv") else n for n in range(1, 21)}
+    assert fitted.billboard.selected("keys-1").keys == fitted.columns.categories[0]
+    words = " ".join(run(capsys, "inspect", out)[1].split())
+    for part in ("factorisation of ratings", "joke (20)", "taste/taste", "20 items"):
+        assert part in words
+    table = pq.read_table(ratings / "ratings.parquet").drop_columns(["rating", "hour"])
+    asked = write(tmp_path / f"asked{Path(name).suffix}", {n: table[n].to_numpy() for n in table.column_names})
+    code, said, _ = run(capsys, "predict", out, asked, "--out", tmp_path / "p.parquet")
+    assert code == 0
+    assert "1 row with a value of joke that the model does not know: predicted with the user's mean" in said
+    made = pq.read_table(tmp_path / "p.parquet")["prediction"].to_numpy()
+    estimator = PrivateFactorization.load(out)
+    items = table["joke"].to_numpy()
+    items = items.astype(str) if name.endswith("csv") else items
+    np.testing.assert_allclose(made, estimator.predict(table["user"].to_numpy(), items), rtol=1e-9)
+    assert ((made - make_ratings()["rating"]) ** 2).mean() < 1  # their variance is 4.3
+    code, said, _ = run(capsys, "personalize", out, ratings / "new.csv")
+    assert said.startswith("2 users more, 1,502 in all")
+    assert run(capsys, "predict", out, ratings / "new.csv", "--out", tmp_path / "new.csv")[0] == 0
+    new = pd.read_csv(tmp_path / "new.csv")
+    second = new[new["user"] == 9001]
+    items = second["joke"].astype(str) if name.endswith("csv") else second["joke"]
+    taste = estimator.personalize(items.to_numpy(), second["rating"].to_numpy())
+    np.testing.assert_allclose(second["prediction"], taste.predict(items.to_numpy()), rtol=1e-9)
+
+
+def test_a_declared_catalogue(ratings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It costs nothing, items without a rating are in it, and a CSV file is read as the list says."""
+    out, items = tmp_path / "model", tmp_path / "items.json"
+    items.write_text(json.dumps([*range(1, 21), 50]))
+    command = ["fit", ratings / "ratings.csv", *RATINGS, "--items", items]
+    code, said, _ = run(capsys, *command, "--out", out)
+    assert code == 0
+    assert "1,500 users, 21 items" in said
+    assert "21 named (declared)" in said
+    assert [name for name, _ in models.load(out).privacy.events] == ["taste/taste"]
+    assert "The declared list of items" in " ".join(run(capsys, "inspect", out)[1].split())
+    assert "21" in refused(capsys, *command, "--rank", "22", "--out", tmp_path / "other")
+    own = write(tmp_path / "own.csv", {"joke": [1, 2, 50], "rating": [4.0, 5.0, 1.0]})
+    heads = tmp_path / "mine.json"
+    assert run(capsys, "personalize", out, own, "--user-id", "77777", "--out", heads)[0] == 0
+    assert next(iter(_heads_of(heads)[0]["weights"])) == "joke=1"
+    renamed = write(tmp_path / "renamed.csv", {"user": [3], "title": [2]})
+    assert "'joke'" in refused(capsys, "predict", out, renamed, "--out", tmp_path / "p.csv")
+    assert run(capsys, "predict", out, renamed, "--item", "title", "--out", tmp_path / "p.csv")[0] == 0
+    assert "--features" in refused(capsys, "predict", out, renamed, "--features", "title", "--out", tmp_path / "q.csv")
+    for bad in ("no", '{"joke": [1]}', "[]", "[1, 2, 1]", '[1, "2"]', "[1.5]", '["one"]'):
+        items.write_text(bad)
+        if bad == '["one"]':  # for a Parquet file, whose items are integers
+            command[1] = ratings / "ratings.parquet"
+            assert "'joke'" in refused(capsys, *command, "--out", tmp_path / "other")
+        else:
+            assert "--items" in refused(capsys, *command, "--out", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_items_that_are_not_enough_for_the_rank(
+    ratings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their number is known only after it was paid for: one sentence that says so, and a ledger that does."""
+    command = ["fit", ratings / "ratings.parquet", *RATINGS, "--rank", "25", "--out", tmp_path / "model"]
+    said = refused(capsys, *command)
+    assert "number of items" in said
+    assert "is spent" in said
+    report = json.loads(run(capsys, "inspect", tmp_path / "model", "--json")[1])
+    assert [event["name"] for event in report["events"]] == ["keys-1/keys"]
+    command[command.index("25")] = "5"
+    assert "other settings" in refused(capsys, *command)
+    code, _, noted = run(capsys, *command, "--overwrite")
+    assert code == 0
+    assert "add up" in noted
+
+
+def test_no_item_is_rated_often_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write(tmp_path / "t.parquet", {"user": np.arange(40), "joke": np.arange(40), "rating": np.ones(40)})
+    said = refused(capsys, "fit", table, *RATINGS, "--out", tmp_path / "model")
+    assert "no value of column 'joke'" in said
+    assert "declare" in said
+
+
+def test_ratings_too_few_to_learn_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No factor at all: said loudly, and everything else works on items' offsets and users' means."""
+    out, items = tmp_path / "model", tmp_path / "items.json"
+    rng = np.random.default_rng(0)
+    rows = {"user": np.repeat(np.arange(30), 4), "joke": rng.integers(0, 9, 120), "rating": rng.normal(size=120)}
+    table = write(tmp_path / "t.csv", rows)
+    items.write_text(json.dumps([*range(9)]))
+    options = ["--epsilon", "0.1", "--delta", "1e-6", "--simulate", "1", "--items", items, "--out", out]
+    code, said, _ = run(capsys, "fit", table, *RATINGS[:6], *options)
+    assert code == 0
+    assert "30 users, 9 items, rank 0" in said
+    assert "NO FACTORS WERE LEARNED" in said
+    assert "Rank 0" in run(capsys, "inspect", out)[1]
+    assert json.loads(run(capsys, "inspect", out, "--json")[1])["representation"]["mean_squared_sine"] == 1.0
+    assert run(capsys, "personalize", out, table, "--replace")[1].startswith("0 users more, 30 in all")
+    assert run(capsys, "predict", out, table, "--out", tmp_path / "p.csv")[0] == 0
+
+
+def test_ctrl_c_in_a_fit_of_ratings(
+    ratings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(bar: object, name: str) -> None:
+        raise KeyboardInterrupt
+
+    command = ["fit", ratings / "ratings.csv", *RATINGS, "--out", tmp_path / "model"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Bar, "page", interrupt)
+        code, _, err = run(capsys, *command)
+    assert code == 130
+    assert "same command" in err
+    code, said, noted = run(capsys, *command)
+    assert code == 0
+    assert "Continuing" in noted
+    assert "epsilon 4 of 4" in said
 
 
 # inspect

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions
-from privrep.privacy.contributions import Counts, CrossMoments, Vectors, pack, packed_size, unpack
+from privrep.errors import InputError
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions, clipped_sum
+from privrep.privacy.contributions import (
+    Beside,
+    Counts,
+    CrossMoments,
+    NonNegative,
+    RowMoments,
+    Slots,
+    Together,
+    Vectors,
+    pack,
+    packed_size,
+    unpack,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -120,7 +135,125 @@ def test_counts_are_sums_of_unit_vectors(users: int, each: int, seed: int) -> No
     assert counts.weighted_sum(weights).dtype == np.float64
 
 
+# The kinds made of others, and those that are mostly zero
+
+
+def some_slots(rng: np.random.Generator, users: int, d: int, k: int, p: int) -> tuple[Slots, np.ndarray]:
+    """Slots of random users and columns, and the same as one full vector per user, in long double."""
+    user, column = np.nonzero(rng.random((users, d)) < 0.4)
+    values = rng.normal(size=(len(user), k)) * 10.0 ** rng.integers(-20, 20, (len(user), 1))
+    tail = rng.normal(size=(users, p)) * 10.0 ** rng.integers(-20, 20, (users, 1))
+    full = np.zeros((users, k, d), dtype=np.longdouble)
+    full[user, :, column] = values
+    return Slots(user, column, values, tail, d), np.concatenate([full.reshape(users, -1), tail], axis=1)
+
+
+def dense_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    A = rows.astype(np.longdouble)
+    return pack(np.einsum("uma,umb->uab", A, A) * scale[:, None, None])
+
+
+def some_of_every_kind(rng: np.random.Generator, users: int) -> dict[str, tuple[Contributions, np.ndarray]]:
+    """Contributions, and the same as one full vector per user."""
+    rows, scale = (
+        rng.normal(size=(users, 4, 3)) * np.exp(3 * rng.normal(size=(users, 1, 1))),
+        rng.uniform(0.1, 2, users),
+    )
+    values = rng.normal(size=(users, packed_size(3)))
+    counts = np.stack([rng.permutation(6)[:2] for _ in range(users)])
+    moments, products = RowMoments(rows, scale), CrossMoments(rows, scale)
+    positive, slots = NonNegative(np.abs(values)), some_slots(rng, users, 5, 2, 3)
+    histogram = Counts(counts, 6)
+    full = {"row": dense_rows(rows, scale), "cross": dense_moments(rows, scale), "counts": dense_counts(counts, 6)}
+    return {
+        "row moments": (moments, full["row"]),
+        "cross moments": (products, full["cross"]),
+        "vectors": (Vectors(values), values),
+        "slots": slots,
+        "non-negative": (positive, np.abs(values)),
+        "beside": (Beside((moments, positive, histogram)), np.hstack([full["row"], np.abs(values), full["counts"]])),
+        "beside, others": (Beside((slots[0], products)), np.hstack([slots[1], full["cross"]])),
+        "together": (Together((products, Vectors(values), moments)), full["cross"] + values + full["row"]),
+    }
+
+
+KINDS = tuple(some_of_every_kind(np.random.default_rng(0), 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.integers(1, 7), seeds)
+def test_norms_are_upper_bounds_and_sums_those_of_full_vectors(kind: str, users: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sent, full = some_of_every_kind(rng, users)[kind]
+    exact = np.sqrt((full.astype(np.longdouble) ** 2).sum(axis=1))
+    norms = sent.norms()
+    assert norms.dtype == np.float64
+    assert (norms >= exact).all()
+    if kind not in ("together", "cross moments", "beside, others"):
+        assert norms == pytest.approx(exact.astype(float), rel=1e-8)  # and not much more than the norm
+    weights = np.where(rng.random(users) < 0.3, 0.0, rng.uniform(0, 1, users))
+    total = sent.weighted_sum(weights)
+    error = np.linalg.norm((total - weights.astype(np.longdouble) @ full).astype(float))
+    assert error <= 2.0**-34 * float((weights * norms).sum())
+
+
+@pytest.mark.parametrize("kind", ["row moments", "vectors", "non-negative", "slots"])
+@given(st.integers(1, 12), st.integers(-300, 300), seeds)
+def test_norms_are_no_less_than_the_exact_ones(kind: str, size: int, exponent: int, seed: int) -> None:
+    """In exact fractions, squares compared, wherever the squares neither under- nor overflow."""
+    rng = np.random.default_rng(seed)
+    values = np.abs(rng.normal(size=size)) * 2.0 ** rng.integers(-40, 1, size)
+    full = [Fraction(v) for v in values]
+    if kind == "row moments":
+        exponent = exponent // 2
+        values, full = values * 2.0 ** (exponent // 2), [Fraction(v) * Fraction(2) ** (exponent // 2) for v in values]
+        square = sum((a * b) ** 2 for a in full for b in full)
+        sent: Contributions = RowMoments(values[None, None], np.ones(1))
+    else:
+        values, square = values * 2.0**exponent, sum((v * Fraction(2) ** exponent) ** 2 for v in full)
+        slots = Slots(np.zeros(size, int), np.arange(size), values[:, None], np.zeros((1, 1)), size)
+        sent = {"vectors": Vectors(values[None]), "non-negative": NonNegative(values[None]), "slots": slots}[kind]
+    assert Fraction(float(sent.norms()[0])) ** 2 >= square
+
+
+@given(st.integers(2, 6), seeds)
+def test_acute_kinds_never_point_away_from_each_other(users: int, seed: int) -> None:
+    """Any two users: the inner product of what they add to the sum is not negative, but for rounding."""
+    rng = np.random.default_rng(seed)
+    acute = {name: sent for name, (sent, _) in some_of_every_kind(rng, users).items() if sent.acute}
+    assert acute.keys() == {"row moments", "non-negative", "beside"}
+    acute["counts"] = Counts(rng.integers(-1, 6, (users, 1)), 6)
+    for sent in acute.values():
+        each = np.stack([sent.weighted_sum(weights) for weights in np.eye(users)])
+        inner, lengths = each @ each.T, np.linalg.norm(each, axis=1)
+        assert (inner >= -1e-12 * np.outer(lengths, lengths)).all()
+
+
+def test_a_negative_entry_or_a_cell_named_twice_makes_a_user_count_as_nothing() -> None:
+    values = np.array([[1.0, 2.0], [1.0, -1e-300], [0.0, -0.0], [np.nan, 1.0]])
+    norms = NonNegative(values).norms()
+    assert np.array_equal(np.isfinite(norms), [True, False, True, False])
+    total = clipped_sum(NonNegative(values), Bound(10.0, 2, acute=True))
+    assert total == pytest.approx([1.0, 2.0])
+    beside = Beside((NonNegative(values), RowMoments(np.ones((4, 1, 1)), np.ones(4))))
+    assert np.array_equal(np.isfinite(beside.norms()), [True, False, True, False])
+    assert clipped_sum(beside, Bound(10.0, 3, acute=True)) == pytest.approx([1.0, 2.0, 2.0])
+    assert np.array_equal(clipped_sum(Counts(np.array([[0, 0], [-1, -1]]), 2), Bound(2.0, 2, acute=True)), [0.0, 0.0])
+
+
+def test_parts_decide_whether_the_whole_is_acute() -> None:
+    positive, row = NonNegative(np.ones((1, 2))), RowMoments(np.ones((1, 1, 1)), np.ones(1))
+    assert Beside((positive, row)).acute
+    assert not Beside((positive, Vectors(np.ones((1, 2))))).acute
+    assert not Together((positive, positive)).acute  # to be safe
+    with pytest.raises(InputError, match="not acute"):
+        clipped_sum(Beside((positive, Vectors(np.ones((1, 2))))), Bound(1.0, 4, acute=True))
+
+
 # Promises of the protocol
+
+
+SPOILT = Vectors(np.array([[1.0, 2.0, 3.0], [np.nan, np.inf, 1.0], [4.0, 5.0, 6.0]]))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +262,16 @@ def test_counts_are_sums_of_unit_vectors(users: int, each: int, seed: int) -> No
         Vectors(np.array([[1.0, 2.0, 3.0], [np.nan, 1.0, np.inf], [4.0, 5.0, 6.0]])),
         CrossMoments(np.stack([np.ones((3, 2)), np.full((3, 2), np.nan), np.ones((3, 2))]), np.ones(3)),
         CrossMoments(np.stack([np.ones((3, 2)), np.full((3, 2), np.inf), np.ones((3, 2))]), np.ones(3)),
+        RowMoments(np.stack([np.ones((3, 2)), np.full((3, 2), np.nan), np.ones((3, 2))]), np.ones(3)),
+        RowMoments(np.ones((3, 2, 2)), np.array([1.0, np.inf, 1.0])),
+        NonNegative(np.array([[1.0, 2.0], [np.inf, 1.0], [4.0, 5.0]])),
+        Beside((SPOILT, RowMoments(np.ones((3, 1, 2)), np.ones(3)))),
+        Beside((RowMoments(np.ones((3, 1, 2)), np.ones(3)), SPOILT)),
+        Together((SPOILT, RowMoments(np.ones((3, 1, 2)), np.ones(3)))),
+        Slots(
+            np.array([0, 0, 1, 2]), np.array([0, 1, 0, 1]), np.array([[1.0], [2], [np.nan], [4]]), np.ones((3, 1)), 2
+        ),
+        Slots(np.array([0, 1]), np.array([0, 0]), np.ones((2, 1)), np.array([[1.0], [-np.inf], [4]]), 1),
     ],
 )
 def test_a_user_of_weight_zero_is_skipped_whatever_it_holds(spoilt: Contributions) -> None:
@@ -139,10 +282,11 @@ def test_a_user_of_weight_zero_is_skipped_whatever_it_holds(spoilt: Contribution
     assert (total != 0).all()
 
 
-def test_only_counts_are_acute_and_nobody_can_say_otherwise() -> None:
-    cells = Counts(np.zeros((1, 1), dtype=np.int64), 3)
-    assert cells.acute
-    for other in (Vectors(np.ones((1, 3))), CrossMoments(np.ones((1, 2, 3)), np.ones(1))):
+def test_only_kinds_are_acute_and_nobody_can_say_otherwise() -> None:
+    slots = Slots(np.zeros(1, int), np.zeros(1, int), np.ones((1, 1)), np.ones((1, 0)), 3)
+    for kind in (Counts(np.zeros((1, 1), dtype=np.int64), 3), RowMoments(np.ones((1, 2, 2)), np.ones(1))):
+        assert kind.acute
+    for other in (Vectors(np.ones((1, 3))), CrossMoments(np.ones((1, 2, 3)), np.ones(1)), slots):
         assert not other.acute
     with pytest.raises(TypeError):
         Vectors(np.ones((1, 3)), acute=True)  # type: ignore[call-arg]

@@ -7,12 +7,22 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils import get_tags
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
-from privrep import InputError, NothingLearned, PrivateFedRep, ResumeError
+from privrep import (
+    CentaurLinear,
+    InputError,
+    NothingLearned,
+    PrivAltMin,
+    PrivateFactorization,
+    PrivateFedRep,
+    ResumeError,
+)
 
 
 def rows(users=300, size=8, features=6, seed=0):
@@ -127,9 +137,9 @@ def test_paper_configuration(data):
     assert next(name for name, _ in model.privacy_.events) == "paper-moments/moments"
     assert model.privacy_.epsilon == pytest.approx(1.0, rel=1e-6)
     with pytest.raises(InputError, match="neither intercepts nor feature scales"):
-        PrivateFedRep(rank=2, method="paper", random_state=0).fit(X, y, groups=groups)
-    with pytest.raises(InputError, match="method must be one of"):
-        PrivateFedRep(rank=2, method="best", random_state=0).fit(X, y, groups=groups)
+        PrivateFedRep(rank=2, configuration="paper", random_state=0).fit(X, y, groups=groups)
+    with pytest.raises(InputError, match="configuration must be one of default, paper"):
+        PrivateFedRep(rank=2, configuration="best", random_state=0).fit(X, y, groups=groups)
 
 
 def test_a_hopeless_fit_says_so():
@@ -208,6 +218,12 @@ def test_run_folder_resumes_and_refuses_other_settings(tmp_path, data, fitted, m
         ({"relation": "rows"}, "relation must be one of"),
         ({"random_state": "x"}, "random_state must be None"),
         ({"feature_scale": [1.0]}, "feature_scale must hold 6"),
+        ({"feature_scale": [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]}, "feature_scale must hold 6 positive"),
+        ({"feature_covariance": np.ones((5, 5))}, "symmetric matrix of 6 x 6"),
+        ({"feature_covariance": np.triu(np.ones((6, 6)))}, "symmetric matrix"),
+        ({"feature_covariance": np.eye(6), "feature_scale": np.ones(6)}, "leave feature_scale out"),
+        ({"start": "best"}, "start must be one of"),
+        ({"start": "random", "rank": "auto"}, "give a rank"),
     ],
 )
 def test_bad_parameters(change, sentence, data):
@@ -238,7 +254,7 @@ def _rows(X):
     return X.shape[0] if hasattr(X, "shape") else len(np.asarray(X))
 
 
-class GroupedByPosition(PrivateFedRep):
+class _GroupedByPosition:
     """scikit-learn's checks know nothing of groups: this gives every fifth row to one user."""
 
     def fit(self, X, y):
@@ -253,11 +269,86 @@ class GroupedByPosition(PrivateFedRep):
         return r2_score(y, self.predict(X), sample_weight=sample_weight)
 
 
-def test_scikit_learn_checks():
-    """Every check scikit-learn has for regressors, run on the estimator as it is apart from the groups."""
-    results = check_estimator(
-        GroupedByPosition(rank=1, epsilon=1e4, random_state=0), expected_failed_checks={}, on_fail=None, on_skip=None
-    )
-    failed = {r["check_name"]: repr(r["exception"]) for r in results if r["status"] == "failed"}
-    assert len(results) > 40
-    assert not failed
+class GroupedFedRep(_GroupedByPosition, PrivateFedRep): ...
+
+
+class GroupedAltMin(_GroupedByPosition, PrivAltMin): ...
+
+
+class GroupedCentaur(_GroupedByPosition, CentaurLinear): ...
+
+
+GROUPED = [kind(rank=1, epsilon=1e4, random_state=0) for kind in (GroupedFedRep, GroupedAltMin, GroupedCentaur)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks(GROUPED)
+def test_scikit_learn_checks(estimator, check):
+    """Every check scikit-learn has for regressors, run on the estimators as they are apart from the groups."""
+    check(estimator)
+
+
+@pytest.mark.parametrize("estimator", GROUPED)
+def test_sparse_rows_and_several_targets_are_declared_so_that_scikit_learn_checks_them(estimator):
+    tags = get_tags(estimator)
+    assert tags.input_tags.sparse
+    assert tags.target_tags.multi_output
+    names = {getattr(check, "func", check).__name__ for _, check in estimator_checks_generator(estimator)}
+    assert {"check_estimator_sparse_array", "check_estimator_sparse_matrix", "check_regressor_multioutput"} <= names
+    assert len(names) > 40
+
+
+def test_sparse_rows_and_several_targets(data):
+    X, y, groups = data
+    thin = sparse.csr_matrix(np.where(np.abs(X) > 0.7, X, 0.0))
+    targets = np.column_stack([y, 1e4 * y + 3])
+    model = PrivateFedRep(rank=2, epsilon=100.0, random_state=1).fit(thin, targets, groups=groups)
+    predictions = model.predict(thin, groups=groups)
+    assert predictions.shape == targets.shape
+    assert np.allclose((predictions[:, 1] - 3) / 1e4, predictions[:, 0], atol=0.05)
+    head = model.personalize(thin[groups == 3], targets[groups == 3])
+    assert np.allclose(head.predict(thin[groups == 3]), predictions[groups == 3])
+    assert head.weights.shape == (2, 6)
+    assert len(head.kind) == 2
+
+
+@pytest.mark.parametrize("kind", [PrivAltMin, CentaurLinear, PrivateFactorization])
+def test_another_class_cannot_load_it_and_says_which_can(tmp_path, fitted, kind):
+    fitted.save(tmp_path / "model")
+    with pytest.raises(InputError, match="load it with") as raised:
+        kind.load(tmp_path / "model")
+    if kind is not PrivateFactorization:
+        assert "PrivateFedRep.load" in str(raised.value)
+    assert str(raised.value).count(".") <= 3
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_of_ratings_is_not_one_of_tables(tmp_path):
+    rng = np.random.default_rng(0)
+    who, what = np.repeat(np.arange(200), 5), rng.integers(0, 4, 1000)
+    PrivateFactorization(1, epsilon=50.0, items=range(4), random_state=0).fit(
+        who, what, what + rng.normal(size=1000)
+    ).save(tmp_path / "model")
+    with pytest.raises(InputError, match=r"load it with PrivateFactorization\.load"):
+        PrivateFedRep.load(tmp_path / "model")
+
+
+def test_declared_covariance_and_starts_are_saved(tmp_path, data):
+    X, y, groups = data
+    model = PrivateFedRep(2, epsilon=50.0, feature_covariance=2 * np.eye(6), start="power-method", random_state=1)
+    model.fit(X, y, groups=groups).save(tmp_path / "model")
+    loaded = PrivateFedRep.load(tmp_path / "model")
+    assert np.array_equal(loaded.predict(X, groups=groups), model.predict(X, groups=groups))
+    assert loaded.start == "power-method"
+    assert np.array_equal(loaded.feature_covariance, 2 * np.eye(6))
+    pages = [name.split("/")[0] for name, _ in model.privacy_.events]
+    assert not {"scales", "covariance", "moments"} & set(pages)
+    assert "power-1" in pages
+
+
+def test_a_declared_covariance_is_not_for_sparse_rows(data):
+    X, y, groups = data
+    model = PrivateFedRep(2, epsilon=100.0, feature_covariance=np.eye(6), random_state=0)
+    with pytest.raises(InputError, match="declare feature_scale instead"):
+        model.fit(sparse.csr_array(X), y, groups=groups)
+    model.fit(X, y, groups=groups)

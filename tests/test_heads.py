@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import sparse
 
-from privrep.algorithms.representation import Representation
+from privrep.algorithms.representation import Ratings, Representation
 from privrep.data.user_table import UserTable
 from privrep.heads import (
     CONSTANT,
@@ -16,8 +17,10 @@ from privrep.heads import (
     fit_block,
     fit_heads,
     own_candidate,
+    rating_candidate,
     shared_candidate,
 )
+from privrep.local.frame import Frame
 
 
 def users(n, size, features, weights, noise, seed=0, intercept=0.0):
@@ -29,7 +32,7 @@ def users(n, size, features, weights, noise, seed=0, intercept=0.0):
 
 
 def basis(features, rank, error=0.0):
-    return Representation(np.eye(features)[:, :rank], np.ones(features), error)
+    return Representation(np.eye(features)[:, :rank], Frame.plain(features), error)
 
 
 def ridge_alone(P, y, ridge, centre):
@@ -145,7 +148,9 @@ def test_no_user_can_stop_the_others_from_getting_their_heads(wild, size):
 def test_predict_equals_weights():
     rng = np.random.default_rng(4)
     table, _, _ = users(50, 30, 8, rng.normal(size=(50, 8)), 0.1, intercept=-2.0)
-    rep = Representation(np.linalg.qr(rng.normal(size=(8, 3)))[0], 2.0 ** rng.integers(-3, 3, 8).astype(float), 0.0)
+    rep = Representation(
+        np.linalg.qr(rng.normal(size=(8, 3)))[0], Frame(2.0 ** rng.integers(-3, 3, 8).astype(float)), 0.0
+    )
     heads = fit_heads(table.blocks(), rep)
     positions = np.repeat(np.arange(50), 30)
     expected = np.einsum("rd,rd->r", table.X, heads.weights(rep)[positions]) + heads.intercept[positions]
@@ -169,3 +174,67 @@ def test_shared_heads_beat_unregularised_ones_when_rows_are_few():
     plain = np.array([np.linalg.lstsq(np.c_[X[i, :, :3], np.ones(5)], y[i], rcond=None)[0][:3] for i in range(3000)])
     errors = [np.median(((w - weights[:, :3]) ** 2).sum(axis=1)) for w in (fit.weights, plain)]
     assert errors[0] < 0.8 * errors[1]
+
+
+def test_several_targets_have_a_head_each_as_if_alone():
+    rng = np.random.default_rng(7)
+    table, _, first = users(60, 9, 6, np.eye(6)[rng.integers(0, 2, 60)], 0.1)
+    second = table.X[:, 3] * 100 + 7
+    both = UserTable(table.X, np.column_stack([first.ravel(), second]), table.offsets, table.ids)
+    heads = fit_heads(both.blocks(), basis(6, 2))
+    positions = np.repeat(np.arange(60), 9)
+    predictions = heads.predict(basis(6, 2), table.X, positions)
+    assert predictions.shape == (540, 2)
+    for column, y in enumerate((first.ravel(), second)):
+        alone = fit_heads(UserTable(table.X, y, table.offsets, table.ids).blocks(), basis(6, 2))
+        assert np.array_equal(heads.kind.reshape(60, 2)[:, column], alone.kind)
+        assert np.allclose(predictions[:, column], alone.predict(basis(6, 2), table.X, positions))
+
+
+def test_heads_of_sparse_rows_are_those_of_dense_ones_but_for_regressions_of_their_own():
+    rng = np.random.default_rng(8)
+    table, _, _ = users(60, 9, 6, np.eye(6)[rng.integers(0, 2, 60)], 0.1)
+    X = np.where(rng.random(table.X.shape) < 0.5, table.X, 0.0)
+    thin = UserTable(sparse.csr_array(X), table.y, table.offsets, table.ids)
+    heads = fit_heads(thin.blocks(), basis(6, 2))
+    assert set(heads.kind.tolist()) <= {SHARED, CONSTANT}
+    dense = fit_heads(UserTable(X, table.y, table.offsets, table.ids).blocks(), basis(6, 2), safety_net=False)
+    shared = fit_heads(thin.blocks(), basis(6, 2), safety_net=False)
+    assert np.allclose(shared.shared, dense.shared)
+    positions = np.repeat(np.arange(60), 9)
+    assert np.allclose(
+        shared.predict(basis(6, 2), thin.X, positions), dense.predict(basis(6, 2), X, positions), atol=1e-9
+    )
+
+
+def test_a_representation_without_columns_leaves_constants():
+    """Ratings of which nothing was learned have offsets and no factors; tables may have a rank of zero likewise."""
+    table, _, y = users(5, 4, 3, np.zeros((5, 3)), 1.0)
+    empty = Representation(np.zeros((3, 0)), Frame.plain(3), 0.0, np.zeros(0), Ratings(np.zeros(3), 1.0))
+    heads = fit_heads(table.blocks(), empty)
+    assert np.allclose(heads.intercept, y.mean(axis=1))
+    assert empty.mean_error == 1.0
+
+
+def test_the_taste_of_a_user_is_a_posterior_mean():
+    """Against the normal equations of the whole model, mean included, with the spread taken from the ratings."""
+    rng = np.random.default_rng(9)
+    P, y = rng.normal(size=(4, 7, 3)), 3 + rng.normal(size=(4, 7))
+    fit = rating_candidate(P, y, Ratings(np.zeros(1), 0.6))
+    for i in range(4):
+        spread = y[i].std()
+        target = y[i] - spread * P[i, :, 0]
+        A = np.column_stack([np.ones(7), P[i, :, 1:]])
+        mean, *taste = np.linalg.solve(A.T @ A + 0.6 * np.diag([0.0, 1.0, 1.0]), A.T @ target)
+        assert fit.weights[i] == pytest.approx([spread, *taste], rel=1e-9)
+        assert fit.intercept[i] == pytest.approx(mean, rel=1e-9)
+
+
+def test_ratings_that_are_all_alike_or_alone_are_predicted_by_their_mean():
+    P = np.random.default_rng(10).normal(size=(2, 3, 4))
+    fit = rating_candidate(P, np.array([[4.0, 4.0, 4.0], [0.1, 0.1, 0.1]]), Ratings(np.zeros(1), 0.5))
+    assert np.allclose(fit.weights, 0.0, atol=1e-12)
+    assert fit.intercept == pytest.approx([4.0, 0.1])
+    alone = rating_candidate(P[:, :1], np.array([[2.0], [5.0]]), Ratings(np.zeros(1), 0.5))
+    assert np.array_equal(alone.weights, np.zeros((2, 4)))
+    assert alone.intercept == pytest.approx([2.0, 5.0])

@@ -13,13 +13,16 @@ import pytest
 
 from privrep import PrivateFedRep
 from privrep import model as models
+from privrep.data.groups import Group
 from privrep.data.synthetic import make_population
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.errors import InputError
 from privrep.heads import fit_heads
-from privrep.privacy.ledger import read_report
+from privrep.privacy.accounting import Event, Gaussian, Selection
+from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier, read_report
+from privrep.ratings import PrivateFactorization
 from privrep.report import words
-from privrep.report.picture import draw_fit
+from privrep.report.picture import _bars, draw_fit
 
 
 def make_model(folder: Path, **options: object) -> models.Model:
@@ -75,13 +78,125 @@ def test_shares_add_up_to_the_budget(folder: Path) -> None:
     assert all(one.purpose for one in spent)
 
 
-def test_every_release_of_the_paper_has_a_purpose_too(tmp_path: Path) -> None:
-    make_model(tmp_path / "m", method="paper", intercept=False, safety_net=False)
-    spent = words.inspect_folder(tmp_path / "m").releases
-    assert {one.name.partition("/")[0].rstrip("0123456789"): one.purpose for one in spent} == {
-        "paper-moments": "starting point",
-        "paper-round-": "step",
-    }
+@pytest.mark.parametrize("method", ["private-fedrep", "priv-altmin", "centaur"])
+@pytest.mark.parametrize(
+    "options", [{}, {"configuration": "paper", "intercept": False, "safety_net": False}], ids=["default", "paper"]
+)
+def test_every_release_of_every_method_has_a_purpose(method: str, options: dict[str, object], tmp_path: Path) -> None:
+    make_model(tmp_path / "m", method=method, seed=1, **options)
+    found = words.inspect_folder(tmp_path / "m")
+    assert all(one.purpose for one in found.releases), [one.name for one in found.releases if not one.purpose]
+    assert words.share_spent(found.privacy) == pytest.approx(1.0, rel=1e-6)
+    text = everything(found)
+    assert method in text
+    assert ("configuration of its paper" in text) == bool(options)
+    assert ("Features as they come" in text) == bool(options)
+
+
+@pytest.mark.parametrize("start", ["spectral", "normalised-pairs", "power-method", "random"])
+def test_every_release_of_every_start_has_a_purpose(start: str, tmp_path: Path) -> None:
+    make_model(tmp_path / "m", start=start, seed=1)
+    found = words.inspect_folder(tmp_path / "m")
+    assert all(one.purpose for one in found.releases), [one.name for one in found.releases if not one.purpose]
+    assert f"Start: {start}" in everything(found)
+
+
+def test_names_of_releases_that_few_runs_have() -> None:
+    """Deflation, sparse features, several copies, ratings of very many items."""
+    for name in (
+        "frequencies/frequencies",
+        "keys-2/keys",
+        "residuals/moments",
+        "strong-scout/sizes",
+        "strong-1/step",
+        "strong-2/normal",
+        "strong-2/right",
+        "strong-3/sizes",
+        "power-2-3/image",
+        "taste/taste",
+        "means/means",
+        "tail/image",
+    ):
+        assert words.purpose(name), name
+    assert words.purpose("unheard/of") == ""
+    assert words.purpose("moments/moments") == "starting point"
+    assert words.purpose("residuals/moments") != "starting point"
+
+
+def report_of(events: dict[str, Event], epsilon: float = 1.0, delta: float = 1e-6) -> PrivacyReport:
+    ledger = Ledger(Budget(epsilon, delta))
+    ledger.charge(events)
+    return ledger.report()
+
+
+def test_groups_are_asked_in_parallel() -> None:
+    """Two groups of half of the budget each, and a release to all for the other half: all is spent, not 150%."""
+    half = noise_multiplier(Budget(1.0, 1e-6).mu ** 2 / 2)
+    groups = {f"round-{t + 1}/step": Gaussian(half, Group("rounds", t, 2)) for t in range(2)}
+    report = report_of({"moments/moments": Gaussian(half), **groups})
+    spent = words.releases(report)
+    assert [one.share for one in spent] == pytest.approx([0.5, 0.5, 0.5])
+    assert [one.remark for one in spent] == ["", "group 1 of 2", "group 2 of 2"]
+    assert words.share_spent(report) == pytest.approx(1.0)
+    assert _bars(report) == pytest.approx(
+        {"starting point": 0.5, "round 1 (group 1 of 2)": 0.5, "round 2 (group 2 of 2)": 0.5}
+    )
+
+
+def test_what_a_selection_sets_aside_is_said() -> None:
+    """Shares are of what is left to spend once a part of delta is set aside, so that they still end at 100%."""
+    budget = Budget(1.0, 1e-6)
+    selection = Selection(noise_multiplier(0.05 * budget.mu**2), 4e-7)
+    ledger = Ledger(budget)
+    ledger.charge({"keys-1/keys": selection})
+    ledger.charge({"taste/taste": Gaussian(noise_multiplier(ledger.remaining))})
+    report = ledger.report()
+    first, second = words.releases(report)
+    assert first.remark == "4e-07 of delta"
+    assert first.share > 0.05  # of a smaller whole
+    assert first.share + second.share == pytest.approx(1.0, rel=1e-9)
+    assert words.share_spent(report) == pytest.approx(1.0, rel=1e-9)
+    assert report.epsilon == pytest.approx(1.0, rel=1e-6)
+    assert _bars(report)["which values may be named"] == first.share
+
+
+def make_ratings(folder: Path, **options: object) -> None:
+    rng = np.random.default_rng(0)
+    users, items = np.repeat(np.arange(800), 6), rng.integers(0, 10, 4800)
+    values = rng.normal(size=10)[items] + rng.normal(size=10)[items] * rng.normal(size=800)[users]
+    PrivateFactorization(1, epsilon=4.0, run_folder=folder, **options).fit(users, items, values)  # type: ignore[arg-type]
+
+
+def test_words_about_ratings(tmp_path: Path) -> None:
+    make_ratings(tmp_path / "m")
+    found = words.inspect_folder(tmp_path / "m")
+    text = everything(found)
+    for said in ("factorisation of ratings", "item (10)", "selected privately", "10 items", "spread of ratings"):
+        assert said in text
+    assert "declared" not in text
+    assert "whitening" not in text
+    assert [one.remark for one in found.releases] == ["5e-08 of delta", ""]
+    make_ratings(tmp_path / "declared", items=list(range(12)))
+    text = everything(words.inspect_folder(tmp_path / "declared"))
+    assert "The declared list of items" in text
+    assert "they were declared" in text
+    data = json.loads(json.dumps(words.as_json(words.inspect_folder(tmp_path / "declared"))))
+    assert data["config"]["ratings"] is True
+    assert data["columns"]["categories"] == [list(range(12))]
+
+
+def test_words_about_coordinates(tmp_path: Path) -> None:
+    """The features are uncorrelated. A declared covariance is used whatever they are, and is no one's secret."""
+    make_model(tmp_path / "plain", seed=1)
+    text = everything(words.inspect_folder(tmp_path / "plain"))
+    assert "found by a charged release" in text
+    assert "small or within noise" in text
+    covariance = np.eye(6) + 0.9 * (np.ones((6, 6)) - np.eye(6))
+    make_model(tmp_path / "m", covariance=tuple(map(tuple, covariance.tolist())))
+    text = everything(words.inspect_folder(tmp_path / "m"))
+    assert "(whitening) by the declared covariance" in text
+    assert "Feature scales from 1 to 1, declared as public" in text
+    assert "The declared covariance: it was taken as a public fact" in text
 
 
 def test_json_holds_numbers_and_words(folder: Path) -> None:
@@ -109,13 +224,13 @@ def test_an_unfinished_run_is_read_and_left_alone(tmp_path: Path, folder: Path) 
     users = InMemoryUsers(make_population(rng, 400, 6, 2, 6, 0.1).sample(rng))
     with pytest.raises(Killed):
         models.learn(users, config, folder=run, columns=columns, on_page=stop)
-    half_written = run / "billboard" / "0002-scout.tmp"
+    half_written = run / "billboard" / "0003-round-scout.tmp"
     half_written.write_bytes(b"of a process that is still at work")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     found = words.inspect_folder(run)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     assert not found.finished
-    assert [spent.name for spent in found.releases] == ["scales/sizes", "moments/moments"]
+    assert [spent.name for spent in found.releases] == ["scales/sizes", "covariance/covariance", "moments/moments"]
     assert 0 < found.privacy.epsilon < 4
     assert "not finished" in everything(found)
     (run / "ledger.jsonl").unlink()
@@ -137,7 +252,8 @@ DAMAGE: dict[str, tuple[str, bytes | None]] = {
     "model.json, torn": ("model.json", b"{"),
     "model.json, a list": ("model.json", b"[]"),
     "model.json, nothing in it": ("model.json", b"{}"),
-    "model.json, no config": ("model.json", b'{"format": "privrep-model/1"}'),
+    "model.json, no config": ("model.json", b'{"format": "privrep-model/2"}'),
+    "model.json, of another version": ("model.json", b'{"format": "privrep-model/1"}'),
     "model.json, not text": ("model.json", b"\xff\xfe"),
     "billboard, a page": ("billboard/0000-scales.safetensors", b"no"),
     "billboard, no representation": ("billboard/*-representation.safetensors", None),
@@ -215,3 +331,17 @@ def test_the_picture_is_a_png_of_about_a_thousand_pixels(tmp_path: Path, folder:
         widths.append(int.from_bytes(data[16:20], "big"))
     assert widths == [1000, 600]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["both.png", "budget.png"]
+
+
+def test_the_picture_grows_with_the_number_of_passes(tmp_path: Path) -> None:
+    """None of many bars is lost, groups and selections are drawn too."""
+    whole = Budget(1.0, 1e-6).mu ** 2
+    each = noise_multiplier(whole / 2)
+    events: dict[str, Event] = {"keys-1/keys": Selection(noise_multiplier(whole / 20), 1e-8)}
+    events |= {f"round-{t + 1}/step": Gaussian(each, Group("rounds", t, 30)) for t in range(30)}
+    report = report_of(events)
+    assert len(_bars(report)) == 31
+    draw_fit(tmp_path / "many.png", report)
+    data = (tmp_path / "many.png").read_bytes()
+    assert int.from_bytes(data[16:20], "big") == 600
+    assert int.from_bytes(data[20:24], "big") > 31 * 20

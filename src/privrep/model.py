@@ -29,109 +29,19 @@ from privrep.algorithms.frames import declared_frame
 from privrep.algorithms.initialisers import INITIALISERS
 from privrep.algorithms.methods import METHODS
 from privrep.algorithms.representation import Representation, read_representation
-from privrep.data.categories import Listed
+from privrep.config import Columns as Columns
+from privrep.config import Config as Config
 from privrep.engines.base import Users
 from privrep.engines.keys import KeyHolders
 from privrep.errors import InputError, ResumeError
 from privrep.heads import Heads
-from privrep.privacy.accounting import Relation
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
 from privrep.privacy.release import Run, select_page
 
 FORMAT = "privrep-model/2"
-CONFIGURATIONS = ("default", "paper")
 KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories that are not declared together
-
-
-@dataclass(frozen=True)
-class Config:
-    """What a fit was asked to do. Only public facts; stored with the model and compared when a run is resumed."""
-
-    rank: int | None  # None: read off the released spectrum
-    epsilon: float
-    delta: float
-    relation: Relation = "replace-one-user"
-    intercept: bool = True
-    safety_net: bool = True
-    scale: tuple[float, ...] | None = None  # declared public scale of each feature; None: found by a charged release
-    covariance: tuple[tuple[float, ...], ...] | None = None  # declared public covariance of the features, instead
-    seed: int | None = None  # None: cryptographic noise. A number: a simulation
-    method: str = "private-fedrep"
-    configuration: str = "default"  # or "paper": the method as published, for comparison
-    start: str | None = None  # the initialiser; None: the method's own
-    ratings: bool = False  # rows are (user, item, rating): items have means, and factors are all there is to learn
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Config:
-        scale, covariance = fields["scale"], fields["covariance"]
-        return cls(
-            **{
-                **fields,
-                "scale": None if scale is None else tuple(scale),
-                "covariance": None if covariance is None else tuple(map(tuple, covariance)),
-            }
-        )
-
-    def check(self, features: int) -> None:
-        """Refuse settings that cannot work, each in one sentence."""
-        Budget(self.epsilon, self.delta, self.relation)
-        for name, value, known in (
-            ("method", self.method, METHODS),
-            ("configuration", self.configuration, CONFIGURATIONS),
-            ("start", self.start, (None, *INITIALISERS)),
-        ):
-            if value not in known:
-                listed = ", ".join(str(choice) for choice in known if choice)
-                raise InputError(f"{name} must be one of {listed}. Got {value!r} instead.")
-        if self.rank is not None and not 1 <= self.rank <= features:
-            raise InputError(
-                f"rank must lie between 1 and the number of features, {features}. Got {self.rank} instead."
-            )
-        if self.configuration == "paper":
-            self._check_paper()
-        if self.start == "random" and self.rank is None:
-            raise InputError("a random start cannot tell how many directions there are; give a rank.")
-        self._check_ratings()
-        declared_frame(self.scale, self.covariance, features)
-
-    def _check_ratings(self) -> None:
-        plain = Config(self.rank, self.epsilon, self.delta, self.relation, seed=self.seed, ratings=True)
-        if self.ratings and self != plain:
-            raise InputError(
-                "ratings take a rank and a budget; methods, starts, scales, intercepts and the safety net are for "
-                "other tables."
-            )
-
-    def _check_paper(self) -> None:
-        if self.rank is None or self.intercept or self.scale is not None or self.covariance is not None or self.start:
-            raise InputError(
-                "the configuration paper takes a rank, has a start of its own and has neither intercepts nor feature "
-                "scales; leave them out."
-            )
-        if self.relation != "replace-one-user":
-            raise InputError("the configuration paper takes the number of users as public; use replace-one-user.")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns of the table a model was fitted on; empty where it was fitted on arrays."""
-
-    user: str = ""
-    targets: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()  # of numbers
-    categorical: tuple[str, ...] = ()
-    categories: tuple[Listed, ...] = ()  # of each categorical column: declared, or selected privately
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Columns:
-        lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("targets", "features", "categorical")}
-        return cls(user=fields["user"], categories=tuple(map(tuple, fields["categories"])), **lists)
-
-    @property
-    def by_category(self) -> dict[str, Listed]:
-        return dict(zip(self.categorical, self.categories, strict=True))
 
 
 @dataclass(frozen=True)
@@ -143,7 +53,7 @@ class Model:
     privacy: PrivacyReport
     ledger: Ledger = field(repr=False)
     billboard: Billboard = field(repr=False)
-    columns: Columns = Columns()
+    columns: Columns = field(default_factory=Columns)
     heads: Heads | None = None
 
 
@@ -175,6 +85,7 @@ def learn(
     columns = columns or Columns()
     if not isinstance(users, Undecided):
         config.check(users.features)
+        config.check_users(users)
     if folder is not None:
         _claim(folder, config, columns, users)
     ledger = Ledger(
@@ -187,22 +98,32 @@ def learn(
         noise = secure_noise if config.seed is None else simulated_noise(config.seed)
         page_done = on_page or (lambda page: None)
         if isinstance(users, Undecided):
-            columns = _select(users, columns, ledger, billboard, noise)
+            columns = _select(users, columns, ledger, billboard, noise, page_done)
             users = users.make(columns)
             config.check(users.features)
+            config.check_users(users)
         representation = _represent(Run(users, ledger, billboard, noise, page_done), config)
     finally:
         ledger.close()
     return Model(config, representation, ledger.report(), ledger, billboard, columns)
 
 
-def _select(users: Undecided, columns: Columns, ledger: Ledger, billboard: Billboard, noise: NoiseSource) -> Columns:
+def _select(
+    users: Undecided,
+    columns: Columns,
+    ledger: Ledger,
+    billboard: Billboard,
+    noise: NoiseSource,
+    on_page: Callable[[str], None],
+) -> Columns:
     """The columns with all their lists of categories, those that were not declared selected privately."""
     budget, share = ledger.budget, KEYS_SHARE / max(len(users.holders), 1)
     lists = dict(zip(columns.categorical, columns.categories, strict=True))
     for number, (column, holders) in enumerate(users.holders.items(), start=1):
         mu_squared, delta = share * budget.mu**2, share * budget.delta
-        lists[column] = select_page(f"keys-{number}", holders, mu_squared, delta, ledger, billboard, noise)
+        page = f"keys-{number}"
+        lists[column] = select_page(page, holders, mu_squared, delta, ledger, billboard, noise)
+        on_page(page)
         if not lists[column]:
             raise InputError(
                 f"no value of column {column!r} is held by enough users to be named at this epsilon: declare the "

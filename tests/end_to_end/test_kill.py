@@ -95,14 +95,15 @@ def haunt(death: Death, ledger: Path) -> None:
 
 
 def attempt(folder: Path, seed: int | None, death: Death) -> None:
-    """One process's life: a small Private FedRep in a run folder, from wherever the last one got to."""
+    """One process's life, from wherever the last one got to: keys are selected, then a small Private FedRep."""
     from privrep.algorithms.private_fedrep import Settings, private_fedrep
     from privrep.data.user_table import UserTable
     from privrep.engines.in_memory import InMemoryUsers
+    from privrep.engines.keys import KeyHolders
     from privrep.privacy.billboard import Billboard
     from privrep.privacy.ledger import Budget, Ledger
     from privrep.privacy.noise import secure_noise, simulated_noise
-    from privrep.privacy.release import Run
+    from privrep.privacy.release import Run, select_page
 
     rng = np.random.default_rng(0)
     X, heads = rng.normal(size=(300, 5, 3)), rng.normal(size=(300, 1, 1))
@@ -120,9 +121,13 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     folder.mkdir(exist_ok=True)
     haunt(death, folder / "ledger.jsonl")
     ledger = Ledger(Budget(40.0, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
-    run = Run(InMemoryUsers(table, 1), ledger, Billboard(folder / "billboard"), noise)
+    board, whole = Billboard(folder / "billboard"), ledger.budget.mu**2
+    held = KeyHolders(("common", "rare"), (np.arange(300) < 3).astype(np.int64), np.arange(301))
+    keys = select_page("keys-1", held, 0.05 * whole, 5e-8, ledger, board, noise)
+    run = Run(InMemoryUsers(table, 1), ledger, board, noise)
     learned = private_fedrep(run, 1, settings=Settings(rounds=2))
-    (folder / "result.json").write_text(json.dumps([learned.basis.tolist(), learned.scale.tolist(), learned.error]))
+    result = [list(keys), learned.basis.tolist(), learned.scale.tolist(), learned.error]
+    (folder / "result.json").write_text(json.dumps(result))
     (folder / "passed.json").write_text(json.dumps(death.passed))
 
 
@@ -179,7 +184,7 @@ def story(folder: Path, seed: int | None, deaths: list[int]) -> dict[str, Any]:
 
 
 def program(folder: Path) -> dict[str, Any]:
-    for module in ("algorithms.private_fedrep", "engines.in_memory", "privacy.release"):
+    for module in ("algorithms.private_fedrep", "engines.in_memory", "engines.keys", "privacy.release"):
         importlib.import_module(f"privrep.{module}")  # once, before the forks
 
     told: dict[str, Any] = {}
@@ -224,6 +229,8 @@ def test_deaths_come_at_every_kind_of_place(told: dict[str, Any]) -> None:
         "not synced: whole",
         "before charge",
         "after charge, before draw",
+        "before draw of keys-1/keys",
+        "after draw of keys-1/keys",
         "before draw of scales",
         "after draw of round-1/step",
         "before draw of round-1/sizes",
@@ -248,6 +255,16 @@ def test_nothing_is_spent_twice_and_nothing_is_left_out(told: dict[str, Any], ki
         assert story["end"]["epsilon"] <= 40.0
         names = [name for name, _ in story["end"]["events"]]
         assert len(names) == len(set(names))
+
+
+@KINDS
+def test_a_selection_ends_the_same_wherever_it_was_killed(told: dict[str, Any], kind: str) -> None:
+    """Charged once, before any noise was drawn; three holders are too few for a key to be named (chance: 1e-17)."""
+    for story in told[kind]["stories"]:
+        assert story["end"]["result"][0] == ["common"], story["deaths"]
+        assert [name for name, _ in story["end"]["events"]].count("keys-1/keys") == 1
+        for moment in story["between"]:
+            assert moment["pages"] == {} or moment["events"][0][0] == "keys-1/keys", story["deaths"]
 
 
 @KINDS

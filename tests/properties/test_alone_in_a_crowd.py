@@ -6,72 +6,197 @@ a step is not continuous (cells of histograms, directions of tiny vectors): then
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
+from scipy import sparse
+from threadpoolctl import threadpool_limits
 
 from privrep.algorithms.baselines import LocalUpdate
 from privrep.algorithms.paper import BatchGradient, FirstHalfPairs
-from privrep.local.steps import FeatureSizes, LeaveOneOutGradient, PairMoments
-from privrep.privacy.contributions import Counts, CrossMoments, Vectors
+from privrep.data.sparse_rows import SparseRows
+from privrep.local.frame import Frame
+from privrep.local.ratings import TasteImage, TasteMeans, TasteMoments
+from privrep.local.steps import (
+    FeatureSizes,
+    Frequencies,
+    LeaveOneOutGradient,
+    PairMoments,
+    PowerStep,
+    ResidualMoments,
+    SecondMoments,
+)
+from privrep.privacy.contributions import (
+    Beside,
+    Counts,
+    CrossMoments,
+    NonNegative,
+    RowMoments,
+    Slots,
+    Together,
+    Vectors,
+)
 
-D, K = 17, 3
+D, K, USERS = 17, 3, 31
 U = np.linalg.qr(np.random.default_rng(0).normal(size=(D, K)))[0]
+WIDE = np.linalg.qr(np.random.default_rng(3).normal(size=(D, 9)))[0]
 SCALE = 2.0 ** np.random.default_rng(1).integers(-3, 4, D)
-STEPS = {
-    "sizes": FeatureSizes(True),
-    "sizes, no intercept": FeatureSizes(False),
-    "moments": PairMoments(1 / SCALE, True),
-    "moments, no intercept": PairMoments(1 / SCALE, False),
-    "gradient": LeaveOneOutGradient(U, 1 / SCALE, 0.3, 0.01, True),
-    "gradient, no intercept": LeaveOneOutGradient(U, 1 / SCALE, 0.3, 1e-3, False),
+MIXING = np.random.default_rng(2).normal(size=(D, D)) / 4
+SCALED = Frame(SCALE)
+WHITENED = Frame(SCALE, np.eye(D) + MIXING @ MIXING.T, np.array([0.5, 2.0, 1e3]))
+HEAD, TAIL = np.arange(0, D, 2), np.arange(D) % 2 == 1
+
+
+def framed(frame, intercept):
+    return {
+        "second moments": SecondMoments(frame, intercept),
+        "moments": PairMoments(frame, intercept),
+        "normalised moments": PairMoments(frame, intercept, normalised=True),
+        "residuals": ResidualMoments(U, frame, 0.01, intercept),
+        "gradient": LeaveOneOutGradient(U, frame, 0.3, 0.01, intercept),
+        "wide gradient": LeaveOneOutGradient(WIDE, frame, 0.3, 1e-3, intercept),
+        "power": PowerStep(U, frame, intercept),
+        "power, own rows": PowerStep(WIDE, frame, intercept, own_rows=True),
+        "sizes": FeatureSizes(intercept),
+    }
+
+
+DENSE = {
+    f"{name}, {words}{'' if intercept else ', no intercept'}": step
+    for words, frame in (("scaled", SCALED), ("whitened", WHITENED))
+    for intercept in (True, False)
+    for name, step in framed(frame, intercept).items()
+} | {
     "paper's moments": FirstHalfPairs(),
     "paper's gradient": BatchGradient(U, "paper-round-1"),
     "federated averaging": LocalUpdate(np.append(U[:, 0], 0.5), 1.0, True),
 }
+SPARSE = {
+    f"{name}{'' if intercept else ', no intercept'}": step
+    for intercept in (True, False)
+    for name, step in framed(SCALED, intercept).items()
+    if getattr(step, "sparse", False)
+} | {
+    "frequencies": Frequencies(SCALE, 0.7),
+    "taste moments": TasteMoments(np.arange(D), 0.3, 0.3),
+    "taste moments of some": TasteMoments(HEAD, 0.3, 0.3),
+    "taste means": TasteMeans(),
+    "taste image": TasteImage(np.where(TAIL[:, None], 0.0, U), TAIL),
+}
+ONE_TARGET = {"paper's moments", "paper's gradient", "federated averaging"}
 
 
-def crowd(users, rows, dtype, rng):
+def crowd(rows, dtype, targets, rng):
     """Ordinary users, users with constant targets (all their residuals are rounding errors), and exact fits."""
-    X = rng.normal(size=(users, rows, D)) * SCALE + rng.normal(size=(users, 1, D))
-    y = rng.normal(size=(users, rows))
+    X = rng.normal(size=(USERS, rows, D)) * SCALE + rng.normal(size=(USERS, 1, D))
+    y = rng.normal(size=(USERS, rows, targets)) * 10.0 ** rng.integers(-3, 4, (USERS, 1, 1))
     y[::3] = 0.1
-    y[1::3] = np.einsum("umd,d->um", X[1::3], U[:, 0])
-    return X.astype(dtype), y.astype(dtype)
+    y[1::3] = np.einsum("umd,d->um", X[1::3], U[:, 0])[:, :, None] * np.arange(1, targets + 1)
+    return X.astype(dtype), (y[:, :, 0] if targets == 1 else y).astype(dtype)
 
 
-def local(step, X, y):
-    with np.errstate(all="ignore"):  # as the engines call it
-        return step(X, y)
+def sparse_crowd(kind, rows, dtype, rng):
+    """(matrix, y). Rows of a few entries, some of none; or of a single one, whose columns a user may repeat."""
+    if kind == "one-hot":
+        column = rng.integers(0, D, USERS * rows)
+        column[::5] = column[0]
+        stored = rng.random(USERS * rows) < 0.9  # an item that is not listed is a row without entries
+        shape = (USERS * rows, D)
+        matrix = sparse.csr_array((np.ones(stored.sum()), (np.flatnonzero(stored), column[stored])), shape=shape)
+        y = rng.integers(1, 6, (USERS, rows)).astype(float)
+    else:
+        values = rng.normal(size=(USERS * rows, D)) * SCALE
+        matrix = sparse.csr_array(np.where(rng.random(values.shape) < 0.2, values, 0.0))
+        y = rng.normal(size=(USERS, rows))
+    y[::3] = 0.1
+    return sparse.csr_array(matrix.astype(dtype)), y.astype(dtype)
 
 
-def numbers(contributions, user):
+@pytest.fixture(autouse=True)
+def as_the_engines_call_steps():
+    with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):
+        yield
+
+
+def numbers(contributions, users):
+    """All that says what each user sends, its norm included: at the edge of overflow that decides all or nothing."""
     match contributions:
-        case Vectors(values):
-            return values[user]
+        case Vectors(values) | NonNegative(values):
+            parts = [list(values)]
         case Counts(cells, _):
-            return cells[user]
+            parts = [[np.sort(mine[mine >= 0]) for mine in cells]]
         case CrossMoments(rows, scale):
-            return np.concatenate([rows[user].ravel(), contributions._sums()[user], scale[[user]]])
-    raise AssertionError(contributions)
+            parts = [rows.reshape(users, -1), contributions._sums(), scale[:, None]]
+        case RowMoments(rows, scale):
+            parts = [rows.reshape(users, -1), scale[:, None]]
+        case Slots(user, column, values, tail, _):
+            mine = [user == u for u in range(users)]
+            parts = [[column[m] for m in mine], [values[m].ravel() for m in mine], tail]
+        case Beside(several) | Together(several):
+            parts = [numbers(part, users) for part in several]
+        case _:
+            raise AssertionError(contributions)
+    return [
+        np.concatenate(each).astype(np.float64) for each in zip(*parts, contributions.norms()[:, None], strict=True)
+    ]
+
+
+def assert_alone_as_in_company(step, take):
+    """`take(users)` gives X and y of these users, in this order."""
+    rng = np.random.default_rng(4)
+    everyone = np.arange(USERS)
+    expected = {key: numbers(sent, USERS) for key, sent in step(*take(everyone)).items()}
+    few = rng.permutation(USERS)[:20]
+    companies = [[user] for user in everyone] + [[user, (user + 1) % USERS] for user in everyone] + [few, few[::-1]]
+    for company in companies:
+        for key, sent in step(*take(np.array(company))).items():
+            for user, found in zip(company, numbers(sent, len(company)), strict=True):
+                assert np.array_equal(found, expected[key][user], equal_nan=True), (key, user, company)
+
+
+def chosen(X, y, users):
+    return np.ascontiguousarray(X[users]), np.ascontiguousarray(y[users])
+
+
+def chosen_sparse(matrix, y, rows, users):
+    picked = (users[:, None] * rows + np.arange(rows)).ravel()
+    return SparseRows(matrix[picked], rows), np.ascontiguousarray(y[users])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("rows", [1, 2, 3, 7, 10, 33])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 10, 33])
+@pytest.mark.parametrize("name", DENSE)
 def test_contributions_do_not_depend_on_the_others(name, rows, dtype):
-    rng = np.random.default_rng([rows, len(name)])
-    X, y = crowd(61, rows, dtype, rng)
-    together = local(STEPS[name], X, y)
-    order = rng.permutation(61)
-    shuffled = local(STEPS[name], X[order][:40], y[order][:40])
-    for user in range(61):
-        alone = local(STEPS[name], X[user : user + 1], y[user : user + 1])
-        for key in together:
-            expected = numbers(together[key], user)
-            assert np.array_equal(numbers(alone[key], 0), expected, equal_nan=True)
-            if user < 60:
-                pair = local(STEPS[name], X[user : user + 2], y[user : user + 2])
-                assert np.array_equal(numbers(pair[key], 0), expected, equal_nan=True)
-            place = int(np.flatnonzero(order == user)[0])
-            if place < 40:
-                assert np.array_equal(numbers(shuffled[key], place), expected, equal_nan=True)
+    X, y = crowd(rows, dtype, 1, np.random.default_rng([rows, len(name)]))
+    assert_alone_as_in_company(DENSE[name], functools.partial(chosen, X, y))
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, np.float64), (3, np.float32), (10, np.float64)])
+@pytest.mark.parametrize("name", [name for name in DENSE if name not in ONE_TARGET])
+def test_nor_do_those_for_several_targets(name, rows, dtype):
+    X, y = crowd(rows, dtype, 3, np.random.default_rng([rows, len(name)]))
+    assert_alone_as_in_company(DENSE[name], functools.partial(chosen, X, y))
+
+
+@pytest.mark.parametrize("name", [name for name in DENSE if name not in ONE_TARGET and "scaled" in name])
+def test_nor_do_those_for_many_targets(name):
+    """NumPy adds nine numbers of a single user in another order than those of several users side by side."""
+    X, y = crowd(5, np.float64, 9, np.random.default_rng(len(name)))
+    assert_alone_as_in_company(DENSE[name], functools.partial(chosen, X, y))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [1, 2, 3, 10, 33])
+@pytest.mark.parametrize("kind", ["few entries", "one-hot"])
+@pytest.mark.parametrize("name", SPARSE)
+def test_nor_do_those_of_sparse_rows(name, kind, rows, dtype):
+    matrix, y = sparse_crowd(kind, rows, dtype, np.random.default_rng([rows, len(name)]))
+    assert_alone_as_in_company(SPARSE[name], functools.partial(chosen_sparse, matrix, y, rows))
+
+
+@pytest.mark.parametrize("name", [name for name in SPARSE if "taste" not in name])
+def test_nor_do_those_of_sparse_rows_with_several_targets(name):
+    matrix, _ = sparse_crowd("few entries", 6, np.float64, np.random.default_rng(5))
+    y = crowd(6, np.float64, 3, np.random.default_rng(6))[1]
+    assert_alone_as_in_company(SPARSE[name], functools.partial(chosen_sparse, matrix, y, 6))

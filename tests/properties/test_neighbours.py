@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +19,36 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import Phase, given, settings
+from asking import (
+    ADD,
+    CASES,
+    PHASES,
+    REPLACE,
+    D,
+    Engine,
+    Every,
+    K,
+    Question,
+    User,
+    assert_within,
+    make_user,
+    questions,
+    sparse_questions,
+    sparse_table_of,
+    table_of,
+    taste_questions,
+    user,
+)
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from privrep.algorithms.baselines import LocalUpdate
-from privrep.algorithms.paper import BatchGradient, FirstHalfPairs
-from privrep.algorithms.private_fedrep import DIRECTION_ONLY, SIZES
 from privrep.data.readers import TableSource
 from privrep.data.user_table import UserTable
-from privrep.engines.base import LocalStep, Users
+from privrep.engines.base import Users
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.engines.streaming import StreamingUsers
-from privrep.local.steps import CELLS, FeatureSizes, LeaveOneOutGradient, PairMoments, gradient_size
-from privrep.privacy.accounting import Relation
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, BoundedSum, Contributions
-from privrep.privacy.contributions import packed_size
-
-D, K = 3, 2
-PHASES = [Phase.explicit, Phase.generate]  # users are made from seeds, which do not shrink
-REPLACE: Relation = "replace-one-user"
-ADD: Relation = "add-or-remove-one-user"
-User = tuple[np.ndarray, np.ndarray]
-Question = tuple[LocalStep, dict[str, Bound]]
-Engine = Callable[[UserTable, Path], AbstractContextManager[Users]]
-
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, BoundedSum
 
 # Engines
 
@@ -67,136 +72,12 @@ ENGINES: dict[str, Engine] = {"in memory": in_memory, "streaming": streaming}
 WHOLE = {"streaming"}  # engines of files, which refuse NaN when they are opened and cannot hold a user without rows
 
 
-# Questions: every statistic that is ever released
-
-
-def basis(d: int, k: int) -> np.ndarray:
-    return np.linalg.qr(np.random.default_rng(5).normal(size=(d, k)))[0]
-
-
-def questions(d: int, k: int, intercept: bool) -> dict[str, Question]:
-    U = basis(d, k)
-    scale = np.ldexp(1.0, np.arange(d) - 1)
-    step = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
-    tight = {"step": Bound(2.0**-40, gradient_size(d, k)), "sizes": SIZES}
-    move = {"update": Bound(0.3, d + 1), "sizes": Bound(1.0, CELLS, acute=True)}
-    return {
-        "feature sizes": (FeatureSizes(intercept), {"sizes": Bound(math.sqrt(d), d * CELLS, acute=True)}),
-        "pairs": (PairMoments(scale, intercept), {"moments": Bound(1.0, packed_size(d))}),
-        "directions": (PairMoments(scale, intercept), {"moments": Bound(DIRECTION_ONLY, packed_size(d))}),
-        "gradient": (LeaveOneOutGradient(U, scale, 0.3, 0.02, intercept), step),
-        "gradient, no ridge": (LeaveOneOutGradient(U, np.ones(d), 1.0, 0.0, intercept), tight),
-        "gradient, wild weight": (LeaveOneOutGradient(U, scale * 2.0**60, 1e30, 1e-3, intercept), step),
-        "paper's pairs": (FirstHalfPairs(), {"moments": Bound(10.0, packed_size(d))}),
-        "paper's gradient": (BatchGradient(U, "page"), {"gradient": Bound(10.0, d * k)}),
-        "paper's gradient, same rows": (BatchGradient(U, "page", None, False), {"gradient": Bound(1e-6, d * k)}),
-        "dp-fedavg": (LocalUpdate(np.ones(d + 1), 0.1, intercept), move),
-    }
-
-
-NAMES = tuple(questions(D, K, True))
-NO_INTERCEPT = {"paper's pairs", "paper's gradient", "paper's gradient, same rows"}  # whether or not, the same
-CASES = [(name, intercept) for name in NAMES for intercept in (True, False) if not (intercept and name in NO_INTERCEPT)]
-
-
-# Users, sane and otherwise
-
-HUGE = [1e8, 1e19, 1e30, 3e38, 1e77, 1e150, 1e154, 1e200, 1e300, 1.7e308]
-TINY = [1e-8, 1e-20, 1e-38, 1e-45, 1e-77, 1e-154, 1e-162, 1e-200, 1e-300, 5e-324]
-EDGES = [0.0, -0.0, 1.0, -1.0, math.sqrt(0.5), 2.0**-0.5, 1 + 2**-52, *HUGE[::2], *TINY[::2]]
-KINDS = ["normal", "zeros", "constant", "huge", "tiny", "edges", "mixed", "cancel", "lopsided", "repeated", "collinear"]
-
-
-@np.errstate(all="ignore")
-def make_user(kind: str, m: int, seed: int, spoil: float | None, dtype: type) -> User:
-    rng = np.random.default_rng(seed)
-    rows = rng.normal(size=(m, D + 1))
-    if kind == "zeros":
-        rows[:] = 0.0
-    elif kind == "constant":
-        rows[:] = rng.normal(size=D + 1) * rng.choice([1.0, *HUGE, *TINY])
-    elif kind == "huge":
-        rows *= rng.choice(HUGE)
-    elif kind == "tiny":
-        rows *= rng.choice(TINY)
-    elif kind == "edges":
-        rows = rng.choice(EDGES, size=(m, D + 1))
-    elif kind == "mixed":
-        rows = rows * rng.choice([1.0, *HUGE, *TINY], size=(m, D + 1))
-    elif kind == "cancel" and m:
-        rows[-1] = -rows[:-1].sum(axis=0)  # the rows add up to nothing, or to rounding errors
-        rows *= rng.choice([1.0, *HUGE[:6]])
-    elif kind == "lopsided" and m:
-        rows[0] *= rng.choice(HUGE)  # one huge row, the others tiny: almost everything cancels in s s^T - A^T A
-        rows[1:] *= rng.choice([1.0, *TINY])
-    elif kind == "repeated":
-        rows[:] = rows[:1] * rng.choice([1.0, 1e16, 1e-16])
-    elif kind == "collinear":
-        rows[:, :D] = rng.normal(size=(m, 1)) * rng.normal(size=D) * rng.choice([1.0, 1e4, 1e12])
-    if spoil is not None and m:
-        rows[rng.integers(m), rng.integers(D + 1)] = spoil
-    rows = rows.astype(dtype)
-    return rows[:, :D], rows[:, D]
-
-
-def user(dtype: type, whole: bool) -> st.SearchStrategy[User]:
-    """Any user. `whole`: with at least one row and nothing but finite numbers."""
-    spoils = [None] if whole else [None, None, None, math.nan, math.inf, -math.inf]
-    made = st.builds(
-        make_user,
-        st.sampled_from(KINDS),
-        st.sampled_from([1, 2, 2, 3, 5, 8] if whole else [0, 1, 2, 2, 3, 5, 8]),
-        st.integers(0, 2**32 - 1),
-        st.sampled_from(spoils),
-        st.just(dtype),
-    )
-    return made.map(finite) if whole else made
-
-
-def finite(user: User) -> User:
-    return np.nan_to_num(user[0]), np.nan_to_num(user[1])
-
-
-def table_of(users: list[User], dtype: type, d: int = D) -> UserTable:
-    offsets = np.cumsum([0, *(len(y) for _, y in users)]).astype(np.int64)
-    X = np.concatenate([np.zeros((0, d)), *(X for X, _ in users)]).astype(dtype)
-    y = np.concatenate([np.zeros(0), *(y for _, y in users)]).astype(dtype)
-    return UserTable(X, y, offsets, np.arange(len(users)))
-
-
 def sums_of(engine: Engine, folder: Path, question: Question, table: UserTable) -> dict[str, BoundedSum]:
     with engine(table, folder) as users:
         return users.bounded_sums(*question)
 
 
-def assert_within(one: dict[str, BoundedSum], other: dict[str, BoundedSum], relation: Relation) -> None:
-    for key, bounded in one.items():
-        norm = bounded.bound.norm
-        a, b = bounded.total / norm, other[key].total / norm
-        assert np.isfinite(a).all(), key
-        assert np.isfinite(b).all(), key
-        moved, most = float(np.linalg.norm(a - b)), bounded.sensitivity(relation) / norm
-        assert moved <= most, f"{key} moved by {moved:.4g} bounds, {most:.4g} were stated for {relation}"
-
-
 # The property
-
-
-@dataclasses.dataclass(frozen=True)
-class Every:
-    """All questions in one pass over the users."""
-
-    asked: dict[str, Question]
-
-    def __call__(self, X: Any, y: Any) -> dict[str, Contributions]:
-        sent = {name: step(X, y) for name, (step, _) in self.asked.items()}
-        return {f"{name}/{key}": sent[name][key] for name, key in self._keys()}
-
-    def bounds(self) -> dict[str, Bound]:
-        return {f"{name}/{key}": self.asked[name][1][key] for name, key in self._keys()}
-
-    def _keys(self) -> list[tuple[str, str]]:
-        return [(name, key) for name, (_, bounds) in self.asked.items() for key in bounds]
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -205,7 +86,7 @@ def test_replacing_and_removing_a_user(engine: str, intercept: bool, tmp_path: P
     every = Every(questions(D, K, intercept))
     whole = engine in WHOLE
 
-    @settings(max_examples=25 if whole else 150, phases=PHASES)
+    @settings(max_examples=20 if whole else 40, phases=PHASES)
     @given(st.data(), st.sampled_from([np.float64, np.float32]))
     def changed(data: st.DataObject, dtype: type) -> None:
         users = data.draw(st.lists(user(dtype, whole), min_size=2 if whole else 1, max_size=6))
@@ -218,6 +99,41 @@ def test_replacing_and_removing_a_user(engine: str, intercept: bool, tmp_path: P
         )
         assert_within(here, there, REPLACE)
         assert_within(here, without, ADD)
+
+    changed()
+
+
+def thinned(user: User, seed: int, one_hot: bool) -> User:
+    """The same user with a few entries in a row, or with a one in a single place; and some rows of nothing."""
+    rng = np.random.default_rng(seed)
+    X, y = user
+    if one_hot:
+        return np.eye(D + 1)[rng.integers(0, D + 1, len(X))][:, :D].astype(X.dtype), y
+    return np.where(rng.random(X.shape) < 0.4, X, X.dtype.type(0)), y
+
+
+@pytest.mark.parametrize("asked", ["several targets", "sparse", "sparse, several targets", "ratings", "wild ratings"])
+def test_replacing_and_removing_a_user_of_other_tables(asked: str, tmp_path: Path) -> None:
+    targets = 2 if "several" in asked else 1
+    make = table_of if asked == "several targets" else sparse_table_of
+    kinds = {"several targets": questions, "sparse": sparse_questions, "sparse, several targets": sparse_questions}
+    both = [kinds[asked](D, K, intercept, targets) for intercept in (True, False)] if asked in kinds else []
+    every = [Every(q) for q in both or [taste_questions(D, 1)]]
+
+    @settings(max_examples=12, phases=PHASES)
+    @given(st.data(), st.sampled_from([np.float64, np.float32]))
+    def changed(data: st.DataObject, dtype: type) -> None:
+        one = st.builds(thinned, user(dtype, False, targets), st.integers(0, 2**32 - 1), st.just(asked == "ratings"))
+        users = data.draw(st.lists(user(dtype, False, targets) if asked == "several targets" else one, min_size=1))
+        position = data.draw(st.integers(0, len(users) - 1))
+        replaced = [*users[:position], data.draw(one), *users[position + 1 :]]
+        removed = [*users[:position], *users[position + 1 :], (np.zeros((0, D)), users[0][1][:0])]
+        for each in every:
+            here, there, without = (
+                sums_of(in_memory, tmp_path, (each, each.bounds()), make(u, dtype)) for u in (users, replaced, removed)
+            )
+            assert_within(here, there, REPLACE)
+            assert_within(here, without, ADD)
 
     changed()
 

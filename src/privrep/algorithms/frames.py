@@ -117,6 +117,11 @@ def declared_frame(scale: Numbers | None, covariance: Sequence[Numbers] | None, 
         given = np.asarray(covariance, dtype=np.float64)
         if given.shape != (features, features) or not np.isfinite(given).all() or not np.allclose(given, given.T):
             raise InputError(f"feature_covariance must be a symmetric matrix of {features} x {features} numbers.")
+        values = np.linalg.eigvalsh(given)
+        if not values[-1] > 0 or values[0] < -1e-8 * values[-1]:
+            raise InputError(
+                "feature_covariance is no covariance: it has a negative eigenvalue, or none that is positive."
+            )
         sizes = np.sqrt(np.maximum(np.diag(given), 1e-12 * max(float(np.diag(given).max()), 1e-300)))
         return Frame(sizes, whitening_of(given / np.outer(sizes, sizes), 1e-6))
     if scale is None:

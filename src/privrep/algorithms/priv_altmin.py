@@ -45,6 +45,7 @@ from privrep.privacy.release import Query, Run
 MOST_UNKNOWNS = 4096  # d k: the normal equations have their square, half of which is released
 
 
+ROUNDS = 6  # fewer than gradients take: a regression goes all the way at once
 NORMAL_SHARE = 0.15  # of a round's mu^2: for A, the rest for b
 
 
@@ -59,17 +60,19 @@ def priv_altmin(
 ) -> Representation:
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
     d = run.users.features
-    _check_reach(d, rank)
+    check_reach(d, rank)
     chosen = initialiser or (normalised_pairs if d <= MOST_SQUARED else power_method)
 
     def start(asked: Start) -> Estimate:
         state = chosen(asked)
         return state.first(min(state.basis.shape[1], MOST_UNKNOWNS // d))
 
+    settings = settings or Settings(rounds=ROUNDS)
     return learn(run, rank, RegressionRound(), start, intercept=intercept, frame=frame, settings=settings)
 
 
-def _check_reach(features: int, rank: int | None) -> None:
+def check_reach(features: int, rank: int | None) -> None:
+    """Refuse normal equations that are out of reach."""
     if features * (rank or 1) > MOST_UNKNOWNS:
         raise InputError(
             f"Priv-AltMin takes at most {MOST_UNKNOWNS:,} features times rank. Got {features:,} features instead: "
@@ -201,7 +204,7 @@ def paper_altmin(
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
     d, total = run.users.features, run.ledger.capacity
-    _check_reach(d, rank)
+    check_reach(d, rank)
     pairs = Query(Bound(zeta**2, packed_size(d)), init_share * total)
     moments = run.ask("paper-pairs", DisjointPairs(zeta), {"moments": pairs})["moments"].value
     U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]

@@ -79,8 +79,11 @@ class Representation:
 
     @property
     def mostly_noise(self) -> bool:
-        """Whether the releases say that next to nothing was learned; users then fall back on their own regressions."""
-        return self.mean_error > 0.3
+        """Whether the releases say that next to nothing was learned; users then fall back on what they have alone.
+
+        Factors of items are shrunk by their noise, so that more of it does no harm.
+        """
+        return self.mean_error > (0.3 if self.ratings is None else 0.5)
 
     @property
     def trust(self) -> float:

@@ -39,18 +39,25 @@ def inspect(
             item.add_row("-", sentence, style="bold red" if sentence == words.SEEDED else "")
             out.print(Padding(item, (0, 0, 0, 2)))
     out.print()
-    out.print(_ledger(found.releases))
+    out.print(_ledger(found.releases, words.share_spent(found.privacy)))
     out.print(NOISE_MULTIPLIER, style="dim")
+    if any(spent.group for spent in found.releases):
+        out.print(_GROUPS, style="dim")
 
 
-def _ledger(releases: list[Spent]) -> Table:
-    table = Table(
-        "release", "what for", "noise multiplier", "share of budget", title="The ledger", title_justify="left"
-    )
+_GROUPS = "Each user is in one group of a split and pays for that alone, so shares of different groups do not add up."
+
+
+def _ledger(releases: list[Spent], share_spent: float) -> Table:
+    remarks = any(spent.remark for spent in releases)
+    headers = ["release", "what for", "noise\nmultiplier", "share of\nbudget", *([""] if remarks else [])]
+    table = Table(*headers, title="The ledger", title_justify="left")
     right(table, 2, 3)
+    for column in (0, *range(2, len(headers))):
+        table.columns[column].no_wrap = True
     for spent in releases:
-        table.add_row(spent.name, spent.purpose, f"{spent.noise_multiplier:.4g}", f"{spent.share:.1%}")
-    left = 1 - sum(spent.share for spent in releases)
-    if left > 5e-4:
-        table.add_row("", "not spent", "", f"{left:.1%}")
+        row = [spent.name, spent.purpose, f"{spent.noise_multiplier:.4g}", f"{spent.share:.1%}", spent.remark]
+        table.add_row(*row[: len(headers)])
+    if share_spent < 1 - 5e-4:
+        table.add_row("", "not spent", "", f"{1 - share_spent:.1%}")
     return table

@@ -15,6 +15,7 @@ import typer
 from privrep.cli.shared import (
     FeatureColumns,
     Folder,
+    ItemColumn,
     TablePath,
     UserColumn,
     check_file,
@@ -23,11 +24,13 @@ from privrep.cli.shared import (
     open_table,
     open_text,
     say,
+    split_names,
     suffix_of,
 )
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
+    from privrep.data.readers import TableSource
     from privrep.heads import Heads
     from privrep.model import Model
 
@@ -44,8 +47,11 @@ def personalize(
     replace: Annotated[bool, typer.Option("--replace", help="Users who have a head already get a new one.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file --out.")] = False,
     user: UserColumn = None,
-    target: Annotated[str | None, typer.Option(help="Target column, if it is not named as in the fit.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Target column, or columns A,B, if not named as in the fit.")
+    ] = None,
     features: FeatureColumns = None,
+    item: ItemColumn = None,
 ) -> None:
     """Heads for users who were not in the fit, from their own rows and the public representation. Costs no privacy.
 
@@ -60,16 +66,14 @@ def personalize(
         if replace:
             raise InputError("--replace is for the heads in the model folder; with --out use --overwrite.")
     fitted = load(folder)
-    target = target or fitted.columns.target
-    if not target:
-        raise InputError(f"{folder} was fitted on arrays and names no target column; pass --target.")
+    targets = _targets(fitted, target, folder)
     with _with_user_column(table, fitted, user, user_id) as (path, column):
-        source = open_table(path, fitted, column, target, features)
+        source = open_table(path, fitted, column, targets, features, item)
         with StreamingUsers.open(source) as users:
             c = fitted.config
             new = fit_heads(users.blocks(), fitted.representation, intercept=c.intercept, safety_net=c.safety_net)
     if out is not None:
-        _write_weights(new, fitted, source.feature_names, out)
+        _write_weights(new, fitted, source, out)
         say(f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}: {out} (readable by you alone)")
         return
     before = 0
@@ -78,6 +82,18 @@ def personalize(
         new = _joined(fitted.heads, new, folder, table, replace)
     write_heads(new, folder)
     say(f"{len(new.ids) - before:,} users more, {len(new.ids):,} in all, in {folder / 'private'}")
+
+
+def _targets(fitted: Model, given: str | None, folder: Path) -> list[str]:
+    """As many target columns as the model has."""
+    targets = split_names(given) or list(fitted.columns.targets)
+    if not targets:
+        raise InputError(f"{folder} was fitted on arrays and names no target column; pass --target.")
+    wanted = len(fitted.columns.targets) or (len(targets) if fitted.heads is None else fitted.heads.targets)
+    if len(targets) != wanted:
+        count = "one target" if wanted == 1 else f"{wanted} targets"
+        raise InputError(f"{folder} has {count} and --target names {len(targets)}; name as many.")
+    return targets
 
 
 # A table of one user
@@ -166,33 +182,40 @@ def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) ->
 
 
 def _subset(heads: Heads, chosen: Any) -> Heads:
-    """The heads at the chosen positions (a mask)."""
+    """The heads of the chosen users (a mask)."""
     import numpy as np
 
     from privrep.heads import Heads
 
-    position = heads.own_position[chosen]
+    each = np.repeat(chosen, heads.targets)
+    position = heads.own_position[each]
     has = position >= 0
     return Heads(
         heads.ids[chosen],
-        heads.kind[chosen],
-        heads.intercept[chosen],
-        heads.shared[chosen],
+        heads.kind[each],
+        heads.intercept[each],
+        heads.shared[each],
         np.where(has, np.cumsum(has) - 1, -1),
         heads.own[position[has]],
+        heads.targets,
     )
 
 
-def _write_weights(heads: Heads, fitted: Model, features: tuple[str, ...], out: Path) -> None:
-    """Every user's linear model in the original features: prediction = intercept + sum of weight * feature."""
+def _write_weights(heads: Heads, fitted: Model, source: TableSource, out: Path) -> None:
+    """Every user's linear model in the original features: prediction = intercept + sum of weight * feature.
+
+    One for each target, named where there are several. The feature `item=A` is 1 in rows of item A and 0 in others.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from privrep.heads import KINDS
 
-    weights = heads.weights(fitted.representation)
+    weights, features = heads.weights(fitted.representation), source.feature_names
+    targets = {"target": list(source.targets) * len(heads.ids)} if heads.targets > 1 else {}
     table = {
-        "user": heads.ids.tolist(),
+        "user": heads.ids.repeat(heads.targets).tolist(),
+        **targets,
         "kind": [KINDS[kind] for kind in heads.kind],
         "intercept": heads.intercept.tolist(),
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from privrep.cli.shared import (
     FeatureColumns,
     Folder,
+    ItemColumn,
     TablePath,
     UserColumn,
     check_file,
@@ -26,9 +28,8 @@ from privrep.cli.shared import (
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.algorithms.representation import Representation
     from privrep.data.readers import TableSource
-    from privrep.heads import Heads
+    from privrep.model import Model
 
 
 def predict(
@@ -38,9 +39,11 @@ def predict(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file --out.")] = False,
     user: UserColumn = None,
     features: FeatureColumns = None,
+    item: ItemColumn = None,
 ) -> None:
     """Predict every row of a table by its user's own head: the same table with one more column, `prediction`.
 
+    A model of several targets adds a column for each, `prediction_NAME`.
     Private heads make the predictions, so only you can read the file, and it is no part of what may be published.
     """
     from privrep.data.readers import SUFFIXES
@@ -53,26 +56,45 @@ def predict(
     column = user or fitted.columns.user
     if not column:
         raise InputError(f"{folder} was fitted on arrays and names no user column; pass --user.")
-    source = open_table(table, fitted, column, None, features)
-    if "prediction" in source.header:
-        raise InputError(f"{table} has a column 'prediction' already; rename it first.")
-    predictions = _predictions(source, fitted.representation, fitted.heads, folder)
+    source = open_table(table, fitted, column, None, features, item)
+    names = _names(fitted)
+    taken = next((name for name in names if name in source.header), None)
+    if taken is not None:
+        raise InputError(f"{table} has a column {taken!r} already; rename it first.")
+    unknown: Counter[str] = Counter()
+    predictions = _predictions(source, fitted, folder, unknown)
     write = _write_text if (source.format, SUFFIXES[suffix]) == ("csv", "csv") else _write_arrow
     with new_file(out) as temporary:
-        rows = write(source, predictions, temporary, suffix)
+        rows = write(source, predictions, names, temporary, suffix)
     say(
-        f"{rows:,} rows with their prediction: {out} (readable by you alone: made by private heads, not covered by the "
-        "privacy guarantee)"
+        f"{rows:,} rows with their prediction{'s' if len(names) > 1 else ''}: {out} (readable by you alone: made by "
+        "private heads, not covered by the privacy guarantee)"
     )
+    for name, count in (+unknown).items():
+        how = "predicted with the user's mean" if fitted.config.ratings else "predicted without that feature"
+        say(f"{count:,} {'row' if count == 1 else 'rows'} with a value of {name} that the model does not know: {how}")
 
 
-def _predictions(source: TableSource, representation: Representation, heads: Heads, folder: Path) -> Iterator[Any]:
-    """Arrays of predictions, batch by batch, in the order of the rows."""
+def _names(fitted: Model) -> list[str]:
+    """Of the columns of predictions."""
+    assert fitted.heads is not None
+    if fitted.heads.targets == 1:
+        return ["prediction"]
+    return [f"prediction_{name}" for name in fitted.columns.targets or range(1, fitted.heads.targets + 1)]
+
+
+def _predictions(source: TableSource, fitted: Model, folder: Path, unknown: Counter[str]) -> Iterator[Any]:
+    """Arrays of predictions (rows, targets), batch by batch, in the order of the rows.
+
+    Counts the rows whose category the model does not know, by column.
+    """
     import numpy as np
 
-    from privrep.data.readers import checked_batches, column_values, fill_rows, user_ids
+    from privrep.data.readers import assembled, checked_batches, column_values, user_ids
 
-    order, rows = np.argsort(heads.ids), 0
+    heads, rows = fitted.heads, 0
+    assert heads is not None
+    order = np.argsort(heads.ids)
     ordered = heads.ids[order]
     for batch in checked_batches(source):
         users = user_ids(batch.column(0))
@@ -88,14 +110,16 @@ def _predictions(source: TableSource, representation: Representation, heads: Hea
                 f"user {users.tolist()[missing[0]]!r} in row {rows + int(missing[0]) + 1} of {source.path} has no head "
                 f"in {folder}; make one from some rows with their target: privrep personalize {folder} TABLE"
             )
-        X = np.empty((batch.num_rows, len(source.feature_names)), source.dtype)
-        fill_rows(X, [column_values(column) for column in batch.columns[1:]])
-        yield heads.predict(representation, X, order[spot])
+        columns = dict(zip(source.columns[1:], map(column_values, batch.columns[1:]), strict=True))
+        for name in source.categories or ():
+            unknown[name] += int((columns[name] < 0).sum())
+        X = assembled(source, [list(columns.values())], batch.num_rows)[0]
+        yield heads.predict(fitted.representation, X, order[spot]).reshape(batch.num_rows, -1)
         rows += batch.num_rows
 
 
-def _write_text(source: TableSource, predictions: Iterable[Any], path: Path, suffix: str) -> int:
-    """CSV to CSV: every row as the text it is, with its prediction. Returns the number of rows."""
+def _write_text(source: TableSource, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
+    """CSV to CSV: every row as the text it is, with its predictions. Returns the number of rows."""
     given, total = Path(source.path), 0
     with (
         open_text(given, "r", packed=given.suffix.lower() == ".gz") as read,
@@ -103,23 +127,23 @@ def _write_text(source: TableSource, predictions: Iterable[Any], path: Path, suf
     ):
         lines = (line for line in csv.reader(read) if line)
         writer = csv.writer(written, lineterminator="\n")
-        writer.writerow([*next(lines), "prediction"])
+        writer.writerow([*next(lines), *names])
         for values in predictions:
             rows = list(islice(lines, len(values)))
             if len(rows) != len(values) or any(len(row) != len(source.header) for row in rows):
                 raise InputError(f"{source.path} has values with line breaks in them; take them out, or use Parquet.")
-            writer.writerows([*row, value] for row, value in zip(rows, values.tolist(), strict=True))
+            writer.writerows([*row, *value] for row, value in zip(rows, values.tolist(), strict=True))
             total += len(rows)
     return total
 
 
-def _write_arrow(source: TableSource, predictions: Iterable[Any], path: Path, suffix: str) -> int:
-    """From or to Parquet: every row, all its columns, with its prediction. Returns the number of rows."""
+def _write_arrow(source: TableSource, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
+    """From or to Parquet: every row, all its columns, with its predictions. Returns the number of rows."""
     import pyarrow as pa
 
     writer, total = None, 0
     with ExitStack() as files:
-        for rows in _with_predictions(source, predictions):
+        for rows in _with_predictions(source, predictions, names):
             try:
                 writer = writer or _open_writer(files, path, suffix, rows.schema)
                 writer.write_table(rows)
@@ -142,7 +166,7 @@ def _open_writer(files: ExitStack, path: Path, suffix: str, schema: Any) -> Any:
     return files.enter_context(pyarrow.csv.CSVWriter(files.enter_context(stream), schema))
 
 
-def _with_predictions(source: TableSource, predictions: Iterable[Any]) -> Iterator[Any]:
+def _with_predictions(source: TableSource, predictions: Iterable[Any], names: Sequence[str]) -> Iterator[Any]:
     """Arrow tables of as many rows as there are predictions at a time."""
     import pyarrow as pa
 
@@ -156,7 +180,10 @@ def _with_predictions(source: TableSource, predictions: Iterable[Any]) -> Iterat
             waiting.append(batch)
         rows = pa.Table.from_batches(waiting)
         waiting = rows.slice(len(values)).to_batches()
-        yield rows.slice(0, len(values)).append_column("prediction", pa.array(values, pa.float64()))
+        done = rows.slice(0, len(values))
+        for name, column in zip(names, values.T, strict=True):
+            done = done.append_column(name, pa.array(column, pa.float64()))
+        yield done
 
 
 def _all_columns(source: TableSource) -> Iterator[Any]:
@@ -170,8 +197,7 @@ def _all_columns(source: TableSource) -> Iterator[Any]:
             with pq.ParquetFile(source.path, buffer_size=1 << 16, pre_buffer=False) as file:
                 yield from file.iter_batches(1 << 14)
         else:
-            types = {column.name: column.type for column in source.schema}
-            convert = pyarrow.csv.ConvertOptions(column_types=types)
+            convert = pyarrow.csv.ConvertOptions(column_types=source.read_types)
             with pyarrow.csv.open_csv(source.path, convert_options=convert) as reader:
                 yield from reader
     except pa.ArrowException as error:

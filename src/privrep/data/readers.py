@@ -48,7 +48,7 @@ class TableSource:
     target: str | Sequence[str] | None
     features: Sequence[str] | None = None
     user_as_text: bool = False
-    categories: Mapping[str, Sequence[str] | Sequence[int]] | None = field(default=None, hash=False)
+    categories: Mapping[str, Sequence[str | int]] | None = field(default=None, hash=False)
     numeric_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # numeric, then one-hot columns
     schema: Any = field(init=False, repr=False, compare=False)  # of `batches`, with the columns of `columns`

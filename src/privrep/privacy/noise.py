@@ -15,7 +15,9 @@ leaves that much by rounding mu down.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,7 +63,13 @@ def secure_noise(name: str, sigma: float, size: int) -> Integers:
     draw = measurements.make_gaussian(
         domains.vector_domain(domains.atom_domain(T="i64")), metrics.l2_distance(T="i64"), sigma
     )
-    return np.asarray(draw([0] * size), dtype=np.int64)
+    counts = [min(DRAWS_AT_A_TIME, size - start) for start in range(0, size, DRAWS_AT_A_TIME)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the draws are independent, whichever thread makes them
+        drawn = list(pool.map(lambda count: np.asarray(draw([0] * count), dtype=np.int64), counts))
+    return np.concatenate(drawn)
+
+
+DRAWS_AT_A_TIME = 2048
 
 
 @dataclass(frozen=True)

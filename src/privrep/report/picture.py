@@ -10,8 +10,8 @@ from typing import Any
 from privrep.privacy.ledger import PrivacyReport
 from privrep.report.words import releases
 
-_PRIVATE, _OTHER, _INK, _FAINT = "#0b6e99", "#9aa5ad", "#222222", "#dddddd"
-_PAGES = {"scales": "feature scales", "moments": "starting point", "scout": "first clipping norm"}
+_PRIVATE, _GROUP, _OTHER, _INK, _FAINT = "#0b6e99", "#85b7cc", "#9aa5ad", "#222222", "#dddddd"
+_ROW = 0.27  # inches of a bar and the room around it
 
 
 def draw_fit(path: Path, report: PrivacyReport, errors: Mapping[str, float] | None = None, *, note: str = "") -> None:
@@ -20,13 +20,14 @@ def draw_fit(path: Path, report: PrivacyReport, errors: Mapping[str, float] | No
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.0 if errors else 6.0, 4.4), dpi=100)
+    bars = _bars(report)
+    figure = Figure(figsize=(10.0 if errors else 6.0, max(4.4, 1.1 + _ROW * len(bars))), dpi=100)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2 if errors else 1, squeeze=False, width_ratios=[1.15, 1] if errors else None)[0]
     if errors:
         _draw_errors(axes[0], errors)
-    _draw_budget(axes[-1], report)
+    _draw_budget(axes[-1], report, bars)
     if report.seeded:
         note = "SEEDED NOISE: a simulation, not private. " + note
     if note:
@@ -63,13 +64,22 @@ def _draw_errors(axis: Any, errors: Mapping[str, float]) -> None:
     _plain(axis)
 
 
-def _draw_budget(axis: Any, report: PrivacyReport) -> None:
+def _bars(report: PrivacyReport) -> dict[str, float]:
+    """The share of each page, in the order they were charged."""
     shares: dict[str, float] = {}
     for spent in releases(report):
-        page = spent.name.partition("/")[0]
-        label = _PAGES.get(page, page.replace("-", " "))
+        page, _, statistic = spent.name.partition("/")
+        numbered = page[-1].isdigit() and statistic != "keys"
+        said = page.replace("-", " ") if numbered else spent.purpose or page
+        label = f"{said} ({spent.remark})" if spent.group else said
         shares[label] = shares.get(label, 0.0) + spent.share
-    axis.barh(range(len(shares)), list(shares.values()), color=_PRIVATE, height=0.62)
+    return shares
+
+
+def _draw_budget(axis: Any, report: PrivacyReport, shares: Mapping[str, float]) -> None:
+    """Shares of different groups of a split stand side by side and do not add up, which the picture says."""
+    colours = [_GROUP if "(group " in label else _PRIVATE for label in shares]
+    axis.barh(range(len(shares)), list(shares.values()), color=colours, height=0.62)
     for row, share in enumerate(shares.values()):
         axis.annotate(
             f"{share:.0%}" if share >= 0.1 else f"{share:.1%}",
@@ -84,7 +94,9 @@ def _draw_budget(axis: Any, report: PrivacyReport) -> None:
     axis.invert_yaxis()
     axis.set_xticks([])
     axis.margins(x=0.12)
-    axis.set_xlabel("share of the budget (of mu²)", loc="left")
+    parallel = any(spent.group for spent in releases(report))
+    each = "\nPale: one group each; a user pays for one." if parallel else ""
+    axis.set_xlabel(f"share of the budget (of mu²){each}", loc="left", fontsize=9 if parallel else None)
     axis.set_title("Privacy", loc="left", weight="bold")
     spent_of = f"epsilon {report.epsilon:.3g} of {report.epsilon_budget:g} spent, delta {report.delta:g}"
     axis.set_title(spent_of, loc="right", fontsize=10, color=_INK)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from privrep import model as models
 from privrep.algorithms.representation import Representation
+from privrep.data.groups import Group
 from privrep.errors import InputError
-from privrep.privacy.accounting import event_to_json, total_mu
+from privrep.privacy.accounting import Gaussian, Selection, delta_left, event_to_json, gaussian_mu, total_mu
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_report
 
 SEEDED = (
@@ -26,14 +28,39 @@ RELATION = {
     "a person took part at all is protected, and so is the exact number of users.",
 }
 
-_PURPOSE = {
-    "scales": "feature scales",
-    "moments": "starting point",
-    "scout": "first clipping norm",
+_METHOD = {
+    "private-fedrep": "Private FedRep: private gradient steps on the representation, and a head of each user's own",
+    "priv-altmin": "Priv-AltMin: private least squares for the representation, in turn with heads of users' own",
+    "centaur": "CENTAUR: a start by the private power method, then private gradient steps on the representation",
+}
+
+_START = "starting point"
+_PURPOSE = {  # by page without its numbers and statistic, by page, or by statistic
+    "scales": "sizes of the features",
+    "covariance": "correlations of the features",
+    "frequencies": "how often features occur",
+    "keys/keys": "which values may be named",
+    "moments": _START,
+    "pairs": _START,
+    "power": _START,
+    "paper-moments": _START,
+    "paper-pairs": _START,
+    "centaur-power": _START,
+    "residuals": "weak directions that strong ones hide",
+    "strong-scout": "first clipping norm, strong directions",
+    "strong/step": "step, strong directions",
+    "strong/normal": "normal equations, strong directions",
+    "strong/right": "their right side, strong directions",
+    "round-scout": "first clipping norm",
+    "altmin-scout": "first clipping norm",
     "step": "step",
-    "sizes": "next clipping norm",
-    "paper-moments": "starting point",
     "gradient": "step",
+    "sizes": "next clipping norm",
+    "normal": "normal equations",
+    "right": "their right side",
+    "taste": "offsets and factors of the items",
+    "means": "offsets of the items",
+    "tail": "factors of the rarer items",
 }
 
 
@@ -44,7 +71,16 @@ class Spent:
     name: str
     purpose: str
     noise_multiplier: float
-    share: float  # of the budget's mu^2
+    share: float  # of all mu^2 that the run may spend; of a group's, where only a group was asked
+    group: Group | None = None
+    delta: float = 0.0  # what a selection sets aside of delta
+
+    @property
+    def remark(self) -> str:
+        """What the share alone does not tell."""
+        if self.group is not None:
+            return f"group {self.group.index + 1} of {self.group.count}"
+        return f"{self.delta:.3g} of delta" if self.delta else ""
 
 
 @dataclass(frozen=True)
@@ -57,18 +93,41 @@ class Inspection:
     columns: models.Columns
     privacy: PrivacyReport
     representation: Representation | None  # None: the run is not finished
-    users: int | None  # heads in private/; None where there are none
+    users: int | None  # users with heads in private/; None where there are none
 
     @property
     def releases(self) -> list[Spent]:
         return releases(self.privacy)
 
+    @property
+    def selections(self) -> int:
+        """How many lists of values were selected privately."""
+        return sum(isinstance(event, Selection) for _, event in self.privacy.events)
+
+
+def whole_budget(report: PrivacyReport) -> float:
+    """All of mu^2 that the run may spend, given what its selections set aside of delta."""
+    left = delta_left((event for _, event in report.events), report.delta)
+    return gaussian_mu(report.epsilon_budget, left) ** 2
+
+
+def share_spent(report: PrivacyReport) -> float:
+    """Of the budget, at most 1: groups of one split are asked in parallel, so only the costliest counts."""
+    return total_mu(event for _, event in report.events) ** 2 / whole_budget(report)
+
 
 def releases(report: PrivacyReport) -> list[Spent]:
     """Every release with its share of the budget, in the order they were charged."""
-    total = Budget(report.epsilon_budget, report.delta, report.relation).mu ** 2
+    total = whole_budget(report)
     return [
-        Spent(name, purpose(name), event.noise_multiplier, event.noise_multiplier**-2 / total)
+        Spent(
+            name,
+            purpose(name),
+            event.noise_multiplier,
+            event.noise_multiplier**-2 / total,
+            event.group if isinstance(event, Gaussian) else None,
+            event.delta if isinstance(event, Selection) else 0.0,
+        )
         for name, event in report.events
     ]
 
@@ -76,7 +135,8 @@ def releases(report: PrivacyReport) -> list[Spent]:
 def purpose(name: str) -> str:
     """What a release is for, by its name in the ledger (page/statistic)."""
     page, _, statistic = name.partition("/")
-    return _PURPOSE.get(page) or _PURPOSE.get(statistic, "")
+    page = re.sub(r"(-\d+)+$", "", page)
+    return next((_PURPOSE[key] for key in (f"{page}/{statistic}", page, statistic) if key in _PURPOSE), "")
 
 
 def inspect_folder(folder: Path) -> Inspection:
@@ -93,9 +153,7 @@ def inspect_folder(folder: Path) -> Inspection:
         raise InputError(f"{folder} is not a folder of privrep: it {what}.")
     try:
         data = json.loads((folder / "run.json").read_text())
-        scale = data["config"].pop("scale")
-        config = models.Config(**data["config"], scale=None if scale is None else tuple(scale))
-        columns = models.Columns(**{**data["columns"], "features": tuple(data["columns"]["features"])})
+        config, columns = models.Config.from_json(data["config"]), models.Columns.from_json(data["columns"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{folder} is damaged (run.json: {error}); restore it from a copy.") from None
     budget = Budget(config.epsilon, config.delta, config.relation)
@@ -113,8 +171,8 @@ def sections(found: Inspection) -> list[tuple[str, list[str]]]:
         f"{spent}, of a budget of epsilon {report.epsilon_budget:g}.",
         "The unit is a user: all the rows of one user together, not one row at a time.",
         meaning(report),
-        "It covers all that this folder holds outside private/: the representation, the feature scales, the ledger and "
-        "every page of the billboard, taken together.",
+        "It covers all that this folder holds outside private/: the representation, the feature scales, lists of "
+        "values that were selected, the ledger and every page of the billboard, taken together.",
     ]
     if report.seeded:
         protected = ["Nothing, because the noise was seeded. With secret noise it would be this:", *protected]
@@ -134,6 +192,7 @@ def sections(found: Inspection) -> list[tuple[str, list[str]]]:
         ("Accountant", accountant),
         ("Noise", [SEEDED if report.seeded else noise]),
         ("What is not protected", not_protected(found)),
+        ("The method", about_method(found)),
         ("The representation", about_representation(found)),
     ]
 
@@ -166,7 +225,64 @@ def not_protected(found: Inspection) -> list[str]:
         items.insert(1, "Membership and the number of users: that someone is among the users is taken as known.")
     if found.config.scale is not None:
         items.append("The declared feature scales: they were taken as public facts, not computed from the users.")
+    if found.config.covariance is not None:
+        items.append("The declared covariance: it was taken as a public fact, not computed from the users.")
+    if declared := _declared_lists(found):
+        items.append(f"The declared {declared}: taken as public facts, not computed from the users.")
     return items
+
+
+def _declared_lists(found: Inspection) -> str:
+    """In words, those lists of values that were not selected privately; empty if there are none."""
+    names = found.columns.categorical
+    if not found.finished:
+        names = tuple(name for name, listed in found.columns.by_category.items() if listed)
+    elif found.selections:  # which of several were selected is on the billboard
+        count = len(names) - found.selections
+        return "" if not count else "list of values" if count == 1 else "lists of values"
+    if not names:
+        return ""
+    if found.config.ratings:
+        return "list of items"
+    return f"{'list' if len(names) == 1 else 'lists'} of values of {', '.join(names)}"
+
+
+def about_method(found: Inspection) -> list[str]:
+    """What was fitted, to which columns."""
+    c, columns = found.config, found.columns
+    if c.ratings:
+        return [
+            "Private factorisation of ratings: how far each item is rated above a user's mean, and factors of the "
+            "items, are public. Each user's mean, spread and taste stay in private/.",
+            *_about_lists(found),
+        ]
+    lines = [f"{_METHOD[c.method]} ({c.method})."]
+    if c.configuration == "paper":
+        lines.append("In the configuration of its paper, with its constants: for comparison.")
+    if c.start is not None:
+        lines.append(f"Start: {c.start}, as asked for.")
+    if len(columns.targets) > 1:
+        lines.append(f"A head for each of the targets {', '.join(columns.targets)}, on one representation for all.")
+    return [*lines, *_about_lists(found)]
+
+
+def _about_lists(found: Inspection) -> list[str]:
+    columns = found.columns
+    if not columns.categorical:
+        return []
+    lists = columns.by_category.items()
+    sizes = [f"{name} ({len(listed):,})" if listed else f"{name} (not declared)" for name, listed in lists]
+    if not found.finished:
+        how = "those that are not declared are selected privately"
+    elif not found.selections:
+        how = "they were declared"
+    elif found.selections == len(columns.categorical):
+        how = "selected privately, from those that enough users hold"
+    else:
+        how = "some declared, the others selected privately, from values that enough users hold"
+    other = "An item that is not listed" if found.config.ratings else "A value that is not listed"
+    effect = "is predicted with the user's mean." if found.config.ratings else "has no feature."
+    return [f"Lists of values are public: {', '.join(sizes)}; {how}. {other} {effect}"]
 
 
 def about_representation(found: Inspection) -> list[str]:
@@ -177,26 +293,50 @@ def about_representation(found: Inspection) -> list[str]:
         ]
     learned = found.representation
     d, k = learned.basis.shape
-    mean = learned.mean_error
-    low, high = learned.scale.min(), learned.scale.max()
-    origin = "declared as public" if found.config.scale is not None else "found by a charged release"
-    if found.config.method == "paper":
-        origin = "which the paper's method does not look for"
-    chosen = "read off a released spectrum" if found.config.rank is None else "as asked for"
+    asked = found.config.rank
+    chosen = (
+        "read off a released spectrum" if asked is None else "as asked for" if asked == k else f"of {asked} at most"
+    )
     heads = "no heads here" if found.users is None else f"heads of {found.users:,} users in private/"
     if found.users is not None and found.privacy.relation != "replace-one-user":
         heads += " (not private: for your eyes)"
     return [
-        f"Rank {k} ({chosen}), {d} features, {heads}.",
-        f"Feature scales from {low:.4g} to {high:.4g}, {origin}.",
-        f"Estimated error: mean squared sine {mean:.2g} (0 is exact, 1 is nothing learned), from the noise of the "
-        f"releases alone. {_judgement(learned)}",
+        f"Rank {k} ({chosen}), {d:,} {'items' if found.config.ratings else 'features'}, {heads}.",
+        *_about_frame(found, learned),
+        f"Estimated error: mean squared sine {learned.mean_error:.2g} (0 is exact, 1 is nothing learned), from the "
+        f"noise of the releases alone. {_judgement(learned)}",
     ]
+
+
+def _about_frame(found: Inspection, learned: Representation) -> list[str]:
+    """The coordinates in which features were seen."""
+    c, frame = found.config, learned.frame
+    if c.ratings:
+        return ["Offsets and factors are in units of a user's own spread of ratings; no range of ratings was assumed."]
+    if c.configuration == "paper":
+        return ["Features as they come: the paper's method looks for neither scales nor correlations."]
+    declared = c.scale is not None or c.covariance is not None
+    origin = "declared as public" if declared else "found by a charged release"
+    lines = [f"Feature scales from {frame.scale.min():.4g} to {frame.scale.max():.4g}, {origin}."]
+    if frame.whitening is not None:
+        origin = "the declared covariance" if declared else "a charged release of their second moments"
+        lines.append(
+            f"Correlations of the features were taken out (whitening) by {origin}, so that noise of one size does the "
+            "same harm in every direction."
+        )
+    elif any(name == "covariance/covariance" for name, _ in found.privacy.events):
+        lines.append("Correlations of the features were looked for; what was seen of them is small or within noise.")
+    elif any(name == "frequencies/frequencies" for name, _ in found.privacy.events):
+        lines.append("Scales allow for how often a feature occurs, so that rare ones count as much as common ones.")
+    if frame.target_scale is not None:
+        lines.append("Targets were brought to a common size, found by the same release as the feature scales.")
+    return lines
 
 
 def _judgement(learned: Representation) -> str:
     if learned.mostly_noise:
-        return "It is mostly noise: users fall back on their own regressions. It takes more users or a larger epsilon."
+        alone = "their own regressions" if learned.ratings is None else "their means and the items' offsets"
+        return f"It is mostly noise: users fall back on {alone}. It takes more users or a larger epsilon."
     if learned.mean_error < 0.03:
         return "The representation was found."
     return "It was found roughly: more users or a larger epsilon would help."
@@ -215,6 +355,7 @@ def as_json(found: Inspection) -> dict[str, Any]:
         "epsilon_budget": report.epsilon_budget,
         "delta": report.delta,
         "mu": total_mu(event for _, event in report.events),
+        "share_spent": share_spent(report),
         "accountant": report.accountant,
         "events": [
             {"name": spent.name, **event_to_json(event), "share": spent.share}
@@ -229,7 +370,7 @@ def as_json(found: Inspection) -> dict[str, Any]:
             "features": learned.basis.shape[0],
             "scale": learned.scale.tolist(),
             "error": learned.error,
-            "mean_squared_sine": learned.error / learned.basis.shape[1],
+            "mean_squared_sine": learned.mean_error,
         },
         "users_with_heads": found.users,
         "words": dict(sections(found)),

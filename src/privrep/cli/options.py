@@ -1,0 +1,60 @@
+"""The options of `privrep fit`, one type each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+User = Annotated[str, typer.Option(help="Column that names the user of each row.")]
+Target = Annotated[str, typer.Option(help="Column to predict, or several: A,B. Each user gets a head for each.")]
+Epsilon = Annotated[float, typer.Option(help="Privacy budget, whole fit. Smaller is more private.")]
+Delta = Annotated[float, typer.Option(help="Privacy budget, second part; well below 1 / number of users.")]
+Out = Annotated[Path, typer.Option(help="Folder of the model. The same command continues a stopped fit.")]
+Features = Annotated[
+    str | None, typer.Option(help="Columns A,B,C; if left out all others (of Parquet: all others of numbers).")
+]
+Categorical = Annotated[str | None, typer.Option(help="Columns A,B of text or integers, a feature for each value.")]
+Categories = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help='JSON file of public values, {"column": [...]}; others are selected privately.'),
+]
+Item = Annotated[
+    str | None, typer.Option(help="Ratings: column that names the item of each row; the target is the rating.")
+]
+Items = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="JSON list of all items, if public; else selected privately.")
+]
+Rank = Annotated[str, typer.Option(metavar="K|auto", help="Columns of the representation.")]
+Method = Annotated[
+    str | None,
+    typer.Option(metavar="METHOD", help="private-fedrep, priv-altmin or centaur; private-fedrep if left out."),
+]
+Paper = Annotated[
+    bool, typer.Option("--paper", help="The method as published; needs --rank K and --no-intercept. For comparison.")
+]
+Start = Annotated[
+    str | None,
+    typer.Option(metavar="START", help="spectral, normalised-pairs, power-method or random; else the method's own."),
+]
+Relations = Annotated[str, typer.Option(help="replace-one-user, or add-or-remove-one-user.", metavar="RELATION")]
+NoIntercept = Annotated[bool, typer.Option("--no-intercept", help="Users have no intercepts.")]
+NoSafetyNet = Annotated[
+    bool, typer.Option("--no-safety-net", help="Every user uses the shared representation, helpful or not.")
+]
+Scale = Annotated[
+    Path | None, typer.Option(metavar="FILE", help='JSON file of public feature sizes: {"column": size, ...}.')
+]
+Covariance = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help='Public covariance, instead: {"columns": [...], "covariance": [[...]]}.'),
+]
+Simulate = Annotated[
+    int | None, typer.Option(metavar="SEED", help="Seeded noise: repeatable and NOT PRIVATE. For experiments.")
+]
+UserAsText = Annotated[
+    bool, typer.Option("--user-as-text", help="CSV: ids that look like numbers are text (keeps leading zeros).")
+]
+Workdir = Annotated[Path | None, typer.Option(help="Folder for temporary files; the system's if left out.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model or another run in --out.")]

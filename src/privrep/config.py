@@ -1,0 +1,118 @@
+"""What a fit was asked to do, in public facts: settings, and the columns of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from privrep.algorithms.frames import declared_frame
+from privrep.algorithms.initialisers import INITIALISERS
+from privrep.algorithms.methods import METHODS
+from privrep.algorithms.priv_altmin import check_reach
+from privrep.data.categories import Listed
+from privrep.engines.base import Users
+from privrep.errors import InputError
+from privrep.privacy.accounting import Relation
+from privrep.privacy.ledger import Budget
+
+CONFIGURATIONS = ("default", "paper")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a fit was asked to do. Only public facts; stored with the model and compared when a run is resumed."""
+
+    rank: int | None  # None: read off the released spectrum
+    epsilon: float
+    delta: float
+    relation: Relation = "replace-one-user"
+    intercept: bool = True
+    safety_net: bool = True
+    scale: tuple[float, ...] | None = None  # declared public scale of each feature; None: found by a charged release
+    covariance: tuple[tuple[float, ...], ...] | None = None  # declared public covariance of the features, instead
+    seed: int | None = None  # None: cryptographic noise. A number: a simulation
+    method: str = "private-fedrep"
+    configuration: str = "default"  # or "paper": the method as published, for comparison
+    start: str | None = None  # the initialiser; None: the method's own
+    ratings: bool = False  # rows are (user, item, rating): items have means, and factors are all there is to learn
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Config:
+        scale, covariance = fields["scale"], fields["covariance"]
+        return cls(
+            **{
+                **fields,
+                "scale": None if scale is None else tuple(scale),
+                "covariance": None if covariance is None else tuple(map(tuple, covariance)),
+            }
+        )
+
+    def check(self, features: int) -> None:
+        """Refuse settings that cannot work, each in one sentence."""
+        Budget(self.epsilon, self.delta, self.relation)
+        for name, value, known in (
+            ("method", self.method, METHODS),
+            ("configuration", self.configuration, CONFIGURATIONS),
+            ("start", self.start, (None, *INITIALISERS)),
+        ):
+            if value not in known:
+                listed = ", ".join(str(choice) for choice in known if choice)
+                raise InputError(f"{name} must be one of {listed}. Got {value!r} instead.")
+        if self.rank is not None and not 1 <= self.rank <= features:
+            raise InputError(
+                f"rank must lie between 1 and the number of features, {features}. Got {self.rank} instead."
+            )
+        if self.configuration == "paper":
+            self._check_paper()
+        if self.method == "priv-altmin":
+            check_reach(features, self.rank)
+        if self.start == "random" and self.rank is None:
+            raise InputError("a random start cannot tell how many directions there are; give a rank.")
+        self._check_ratings()
+        declared_frame(self.scale, self.covariance, features)
+
+    def _check_ratings(self) -> None:
+        plain = Config(self.rank, self.epsilon, self.delta, self.relation, seed=self.seed, ratings=True)
+        if self.ratings and self != plain:
+            raise InputError(
+                "ratings take a rank and a budget; methods, starts, scales, intercepts and the safety net are for "
+                "other tables."
+            )
+
+    def check_users(self, users: Users) -> None:
+        """Refuse what the settings cannot do with such users."""
+        if self.configuration == "paper" and users.targets > 1:
+            raise InputError(
+                "the configuration paper takes one target; fit each by itself, or use the default."
+            )
+        if self.covariance is not None and users.sparse:
+            raise InputError("a declared covariance would make sparse features dense; declare feature_scale instead.")
+
+    def _check_paper(self) -> None:
+        if self.rank is None or self.intercept or self.scale is not None or self.covariance is not None or self.start:
+            raise InputError(
+                "the configuration paper takes a rank, has a start of its own and has neither intercepts nor feature "
+                "scales; leave them out."
+            )
+        if self.relation != "replace-one-user":
+            raise InputError("the configuration paper takes the number of users as public; use replace-one-user.")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of the table a model was fitted on; empty where it was fitted on arrays."""
+
+    user: str = ""
+    targets: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # of numbers
+    categorical: tuple[str, ...] = ()
+    categories: tuple[Listed, ...] = ()  # of each categorical column: declared, or selected privately
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Columns:
+        lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("targets", "features", "categorical")}
+        return cls(user=fields["user"], categories=tuple(map(tuple, fields["categories"])), **lists)
+
+    @property
+    def by_category(self) -> dict[str, Listed]:
+        return dict(zip(self.categorical, self.categories, strict=True))

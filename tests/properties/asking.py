@@ -1,0 +1,244 @@
+"""What the tests of neighbours share: every statistic that the algorithms ask for, and users to ask."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from hypothesis import Phase
+from hypothesis import strategies as st
+from scipy import sparse
+
+from privrep.algorithms import factorization as fact
+from privrep.algorithms.baselines import LocalUpdate
+from privrep.algorithms.frames import SPARSE_COLUMNS
+from privrep.algorithms.paper import BatchGradient, FirstHalfPairs
+from privrep.data.sparse_rows import SparseRows
+from privrep.data.user_table import UserTable
+from privrep.engines.base import LocalStep, Users
+from privrep.local.frame import Frame
+from privrep.local.ratings import TasteImage, TasteMeans, TasteMoments
+from privrep.local.steps import (
+    CELLS,
+    SIZES,
+    FeatureSizes,
+    Frequencies,
+    LeaveOneOutGradient,
+    PairMoments,
+    PowerStep,
+    ResidualMoments,
+    SecondMoments,
+    gradient_size,
+)
+from privrep.privacy.accounting import Relation
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum, Contributions
+from privrep.privacy.contributions import packed_size
+
+D, K = 3, 2
+PHASES = [Phase.explicit, Phase.generate]  # users are made from seeds, which do not shrink
+REPLACE: Relation = "replace-one-user"
+ADD: Relation = "add-or-remove-one-user"
+User = tuple[np.ndarray, np.ndarray]
+Question = tuple[LocalStep, dict[str, Bound]]
+Engine = Callable[[UserTable, Path], AbstractContextManager[Users]]
+
+
+# Questions: every statistic that is ever released
+
+
+def basis(d: int, k: int) -> np.ndarray:
+    return np.linalg.qr(np.random.default_rng(5).normal(size=(d, k)))[0]
+
+
+def frames(d: int, targets: int = 1) -> tuple[Frame, Frame]:
+    """One of scales, and one of a covariance that is far from the identity."""
+    scale = np.ldexp(1.0, 1 - np.arange(d))
+    mixing = np.random.default_rng(6).normal(size=(d, d))
+    several = None if targets == 1 else np.ldexp(1.0, np.arange(targets))
+    return Frame(scale, None, several), Frame(scale, np.eye(d) + mixing @ mixing.T, several)
+
+
+def questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[str, Question]:
+    """What the algorithms ask of dense rows: their steps, with their bounds where those are fixed."""
+    U = basis(d, k)
+    scaled, whitened = frames(d, targets)
+    far = Frame(scaled.scale * 2.0**-60, None, scaled.target_scale)
+    columns = d + (targets if targets > 1 else 0)
+    directions = Bound(DIRECTION_ONLY, packed_size(d))
+    step = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
+    tight = {"step": Bound(2.0**-40, gradient_size(d, k)), "sizes": SIZES}
+    image = {"image": Bound(DIRECTION_ONLY, d * k)}
+    second = {"covariance": Bound(DIRECTION_ONLY, packed_size(d), acute=True)}
+    return {
+        "feature sizes": (FeatureSizes(intercept), {"sizes": Bound(math.sqrt(columns), columns * CELLS, acute=True)}),
+        "second moments": (SecondMoments(scaled, intercept), second),
+        "second moments, whitened": (SecondMoments(whitened, intercept), second),
+        "pairs": (PairMoments(scaled, intercept), {"moments": Bound(1.0, packed_size(d))}),
+        "directions": (PairMoments(scaled, intercept), {"moments": directions}),
+        "directions, whitened": (PairMoments(whitened, intercept), {"moments": directions}),
+        "normalised pairs": (PairMoments(whitened, intercept, normalised=True), {"moments": directions}),
+        "residuals": (ResidualMoments(U, scaled, 0.02, intercept), {"moments": directions}),
+        "residuals, whitened": (ResidualMoments(U, whitened, 1e-3, intercept), {"moments": directions}),
+        "power": (PowerStep(U, whitened, intercept), image),
+        "gradient": (LeaveOneOutGradient(U, scaled, 0.3, 0.02, intercept), step),
+        "gradient, whitened": (LeaveOneOutGradient(U, whitened, 0.3, 0.02, intercept), step),
+        "gradient, no ridge": (LeaveOneOutGradient(U, Frame.plain(d), 1.0, 0.0, intercept), tight),
+        "gradient, wild weight": (LeaveOneOutGradient(U, far, 1e30, 1e-3, intercept), step),
+    } | (of_papers(d, k, intercept) if targets == 1 else {})
+
+
+def of_papers(d: int, k: int, intercept: bool) -> dict[str, Question]:
+    U = basis(d, k)
+    move = {"update": Bound(0.3, d + 1), "sizes": Bound(1.0, CELLS, acute=True)}
+    return {
+        "paper's power": (PowerStep(U, Frame.plain(d), False, own_rows=True), {"image": Bound(10.0, d * k)}),
+        "paper's pairs": (FirstHalfPairs(), {"moments": Bound(10.0, packed_size(d))}),
+        "paper's gradient": (BatchGradient(U, "page"), {"gradient": Bound(10.0, d * k)}),
+        "paper's gradient, same rows": (BatchGradient(U, "page", None, False), {"gradient": Bound(1e-6, d * k)}),
+        "dp-fedavg": (LocalUpdate(np.ones(d + 1), 0.1, intercept), move),
+    }
+
+
+def sparse_questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[str, Question]:
+    """What the algorithms ask of sparse rows."""
+    frame = frames(d, targets)[0]
+    columns = d + (targets if targets > 1 else 0)
+    sizes = Bound(math.sqrt(min(columns, SPARSE_COLUMNS)), columns * CELLS, acute=True)
+    asked = {name: question for name, question in questions(d, k, intercept, targets).items() if "whitened" not in name}
+    return asked | {
+        "feature sizes": (FeatureSizes(intercept), {"sizes": sizes}),
+        "frequencies": (Frequencies(frame.scale), {"frequencies": Bound(math.sqrt(2.0), d + 1)}),
+        "power": (PowerStep(basis(d, k), frame, intercept), {"image": Bound(DIRECTION_ONLY, d * k)}),
+    }
+
+
+def taste_questions(d: int, k: int) -> dict[str, Question]:
+    """What is asked of ratings: all items paired, some of them, and the head and tail of more than can be paired."""
+    head, tail = np.arange(0, d, 2), np.arange(d) % 2 == 1
+    a, b = fact.MEAN_WEIGHT, fact.PRESENCE_WEIGHT
+    norm = math.hypot(1 + a**2, b)
+    return {
+        f"taste of {len(items)}": (
+            TasteMoments(items, a, b),
+            {"taste": Bound(norm, packed_size(len(items) + 1) + len(items), acute=True)},
+        )
+        for items in (np.arange(d), head)
+    } | {
+        "means": (TasteMeans(), {"means": Bound(math.sqrt(3.0), 2 * d + 1)}),
+        "image": (
+            TasteImage(np.where(tail[:, None], 0.0, basis(d, k)), tail),
+            {"image": Bound(fact.TAIL_NORM, d * k)},
+        ),
+    }
+
+
+NAMES = tuple(questions(D, K, True))
+NO_INTERCEPT = {"paper's power", "paper's pairs", "paper's gradient", "paper's gradient, same rows"}  # the same
+CASES = [(name, intercept) for name in NAMES for intercept in (True, False) if not (intercept and name in NO_INTERCEPT)]
+
+
+# Users, sane and otherwise
+
+HUGE = [1e8, 1e19, 1e30, 3e38, 1e77, 1e150, 1e154, 1e200, 1e300, 1.7e308]
+TINY = [1e-8, 1e-20, 1e-38, 1e-45, 1e-77, 1e-154, 1e-162, 1e-200, 1e-300, 5e-324]
+EDGES = [0.0, -0.0, 1.0, -1.0, math.sqrt(0.5), 2.0**-0.5, 1 + 2**-52, *HUGE[::2], *TINY[::2]]
+KINDS = ["normal", "zeros", "constant", "huge", "tiny", "edges", "mixed", "cancel", "lopsided", "repeated", "collinear"]
+
+
+@np.errstate(all="ignore")
+def make_user(kind: str, m: int, seed: int, spoil: float | None, dtype: type, targets: int = 1) -> User:
+    rng = np.random.default_rng(seed)
+    width = D + targets
+    rows = rng.normal(size=(m, width))
+    if kind == "zeros":
+        rows[:] = 0.0
+    elif kind == "constant":
+        rows[:] = rng.normal(size=width) * rng.choice([1.0, *HUGE, *TINY])
+    elif kind == "huge":
+        rows *= rng.choice(HUGE)
+    elif kind == "tiny":
+        rows *= rng.choice(TINY)
+    elif kind == "edges":
+        rows = rng.choice(EDGES, size=(m, width))
+    elif kind == "mixed":
+        rows = rows * rng.choice([1.0, *HUGE, *TINY], size=(m, width))
+    elif kind == "cancel" and m:
+        rows[-1] = -rows[:-1].sum(axis=0)  # the rows add up to nothing, or to rounding errors
+        rows *= rng.choice([1.0, *HUGE[:6]])
+    elif kind == "lopsided" and m:
+        rows[0] *= rng.choice(HUGE)  # one huge row, the others tiny: almost everything cancels in s s^T - A^T A
+        rows[1:] *= rng.choice([1.0, *TINY])
+    elif kind == "repeated":
+        rows[:] = rows[:1] * rng.choice([1.0, 1e16, 1e-16])
+    elif kind == "collinear":
+        rows[:, :D] = rng.normal(size=(m, 1)) * rng.normal(size=D) * rng.choice([1.0, 1e4, 1e12])
+    if spoil is not None and m:
+        rows[rng.integers(m), rng.integers(width)] = spoil
+    rows = rows.astype(dtype)
+    return rows[:, :D], rows[:, D] if targets == 1 else rows[:, D:]
+
+
+def user(dtype: type, whole: bool, targets: int = 1) -> st.SearchStrategy[User]:
+    """Any user. `whole`: with at least one row and nothing but finite numbers."""
+    spoils = [None] if whole else [None, None, None, math.nan, math.inf, -math.inf]
+    made = st.builds(
+        make_user,
+        st.sampled_from(KINDS),
+        st.sampled_from([1, 2, 2, 3, 5, 8] if whole else [0, 1, 2, 2, 3, 5, 8]),
+        st.integers(0, 2**32 - 1),
+        st.sampled_from(spoils),
+        st.just(dtype),
+        st.just(targets),
+    )
+    return made.map(finite) if whole else made
+
+
+def finite(user: User) -> User:
+    return np.nan_to_num(user[0]), np.nan_to_num(user[1])
+
+
+def table_of(users: list[User], dtype: type, d: int = D) -> UserTable:
+    offsets = np.cumsum([0, *(len(y) for _, y in users)]).astype(np.int64)
+    X = np.concatenate([np.zeros((0, d)), *(X for X, _ in users)]).astype(dtype)
+    several = users[0][1].shape[1:] if users else ()
+    y = np.concatenate([np.zeros((0, *several)), *(y for _, y in users)]).astype(dtype)
+    return UserTable(X, y, offsets, np.arange(len(users)))
+
+
+def sparse_table_of(users: list[User], dtype: type, d: int = D) -> UserTable:
+    table = table_of(users, dtype, d)
+    return UserTable(sparse.csr_array(table.X), table.y, table.offsets, table.ids)
+
+
+def assert_within(one: dict[str, BoundedSum], other: dict[str, BoundedSum], relation: Relation) -> None:
+    for key, bounded in one.items():
+        norm = bounded.bound.norm
+        a, b = bounded.total / norm, other[key].total / norm
+        assert np.isfinite(a).all(), key
+        assert np.isfinite(b).all(), key
+        moved, most = float(np.linalg.norm(a - b)), bounded.sensitivity(relation) / norm
+        assert moved <= most, f"{key} moved by {moved:.4g} bounds, {most:.4g} were stated for {relation}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+    """All questions in one pass over the users."""
+
+    sparse: ClassVar[bool] = True  # and dense for the steps that are not
+    asked: dict[str, Question]
+
+    def __call__(self, X: Any, y: Any) -> dict[str, Contributions]:
+        dense = X.dense() if isinstance(X, SparseRows) else X
+        sent = {name: step(X if hasattr(step, "sparse") else dense, y) for name, (step, _) in self.asked.items()}
+        return {f"{name}/{key}": sent[name][key] for name, key in self._keys()}
+
+    def bounds(self) -> dict[str, Bound]:
+        return {f"{name}/{key}": self.asked[name][1][key] for name, key in self._keys()}
+
+    def _keys(self) -> list[tuple[str, str]]:
+        return [(name, key) for name, (_, bounds) in self.asked.items() for key in bounds]

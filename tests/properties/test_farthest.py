@@ -1,0 +1,166 @@
+"""Users who are as far apart as users can be: the stated sensitivity is reached, and never exceeded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from asking import (
+    ADD,
+    REPLACE,
+    D,
+    Every,
+    K,
+    Question,
+    User,
+    assert_within,
+    make_user,
+    questions,
+    sparse_questions,
+    sparse_table_of,
+    table_of,
+    taste_questions,
+)
+
+from privrep.algorithms import factorization as fact
+from privrep.engines.in_memory import InMemoryUsers
+from privrep.local.frame import Frame
+from privrep.local.ratings import TasteImage
+from privrep.local.steps import (
+    LeaveOneOutGradient,
+    PairMoments,
+    PowerStep,
+    gradient_size,
+)
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum
+from privrep.privacy.contributions import packed_size
+
+
+def rated(items: list[int], ratings: list[float], d: int = D) -> User:
+    return np.eye(d)[items], np.array(ratings)
+
+
+def pair(first: list[float], signs: tuple[float, float] = (1.0, 1.0)) -> User:
+    return np.array([first, first]), np.array(signs)
+
+
+EAST, NORTH = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
+PLAIN = Frame.plain(D)
+FIRST = np.eye(D)[:, :1]
+GRADIENT = LeaveOneOutGradient(FIRST, PLAIN, 1e-6, 1e-3, False)
+PULLED = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [1.0, -1.0, 0.0]])
+FARTHEST: dict[str, tuple[Question, User, User, bool]] = {
+    "counts": (
+        questions(D, K, False)["feature sizes"],
+        (np.ones((2, D)), np.ones(2)),
+        (np.full((2, D), 8.0), np.ones(2)),
+        False,
+    ),
+    "row moments": (questions(D, K, False)["second moments"], pair(EAST), pair(NORTH), False),
+    "pairs": (
+        (PairMoments(PLAIN, False), {"moments": Bound(DIRECTION_ONLY, packed_size(D))}),
+        pair(EAST),
+        pair(EAST, (1.0, -1.0)),
+        False,
+    ),
+    "normalised pairs": (
+        (PairMoments(PLAIN, False, True), {"moments": Bound(0.1, packed_size(D))}),
+        pair(EAST),
+        pair(EAST, (1.0, -1.0)),
+        False,
+    ),
+    "power": (
+        (PowerStep(FIRST, PLAIN, False), {"image": Bound(DIRECTION_ONLY, D)}),
+        pair(EAST),
+        pair(EAST, (1.0, -1.0)),
+        False,
+    ),
+    "gradient": (
+        (GRADIENT, {"step": Bound(1e-6, gradient_size(D, 1))}),
+        (PULLED, np.array([2.0, 2.0, 1.0, 1.0])),
+        (PULLED, np.array([1.0, 1.0, 2.0, 2.0])),
+        False,
+    ),
+    "taste": (
+        taste_questions(4, 1)["taste of 4"],
+        rated([0, 1], [0.0, 1.0], 4),
+        rated([2, 3], [0.0, 1.0], 4),
+        True,
+    ),
+    "means": (taste_questions(4, 1)["means"], rated([0, 1], [0.0, 1.0], 4), rated([0, 1], [1.0, 0.0], 4), True),
+    "image": (
+        (TasteImage(np.eye(4)[:, :1], np.arange(4) == 1), {"image": Bound(fact.TAIL_NORM, 4)}),
+        rated([0, 1], [0.0, 1.0], 4),
+        rated([0, 1, 2, 3], [1.0, 1.0, 0.0, 0.0], 4),
+        True,
+    ),
+}
+
+
+def moved_by(question: Question, one: User, other: User, thin: bool) -> tuple[float, BoundedSum]:
+    """How far the sum moves when the second of three users is replaced, with its first statistic."""
+    d = one[0].shape[1]
+    make, third = (sparse_table_of if thin else table_of), (np.zeros((1, d)), np.ones(1))
+    step, bounds = question
+    here, there = (
+        InMemoryUsers(make([third, u, third], np.float64, d), 1).bounded_sums(step, bounds) for u in (one, other)
+    )
+    key = next(iter(bounds))
+    return float(np.linalg.norm(here[key].total - there[key].total)), here[key]
+
+
+@pytest.mark.parametrize("name", FARTHEST)
+def test_some_users_are_as_far_apart_as_is_stated(name: str) -> None:
+    """Half the stated sensitivity would be too little, and for most kinds anything that is less than all of it."""
+    question, one, other, thin = FARTHEST[name]
+    moved, summed = moved_by(question, one, other, thin)
+    stated = summed.sensitivity(REPLACE)
+    assert 0.5 * stated < moved <= stated
+    if name != "means":  # three parts, of which presence and the constant cannot be opposite
+        assert moved > 0.99 * stated
+
+
+@pytest.mark.parametrize("name", ["counts", "row moments", "taste"])
+def test_the_acute_kinds_need_the_root_of_two_and_no_more(name: str) -> None:
+    question, one, other, thin = FARTHEST[name]
+    assert all(bound.acute for bound in question[1].values())
+    moved, summed = moved_by(question, one, other, thin)
+    assert moved > 1.4 * summed.bound.norm  # of adding one: a bound without the root would be violated
+    nothing = (one[0][:0], one[1][:0])
+    alone, _ = moved_by(question, one, nothing, thin)
+    assert alone <= summed.sensitivity(ADD)
+    assert alone > 0.99 * summed.bound.norm
+
+
+LONG = {
+    "zero": (np.zeros((5, D)), np.zeros(5)),
+    "one row": (np.ones((1, D)), np.ones(1)),
+    "huge": (np.full((4, D), 1e30), np.full(4, -1e30)),
+    "tiny": (np.full((4, D), 1e-30), np.array([1e-30, -1e-30, 0.0, 1e-30])),
+    "not a number": (np.full((3, D), np.nan), np.ones(3)),
+    "infinite": (np.ones((3, D)), np.array([1.0, np.inf, 0.0])),
+    "constant targets": (np.random.default_rng(1).normal(size=(9, D)), np.full(9, 0.1)),
+    "a thousand rows": (np.random.default_rng(2).normal(size=(1000, D)), np.random.default_rng(3).normal(size=1000)),
+    "a thousand others": (-np.random.default_rng(4).normal(size=(1000, D)), np.tile([1.0, -1.0], 500)),
+    "east": pair(EAST),
+    "against east": pair(EAST, (1.0, -1.0)),
+    "raters": rated([0, 1, 2, 0], [1.0, 5.0, 3.0, 2.0]),
+    "others": rated([2, 1, 0, 2], [1.0, -5.0, 3.0, 2.0]),
+}
+
+
+@pytest.mark.parametrize("thin", [False, True])
+def test_any_user_in_place_of_any_other(thin: bool) -> None:
+    make = sparse_table_of if thin else table_of
+    rest = [make_user("normal", 6, seed, None, np.float64) for seed in range(3)]
+    for intercept in (True, False):
+        asked = sparse_questions(D, K, intercept) | taste_questions(D, 1) if thin else questions(D, K, intercept)
+        every = Every(asked)
+        sums = [
+            InMemoryUsers(make([*rest, someone], np.float64), 1).bounded_sums(every, every.bounds())
+            for someone in LONG.values()
+        ]
+        without = InMemoryUsers(make(rest, np.float64), 1).bounded_sums(every, every.bounds())
+        for here in sums:
+            assert_within(here, without, ADD)
+            for there in sums:
+                assert_within(here, there, REPLACE)
