@@ -94,7 +94,11 @@ class Slope:
         error = self.measured - self.proved
         if abs(error) <= max(TOLERANCE, 2 * self.standard_error):
             return "agrees"
-        return "better than proved" if error < 0 else "worse than proved"
+        symbol = SYMBOLS[SWEEPS[self.sweep].field]
+        powers = f"{symbol}^{self.measured:.1f} where the proof has {symbol}^{self.proved:.1f}"
+        if symbol == "R":  # what counts is how the error falls on the way to labels without noise
+            return f"{'better' if error > 0 else 'worse'} than proved as R falls: {powers}"
+        return f"{'better' if error < 0 else 'worse'} than proved: {powers}"
 
 
 def fit_slope(values: Sequence[float], results: Sequence[float]) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,13 +121,25 @@ def test_a_post_that_fails_leaves_no_page(tmp_path: Path, monkeypatch: pytest.Mo
     assert same(Billboard(tmp_path).releases("a"), releases())
 
 
-def test_a_page_left_half_written_is_removed(tmp_path: Path) -> None:
-    Billboard(tmp_path).post_releases("a", releases())
-    (tmp_path / "0001-b.tmp").write_bytes(b"half a page")
-    board = Billboard(tmp_path)
+def test_a_page_left_half_written_is_removed_and_lies_where_nobody_looks(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "billboard"
+    Billboard(folder).post_releases("a", releases())
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Billboard(folder).post_releases("b", releases(1))
+    monkeypatch.undo()
+    assert [path.name for path in folder.iterdir()] == ["0000-a.safetensors"]  # the draw is not in what is published
+    (left,) = (tmp_path / "private").iterdir()
+    assert (tmp_path / "private").stat().st_mode & 0o077 == 0
+    board = Billboard(folder)
     assert [page.name for page in board] == ["a"]
+    assert not left.exists()
     board.post_releases("b", releases(1))
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list((tmp_path / "private").iterdir())
 
 
 @pytest.mark.parametrize("content", [b"", b"half a page", b"\xff" * 100])

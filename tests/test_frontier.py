@@ -88,10 +88,24 @@ def test_no_slope_of_fewer_than_three_values() -> None:
     assert left_out.startswith("not run: 0.05")
 
 
-@pytest.mark.parametrize(("exponent", "verdict"), [(-3.0, "better than proved"), (-1.0, "worse than proved")])
+@pytest.mark.parametrize(("exponent", "verdict"), [(-3.0, "better"), (-1.0, "worse")])
 def test_verdict_says_which_way_it_disagrees(exponent: float, verdict: str) -> None:
     law = {e: 1e-3 * e**exponent for e in (0.5, 1.0, 2.0)}
-    assert slope(Results(rows_of(law, 1e-6)), "epsilon", CENTAUR)[0].verdict == verdict
+    said = slope(Results(rows_of(law, 1e-6)), "epsilon", CENTAUR)[0].verdict
+    assert said == f"{verdict} than proved: eps^{exponent} where the proof has eps^-2.0"
+
+
+def test_an_error_that_vanishes_with_the_label_noise_is_better_than_proved() -> None:
+    """The bounds keep the length of the heads, so that they hardly fall with R."""
+    rows = [
+        Row(sweep, noise, "private-fedrep", "own", "default", 1, distance=size * noise**2)
+        for noise in (0.01, 0.1, 0.5, 1.0)
+        for sweep, size in (("noise at 0.2", 1e-2), ("noise at 0.2 floor", 1e-3))
+    ]
+    found, left_out = slope(Results(rows), "noise at 0.2", FEDREP)
+    assert left_out == ""
+    assert 0 < found.proved < 0.5
+    assert found.verdict.startswith("better than proved as R falls: R^2.0 where")
 
 
 def test_best_are_all_within_the_tie() -> None:

@@ -82,9 +82,7 @@ class Config:
     def check_users(self, users: Users) -> None:
         """Refuse what the settings cannot do with such users."""
         if self.configuration == "paper" and users.targets > 1:
-            raise InputError(
-                "the configuration paper takes one target; fit each by itself, or use the default."
-            )
+            raise InputError("the configuration paper takes one target; fit each by itself, or use the default.")
         if self.covariance is not None and users.sparse:
             raise InputError("a declared covariance would make sparse features dense; declare feature_scale instead.")
 

@@ -84,6 +84,7 @@ SPARSE = {
     "taste means": TasteMeans(),
     "taste image": TasteImage(np.where(TAIL[:, None], 0.0, U), TAIL),
 }
+SHAPES = [(1, np.float64), (2, np.float32), (3, np.float64), (10, np.float32), (10, np.float64), (33, np.float32)]
 ONE_TARGET = {"paper's moments", "paper's gradient", "federated averaging"}
 
 
@@ -164,8 +165,7 @@ def chosen_sparse(matrix, y, rows, users):
     return SparseRows(matrix[picked], rows), np.ascontiguousarray(y[users])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("rows", [1, 2, 3, 10, 33])
+@pytest.mark.parametrize(("rows", "dtype"), SHAPES)
 @pytest.mark.parametrize("name", DENSE)
 def test_contributions_do_not_depend_on_the_others(name, rows, dtype):
     X, y = crowd(rows, dtype, 1, np.random.default_rng([rows, len(name)]))
@@ -186,8 +186,7 @@ def test_nor_do_those_for_many_targets(name):
     assert_alone_as_in_company(DENSE[name], functools.partial(chosen, X, y))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("rows", [1, 2, 3, 10, 33])
+@pytest.mark.parametrize(("rows", "dtype"), SHAPES)
 @pytest.mark.parametrize("kind", ["few entries", "one-hot"])
 @pytest.mark.parametrize("name", SPARSE)
 def test_nor_do_those_of_sparse_rows(name, kind, rows, dtype):
@@ -200,3 +199,12 @@ def test_nor_do_those_of_sparse_rows_with_several_targets(name):
     matrix, _ = sparse_crowd("few entries", 6, np.float64, np.random.default_rng(5))
     y = crowd(6, np.float64, 3, np.random.default_rng(6))[1]
     assert_alone_as_in_company(SPARSE[name], functools.partial(chosen_sparse, matrix, y, 6))
+
+
+def test_a_step_that_looks_at_the_others_is_noticed():
+    def careless(X, y):
+        return {"values": Vectors((X.reshape(len(X), -1) * (1 + 1e-16 + 1e-15 * len(X)))[:, :3])}
+
+    X, y = crowd(2, np.float64, 1, np.random.default_rng(0))
+    with pytest.raises(AssertionError):
+        assert_alone_as_in_company(careless, functools.partial(chosen, X, y))

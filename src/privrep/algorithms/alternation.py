@@ -26,7 +26,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from privrep.algorithms.frames import CLEAR, find_frame, octave_quantile
-from privrep.algorithms.initialisers import MAX_AUTO_RANK, MOST_SQUARED, Initialiser, Start, top_eigenvectors
+from privrep.algorithms.initialisers import MOST_SQUARED, Initialiser, Start, top_eigenvectors
 from privrep.algorithms.representation import Estimate, Representation, publish
 from privrep.local.frame import Frame
 from privrep.local.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, ResidualMoments
@@ -74,6 +74,10 @@ class Round(Protocol):
     @property
     def name(self) -> str: ...
 
+    def most(self, features: int) -> int:
+        """Directions it can take where nobody says how many."""
+        ...
+
     def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> Any:
         """`norm` is what to clip to, `ratio` the typical one of that to the second moment of the heads. Its
         statistics include `sizes`, histograms of both."""
@@ -110,15 +114,16 @@ def learn(
         return publish(run, Estimate(np.eye(d), np.zeros((d, d))), frame)
     problem = Problem(run, frame, intercept, s)
     state = initialiser(Start(run, frame, rank, for_start, intercept))
+    state = state.first(min(state.basis.shape[1], method.most(d))) if rank is None else state
     if d > MOST_SQUARED or not state.hides(rank):
         state = iterate(problem, state, method, left, method.name, s.rounds)
     elif rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
         state = iterate(problem, state, method, 0.6 * left, "strong", s.rounds)
-        state = add_weak(problem, state, rank, 0.15 * left)
+        state = add_weak(problem, state, None, method.most(d), 0.15 * left)
         state = iterate(problem, state, method, 0.25 * left, method.name, s.rounds // 2)
     else:
         state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
-        state = add_weak(problem, state, rank, 0.25 * left)
+        state = add_weak(problem, state, rank, rank, 0.25 * left)
         state = iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
     return publish(run, state, frame)
 
@@ -165,17 +170,17 @@ def read_sizes(sizes: Release, s: Settings) -> tuple[float, float] | None:
     return octave_quantile(norms, s.quantile, WIDE_LOWEST), octave_quantile(ratios, 0.5)
 
 
-def add_weak(problem: Problem, state: Estimate, rank: int | None, mu_squared: float) -> Estimate:
+def add_weak(problem: Problem, state: Estimate, rank: int | None, most: int, mu_squared: float) -> Estimate:
     """The directions that the strong ones hid, from the pair moments of what those leave over.
 
-    Without a rank, as many as stand out clearly from the noise, which may be none.
+    Without a rank, as many as stand out clearly from the noise, which may be none, and `most` in all.
     """
     d, k = state.basis.shape
     query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
     step = ResidualMoments(state.basis, problem.frame, problem.settings.ridge(state), problem.intercept)
     moments = unpack(problem.run.ask("residuals", step, {"moments": query})["moments"].value)
     outside = np.eye(d) - state.basis @ state.basis.T
-    weak = top_eigenvectors(outside @ moments @ outside, (min(MAX_AUTO_RANK, d) if rank is None else rank) - k)
+    weak = top_eigenvectors(outside @ moments @ outside, min(most, d) - k)
     if rank is None:
         clear = np.diag(weak.error) < problem.settings.clear_weak
         weak = weak.first(int(clear.sum()))

@@ -159,7 +159,7 @@ def dp_fedavg(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, size, left = public_count(run), run.users.features + 1, run.ledger.budget.mu**2
+    n, size, left = public_count(run), run.users.features + 1, run.ledger.capacity
     model = np.zeros(size)
     if clip is None:
         query = Query(Bound(1.0, CELLS, acute=True), sizes_share * left)

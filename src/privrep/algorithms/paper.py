@@ -50,7 +50,7 @@ def paper_fedrep(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, d, total = public_count(run), run.users.features, run.ledger.budget.mu**2
+    n, d, total = public_count(run), run.users.features, run.ledger.capacity
     pairs = Query(Bound(clip_init, packed_size(d)), init_share * total)
     moments = run.ask("paper-moments", FirstHalfPairs(), {"moments": pairs})["moments"].value
     U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from privrep.algorithms.alternation import Move, Problem, Settings, learn, moved
 from privrep.algorithms.frames import CLEAR
-from privrep.algorithms.initialisers import MOST_SQUARED, Initialiser, Start, normalised_pairs, power_method
+from privrep.algorithms.initialisers import MAX_AUTO_RANK, MOST_SQUARED, Initialiser, normalised_pairs, power_method
 from privrep.algorithms.representation import Estimate, Representation, publish
 from privrep.data.groups import Group
 from privrep.errors import InputError
@@ -61,12 +61,7 @@ def priv_altmin(
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
     d = run.users.features
     check_reach(d, rank)
-    chosen = initialiser or (normalised_pairs if d <= MOST_SQUARED else power_method)
-
-    def start(asked: Start) -> Estimate:
-        state = chosen(asked)
-        return state.first(min(state.basis.shape[1], MOST_UNKNOWNS // d))
-
+    start = initialiser or (normalised_pairs if d <= MOST_SQUARED else power_method)
     settings = settings or Settings(rounds=ROUNDS)
     return learn(run, rank, RegressionRound(), start, intercept=intercept, frame=frame, settings=settings)
 
@@ -85,6 +80,9 @@ class RegressionRound:
     """A and b of the normal equations, and a step that solves them."""
 
     name: str = "altmin"
+
+    def most(self, features: int) -> int:
+        return min(MAX_AUTO_RANK, MOST_UNKNOWNS // features)
 
     def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> NormalEquations:
         k = state.basis.shape[1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.algorithms.alternation import Move, Problem, Settings, learn, moved
-from privrep.algorithms.initialisers import Initialiser, affordable
+from privrep.algorithms.initialisers import MAX_AUTO_RANK, Initialiser, affordable
 from privrep.algorithms.representation import Estimate, Representation
 from privrep.local.frame import Frame
 from privrep.local.steps import LeaveOneOutGradient, gradient_size
@@ -41,6 +41,9 @@ class GradientRound:
     """A clipped sum of (gradient, heads' second moment), and a preconditioned step."""
 
     name: str = "round"
+
+    def most(self, features: int) -> int:
+        return MAX_AUTO_RANK
 
     def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> LeaveOneOutGradient:
         s = problem.settings

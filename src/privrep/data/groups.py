@@ -41,7 +41,7 @@ class Group:
 
 
 def hashes(ids: ArrayLike, name: str) -> NDArray[np.uint64]:
-    """A public 64-bit hash of each id, another for each name. Numbers that are equal have equal hashes."""
+    """A public 64-bit hash of each id, another for each name. A number has the hash of the integer it equals."""
     seed = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     array = np.asarray(ids)
     if array.dtype.kind in "iub":

@@ -88,17 +88,17 @@ def sum_blocks(
     """
     totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     users = parts = 0
-    for count, sums in map_blocks(lambda block: _sum_block(block, step, bounds, group), blocks, workers):
+    for count, portions, sums in map_blocks(lambda block: _sum_block(block, step, bounds, group), blocks, workers):
         users += count
-        parts += 1
+        parts += 1 + portions
         for key, total in sums.items():
             totals[key] += total
     if users > MAX_USERS or users * parts > MAX_USERS_TIMES_BLOCKS:
-        raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} in {parts:,} blocks instead.")
+        raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} in {parts:,} parts instead.")
     return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
 
 
-_BlockSums = tuple[int, dict[str, Array]]
+_BlockSums = tuple[int, int, dict[str, Array]]  # users, portions they were added up in, sums
 
 
 Result = TypeVar("Result")
@@ -130,12 +130,14 @@ def _keep_freed_memory() -> None:
 def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound], group: Group | None) -> _BlockSums:
     sums = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     chosen = np.ones(block.n_users, dtype=bool) if group is None else group.members(block.ids)
+    portions = 0
     with np.errstate(all="ignore"):  # a user's overflow is that user's zero contribution, not a warning that names it
         for X, y in _portions(block, chosen, getattr(step, "vector_size", 0), getattr(step, "sparse", False)):
             contributions = step(*finite_rows(X, y))
+            portions += 1
             for key, bound in bounds.items():
                 sums[key] += clipped_sum(contributions[key], bound)
-    return int(chosen.sum()), sums
+    return int(chosen.sum()), portions, sums
 
 
 def _portions(

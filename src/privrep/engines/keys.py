@@ -105,6 +105,9 @@ def _codes_of_users(users: Any) -> Integers:
         return factorize(list(users))[1]
     if column.null_count:
         raise InputError("some rows have no user; give every row one.")
+    if not (pa.types.is_integer(column.type) or pa.types.is_string(column.type)):
+        named = users.to_numpy(zero_copy_only=False) if isinstance(users, pa.Array) else users
+        return factorize(named.to_numpy() if isinstance(named, pa.ChunkedArray) else named)[1]  # as a table has them
     return _encoded(column)[1]
 
 

@@ -56,7 +56,7 @@ class Billboard:
         self._folder = folder
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob("*.tmp"):
+            for leftover in _unposted(folder).glob("*" + UNPOSTED):
                 leftover.unlink()
             self._load(folder)
 
@@ -129,8 +129,21 @@ class Billboard:
         self._pages[page.name] = page
 
 
+UNPOSTED = ".page.tmp"
+
+
+def _unposted(folder: Path) -> Path:
+    """Where a page is written before it is posted: where only the owner can read, and what nobody publishes.
+
+    A process killed while it writes leaves a draw there that was not posted. It is drawn anew when the run goes on, so
+    nobody may see the first.
+    """
+    return folder.parent / "private"
+
+
 def _write(page: Post, path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
+    _unposted(path.parent).mkdir(mode=0o700, exist_ok=True)
+    temporary = _unposted(path.parent) / f"{path.stem}{UNPOSTED}"
     arrays = {key: np.ascontiguousarray(value, dtype=np.float64) for key, value in page.arrays.items()}
     save_file(arrays, str(temporary), metadata={"name": page.name, "facts": json.dumps(page.facts)})
     with open(temporary, "rb") as file:

@@ -25,7 +25,7 @@ from privrep.privacy.accounting import Relation
 Array = NDArray[np.float64]
 
 FLOAT_SLACK = 2.0**-9
-MAX_USERS = 2**24
+MAX_USERS = 2**23
 MAX_USERS_TIMES_BLOCKS = 2**42  # adding up B blocks of n users costs an error of B * n * C * 2^-54, here 2^-12 C
 MAX_SIZE = 2**28  # coordinates of one release; the analysis of the noise rests on it
 MAX_ROWS_PER_SUM = 8192  # rows that one matrix product may add up; the error analysis above rests on it
@@ -95,6 +95,7 @@ def clipped_sum(contributions: Contributions, bound: Bound) -> Array:
     finite = np.isfinite(norms)
     safe = np.where(finite, np.maximum(norms, bound.norm), 1.0)
     weights = np.where(finite, bound.norm / safe, 0.0)
+    weights[weights < 2.0**-1000] = 0.0  # next to the smallest of numbers, rounding could double a weight
     total = contributions.weighted_sum(weights)
     if total.shape != (bound.size,):
         raise InputError(f"a local step sent a vector of shape {total.shape} where ({bound.size},) was asked for.")

@@ -21,7 +21,7 @@ class Vectors:
 
     def norms(self) -> Array:
         values = self.values.astype(np.float64, copy=False)
-        return np.sqrt(np.einsum("us,us->u", values, values)) * (1 + 1e-12)
+        return np.sqrt(_squares(values)) * (1 + 1e-12)
 
     def weighted_sum(self, weights: Array) -> Array:
         values = self.values.astype(np.float64, copy=False)
@@ -73,12 +73,11 @@ class CrossMoments:
         A = self.rows.astype(np.float64, copy=False)
         s = self._sums()
         gram = A @ A.transpose(0, 2, 1) if A.shape[1] <= A.shape[2] else A.transpose(0, 2, 1) @ A
-        square = np.einsum("ud,ud->u", s, s)
-        cross = np.einsum("umd,ud->um", A, s)
-        gram_square = np.einsum("uab,uab->u", gram, gram)
-        norm_squared = square**2 - 2 * np.einsum("um,um->u", cross, cross) + gram_square
-        mass = square + np.einsum("umd,umd->u", A, A)
-        return self.scale * np.maximum(np.sqrt(np.maximum(norm_squared, 0.0)) + 1e-6 * mass, mass / 64)
+        square, cross = _squares(s), A @ s[:, :, None]
+        norm_squared = square**2 - 2 * _squares(cross) + _squares(gram)
+        mass = square + _squares(A)
+        norms = self.scale * np.maximum(np.sqrt(np.maximum(norm_squared, 0.0)) + 1e-6 * mass, mass / 64)
+        return np.where(np.isfinite(norm_squared), norms, np.inf)  # a term that overflowed says nothing of the others
 
     def weighted_sum(self, weights: Array) -> Array:
         used = weights > 0
@@ -105,7 +104,7 @@ class RowMoments:
     def norms(self) -> Array:
         A = self.rows.astype(np.float64, copy=False)
         gram = A @ A.transpose(0, 2, 1) if A.shape[1] <= A.shape[2] else A.transpose(0, 2, 1) @ A
-        return self.scale * np.sqrt(np.einsum("uab,uab->u", gram, gram)) * (1 + 1e-9)
+        return self.scale * np.sqrt(_squares(gram)) * (1 + 1e-9)
 
     def weighted_sum(self, weights: Array) -> Array:
         total = np.zeros((self.rows.shape[2], self.rows.shape[2]))
@@ -133,7 +132,7 @@ class Slots:
         return np.sqrt(np.bincount(self.user, (self.values**2).sum(axis=1), minlength=len(self.tail)))
 
     def norms(self) -> Array:
-        return np.sqrt(self.lengths() ** 2 + np.einsum("up,up->u", self.tail, self.tail)) * (1 + 1e-10)
+        return np.sqrt(self.lengths() ** 2 + _squares(self.tail)) * (1 + 1e-10)
 
     def weighted_sum(self, weights: Array) -> Array:
         used = weights > 0
@@ -153,7 +152,7 @@ class NonNegative:
     values: Array
 
     def norms(self) -> Array:
-        norms = np.sqrt(np.einsum("us,us->u", self.values, self.values)) * (1 + 1e-12)
+        norms = np.sqrt(_squares(self.values)) * (1 + 1e-12)
         return np.where((self.values >= 0).all(axis=1), norms, np.inf)
 
     def weighted_sum(self, weights: Array) -> Array:
@@ -200,6 +199,15 @@ def _added(parts: list[Array]) -> Array:
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
+    return total
+
+
+def _squares(values: Array) -> Array:
+    """(users,): the sum of squares of each user's numbers, whoever stands beside it.
+
+    Not by einsum, which cuts long sums where its buffer ends, and elsewhere for one user than for several.
+    """
+    total: Array = (values * values).reshape(len(values), -1).sum(axis=1)
     return total
 
 
