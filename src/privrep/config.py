@@ -47,8 +47,8 @@ class Config:
             }
         )
 
-    def check(self, features: int) -> None:
-        """Refuse settings that cannot work, each in one sentence."""
+    def check(self, features: int | None = None) -> None:
+        """Refuse settings that cannot work, each in one sentence; without `features`, those that never can."""
         Budget(self.epsilon, self.delta, self.relation)
         for name, value, known in (
             ("method", self.method, METHODS),
@@ -58,18 +58,18 @@ class Config:
             if value not in known:
                 listed = ", ".join(str(choice) for choice in known if choice)
                 raise InputError(f"{name} must be one of {listed}. Got {value!r} instead.")
-        if self.rank is not None and not 1 <= self.rank <= features:
-            raise InputError(
-                f"rank must lie between 1 and the number of features, {features}. Got {self.rank} instead."
-            )
+        if self.rank is not None and not 1 <= self.rank <= (self.rank if features is None else features):
+            most = "" if features is None else f", {features}"
+            raise InputError(f"rank must lie between 1 and the number of features{most}. Got {self.rank} instead.")
         if self.configuration == "paper":
             self._check_paper()
-        if self.method == "priv-altmin":
+        if self.method == "priv-altmin" and features is not None:
             check_reach(features, self.rank)
         if self.start == "random" and self.rank is None:
             raise InputError("a random start cannot tell how many directions there are; give a rank.")
         self._check_ratings()
-        declared_frame(self.scale, self.covariance, features)
+        if features is not None:
+            declared_frame(self.scale, self.covariance, features)
 
     def _check_ratings(self) -> None:
         plain = Config(self.rank, self.epsilon, self.delta, self.relation, seed=self.seed, ratings=True)

@@ -83,6 +83,7 @@ def learn(
     Formal guarantee: the returned model without heads, and the folder, are (epsilon, delta)-DP as its ledger states.
     """
     columns = columns or Columns()
+    config.check()
     if not isinstance(users, Undecided):
         config.check(users.features)
         config.check_users(users)

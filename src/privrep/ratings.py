@@ -8,13 +8,15 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from privrep import model as models
 from privrep.data import categories
-from privrep.data.user_table import UserTable
+from privrep.data.files import is_text
+from privrep.data.user_table import UserTable, factorize
 from privrep.engines.base import Users
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.engines.keys import KeyHolders
@@ -100,20 +102,21 @@ class PrivateFactorization(BaseEstimator):
             raise InputError(
                 f"users, items and ratings must be equally long. Got {len(users)}, {len(items)} and {len(values)}."
             )
+        column = item_column(items)  # what cannot be used is refused before anything is spent
         table: UserTable | None = None
 
         def make(columns: models.Columns) -> Users:
             nonlocal table
-            rows = _one_hot(items, columns.categories[0])
+            rows = _one_hot(column, columns.categories[0])
             table = UserTable.from_rows(rows, values, users)
             return InMemoryUsers(table)
 
         folder = None if self.run_folder is None else Path(self.run_folder)
         if folder is not None:
-            models.ids_to_arrow(np.unique(np.asarray(users)))  # what cannot be saved is refused before it costs
+            models.ids_to_arrow(factorize(users)[0])  # what cannot be saved is refused before it costs
         if self.items is None:
             columns = models.Columns(categorical=(COLUMN,), categories=((),))
-            holders = {COLUMN: KeyHolders.from_columns(users, items)}
+            holders = {COLUMN: KeyHolders.from_columns(users, column)}
         else:
             listed = categories.checked_lists({COLUMN: self.items})[COLUMN]
             columns, holders = models.Columns(categorical=(COLUMN,), categories=(listed,)), {}
@@ -185,7 +188,10 @@ class PrivateFactorization(BaseEstimator):
 
 
 def _ratings(ratings: Any) -> Array:
-    values = np.asarray(ratings, dtype=np.float64)
+    try:
+        values = np.asarray(ratings, dtype=np.float64)
+    except (ValueError, TypeError):
+        raise InputError("ratings must be numbers; turn them into numbers.") from None
     if values.ndim != 1:
         raise InputError(f"ratings must be one column of numbers. Got shape {values.shape} instead.")
     if not np.isfinite(values).all():
@@ -193,11 +199,30 @@ def _ratings(ratings: Any) -> Array:
     return values
 
 
+def item_column(items: Any) -> Any:
+    """One Arrow array of integers or of text; numbers of integers that came as floats, for some are missing, too."""
+    try:
+        column = items if isinstance(items, pa.Array | pa.ChunkedArray) else pa.array(items, from_pandas=True)
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column).cast(pa.int64())
+        if pa.types.is_null(column.type) or pa.types.is_integer(column.type):
+            return column
+        return column.cast(pa.large_string()) if is_text(column.type) else _refuse_items()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return _refuse_items()
+
+
+def _refuse_items() -> Any:
+    raise InputError("items must be all integers or all text; turn them into one or the other.")
+
+
 def item_codes(items: Any, listed: categories.Listed) -> NDArray[np.int32]:
     """Where each item is in the list, or -1."""
-    column = items if isinstance(items, pa.Array | pa.ChunkedArray) else pa.array(np.asarray(items))
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+    column = item_column(items)
+    if pa.types.is_null(column.type):
+        return np.full(len(column), -1, dtype=np.int32)
     text = isinstance(listed[0], str)
     if text == pa.types.is_integer(column.type):
         kinds = "text" if text else "integers"

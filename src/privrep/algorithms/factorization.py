@@ -167,7 +167,7 @@ def _items(means: Array, presence: Array, mean_noise: float, presence_noise: flo
     left = means - centre * presence
     spread = max((float(left @ left) - len(means) * mean_noise**2) / squares, 1e-6)
     offset = centre + spread * presence * left / (spread * presence**2 + mean_noise**2)
-    return _Items(offset, presence, max(float(raters), 1.0))
+    return _Items(offset, presence, max(float(raters), math.sqrt(squares)))  # presence is a sum of n unit vectors
 
 
 def _publish(run: Run, items: _Items, factors: Array, error: Array) -> Representation:
