@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.figure1 import spread_out
 from experiments.frontier_runs import OWN_START, REFERENCES, SWEEPS, Contender, Point, Row
-from experiments.frontier_tables import Results
+from experiments.frontier_tables import Results, results_of_starts
 
 COLOURS = {"private-fedrep": "C3", "priv-altmin": "C0", "centaur": "C2"}
 SHORT = {"private-fedrep": "FedRep", "priv-altmin": "AltMin", "centaur": "CENTAUR"}
@@ -135,11 +135,11 @@ def draw_sweeps(results: Results, path: Path) -> None:
     plt.close(figure)
 
 
-def draw_starts(results: Results, path: Path) -> None:
+def draw_starts(rows: Sequence[Row], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, grid = plt.subplots(2, 3, figsize=(16, 9), layout="constrained")
-    for row, users in enumerate((2_000, 20_000)):
+    for row, (users, results) in enumerate(results_of_starts(rows).items()):
         points = [(float(e), Point(users=users, epsilon=float(e))) for e in SWEEPS["epsilon"].values]
         for axes, (method, own) in zip(grid[row], OWN_START.items(), strict=True):
             lines = []
@@ -149,7 +149,8 @@ def draw_starts(results: Results, path: Path) -> None:
                 style |= {"ls": ":"} if start == "given" else {}
                 lines.append(Line(Contender(method, "own" if start == own else start), start + mark, style))
             panel(axes, points, lines, partial(excess, results))
-            axes.set_title(f"{SHORT[method]}, n {users:,}", fontsize=10)
+            seeds = SWEEPS[f"starts at {users:,} users"].seeds
+            axes.set_title(f"{SHORT[method]}, n {users:,}, {seeds} seed{'s' if seeds > 1 else ''}", fontsize=10)
             axes.set_xlabel("epsilon", fontsize=9)
         grid[row, 0].set_ylabel("population MSE over the oracle's, less one", fontsize=9)
     figure.suptitle("Each method's default from each start (d 50, k 2, m 10, R 0.1, delta 1e-6; simulated noise)")
@@ -161,6 +162,5 @@ def draw_all(rows: Sequence[Row], folder: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    results = Results(rows)
-    draw_sweeps(results, folder / "frontier.png")
-    draw_starts(results, folder / "frontier_starts.png")
+    draw_sweeps(Results(rows), folder / "frontier.png")
+    draw_starts(rows, folder / "frontier_starts.png")

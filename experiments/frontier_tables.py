@@ -113,8 +113,8 @@ def fit_slope(values: Sequence[float], results: Sequence[float]) -> tuple[float,
 def proved(method: str, point: Point) -> float:
     """The privacy term of a paper's bound on the squared distance, constants, logarithms and rounds left out.
 
-    000: (R + 1)^2 d^2 k^3 / (n eps)^2 with unit heads, for which sigma_min^2 = 1/k. 003: d k times that. 004: the
-    same as 000, for labels without noise.
+    000: (R + 1)^2 d^2 k^3 / (n eps)^2 with unit heads, for which sigma_min^2 = 1/k. 003: d k times that, as 000
+    and 004 quote it. 004: the same as 000, for labels without noise.
     """
     noise = 0.0 if method == "centaur" else point.noise
     sigma = point.rank**-0.5
@@ -148,7 +148,7 @@ def slope(results: Results, sweep_name: str, who: Contender) -> tuple[Slope, str
     pairs = [(value, d) for value in values for d in results.distances(sweep.point(value), who)]
     measured, error = fit_slope(*zip(*pairs, strict=True))
     theory, _ = fit_slope(values, [proved(who.method, sweep.point(value)) for value in values])
-    return Slope(who, sweep_name, values, measured, error, theory), left_out
+    return Slope(who, sweep_name, values, measured, error, round(theory, 6) + 0.0), left_out
 
 
 def all_slopes(results: Results) -> list[tuple[Slope, str]]:
@@ -229,11 +229,17 @@ def write_winners(results: Results, folder: Path) -> None:
     write_csv(folder / "frontier_winners.csv", header, lines)
 
 
-def write_starts(results: Results, folder: Path) -> None:
+def results_of_starts(rows: Sequence[Row]) -> dict[int, Results]:
+    """By number of users, of the seeds with which all starts were run."""
+    sweeps = {users: SWEEPS[f"starts at {users:,} users"] for users in (2_000, 20_000)}
+    return {users: Results([row for row in rows if row.seed <= sweep.seeds]) for users, sweep in sweeps.items()}
+
+
+def write_starts(rows: Sequence[Row], folder: Path) -> None:
     """MSE over the oracle's of every method from every start."""
     starts = [*dict.fromkeys(who.start for who in STARTS)]
     lines = []
-    for users in (2_000, 20_000):
+    for users, results in results_of_starts(rows).items():
         for method, own in OWN_START.items():
             for epsilon in SWEEPS["epsilon"].values:
                 point = Point(users=users, epsilon=float(epsilon))
@@ -252,5 +258,5 @@ def write_starts(results: Results, folder: Path) -> None:
 def write_tables(rows: Sequence[Row], folder: Path) -> None:
     results = Results(rows)
     write_winners(results, folder)
-    write_starts(results, folder)
+    write_starts(rows, folder)
     write_slopes(results, folder)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import sparse
 
+from privrep.algorithms.baselines import alone
+from privrep.algorithms.private_fedrep import private_fedrep
 from privrep.algorithms.representation import Ratings, Representation
+from privrep.data.synthetic import make_population
 from privrep.data.user_table import UserTable
-from privrep.heads import (
+from privrep.engines.in_memory import InMemoryUsers
+from privrep.heads import Heads, fit_block, fit_heads, rating_candidate
+from privrep.local.candidates import (
     CONSTANT,
     OWN,
     SHARED,
-    Heads,
     constant_candidate,
-    fit_block,
-    fit_heads,
     own_candidate,
-    rating_candidate,
     shared_candidate,
 )
 from privrep.local.frame import Frame
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.noise import simulated_noise
+from privrep.privacy.release import Run
 
 
 def users(n, size, features, weights, noise, seed=0, intercept=0.0):
@@ -170,7 +177,7 @@ def test_shared_heads_beat_unregularised_ones_when_rows_are_few():
     weights = np.zeros((3000, 10))
     weights[:, :3] = rng.normal(size=(3000, 3))
     _, X, y = users(3000, 5, 10, weights, 1.0)
-    fit = shared_candidate(X, y, basis(10, 3), True)
+    fit = shared_candidate(X, y, basis(10, 3).matrix, True)
     plain = np.array([np.linalg.lstsq(np.c_[X[i, :, :3], np.ones(5)], y[i], rcond=None)[0][:3] for i in range(3000)])
     errors = [np.median(((w - weights[:, :3]) ** 2).sum(axis=1)) for w in (fit.weights, plain)]
     assert errors[0] < 0.8 * errors[1]
@@ -238,3 +245,30 @@ def test_ratings_that_are_all_alike_or_alone_are_predicted_by_their_mean():
     alone = rating_candidate(P[:, :1], np.array([[2.0], [5.0]]), Ratings(np.zeros(1), 0.5))
     assert np.array_equal(alone.weights, np.zeros((2, 4)))
     assert alone.intercept == pytest.approx([2.0, 5.0])
+
+
+@pytest.mark.parametrize("directions", [2, 8])
+def test_what_others_found_helps_users_choose_on_few_rows(directions):
+    """Ten rows and eight features: where the representation fits, few stray from it; where it does not, few keep it."""
+    rng = np.random.default_rng(directions)
+    table_rng = np.random.default_rng(40 + directions)
+    truth = make_population(rng, 2500, 8, directions, 10, 0.1)
+    table = truth.sample(table_rng)
+    run = Run(InMemoryUsers(table), Ledger(Budget(20.0, 1e-6), seeded=True), Billboard(), simulated_noise(3))
+    learned = private_fedrep(run, 2)
+    assert learned.preference is not None
+    error, without = (
+        truth.population_mse(heads.weights(learned), heads.intercept)
+        for heads in (fit_heads(table.blocks(), rep) for rep in (learned, replace(learned, preference=None)))
+    )
+    alone_error = truth.population_mse(*alone(table))
+    if directions == 2:  # all that there is
+        shared = fit_heads(table.blocks(), learned, safety_net=False)
+        best = truth.population_mse(shared.weights(learned), shared.intercept)
+        assert learned.preference > 5
+        assert error < 1.15 * best < 0.2 * alone_error
+        assert without > 1.2 * best
+    else:
+        assert learned.preference < 0.2
+        assert error < 1.01 * alone_error
+        assert without > 1.03 * alone_error

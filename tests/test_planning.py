@@ -41,6 +41,8 @@ def test_planned_releases_are_those_of_a_fit() -> None:
     _, fitted = simulated(3000, Problem(12, 2, 10, 0.01), BUDGET, seed=1)
     planned = {release.name: release.noise_multiplier for release in default_releases(BUDGET)}
     charged = {name: event.noise_multiplier for name, event in fitted.privacy.events}
+    assert (list(charged)[-1], list(planned)[-1]) == ("preference/votes", "preference/votes")
+    assert charged.pop("preference/votes") == pytest.approx(planned.pop("preference/votes"), rel=1e-9)
     last = list(charged)[-1]
     assert last.startswith("round-")
     assert list(planned)[: len(charged) - 1] == list(charged)[:-1]

@@ -3,9 +3,9 @@
 A user has three candidates: a head on the shared representation, a ridge regression of its own on all features, and a
 constant. It tries each by leave-one-out on its own rows and keeps what predicted best. The choice costs no privacy
 because nothing of it is released, and it is the safety net: where the representation does not help a user, or holds
-nothing but noise, that user is about as well off as alone. About: a choice made on few rows is a noisy one, and where a
-representation is learned well but does not fit the users (as many directions as features, ten rows each) the wrong
-choices of some users have cost up to a fifth in mean squared error.
+nothing but noise, that user is about as well off as alone. About: a choice made on few rows is a noisy one. So users
+also weigh what the others found, a charged release of how many did better by the representation than alone
+(`Representation.credit`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ from privrep.algorithms.representation import Ratings, Representation
 from privrep.data.sparse_rows import SparseRows
 from privrep.data.user_table import UserTable
 from privrep.engines.base import default_workers, finite_rows, map_blocks
+from privrep.local.candidates import (
+    CONSTANT,
+    OWN,
+    SHARED,
+    Fit,
+    constant_candidate,
+    images,
+    intercepts,
+    own_candidate,
+    shared_candidate,
+)
+from privrep.local.candidates import KINDS as KINDS
 from privrep.local.frame import Frame
 from privrep.local.least_squares import ROUNDING, centred
 from privrep.privacy.bounds import Array
-
-SHARED, OWN, CONSTANT = 0, 1, 2
-KINDS = ("shared", "own", "constant")
-_SHARED_RIDGES = (1e-5, 1e-3, 1e-2, 1e-1, 1.0)
-_OWN_RIDGES = (1e-3, 1e-1, 1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True)
@@ -122,45 +129,20 @@ def fit_block(block: UserTable, representation: Representation, intercept: bool,
     return Heads(block.ids, kind, constant, shared, place, own[has_own].reshape(-1, d), q)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """One candidate for a group of users: its leave-one-out error as it counts in the choice, and its numbers."""
-
-    kind: int
-    loss: Array
-    intercept: Array
-    weights: Array  # in the coordinates of that kind: (users, k) shared, (users, d) own
-
-
-def _candidates(X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool) -> list[_Fit]:
+def _candidates(X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool) -> list[Fit]:
     if rep.ratings is not None:
-        return [rating_candidate(_images(X, rep.matrix), y, rep.ratings)]
-    shared = shared_candidate(X, y, rep, intercept)
+        return [rating_candidate(images(X, rep.matrix), y, rep.ratings)]
+    shared = shared_candidate(X, y, rep.matrix, intercept)
     if not safety_net:
         return [shared]
-    shared = replace(shared, loss=shared.loss / rep.trust)
+    shared = replace(shared, loss=shared.loss / rep.credit(y.shape[1]))
     candidates = [constant_candidate(y, intercept), shared]
     if not isinstance(X, SparseRows):  # a weight for each of very many features, from few rows, is no alternative
         candidates.append(own_candidate(X, y, rep.scale, intercept))
     return candidates
 
 
-def constant_candidate(y: Array, intercept: bool) -> _Fit:
-    """The user's mean (zero without an intercept)."""
-    m = y.shape[1]
-    mean = y.mean(axis=1) if intercept else np.zeros(len(y))
-    residual = (y - mean[:, None]) * (m / max(m - 1, 1) if intercept else 1.0)
-    return _Fit(CONSTANT, (residual**2).mean(axis=1), mean, np.zeros((len(y), 0)))
-
-
-def shared_candidate(X: Array | SparseRows, y: Array, rep: Representation, intercept: bool) -> _Fit:
-    """Ridge regression on the representation; ridge, and whether to have an intercept, by leave-one-out."""
-    P = _images(X, rep.matrix)
-    fits = [_ridges(P, y, _SHARED_RIDGES, centre) for centre in ((True, False) if intercept else (False,))]
-    return _best(SHARED, fits)
-
-
-def rating_candidate(P: Array, y: Array, ratings: Ratings) -> _Fit:
+def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
     """A user's mean, and its taste: a normal prior of the head with unit covariance, in units of the user's own spread.
 
     y / spread = a + offset + <factors, v> + rest, the variance of the rest public; P has offset and factors. A user
@@ -175,85 +157,4 @@ def rating_candidate(P: Array, y: Array, ratings: Ratings) -> _Fit:
     taste = np.linalg.solve(gram, rows.transpose(0, 2, 1) @ left[:, :, None])[:, :, 0]
     head = np.concatenate([unit[:, None], taste], axis=1)
     loss = (left - (rows @ taste[:, :, None])[:, :, 0]) ** 2
-    return _Fit(SHARED, loss.sum(axis=1) / m, _intercepts(P, y, head, True), head)
-
-
-def _images(X: Array | SparseRows, matrix: Array) -> Array:
-    """(users, rows, k): rows times the representation."""
-    if isinstance(X, SparseRows):
-        return X.project(matrix)
-    return (X.reshape(-1, len(matrix)) @ matrix).reshape(*X.shape[:2], -1)
-
-
-def own_candidate(X: Array, y: Array, scale: Array, intercept: bool) -> _Fit:
-    """Ridge regression on all features in public scales; the ridge by leave-one-out."""
-    ridges = _ridges if X.shape[1] > X.shape[2] else _dual_ridges
-    best = _best(OWN, [ridges(X / scale, y, _OWN_RIDGES, intercept)])
-    return replace(best, weights=best.weights / scale)
-
-
-def _best(kind: int, fits: list[tuple[Array, Array, Array]]) -> _Fit:
-    """Of fits (losses, intercepts, weights) of the same users, each user's best."""
-    losses = np.stack([loss for loss, _, _ in fits])
-    best, users = losses.argmin(axis=0), np.arange(losses.shape[1])
-    intercepts, weights = np.stack([fit[1] for fit in fits]), np.stack([fit[2] for fit in fits])
-    return _Fit(kind, losses[best, users], intercepts[best, users], weights[best, users])
-
-
-def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
-    """Each user's best ridge regression: its leave-one-out loss, intercept and weights. From one eigendecomposition."""
-    rows, targets = (centred(P), centred(y)) if centre else (P, y)
-    m, k = P.shape[1:]
-    gram = rows.transpose(0, 2, 1) @ rows
-    lost = ~np.isfinite(gram.sum(axis=(1, 2)))
-    gram[lost] = 0.0  # eigh would raise
-    values, Q = np.linalg.eigh(gram)
-    turned = rows @ Q  # (users, rows, k)
-    squares = turned**2
-    products = np.matmul(targets[:, None, :], turned)[:, 0]
-    size = values.sum(axis=1, keepdims=True) / k
-    least = 1e-10 * size + np.finfo(np.float64).tiny
-    losses = np.empty((len(ridges), len(P)))
-    heads = np.empty((len(ridges), len(P), k))
-    for i, ridge in enumerate(ridges):
-        inverse = 1 / (np.maximum(values, 0.0) + ridge * size + least)
-        heads[i] = inverse * products
-        residuals = targets - np.matmul(turned, heads[i][:, :, None])[:, :, 0]
-        leverage = np.matmul(squares, inverse[:, :, None])[:, :, 0] + (1 / m if centre else 0.0)
-        losses[i] = ((residuals / np.maximum(1 - leverage, 1e-6)) ** 2).mean(axis=1) + np.where(lost, np.inf, 0.0)
-    best, users = losses.argmin(axis=0), np.arange(len(P))
-    weights = np.matmul(Q, heads[best, users][:, :, None])[:, :, 0]
-    return losses[best, users], _intercepts(P, y, weights, centre), weights
-
-
-def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
-    """The same with no more rows than features, through the Gram matrix of the rows.
-
-    An intercept is a feature of great size that is the same in every row, so it adds a large constant to the Gram
-    matrix. The leave-one-out residual is (B y)_j / B_jj with B the inverse of the Gram matrix plus ridge.
-    """
-    X, targets = (centred(rows), centred(y)) if centre else (rows, y)
-    users, m = y.shape
-    gram = X @ X.transpose(0, 2, 1)
-    lost = ~np.isfinite(gram.sum(axis=(1, 2)))
-    gram[lost] = 0.0
-    size = np.einsum("umm->u", gram) / m + np.finfo(np.float64).tiny
-    if centre:
-        gram += (1e3 * size)[:, None, None]
-    diagonal = np.arange(m)
-    losses, alphas = np.empty((len(ridges), users)), np.empty((len(ridges), users, m))
-    for i, ridge in enumerate(ridges):
-        shifted = gram.copy()
-        shifted[:, diagonal, diagonal] += (ridge * size)[:, None]
-        inverse = np.linalg.inv(shifted)
-        alphas[i] = np.matmul(inverse, targets[:, :, None])[:, :, 0]
-        losses[i] = ((alphas[i] / inverse[:, diagonal, diagonal]) ** 2).mean(axis=1) + np.where(lost, np.inf, 0.0)
-    best = losses.argmin(axis=0)
-    weights = np.matmul(alphas[best, np.arange(users)][:, None, :], X)[:, 0]
-    return losses[best, np.arange(users)], _intercepts(rows, y, weights, centre), weights
-
-
-def _intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
-    if not centre:
-        return np.zeros(len(y))
-    return y.mean(axis=1) - np.einsum("uk,uk->u", rows.mean(axis=1), weights)
+    return Fit(SHARED, loss.sum(axis=1) / m, intercepts(P, y, head, True), head)

@@ -46,7 +46,7 @@ def default_releases(budget: Budget, settings: Settings | None = None) -> list[P
     """The releases of a fit that uses all its rounds. One that converges earlier spends the rest at once."""
     s = settings or Settings()
     weights = [s.growth**t for t in range(s.rounds)]
-    for_rounds = 1 - s.scales_share - s.covariance_share - s.start_share
+    for_rounds = 1 - s.scales_share - s.covariance_share - s.start_share - s.votes_share
     each = s.sizes_share * for_rounds / s.rounds
     shares = {
         "scales/sizes": s.scales_share,
@@ -60,6 +60,7 @@ def default_releases(budget: Budget, settings: Settings | None = None) -> list[P
         shares[f"round-{t}/step"] = step + (each if last else 0.0)
         if not last:
             shares[f"round-{t}/sizes"] = each
+    shares["preference/votes"] = s.votes_share
     total = budget.mu**2
     return [PlannedRelease(name, share, noise_multiplier(share * total)) for name, share in shares.items()]
 

@@ -21,6 +21,7 @@ from privrep.algorithms.paper import BatchGradient, FirstHalfPairs
 from privrep.data.sparse_rows import SparseRows
 from privrep.data.user_table import UserTable
 from privrep.engines.base import LocalStep, Users
+from privrep.local.candidates import Preference
 from privrep.local.frame import Frame
 from privrep.local.ratings import TasteImage, TasteMeans, TasteMoments
 from privrep.local.steps import (
@@ -100,6 +101,10 @@ def of_papers(d: int, k: int, intercept: bool) -> dict[str, Question]:
         "paper's pairs": (FirstHalfPairs(), {"moments": Bound(10.0, packed_size(d))}),
         "paper's gradient": (BatchGradient(U, "page"), {"gradient": Bound(10.0, d * k)}),
         "paper's gradient, same rows": (BatchGradient(U, "page", None, False), {"gradient": Bound(1e-6, d * k)}),
+        "preference": (
+            Preference(frames(d)[1].original(U), frames(d)[1], intercept),
+            {"votes": Bound(1.0, 3, acute=True)},
+        ),
         "dp-fedavg": (LocalUpdate(np.ones(d + 1), 0.1, intercept), move),
     }
 

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 from privrep.algorithms.baselines import LocalUpdate
 from privrep.algorithms.paper import BatchGradient, FirstHalfPairs
 from privrep.data.sparse_rows import SparseRows
+from privrep.local.candidates import Preference
 from privrep.local.frame import Frame
 from privrep.local.ratings import TasteImage, TasteMeans, TasteMoments
 from privrep.local.steps import (
@@ -71,6 +72,8 @@ DENSE = {
     "paper's moments": FirstHalfPairs(),
     "paper's gradient": BatchGradient(U, "paper-round-1"),
     "federated averaging": LocalUpdate(np.append(U[:, 0], 0.5), 1.0, True),
+    "preference": Preference(WHITENED.original(U), WHITENED, True),
+    "preference, no intercept": Preference(SCALED.original(U), SCALED, False),
 }
 SPARSE = {
     f"{name}{'' if intercept else ', no intercept'}": step
@@ -85,7 +88,13 @@ SPARSE = {
     "taste image": TasteImage(np.where(TAIL[:, None], 0.0, U), TAIL),
 }
 SHAPES = [(1, np.float64), (2, np.float32), (3, np.float64), (10, np.float32), (10, np.float64), (33, np.float32)]
-ONE_TARGET = {"paper's moments", "paper's gradient", "federated averaging"}
+ONE_TARGET = {
+    "paper's moments",
+    "paper's gradient",
+    "federated averaging",
+    "preference",
+    "preference, no intercept",
+}
 
 
 def crowd(rows, dtype, targets, rng):

@@ -9,6 +9,9 @@ Passes over the users, each a page of the billboard:
                                                                -> a step, and a QR
 and, where strong directions may hide weak ones, three pages more, after some rounds for the strong ones alone:
   residuals    pair moments of what users' heads leave over    -> the weak directions
+and at the end
+  preference   whether a user does better by the representation or alone
+                                                               -> how to choose between the two on few rows
 
 Everything that depends on the users is read off these releases; the rest are public facts (d, k and the budget). The
 number of users is not used anywhere, so that it need not be public.
@@ -28,6 +31,7 @@ from numpy.typing import NDArray
 from privrep.algorithms.frames import CLEAR, find_frame, octave_quantile
 from privrep.algorithms.initialisers import MOST_SQUARED, Initialiser, Start, top_eigenvectors
 from privrep.algorithms.representation import Estimate, Representation, publish
+from privrep.local.candidates import KINDS, OWN, SHARED, Preference
 from privrep.local.frame import Frame
 from privrep.local.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, ResidualMoments
 from privrep.privacy.billboard import Release
@@ -43,6 +47,7 @@ class Settings:
     scales_share: float = 0.03
     covariance_share: float = 0.1
     start_share: float = 0.2
+    votes_share: float = 0.01
     rounds: int = 8
     scout_share: float = 0.03  # of what the rounds have
     sizes_share: float = 0.05  # of the same, histograms of all rounds together
@@ -109,7 +114,8 @@ def learn(
     if frame is None:
         frame, spent = find_frame(run, s.scales_share * total, s.covariance_share * total, intercept)
         for_start += (s.scales_share + s.covariance_share) * total - spent  # where little can be told, a start is most
-    left = total - spent - for_start
+    for_votes = s.votes_share * total
+    left = total - spent - for_start - for_votes
     if d in (rank, 1):  # all directions: there is nothing to choose
         return publish(run, Estimate(np.eye(d), np.zeros((d, d))), frame)
     problem = Problem(run, frame, intercept, s)
@@ -125,7 +131,7 @@ def learn(
         state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
         state = add_weak(problem, state, rank, rank, 0.25 * left)
         state = iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
-    return publish(run, state, frame)
+    return publish(run, state, frame, preference=preference(problem, state, for_votes))
 
 
 def iterate(problem: Problem, state: Estimate, method: Round, mu_squared: float, name: str, rounds: int) -> Estimate:
@@ -188,6 +194,27 @@ def add_weak(problem: Problem, state: Estimate, rank: int | None, most: int, mu_
         return replace(state, converged=False)
     error = scipy.linalg.block_diag(state.error, weak.error)
     return Estimate(np.linalg.qr(np.hstack([state.basis, weak.basis]))[0], error)
+
+
+def preference(problem: Problem, state: Estimate, mu_squared: float) -> float | None:
+    """How many users do better by the representation for one who does better alone, by their own leave-one-out.
+
+    None where their votes are lost in noise, or where there is nothing to vote on: sparse features leave no regression
+    of one's own, and several targets have as many votes.
+    """
+    users = problem.run.users
+    if users.sparse or users.targets > 1:
+        return None
+    representation = Representation(
+        state.basis, problem.frame, 0.0, np.ones(1) if state.spread is None else state.spread
+    )
+    step = Preference(representation.matrix, problem.frame, problem.intercept)
+    query = Query(Bound(1.0, len(KINDS), acute=True), mu_squared)
+    votes = problem.run.ask("preference", step, {"votes": query})["votes"]
+    shared, own = float(votes.value[SHARED]), float(votes.value[OWN])
+    if max(shared, own) < CLEAR * votes.sigma:
+        return None
+    return max(shared, votes.sigma) / max(own, votes.sigma)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from privrep.algorithms.paper import head_and_gradient, public_count
 from privrep.algorithms.representation import Representation
 from privrep.data.user_table import UserTable
 from privrep.engines.base import Users
-from privrep.heads import own_candidate
+from privrep.local.candidates import own_candidate
 from privrep.local.frame import Frame
 from privrep.local.least_squares import Floats, centred, least_squares_heads
 from privrep.local.steps import CELLS, PairMoments, octaves

@@ -145,6 +145,12 @@ INITIALISERS: dict[str, Initialiser] = {
 }
 
 
-def affordable(features: int) -> Initialiser:
-    """The spectral start where its d x d matrix can be afforded, the power method where it cannot."""
-    return spectral if features <= MOST_SQUARED else power_method
+MOST_SPECTRAL = 256  # features up to which the noise of all pairs does less harm than that of several rounds
+
+
+def best_start(features: int, pairs: Initialiser = spectral) -> Initialiser:
+    """`pairs`, whose release is a d x d matrix, or the power method, whose releases are of a few columns each.
+
+    With 20,000 users and epsilon 1 both find the representation of 250 features, and of 500 only the second does.
+    """
+    return pairs if features <= MOST_SPECTRAL else power_method

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from privrep.algorithms.alternation import Move, Problem, Settings, learn, moved
 from privrep.algorithms.frames import CLEAR
-from privrep.algorithms.initialisers import MAX_AUTO_RANK, MOST_SQUARED, Initialiser, normalised_pairs, power_method
+from privrep.algorithms.initialisers import MAX_AUTO_RANK, Initialiser, best_start, normalised_pairs
 from privrep.algorithms.representation import Estimate, Representation, publish
 from privrep.data.groups import Group
 from privrep.errors import InputError
@@ -61,7 +61,7 @@ def priv_altmin(
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
     d = run.users.features
     check_reach(d, rank)
-    start = initialiser or (normalised_pairs if d <= MOST_SQUARED else power_method)
+    start = initialiser or best_start(d, normalised_pairs)
     settings = settings or Settings(rounds=ROUNDS)
     return learn(run, rank, RegressionRound(), start, intercept=intercept, frame=frame, settings=settings)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.algorithms.alternation import Move, Problem, Settings, learn, moved
-from privrep.algorithms.initialisers import MAX_AUTO_RANK, Initialiser, affordable
+from privrep.algorithms.initialisers import MAX_AUTO_RANK, Initialiser, best_start
 from privrep.algorithms.representation import Estimate, Representation
 from privrep.local.frame import Frame
 from privrep.local.steps import LeaveOneOutGradient, gradient_size
@@ -32,7 +32,7 @@ def private_fedrep(
     settings: Settings | None = None,
 ) -> Representation:
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
-    start = initialiser or affordable(run.users.features)
+    start = initialiser or best_start(run.users.features)
     return learn(run, rank, GradientRound(), start, intercept=intercept, frame=frame, settings=settings)
 
 

@@ -61,6 +61,7 @@ class Representation:
     error: float  # estimated sum of squared sines between basis and truth; k where nothing was learned
     spread: Array = field(default_factory=lambda: np.ones(1))  # (k,) or (1,)
     ratings: Ratings | None = None
+    preference: float | None = None  # users who preferred the shared head, to one who preferred its own; None: no vote
 
     @property
     def scale(self) -> Array:
@@ -87,16 +88,28 @@ class Representation:
 
     @property
     def trust(self) -> float:
-        """How readily a user should believe a good leave-one-out score of the shared head, from 1 down towards 0.
-
-        With few rows, the best of several candidates is often good by luck. What the releases say of the
-        representation's error is a better judge then: at a mean squared sine of 3% the shared head must halve the
-        error of the user's own regression to be preferred.
-        """
+        """How far the noise of the releases lets one believe the representation, from 1 down towards 0."""
         return 1 / (1 + 30 * self.mean_error)
 
+    def credit(self, rows: int) -> float:
+        """By how much a user with so many rows may divide the shared head's leave-one-out error before it chooses.
 
-def publish(run: Run, state: Estimate, frame: Frame, ratings: Ratings | None = None) -> Representation:
+        With few rows the best of several candidates is often good by luck, and what others found is a better judge. If
+        p users preferred the shared head where one preferred its own regression, p^3 stands for the odds beforehand,
+        against a likelihood ratio of (error / error)^(rows / 2). Without clear votes for the shared head, or without
+        votes, its noise counts against it: at a mean squared sine of 3% it must halve the error of the others.
+        """
+        for_it = 1.0 if self.preference is None else self.preference ** (6 / rows)
+        return for_it if self.preference is not None and self.preference > 2 else min(for_it, 1.0) * self.trust
+
+
+def publish(
+    run: Run,
+    state: Estimate,
+    frame: Frame,
+    ratings: Ratings | None = None,
+    preference: float | None = None,
+) -> Representation:
     """Post the representation, the last page of a run."""
     spread = np.ones(1) if state.spread is None else state.spread
     optional = {"whitening": frame.whitening, "target_scale": frame.target_scale}
@@ -104,13 +117,15 @@ def publish(run: Run, state: Estimate, frame: Frame, ratings: Ratings | None = N
     if ratings is not None:
         optional["offset"] = ratings.offset
         facts["residual"] = ratings.residual
+    if preference is not None:
+        facts["preference"] = preference
     arrays = {"basis": state.basis, "scale": frame.scale, "spread": spread}
     run.derive("representation", arrays | {name: a for name, a in optional.items() if a is not None}, **facts)
-    return Representation(state.basis, frame, state.total_error, spread, ratings)
+    return Representation(state.basis, frame, state.total_error, spread, ratings, preference)
 
 
 def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
     """What `publish` posted."""
     frame = Frame(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
     ratings = Ratings(arrays["offset"], facts["residual"]) if "offset" in arrays else None
-    return Representation(arrays["basis"], frame, facts["error"], arrays["spread"], ratings)
+    return Representation(arrays["basis"], frame, facts["error"], arrays["spread"], ratings, facts.get("preference"))

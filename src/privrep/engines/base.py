@@ -33,8 +33,9 @@ class LocalStep(Protocol):
     Called with a group of users of equal size, X of shape (users, rows, features) and y of shape (users, rows), or
     (users, rows, targets) where there are several; returns their contributions to each statistic. A step that makes
     one vector per user says how long it is in an attribute `vector_size`, and is called with fewer users where those
-    are long. A step whose attribute `sparse` is true gets `SparseRows` where the users' rows are sparse, all of a
-    block at a time, and must make nothing dense of them; any other step gets dense rows, of few users at a time.
+    are long. A step whose attribute `sparse` is true gets `SparseRows` where the users' rows are sparse, and says in
+    `sparse_vector_size` if it makes a dense vector of each user's; any other step gets dense rows, of few users at a
+    time.
     A user's contribution must be a function of that user's rows alone, to the last bit: see `local.least_squares`.
     """
 
@@ -132,7 +133,9 @@ def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound], g
     chosen = np.ones(block.n_users, dtype=bool) if group is None else group.members(block.ids)
     portions = 0
     with np.errstate(all="ignore"):  # a user's overflow is that user's zero contribution, not a warning that names it
-        for X, y in _portions(block, chosen, getattr(step, "vector_size", 0), getattr(step, "sparse", False)):
+        takes_sparse = block.is_sparse and getattr(step, "sparse", False)
+        vector_size = getattr(step, "sparse_vector_size" if takes_sparse else "vector_size", 0)
+        for X, y in _portions(block, chosen, vector_size, takes_sparse):
             contributions = step(*finite_rows(X, y))
             portions += 1
             for key, bound in bounds.items():
@@ -146,16 +149,15 @@ def _portions(
     """Groups of chosen users of equal size, cut so that their vectors of this size take 32 MB at most.
 
     Sparse rows are made dense for a step that does not take them, and then take 32 MB at most, too, unless those of
-    one user are more. For a step that takes them they are not cut.
+    one user are more. For a step that takes them they are cut by the size of the vectors it makes of them.
     """
     for positions, size in block.positions_by_size(chosen):
         X, y = block.group(positions, size)
-        whole = block.is_sparse and takes_sparse
-        longest = max(vector_size, size * block.n_features if block.is_sparse else 1, 1)
-        users = len(X) if whole else max((1 << 22) // longest, 1)
+        to_dense = block.is_sparse and not takes_sparse
+        users = max((1 << 22) // max(vector_size, size * block.n_features if to_dense else 1, 1), 1)
         for start in range(0, len(X), users):
             part = X[start : start + users]
-            yield part.dense() if block.is_sparse and not whole else part, y[start : start + users]
+            yield part.dense() if to_dense else part, y[start : start + users]
 
 
 def finite_rows(X: Any, y: NDArray[Any]) -> tuple[Any, NDArray[Any]]:

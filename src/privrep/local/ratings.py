@@ -59,6 +59,10 @@ class TasteMoments:
     mean_weight: float  # a
     presence_weight: float  # b
 
+    @property
+    def sparse_vector_size(self) -> int:
+        return 2 * len(self.items) + 1
+
     def __call__(self, X: SparseRows, y: Floats) -> dict[str, Contributions]:
         users, d = len(X), len(self.items)
         t = taste(X, y).among(self.items, users, X.shape[2])

@@ -66,7 +66,7 @@ def secure_noise(name: str, sigma: float, size: int) -> Integers:
     counts = [min(DRAWS_AT_A_TIME, size - start) for start in range(0, size, DRAWS_AT_A_TIME)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the draws are independent, whichever thread makes them
         drawn = list(pool.map(lambda count: np.asarray(draw([0] * count), dtype=np.int64), counts))
-    return np.concatenate(drawn)
+    return np.concatenate([np.empty(0, dtype=np.int64), *drawn])
 
 
 DRAWS_AT_A_TIME = 2048

@@ -52,6 +52,7 @@ _PURPOSE = {  # by page without its numbers and statistic, by page, or by statis
     "strong/normal": "normal equations, strong directions",
     "strong/right": "their right side, strong directions",
     "round-scout": "first clipping norm",
+    "preference": "whether users gain by it",
     "altmin-scout": "first clipping norm",
     "step": "step",
     "gradient": "step",
