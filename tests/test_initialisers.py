@@ -7,9 +7,9 @@ import pytest
 
 from privrep.algorithms.initialisers import (
     INITIALISERS,
-    MOST_SQUARED,
+    MOST_SPECTRAL,
     Start,
-    affordable,
+    best_start,
     given,
     noise_radius,
     normalised_pairs,
@@ -146,8 +146,8 @@ def test_rounds_of_the_power_method_share_what_it_is_given(rounds, planted):
 
 
 def test_many_features_start_with_the_power_method():
-    assert affordable(MOST_SQUARED) is spectral
-    assert affordable(MOST_SQUARED + 1) is power_method
+    assert best_start(MOST_SPECTRAL) is spectral
+    assert best_start(MOST_SPECTRAL + 1) is power_method
 
 
 # Spectra

@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import binom, chi2, norm
 
 from privrep.errors import InputError
-from privrep.privacy.noise import NoiseSource, grid_step, secure_noise, simulated_noise, to_grid
+from privrep.privacy.noise import DRAWS_AT_A_TIME, NoiseSource, grid_step, secure_noise, simulated_noise, to_grid
 
 ALARM = 1e-6
 WIDE = 2.0**20  # steps: what releases use, and more
@@ -171,3 +171,19 @@ def test_rounding_to_the_grid_is_to_the_nearest_and_exact_on_it() -> None:
     grid = to_grid(totals, step)
     assert np.abs(grid * step - totals).max() <= step / 2
     assert np.array_equal(to_grid(grid * step, step), grid)
+
+
+def test_draws_of_several_threads_are_independent() -> None:
+    """Five lots drawn side by side: no two draws alike, lots uncorrelated (each |r| sqrt(n) > 5.3 by chance
+    with probability 1.2e-7, ten pairs), the whole of the right scale (6 standard errors). A lot drawn twice is seen."""
+    sigma, lots = 2.0**40, 5
+    draws = secure_noise("lots", sigma, lots * DRAWS_AT_A_TIME).reshape(lots, -1).astype(np.float64)
+    assert len(np.unique(draws)) == draws.size
+
+    def largest(values: np.ndarray) -> float:
+        return float(np.abs(np.corrcoef(values)[np.triu_indices(lots, 1)]).max()) * np.sqrt(DRAWS_AT_A_TIME)
+
+    assert largest(draws) < 5.3
+    assert abs(draws.std() / sigma - 1) < 6 / np.sqrt(2 * draws.size)
+    draws[1] = draws[0]
+    assert largest(draws) > 5.3

@@ -45,7 +45,7 @@ from privrep.privacy.release import Query, Run
 MOST_UNKNOWNS = 4096  # d k: the normal equations have their square, half of which is released
 
 
-ROUNDS = 6  # fewer than gradients take: a regression goes all the way at once
+ROUNDS = 5  # fewer than gradients take: a regression goes all the way at once
 NORMAL_SHARE = 0.15  # of a round's mu^2: for A, the rest for b
 
 

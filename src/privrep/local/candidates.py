@@ -108,13 +108,14 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
     size = gram[:, diagonal, diagonal].sum(axis=1) / m + np.finfo(np.float64).tiny
     if centre:
         gram += (1e3 * size)[:, None, None]
+    values, Q = np.linalg.eigh(gram)
+    squares, products = Q**2, np.matmul(targets[:, None, :], Q)[:, 0]
     losses, alphas = np.empty((len(ridges), users)), np.empty((len(ridges), users, m))
     for i, ridge in enumerate(ridges):
-        shifted = gram.copy()
-        shifted[:, diagonal, diagonal] += (ridge * size)[:, None]
-        inverse = np.linalg.inv(shifted)
-        alphas[i] = np.matmul(inverse, targets[:, :, None])[:, :, 0]
-        losses[i] = ((alphas[i] / inverse[:, diagonal, diagonal]) ** 2).mean(axis=1) + np.where(lost, np.inf, 0.0)
+        inverse = 1 / (np.maximum(values, 0.0) + (ridge * size)[:, None])
+        alphas[i] = np.matmul(Q, (inverse * products)[:, :, None])[:, :, 0]
+        left = alphas[i] / np.matmul(squares, inverse[:, :, None])[:, :, 0]
+        losses[i] = (left**2).mean(axis=1) + np.where(lost, np.inf, 0.0)
     best = losses.argmin(axis=0)
     weights = np.matmul(alphas[best, np.arange(users)][:, None, :], X)[:, 0]
     return losses[best, np.arange(users)], intercepts(rows, y, weights, centre), weights
