@@ -180,7 +180,8 @@ def draw(scores: list[Score], path: Path) -> None:
     for name in ("alone: own mean", "item + user mean", "non-private ALS, best rank", NOISELESS):
         level = float(np.mean([s.nmae for s in scores if s.method == name]))
         axes.axhline(level, color="#888888", linewidth=1, linestyle="--")
-        axes.annotate(f"{name} {level:.4f}", (5.8, level), (0, 3), textcoords="offset points", ha="right", fontsize=9)
+        place, side = ((0.085, level), "left") if name == NOISELESS else ((5.8, level), "right")
+        axes.annotate(f"{name} {level:.4f}", place, (0, 3), textcoords="offset points", ha=side, fontsize=9)
     axes.set_xscale("log")
     axes.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
     axes.minorticks_off()
