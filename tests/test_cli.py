@@ -618,7 +618,7 @@ def test_a_model_fitted_on_arrays_asks_for_column_names(
 
 
 def test_new_users_join_the_heads(tables: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "personalize", copy, tables / "new.csv")[1].startswith("5 users more, 405 in all")
+    assert run(capsys, "personalize", copy, tables / "new.csv")[1].startswith("Users: 5 more, 405 in all")
     out = tmp_path / "p.csv"
     assert run(capsys, "predict", copy, tables / "new.csv", "--out", out)[0] == 0
     rows = make_rows(5, first=1000, seed=1)
@@ -628,7 +628,9 @@ def test_new_users_join_the_heads(tables: Path, copy: Path, tmp_path: Path, caps
     np.testing.assert_allclose(np.array(predictions(out))[chosen], head.predict(X), rtol=1e-9)
     assert run(capsys, "predict", copy, tables / "users.csv", "--out", tmp_path / "old.csv")[0] == 0
     assert "user 1000" in refused(capsys, "personalize", copy, tables / "new.csv")
-    assert run(capsys, "personalize", copy, tables / "new.csv", "--replace")[1].startswith("0 users more, 405 in all")
+    assert run(capsys, "personalize", copy, tables / "new.csv", "--replace")[1].startswith(
+        "Users: 0 more, 5 with a new"
+    )
     assert stat.S_IMODE((copy / "private" / "heads.parquet").stat().st_mode) == 0o600
 
 
@@ -714,13 +716,13 @@ def test_without_heads_ids_are_as_they_are_written(
     rows["user"] = np.where(rows["user"] == 0, "0090", "90")
     table = write(tmp_path / "t.csv", rows)
     assert run(capsys, "personalize", copy, table, "--out", tmp_path / "heads.csv")[1].startswith("2 heads")
-    assert run(capsys, "personalize", copy, table)[1].startswith("2 users more, 2 in all")
+    assert run(capsys, "personalize", copy, table)[1].startswith("Users: 2 more, 2 in all")
     heads = models.load(copy).heads
     assert heads is not None
     assert sorted(heads.ids) == ["0090", "90"]
     assert run(capsys, "predict", copy, table, "--out", tmp_path / "p.csv")[0] == 0
     own = write(tmp_path / "own.csv", {name: rows[name] for name in rows if name != "user"})
-    assert run(capsys, "personalize", copy, own, "--user-id", "090")[1].startswith("1 users more, 3 in all")
+    assert run(capsys, "personalize", copy, own, "--user-id", "090")[1].startswith("Users: 1 more, 3 in all")
     (copy / "private" / "heads.parquet").unlink()
     assert run(capsys, "personalize", copy, own, "--user-id", "090")[0] == 0
     heads = models.load(copy).heads
@@ -792,8 +794,8 @@ def test_several_targets_of_new_users(
     assert [(int(line["user"]), line["target"]) for line in lines] == [
         (user, target) for user in (1000, 1001, 1002) for target in ("y", "z")
     ]
-    assert run(capsys, "personalize", out, new)[1].startswith("3 users more, 403 in all")
-    assert run(capsys, "personalize", out, new, "--replace")[1].startswith("0 users more, 403 in all")
+    assert run(capsys, "personalize", out, new)[1].startswith("Users: 3 more, 403 in all")
+    assert run(capsys, "personalize", out, new, "--replace")[1].startswith("Users: 0 more, 3 with a new")
     assert run(capsys, "predict", out, new, "--out", tmp_path / "p.csv")[0] == 0
     made = pd.read_csv(tmp_path / "p.csv")
     first = made[made["user"] == 1000]
@@ -868,7 +870,7 @@ def test_new_users_of_a_model_with_categories(shops: Path, tmp_path: Path, capsy
     assert run(capsys, "personalize", out, new, "--out", tmp_path / "heads.csv")[0] == 0
     line = next(csv.DictReader((tmp_path / "heads.csv").read_text().splitlines()))
     assert [name for name in line if name.startswith("weight_")][:2] == ["weight_price", "weight_shop=shop 0"]
-    assert run(capsys, "personalize", out, new)[1].startswith("3 users more, 603 in all")
+    assert run(capsys, "personalize", out, new)[1].startswith("Users: 3 more, 603 in all")
     assert run(capsys, "predict", out, new, "--out", tmp_path / "p.csv")[0] == 0
     first = pd.read_csv(tmp_path / "p.csv").iloc[1]
     weights = [float(line[f"weight_shop={first['shop']}"]), float(line[f"weight_colour={first['colour']}"])]
@@ -1058,7 +1060,7 @@ def test_ratings_end_to_end(name: str, ratings: Path, tmp_path: Path, capsys: py
     np.testing.assert_allclose(made, estimator.predict(table["user"].to_numpy(), items), rtol=1e-9)
     assert ((made - make_ratings()["rating"]) ** 2).mean() < 1  # their variance is 4.3
     code, said, _ = run(capsys, "personalize", out, ratings / "new.csv")
-    assert said.startswith("2 users more, 1,502 in all")
+    assert said.startswith("Users: 2 more, 1,502 in all")
     assert run(capsys, "predict", out, ratings / "new.csv", "--out", tmp_path / "new.csv")[0] == 0
     new = pd.read_csv(tmp_path / "new.csv")
     second = new[new["user"] == 9001]
@@ -1135,7 +1137,7 @@ def test_ratings_too_few_to_learn_from(tmp_path: Path, capsys: pytest.CaptureFix
     assert "NO FACTORS WERE LEARNED" in said
     assert "Rank 0" in run(capsys, "inspect", out)[1]
     assert json.loads(run(capsys, "inspect", out, "--json")[1])["representation"]["mean_squared_sine"] == 1.0
-    assert run(capsys, "personalize", out, table, "--replace")[1].startswith("0 users more, 30 in all")
+    assert run(capsys, "personalize", out, table, "--replace")[1].startswith("Users: 0 more, 30 with a new")
     assert run(capsys, "predict", out, table, "--out", tmp_path / "p.csv")[0] == 0
 
 

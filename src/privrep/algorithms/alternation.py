@@ -114,7 +114,7 @@ def learn(
     if frame is None:
         frame, spent = find_frame(run, s.scales_share * total, s.covariance_share * total, intercept)
         for_start += (s.scales_share + s.covariance_share) * total - spent  # where little can be told, a start is most
-    for_votes = s.votes_share * total
+    for_votes = 0.0 if run.users.sparse or run.users.targets > 1 else s.votes_share * total
     left = total - spent - for_start - for_votes
     if d in (rank, 1):  # all directions: there is nothing to choose
         return publish(run, Estimate(np.eye(d), np.zeros((d, d))), frame)
@@ -199,11 +199,10 @@ def add_weak(problem: Problem, state: Estimate, rank: int | None, most: int, mu_
 def preference(problem: Problem, state: Estimate, mu_squared: float) -> float | None:
     """How many users do better by the representation for one who does better alone, by their own leave-one-out.
 
-    None where their votes are lost in noise, or where there is nothing to vote on: sparse features leave no regression
-    of one's own, and several targets have as many votes.
+    None where their votes are lost in noise, or where there is nothing to vote on, and so nothing to spend: sparse
+    features leave no regression of one's own, and several targets have as many votes.
     """
-    users = problem.run.users
-    if users.sparse or users.targets > 1:
+    if not mu_squared:
         return None
     representation = Representation(
         state.basis, problem.frame, 0.0, np.ones(1) if state.spread is None else state.spread

@@ -76,12 +76,14 @@ def personalize(
         _write_weights(new, fitted, source, out)
         say(f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}: {out} (readable by you alone)")
         return
-    before = 0
+    before, came = 0, len(new.ids)
     if fitted.heads is not None:
         before = len(fitted.heads.ids)
         new = _joined(fitted.heads, new, folder, table, replace)
     write_heads(new, folder)
-    say(f"{len(new.ids) - before:,} users more, {len(new.ids):,} in all, in {folder / 'private'}")
+    replaced = came - (len(new.ids) - before)
+    note = f"{replaced:,} with a new head, " if replaced else ""
+    say(f"Users: {came - replaced:,} more, {note}{len(new.ids):,} in all, in {folder / 'private'}")
 
 
 def _targets(fitted: Model, given: str | None, folder: Path) -> list[str]:

@@ -148,6 +148,7 @@ def _write(page: Post, path: Path) -> None:
     save_file(arrays, str(temporary), metadata={"name": page.name, "facts": json.dumps(page.facts)})
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
+    os.chmod(temporary, 0o644)  # it lies in a folder for the owner alone until it is posted, and then it is public
     os.replace(temporary, path)
     descriptor = os.open(path.parent, os.O_RDONLY)
     os.fsync(descriptor)

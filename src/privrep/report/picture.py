@@ -96,10 +96,9 @@ def _draw_budget(axis: Any, report: PrivacyReport, shares: Mapping[str, float]) 
     axis.margins(x=0.12)
     parallel = any(spent.group for spent in releases(report))
     each = "\nPale: one group each; a user pays for one." if parallel else ""
-    axis.set_xlabel(f"share of the budget (of mu²){each}", loc="left", fontsize=9 if parallel else None)
-    axis.set_title("Privacy", loc="left", weight="bold")
     spent_of = f"epsilon {report.epsilon:.3g} of {report.epsilon_budget:g} spent, delta {report.delta:g}"
-    axis.set_title(spent_of, loc="right", fontsize=10, color=_INK)
+    axis.set_xlabel(f"share of the budget (of mu²){each}\n{spent_of}", loc="left", fontsize=9 if parallel else None)
+    axis.set_title("Privacy", loc="left", weight="bold")
     _plain(axis, bottom=False)
 
 
