@@ -19,6 +19,7 @@ from privrep.local.candidates import (
     CONSTANT,
     OWN,
     SHARED,
+    Preference,
     constant_candidate,
     own_candidate,
     shared_candidate,
@@ -272,3 +273,21 @@ def test_what_others_found_helps_users_choose_on_few_rows(directions):
         assert learned.preference < 0.2
         assert error < 1.01 * alone_error
         assert without > 1.03 * alone_error
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-160, 1e-5, 1e70, 1e150, 1e153, 1e154, 1e200, 1e308])
+@pytest.mark.parametrize(("rows", "features"), [(4, 9), (9, 4)])
+def test_no_size_of_one_users_rows_stops_the_others(size, rows, features):
+    """An eigendecomposition that fails fails for everybody: no user's numbers may reach one that do."""
+    rng = np.random.default_rng(rows)
+    X, y = rng.normal(size=(3, rows, features)), rng.normal(size=(3, rows))
+    with np.errstate(all="ignore"):
+        X[1] *= size
+        step = Preference(np.eye(features)[:, :2], Frame.plain(features), True)
+        cells = step(X, y)["votes"].cells
+        assert np.array_equal(cells[[0, 2]], step(X[[0, 2]], y[[0, 2]])["votes"].cells)
+        for fit in (
+            own_candidate(X, y, np.ones(features), True),
+            shared_candidate(X, y, np.eye(features)[:, :2], True),
+        ):
+            assert np.isfinite(fit.loss[[0, 2]]).all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privrep.data.sparse_rows import SparseRows
 from privrep.local.frame import Frame
@@ -71,19 +72,15 @@ def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tupl
     """Each user's best ridge regression: its leave-one-out loss, intercept and weights. From one eigendecomposition."""
     rows, targets = (centred(P), centred(y)) if centre else (P, y)
     m, k = P.shape[1:]
-    gram = rows.transpose(0, 2, 1) @ rows
-    lost = ~np.isfinite(gram.sum(axis=(1, 2)))
-    gram[lost] = 0.0  # eigh would raise
+    gram, size, lost = _normalised(rows.transpose(0, 2, 1) @ rows)
     values, Q = np.linalg.eigh(gram)
     turned = rows @ Q  # (users, rows, k)
-    squares = turned**2
-    products = np.matmul(targets[:, None, :], turned)[:, 0]
-    size = values.sum(axis=1, keepdims=True) / k
-    least = 1e-10 * size + np.finfo(np.float64).tiny
+    squares = turned**2 / size[:, None, None]
+    products = np.matmul(targets[:, None, :], turned)[:, 0] / size[:, None]
     losses = np.empty((len(ridges), len(P)))
     heads = np.empty((len(ridges), len(P), k))
     for i, ridge in enumerate(ridges):
-        inverse = 1 / (np.maximum(values, 0.0) + ridge * size + least)
+        inverse = 1 / (np.maximum(values, 0.0) + ridge + 1e-10)
         heads[i] = inverse * products
         residuals = targets - np.matmul(turned, heads[i][:, :, None])[:, :, 0]
         leverage = np.matmul(squares, inverse[:, :, None])[:, :, 0] + (1 / m if centre else 0.0)
@@ -101,24 +98,31 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
     """
     X, targets = (centred(rows), centred(y)) if centre else (rows, y)
     users, m = y.shape
-    gram = X @ X.transpose(0, 2, 1)
-    lost = ~np.isfinite(gram.sum(axis=(1, 2)))
-    gram[lost] = 0.0
-    diagonal = np.arange(m)
-    size = gram[:, diagonal, diagonal].sum(axis=1) / m + np.finfo(np.float64).tiny
-    if centre:
-        gram += (1e3 * size)[:, None, None]
-    values, Q = np.linalg.eigh(gram)
+    gram, size, lost = _normalised(X @ X.transpose(0, 2, 1))
+    values, Q = np.linalg.eigh(gram + 1e3 if centre else gram)
     squares, products = Q**2, np.matmul(targets[:, None, :], Q)[:, 0]
     losses, alphas = np.empty((len(ridges), users)), np.empty((len(ridges), users, m))
     for i, ridge in enumerate(ridges):
-        inverse = 1 / (np.maximum(values, 0.0) + (ridge * size)[:, None])
+        inverse = 1 / (np.maximum(values, 0.0) + ridge)
         alphas[i] = np.matmul(Q, (inverse * products)[:, :, None])[:, :, 0]
         left = alphas[i] / np.matmul(squares, inverse[:, :, None])[:, :, 0]
         losses[i] = (left**2).mean(axis=1) + np.where(lost, np.inf, 0.0)
     best = losses.argmin(axis=0)
-    weights = np.matmul(alphas[best, np.arange(users)][:, None, :], X)[:, 0]
+    weights = np.matmul((alphas[best, np.arange(users)] / size[:, None])[:, None, :], X)[:, 0]
     return losses[best, np.arange(users)], intercepts(rows, y, weights, centre), weights
+
+
+def _normalised(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Gram matrices over their mean eigenvalue, that mean, and which users' overflowed: those are zero.
+
+    So whatever a user's rows are, an eigendecomposition, which would raise for everybody, finds small finite numbers.
+    """
+    k = gram.shape[1]
+    size = gram[:, np.arange(k), np.arange(k)].sum(axis=1) / k
+    lost = ~np.isfinite(gram.sum(axis=(1, 2)))
+    size = np.where(lost | ~(size > np.finfo(np.float64).tiny), 1.0, size)
+    gram[lost] = 0.0
+    return gram / size[:, None, None], size, lost
 
 
 def intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
