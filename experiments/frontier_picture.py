@@ -149,7 +149,8 @@ def draw_starts(rows: Sequence[Row], path: Path) -> None:
                 style |= {"ls": ":"} if start == "given" else {}
                 lines.append(Line(Contender(method, "own" if start == own else start), start + mark, style))
             panel(axes, points, lines, partial(excess, results))
-            seeds = SWEEPS[f"starts at {users:,} users"].seeds
+            sweep = f"starts at {users:,} users"
+            seeds = min(SWEEPS[sweep].seeds, max((r.seed for r in rows if r.sweep == sweep), default=0))
             axes.set_title(f"{SHORT[method]}, n {users:,}, {seeds} seed{'s' if seeds > 1 else ''}", fontsize=10)
             axes.set_xlabel("epsilon", fontsize=9)
         grid[row, 0].set_ylabel("population MSE over the oracle's, less one", fontsize=9)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array
 from privrep.privacy.contributions import pack
 
-_IN_CACHE, _IN_MEMORY = 1 << 17, 1 << 22  # entries of users' matrices that stand together; and where those are large
+_IN_CACHE, _IN_MEMORY = 1 << 20, 1 << 22  # entries of users' matrices that stand together; and where those are large
 _FEW = 64  # users for whose sum it is worth going through the whole total
 
 
