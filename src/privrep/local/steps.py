@@ -55,6 +55,7 @@ class FeatureSizes:
     """
 
     sparse: ClassVar[bool] = True
+    sparse_vector_size: ClassVar[int] = 4096  # of few users at a time: all get as many cells as the one who has most
     intercept: bool
 
     def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
