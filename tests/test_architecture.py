@@ -112,6 +112,8 @@ def _random(tree: ast.AST) -> Iterator[tuple[int, str]]:
             name = _dotted(node.func)
             if _called(node) in makers or ".random." in f".{name}.":
                 yield node.lineno, f"calls {name}"
+            elif name.endswith("billboard.choice"):  # reads a page
+                continue
             elif isinstance(node.func, ast.Attribute) and node.func.attr in draws:
                 yield node.lineno, f"calls {node.func.attr}"
 
@@ -131,18 +133,22 @@ RULES = {
         (
             "privacy/noise.py",
             "data/synthetic.py",
+            "data/class_population.py",  # synthetic, too
+            "data/margins.py",  # synthetic, too
             "demo.py",  # a synthetic population, made with data/synthetic.py
             "algorithms/initialisers.py",  # public random bases, seeded by their name and size
+            "algorithms/margin_selection.py",  # a public projection, seeded by its size
+            "algorithms/nets.py",  # public candidates, seeded by the page and their number
             "algorithms/paper.py",  # a public permutation of row numbers, seeded by the page and the number of rows
             "data/regroup.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
             "data/split.py",  # which rows are for measuring; never in a fit
         ),
     ),
     "noise sources are made or called": Rule(
-        calls("noise", "secure_noise", "simulated_noise", "make_gaussian", "make_laplace"),
+        calls("noise", "secure_noise", "SecureNoise", "simulated_noise", "make_gaussian", "make_laplace", "smallest"),
         ("privacy/noise.py", "privacy/release.py", "model.py"),  # model.py picks the source; it calls none
     ),
-    "a noise source is called": Rule(calls("noise", "secure_noise"), ("privacy/release.py",)),
+    "a noise source is called": Rule(calls("noise", "secure_noise", "smallest"), ("privacy/release.py",)),
     "bounded sums are made": Rule(constructs("BoundedSum"), ("engines/",)),
     "contributions are clipped": Rule(defines("clip"), ("privacy/bounds.py",)),
     "clipping is asked for": Rule(calls("clipped_sum"), ("engines/",)),
@@ -155,6 +161,7 @@ RULES = {
         (
             "privacy/release.py",
             "algorithms/baselines.py",  # labelled not private
+            "algorithms/class_baselines.py",  # labelled not private
         ),
     ),
     "users are asked for sums": Rule(
@@ -162,6 +169,8 @@ RULES = {
         (
             "privacy/release.py",
             "algorithms/baselines.py",  # labelled not private
+            "algorithms/class_baselines.py",  # labelled not private
+            "engines/projected.py",  # an engine made of another hands the question on
         ),
     ),
     "the list of keys that occur is read": Rule(
@@ -171,10 +180,14 @@ RULES = {
             "privacy/selection.py",  # how many there are, for the size of the counts
         ),
     ),
-    "releases are posted": Rule(calls("post_releases", "post_selection"), ("privacy/release.py",)),
+    "releases are posted": Rule(calls("post_releases", "post_selection", "post_choice"), ("privacy/release.py",)),
     "derived pages are posted": Rule(calls("post_derived"), ("privacy/release.py",)),
     "budget is spent": Rule(calls("charge"), ("privacy/release.py",)),
     "releases are made": Rule(constructs("Release"), ("privacy/release.py", "privacy/billboard.py")),
+    "choices are made": Rule(constructs("Choice"), ("privacy/release.py", "privacy/billboard.py")),
+    "what makes a choice private is computed": Rule(
+        calls("scale_in_levels", "LossBound"), ("privacy/release.py", "privacy/exponential.py")
+    ),
     "the insides of ledger and billboard are touched": Rule(
         reads("_entries", "_pages", "_capacity"), ("privacy/ledger.py", "privacy/billboard.py")
     ),
@@ -182,7 +195,14 @@ RULES = {
 }
 EINSUM = Rule(calls("einsum"), ())  # it rounds the numbers of one user otherwise than those of several
 LOCAL = Rule(
-    imports("privrep.engines", "privrep.privacy.release", "privrep.privacy.ledger", "privrep.privacy.noise"), ()
+    imports(
+        "privrep.engines",
+        "privrep.privacy.release",
+        "privrep.privacy.ledger",
+        "privrep.privacy.noise",
+        "privrep.privacy.exponential",
+    ),
+    (),
 )
 CORE = Rule(imports("privrep.algorithms", "privrep.estimators", "privrep.model", "privrep.heads", "privrep.cli"), ())
 
@@ -229,6 +249,13 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("random numbers are drawn", "from opendp import measurements"),
         ("random numbers are drawn", "import os\nos.urandom(8)"),
         ("noise sources are made or called", "run.noise('a', 1.0, 3)"),
+        ("noise sources are made or called", "run.noise.smallest('a', losses, 3)"),
+        ("a noise source is called", "secure_noise.smallest('a', losses, 3)"),
+        ("random numbers are drawn", "rng.choice(5)"),
+        ("random numbers are drawn", "def f(rng, shape):\n    return rng.gumbel(size=shape)"),
+        ("choices are made", "Choice(0, 3, 1.0, 1.0)"),
+        ("what makes a choice private is computed", "scale_in_levels(bound, 1.0, relation)"),
+        ("releases are posted", "run.billboard.post_choice('a', choice)"),
         ("bounded sums are made", "from privrep.privacy.bounds import BoundedSum\nBoundedSum(x, bound)"),
         ("bounded sums are made", "bounds.BoundedSum(x, bound)"),
         ("contributions are clipped", "def _clip_rows(x): ..."),

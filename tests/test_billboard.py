@@ -11,7 +11,7 @@ import pytest
 
 from privrep.errors import InputError
 from privrep.privacy import billboard as module
-from privrep.privacy.billboard import Billboard, Release, Selected
+from privrep.privacy.billboard import Billboard, Choice, Release, Selected
 
 
 def releases(seed: int = 0) -> dict[str, Release]:
@@ -44,6 +44,19 @@ def test_what_was_posted_is_read_back_exactly(tmp_path: Path, on_disk: bool) -> 
         assert same(read.releases("round-1"), releases())
         assert np.array_equal(read["model"].arrays["basis"], np.eye(3))
         assert read["model"].facts["derived"] == {"error": 0.1, "rank": 3, "note": "ü", "list": [1.5, 2.0]}
+
+
+def test_a_choice_is_read_back_exactly_and_never_rewritten(tmp_path: Path) -> None:
+    board = Billboard(tmp_path)
+    chosen = Choice(2**27, 2**28, 0.1 + 0.2, 20 / 3)
+    board.post_choice("round-1", chosen)
+    board.post_choice("round-2", chosen, simulation=True)
+    with pytest.raises(InputError, match="never rewritten"):
+        board.post_choice("round-1", Choice(1, 2, 1.0, 1.0))
+    for read in (board, Billboard(tmp_path), Billboard.read(tmp_path)):
+        assert read.choice("round-1") == read.choice("round-2") == chosen
+        assert "simulation" not in read["round-1"].facts
+        assert read["round-2"].facts["simulation"]
 
 
 @pytest.mark.parametrize("keys", [(), ("é", '"', "\n"), (-(2**63), 0, 2**64 - 1)])

@@ -10,6 +10,7 @@ also weigh what the others found, a charged release of how many did better by th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,8 @@ from privrep.local.candidates import (
     shared_candidate,
 )
 from privrep.local.candidates import KINDS as KINDS
+from privrep.local.class_candidates import class_constant, class_own, class_shared
+from privrep.local.classes import Loss
 from privrep.local.frame import Frame
 from privrep.local.least_squares import ROUNDING, centred
 from privrep.privacy.bounds import Array
@@ -97,28 +100,43 @@ def fit_heads(
     *,
     intercept: bool = True,
     safety_net: bool = True,
+    loss: Loss | None = None,
     workers: int | None = None,
 ) -> Heads:
-    """A head for every user of the blocks (`table.blocks()`). Without the safety net every head is a shared one."""
-    fit = partial(fit_block, representation=representation, intercept=intercept, safety_net=safety_net)
+    """A head for every user of the blocks (`table.blocks()`). Without the safety net every head is a shared one.
+
+    With a `loss`, targets are labels and a head has as many of the rows that `Heads` calls targets as the loss has
+    outputs, all of one kind.
+    """
+    fit = partial(fit_block, representation=representation, intercept=intercept, safety_net=safety_net, loss=loss)
     return Heads.join(map_blocks(fit, blocks, workers or default_workers()))
 
 
-def fit_block(block: UserTable, representation: Representation, intercept: bool, safety_net: bool) -> Heads:
+def fit_block(
+    block: UserTable,
+    representation: Representation,
+    intercept: bool,
+    safety_net: bool,
+    loss: Loss | None = None,
+) -> Heads:
     n, (d, k) = block.n_users, representation.matrix.shape
-    q = 1 if block.y.ndim == 1 else block.y.shape[1]
+    q = loss.outputs if loss is not None else block.n_targets
     kind = np.full(n * q, CONSTANT, dtype=np.int8)
     constant, shared = np.zeros(n * q), np.zeros((n * q, k))
     own = np.zeros((n * q, 0 if isinstance(block.X, sparse.sparray) else d))
     for users, size in block.positions_by_size():
         X, Y = finite_rows(*block.group(users, size))
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
-        for c, y in enumerate(Frame.plain(d).targets(Y.astype(np.float64, copy=False))):
-            heads = users * q + c
+        every = [(users[:, None] * q + np.arange(q), Y)]
+        if loss is None:  # each target by itself
+            columns = Frame.plain(d).targets(Y.astype(np.float64, copy=False))
+            every = [(users * q + c, y) for c, y in enumerate(columns)]
+        for heads, y in every:
             with np.errstate(all="ignore"):  # a user whose numbers overflow gets a constant, and nobody hears of it
-                fits = _candidates(X, y, representation, intercept, safety_net)
+                fits = _candidates(X, y, representation, intercept, safety_net, loss)
             best = np.stack([np.where(np.isfinite(fit.loss), fit.loss, np.inf) for fit in fits]).argmin(axis=0)
-            kind[heads] = np.array([fit.kind for fit in fits], dtype=np.int8)[best]
+            kinds = np.array([fit.kind for fit in fits], dtype=np.int8)[best]
+            kind[heads] = kinds if heads.ndim == 1 else kinds[:, None]
             constant[heads] = np.nan_to_num(np.stack([fit.intercept for fit in fits])[best, np.arange(len(users))])
             for i, fit in enumerate(fits):
                 if fit.kind != CONSTANT:
@@ -129,7 +147,11 @@ def fit_block(block: UserTable, representation: Representation, intercept: bool,
     return Heads(block.ids, kind, constant, shared, place, own[has_own].reshape(-1, d), q)
 
 
-def _candidates(X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool) -> list[Fit]:
+def _candidates(
+    X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool, loss: Loss | None
+) -> list[Fit]:
+    if loss is not None:
+        return _class_candidates(X, y, rep, intercept, safety_net, loss)
     if rep.ratings is not None:
         return [rating_candidate(images(X, rep.matrix), y, rep.ratings)]
     shared = shared_candidate(X, y, rep.matrix, intercept)
@@ -139,6 +161,22 @@ def _candidates(X: Array | SparseRows, y: Array, rep: Representation, intercept:
     candidates = [constant_candidate(y, intercept), shared]
     if not isinstance(X, SparseRows):  # a weight for each of very many features, from few rows, is no alternative
         candidates.append(own_candidate(X, y, rep.scale, intercept))
+    return candidates
+
+
+def _class_candidates(
+    X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool, loss: Loss
+) -> list[Fit]:
+    """As for numbers. A likelihood ratio of (error / error)^(rows / 2) is here e^(rows times the difference of losses),
+    so that half the logarithm of the credit is what a user may take off the shared head's loss."""
+    signs = loss.signs(y)
+    shared = class_shared(X, signs, loss, rep.matrix, intercept, rep.precision)
+    if not safety_net:
+        return [shared]
+    shared = replace(shared, loss=shared.loss - 0.5 * math.log(rep.credit(y.shape[1])))
+    candidates = [class_constant(signs, loss, intercept), shared]
+    if not isinstance(X, SparseRows):
+        candidates.append(class_own(X, signs, loss, rep.scale, intercept))
     return candidates
 
 

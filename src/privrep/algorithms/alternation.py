@@ -12,6 +12,8 @@ and, where strong directions may hide weak ones, three pages more, after some ro
 and at the end
   preference   whether a user does better by the representation or alone
                                                                -> how to choose between the two on few rows
+Classifiers have two pages more, before the rounds and after:
+  *prior       losses of users' heads with several precisions  -> one for all, the prior of heads
 
 Everything that depends on the users is read off these releases; the rest are public facts (d, k and the budget). The
 number of users is not used anywhere, so that it need not be public.
@@ -32,6 +34,9 @@ from privrep.algorithms.frames import CLEAR, find_frame, octave_quantile
 from privrep.algorithms.initialisers import MOST_SQUARED, Initialiser, Start, top_eigenvectors
 from privrep.algorithms.representation import Estimate, Representation, publish
 from privrep.local.candidates import KINDS, OWN, SHARED, Preference
+from privrep.local.class_candidates import PRECISIONS, ClassPreference, ClassPrior
+from privrep.local.class_steps import encoded
+from privrep.local.classes import Loss
 from privrep.local.frame import Frame
 from privrep.local.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, ResidualMoments
 from privrep.privacy.billboard import Release
@@ -48,6 +53,7 @@ class Settings:
     covariance_share: float = 0.1
     start_share: float = 0.2
     votes_share: float = 0.01
+    prior_share: float = 0.0  # of classifiers' heads, twice: before the rounds and after
     rounds: int = 8
     scout_share: float = 0.03  # of what the rounds have
     sizes_share: float = 0.05  # of the same, histograms of all rounds together
@@ -63,6 +69,19 @@ class Settings:
         return float(np.clip(state.total_error / state.basis.shape[1], self.least_ridge, self.most_ridge))
 
 
+FOR_CLASSES = Settings(
+    scales_share=0.02,
+    covariance_share=0.05,
+    start_share=0.12,
+    votes_share=0.005,
+    prior_share=0.003,
+    scout_share=0.02,
+    sizes_share=0.03,
+    heads_weight=0.15,
+)
+"""Of classifiers, whose gradients are noisier: more to the rounds."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """What stays the same throughout a run."""
@@ -71,6 +90,8 @@ class Problem:
     frame: Frame
     intercept: bool
     settings: Settings
+    loss: Loss | None = None  # of labels; None: the square, of numbers
+    precision: float = 1.0  # of the prior of classifiers' heads
 
 
 class Round(Protocol):
@@ -102,25 +123,28 @@ def learn(
     intercept: bool,
     frame: Frame | None,
     settings: Settings | None,
+    loss: Loss | None = None,
 ) -> Representation:
     """Learn a shared representation. `rank=None` reads it off the first releases; `frame` declares public coordinates.
 
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
-    s = settings or Settings()
+    s = settings or (Settings() if loss is None else FOR_CLASSES)
     d, total = run.users.features, run.ledger.capacity
     for_start, spent = s.start_share * total, 0.0
     if frame is None:
         frame, spent = find_frame(run, s.scales_share * total, s.covariance_share * total, intercept)
         for_start += (s.scales_share + s.covariance_share) * total - spent  # where little can be told, a start is most
     for_votes = 0.0 if run.users.sparse or run.users.targets > 1 else s.votes_share * total
-    left = total - spent - for_start - for_votes
+    for_prior = s.prior_share * total
+    left = total - spent - for_start - for_votes - 2 * for_prior
     if d in (rank, 1):  # all directions: there is nothing to choose
         return publish(run, Estimate(np.eye(d), np.zeros((d, d))), frame)
-    problem = Problem(run, frame, intercept, s)
-    state = initialiser(Start(run, frame, rank, for_start, intercept))
+    problem = Problem(run, frame, intercept, s, loss)
+    state = initialiser(Start(run, frame, rank, for_start, intercept, loss))
     state = state.first(min(state.basis.shape[1], method.most(d))) if rank is None else state
+    problem = replace(problem, precision=prior(problem, state, for_prior, "prior"))
     if d > MOST_SQUARED or not state.hides(rank):
         state = iterate(problem, state, method, left, method.name, s.rounds)
     elif rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
@@ -131,7 +155,9 @@ def learn(
         state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
         state = add_weak(problem, state, rank, rank, 0.25 * left)
         state = iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
-    return publish(run, state, frame, preference=preference(problem, state, for_votes))
+    problem = replace(problem, precision=prior(problem, state, for_prior, "heads-prior"))
+    votes = preference(problem, state, for_votes)
+    return publish(run, state, frame, preference=votes, precision=None if loss is None else problem.precision)
 
 
 def iterate(problem: Problem, state: Estimate, method: Round, mu_squared: float, name: str, rounds: int) -> Estimate:
@@ -184,7 +210,7 @@ def add_weak(problem: Problem, state: Estimate, rank: int | None, most: int, mu_
     d, k = state.basis.shape
     query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
     step = ResidualMoments(state.basis, problem.frame, problem.settings.ridge(state), problem.intercept)
-    moments = unpack(problem.run.ask("residuals", step, {"moments": query})["moments"].value)
+    moments = unpack(problem.run.ask("residuals", encoded(step, problem.loss), {"moments": query})["moments"].value)
     outside = np.eye(d) - state.basis @ state.basis.T
     weak = top_eigenvectors(outside @ moments @ outside, min(most, d) - k)
     if rank is None:
@@ -204,16 +230,41 @@ def preference(problem: Problem, state: Estimate, mu_squared: float) -> float | 
     """
     if not mu_squared:
         return None
-    representation = Representation(
-        state.basis, problem.frame, 0.0, np.ones(1) if state.spread is None else state.spread
-    )
-    step = Preference(representation.matrix, problem.frame, problem.intercept)
+    matrix, loss = _matrix(problem, state), problem.loss
+    step: Any = Preference(matrix, problem.frame, problem.intercept)
+    if loss is not None:
+        step = ClassPreference(matrix, problem.frame, problem.intercept, loss, problem.precision)
     query = Query(Bound(1.0, len(KINDS), acute=True), mu_squared)
     votes = problem.run.ask("preference", step, {"votes": query})["votes"]
     shared, own = float(votes.value[SHARED]), float(votes.value[OWN])
     if max(shared, own) < CLEAR * votes.sigma:
         return None
     return max(shared, votes.sigma) / max(own, votes.sigma)
+
+
+MOST_DIFFERENT = 0.25  # losses of a user's with different precisions, in norm
+
+
+def prior(problem: Problem, state: Estimate, mu_squared: float, page: str) -> float:
+    """The precision of a prior with which classifiers' heads do best by leave-one-out; not asked for where it is free.
+
+    Where a parabola through the users' losses, over the precisions' logarithms, is least. A curvature of three times
+    the noise more keeps the answer near the middle one where there is little but noise.
+    """
+    if problem.loss is None or not mu_squared:
+        return problem.precision
+    step = ClassPrior(_matrix(problem, state), problem.intercept, problem.loss)
+    query = Query(Bound(MOST_DIFFERENT, len(PRECISIONS)), mu_squared)
+    losses = problem.run.ask(page, step, {"precisions": query})["precisions"]
+    high, middle, low = (float(value) for value in losses.value)
+    curvature = max(high + low - 2 * middle, 0.0) + 3 * losses.sigma
+    place = float(np.clip((low - high) / (2 * curvature), -1.5, 1.5))  # in steps from the middle towards high
+    return float(PRECISIONS[1] * (PRECISIONS[0] / PRECISIONS[1]) ** place)
+
+
+def _matrix(problem: Problem, state: Estimate) -> Array:
+    spread = np.ones(1) if state.spread is None else state.spread
+    return Representation(state.basis, problem.frame, 0.0, spread).matrix
 
 
 @dataclass(frozen=True)

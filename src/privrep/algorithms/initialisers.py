@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.algorithms.representation import Estimate
+from privrep.local.class_steps import encoded
+from privrep.local.classes import Loss
 from privrep.local.frame import Frame
 from privrep.local.steps import PairMoments, PowerStep
 from privrep.privacy.bounds import DIRECTION_ONLY, Array, Bound
@@ -39,6 +41,7 @@ class Start:
     rank: int | None  # None: as many directions as stand out from the noise
     mu_squared: float
     intercept: bool
+    loss: Loss | None = None  # targets are labels, for this loss; None: numbers
 
 
 Initialiser = Callable[[Start], Estimate]
@@ -56,7 +59,9 @@ def normalised_pairs(start: Start) -> Estimate:
 
 def _top(start: Start, page: str, step: PairMoments) -> Estimate:
     query = Query(Bound(DIRECTION_ONLY, packed_size(start.run.users.features)), start.mu_squared)
-    return top_eigenvectors(unpack(start.run.ask(page, step, {"moments": query})["moments"].value), start.rank)
+    return top_eigenvectors(
+        unpack(start.run.ask(page, encoded(step, start.loss), {"moments": query})["moments"].value), start.rank
+    )
 
 
 def top_eigenvectors(moments: Array, rank: int | None) -> Estimate:
@@ -97,7 +102,7 @@ def power_method(start: Start, *, rounds: int = 4, page: str = "power") -> Estim
     X = random_basis(d, columns, page)
     share = start.mu_squared / rounds
     for t in range(1, rounds + 1):
-        step = PowerStep(X, start.frame, start.intercept)
+        step = encoded(PowerStep(X, start.frame, start.intercept), start.loss)
         query = Query(Bound(DIRECTION_ONLY, d * columns), share)
         released = start.run.ask(f"{page}-{t}", step, {"image": query})["image"]
         image = released.value.reshape(columns, d).T

@@ -14,6 +14,8 @@ import numpy as np
 from privrep.algorithms.alternation import Move, Problem, Settings, learn, moved
 from privrep.algorithms.initialisers import MAX_AUTO_RANK, Initialiser, best_start
 from privrep.algorithms.representation import Estimate, Representation
+from privrep.local.class_steps import ClassGradient
+from privrep.local.classes import Loss
 from privrep.local.frame import Frame
 from privrep.local.steps import LeaveOneOutGradient, gradient_size
 from privrep.privacy.billboard import Release
@@ -30,10 +32,11 @@ def private_fedrep(
     frame: Frame | None = None,
     initialiser: Initialiser | None = None,
     settings: Settings | None = None,
+    loss: Loss | None = None,
 ) -> Representation:
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
     start = initialiser or best_start(run.users.features)
-    return learn(run, rank, GradientRound(), start, intercept=intercept, frame=frame, settings=settings)
+    return learn(run, rank, GradientRound(), start, intercept=intercept, frame=frame, settings=settings, loss=loss)
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,10 @@ class GradientRound:
         return MAX_AUTO_RANK
 
     def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> LeaveOneOutGradient:
-        s = problem.settings
-        return LeaveOneOutGradient(
-            state.basis, problem.frame, s.heads_weight * ratio, s.ridge(state), problem.intercept
-        )
+        s, weight = problem.settings, problem.settings.heads_weight * ratio
+        if problem.loss is not None:
+            return ClassGradient(state.basis, problem.frame, weight, problem.precision, problem.intercept, problem.loss)
+        return LeaveOneOutGradient(state.basis, problem.frame, weight, s.ridge(state), problem.intercept)
 
     def queries(self, step: LeaveOneOutGradient, norm: float, mu_squared: float) -> dict[str, Query]:
         return {"step": Query(Bound(norm, gradient_size(*step.U.shape)), mu_squared)}

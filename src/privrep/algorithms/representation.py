@@ -62,6 +62,7 @@ class Representation:
     spread: Array = field(default_factory=lambda: np.ones(1))  # (k,) or (1,)
     ratings: Ratings | None = None
     preference: float | None = None  # users who preferred the shared head, to one who preferred its own; None: no vote
+    precision: float | None = None  # of the prior of classifiers' heads; None: each user's own choice
 
     @property
     def scale(self) -> Array:
@@ -109,6 +110,7 @@ def publish(
     frame: Frame,
     ratings: Ratings | None = None,
     preference: float | None = None,
+    precision: float | None = None,
 ) -> Representation:
     """Post the representation, the last page of a run."""
     spread = np.ones(1) if state.spread is None else state.spread
@@ -119,13 +121,16 @@ def publish(
         facts["residual"] = ratings.residual
     if preference is not None:
         facts["preference"] = preference
+    if precision is not None:
+        facts["precision"] = precision
     arrays = {"basis": state.basis, "scale": frame.scale, "spread": spread}
     run.derive("representation", arrays | {name: a for name, a in optional.items() if a is not None}, **facts)
-    return Representation(state.basis, frame, state.total_error, spread, ratings, preference)
+    return Representation(state.basis, frame, state.total_error, spread, ratings, preference, precision)
 
 
 def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
     """What `publish` posted."""
     frame = Frame(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
     ratings = Ratings(arrays["offset"], facts["residual"]) if "offset" in arrays else None
-    return Representation(arrays["basis"], frame, facts["error"], arrays["spread"], ratings, facts.get("preference"))
+    votes = facts.get("preference"), facts.get("precision")
+    return Representation(arrays["basis"], frame, facts["error"], arrays["spread"], ratings, *votes)

@@ -30,6 +30,7 @@ def budget(
 ) -> None:
     """What a budget buys: epsilon to noise, noise to epsilon, or roughly how many users a problem needs."""
     from privrep.planning import Problem
+    from privrep.privacy.accounting import check_budget
     from privrep.privacy.ledger import Budget
 
     shape = {"features": features, "rank": rank, "rows": rows}
@@ -41,6 +42,7 @@ def budget(
     elif epsilon is not None and noise is None:
         if releases != 1:
             raise InputError("--releases goes with --noise, not with --epsilon.")
+        check_budget(epsilon, delta)  # a pure budget buys no Gaussian noise
         whole = Budget(epsilon, delta, check_relation(relation))
         if features is not None and rank is not None and rows is not None:
             _show_needs(Problem(features, rank, rows, noise_level), whole)

@@ -23,6 +23,8 @@ from privrep.privacy.bounds import (
     Bound,
     BoundedSum,
     Contributions,
+    LossBound,
+    Losses,
     clipped_sum,
 )
 
@@ -39,7 +41,7 @@ class LocalStep(Protocol):
     A user's contribution must be a function of that user's rows alone, to the last bit: see `local.least_squares`.
     """
 
-    def __call__(self, X: Any, y: NDArray[Any]) -> Mapping[str, Contributions]: ...
+    def __call__(self, X: Any, y: NDArray[Any]) -> Mapping[str, Contributions | Losses]: ...
 
 
 class Users(Protocol):
@@ -66,7 +68,7 @@ class Users(Protocol):
         ...
 
     def bounded_sums(
-        self, step: LocalStep, bounds: Mapping[str, Bound], group: Group | None = None
+        self, step: LocalStep, bounds: Mapping[str, Bound | LossBound], group: Group | None = None
     ) -> dict[str, BoundedSum]:
         """One pass over all users, or those of a group: every statistic the step computes, clipped and summed."""
         ...
@@ -79,7 +81,7 @@ def default_workers() -> int:
 def sum_blocks(
     blocks: Iterable[UserTable],
     step: LocalStep,
-    bounds: Mapping[str, Bound],
+    bounds: Mapping[str, Bound | LossBound],
     workers: int,
     group: Group | None = None,
 ) -> dict[str, BoundedSum]:
@@ -128,7 +130,9 @@ def _keep_freed_memory() -> None:
     np.empty(31 << 20, np.uint8)
 
 
-def _sum_block(block: UserTable, step: LocalStep, bounds: Mapping[str, Bound], group: Group | None) -> _BlockSums:
+def _sum_block(
+    block: UserTable, step: LocalStep, bounds: Mapping[str, Bound | LossBound], group: Group | None
+) -> _BlockSums:
     sums = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     chosen = np.ones(block.n_users, dtype=bool) if group is None else group.members(block.ids)
     portions = 0

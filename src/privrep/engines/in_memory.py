@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from privrep.data.groups import Group
 from privrep.data.user_table import UserTable
 from privrep.engines.base import LocalStep, default_workers, sum_blocks
-from privrep.privacy.bounds import Bound, BoundedSum
+from privrep.privacy.bounds import Bound, BoundedSum, LossBound
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ class InMemoryUsers:
         return self.table.is_sparse
 
     def bounded_sums(
-        self, step: LocalStep, bounds: Mapping[str, Bound], group: Group | None = None
+        self, step: LocalStep, bounds: Mapping[str, Bound | LossBound], group: Group | None = None
     ) -> dict[str, BoundedSum]:
         return sum_blocks(self.table.blocks(), step, bounds, self.workers, group)

@@ -30,7 +30,7 @@ class Fit:
     kind: int
     loss: Array
     intercept: Array
-    weights: Array  # in the coordinates of that kind: (users, k) shared, (users, d) own
+    weights: Array  # in the coordinates of that kind: (users, k) shared, (users, d) own; of classes (users, outputs, .)
 
 
 def constant_candidate(y: Array, intercept: bool) -> Fit:
@@ -72,7 +72,7 @@ def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tupl
     """Each user's best ridge regression: its leave-one-out loss, intercept and weights. From one eigendecomposition."""
     rows, targets = (centred(P), centred(y)) if centre else (P, y)
     m, k = P.shape[1:]
-    gram, size, lost = _normalised(rows.transpose(0, 2, 1) @ rows)
+    gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
     values, Q = np.linalg.eigh(gram)
     turned = rows @ Q  # (users, rows, k)
     squares = turned**2 / size[:, None, None]
@@ -98,7 +98,7 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
     """
     X, targets = (centred(rows), centred(y)) if centre else (rows, y)
     users, m = y.shape
-    gram, size, lost = _normalised(X @ X.transpose(0, 2, 1))
+    gram, size, lost = normalised(X @ X.transpose(0, 2, 1))
     values, Q = np.linalg.eigh(gram + 1e3 if centre else gram)
     squares, products = Q**2, np.matmul(targets[:, None, :], Q)[:, 0]
     losses, alphas = np.empty((len(ridges), users)), np.empty((len(ridges), users, m))
@@ -112,7 +112,7 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
     return losses[best, np.arange(users)], intercepts(rows, y, weights, centre), weights
 
 
-def _normalised(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+def normalised(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Gram matrices over their mean eigenvalue, that mean, and which users' overflowed: those are zero.
 
     So whatever a user's rows are, an eigendecomposition, which would raise for everybody, finds small finite numbers.

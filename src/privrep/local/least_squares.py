@@ -91,11 +91,11 @@ def ridge_fit(P: Floats, y: Floats, ridge: float, intercept: bool) -> RidgeFit:
     trace = sum_columns(gram[np.arange(k), np.arange(k)])
     for a in range(k):
         gram[a, a] += ridge * m + 1e-10 * trace + np.finfo(np.float64).tiny
-    inverse = _inverse(gram)
+    inverted = inverse(gram)
     directions = np.zeros_like(P)
     for a in range(k):
         for b in range(k):
-            directions[a] += inverse[a, b] * P[b]
+            directions[a] += inverted[a, b] * P[b]
     heads = sum_rows(directions * y)
     residuals = y.copy()
     leverage = np.full((m, users), 1 / m if intercept else 0.0)
@@ -111,7 +111,7 @@ def least_squares_heads(P: Floats, y: Floats, intercept: bool = False) -> Floats
     return np.ascontiguousarray(fit.heads.T)
 
 
-def _inverse(A: Floats) -> Floats:
+def inverse(A: Floats) -> Floats:
     """Inverses of positive definite matrices (k, k, users), by Gauss-Jordan elimination; overwrites A.
 
     Positive definite systems need no pivoting; what is not finite stays within its user.

@@ -12,6 +12,8 @@ adaptively or not, to mu^2 = the sum of theirs. GDP is ordered by mu alone, so t
 largest sum, and
     mu^2 of a run = sum over releases to all + sum over splits of the largest sum of any one group
 holds for every user. (Exact with one split; with several, an upper bound, in case some user is in all worst groups.)
+Pure releases are to all users. Beside them, too, the larger mu is the worse: `privacy.composition` says what the two
+kinds cost together.
 Were a user replaced by one with another id, two groups would change, each by what one user adds: at most 1/sqrt(2) of
 what replacing moves it by. Half the sum of two groups is at most the larger, so it costs no more (but for the rounding
 onto the grid, which the ids staying the same spares).
@@ -22,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -30,10 +33,13 @@ from scipy.special import log_ndtr
 
 from privrep.data.groups import Group
 from privrep.errors import InputError
+from privrep.privacy.composition import composed_epsilon
 
 Relation = Literal["replace-one-user", "add-or-remove-one-user"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 CLOSED_FORM = "Gaussian differential privacy, closed form (exact composition of full-participation Gaussian releases)"
+PURE = "closed form of pure releases (exact composition; at a delta of 0, their epsilons added up)"
+MIXED = "closed form of Gaussian and pure releases (exact composition; a pure one is at worst a randomised response)"
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,18 @@ class Selection:
             raise InputError(f"a selection sets a part of delta aside, between 0 and 1. Got {self.delta} instead.")
 
 
-Event = Gaussian | Selection
+@dataclass(frozen=True)
+class Pure:
+    """A release to all users that is epsilon-DP, with no delta: a choice by the exponential mechanism."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise InputError(f"the epsilon of a choice must be positive and finite. Got {self.epsilon} instead.")
+
+
+Event = Gaussian | Selection | Pure
 
 
 def _check_multiplier(noise_multiplier: float) -> None:
@@ -73,6 +90,8 @@ def _check_multiplier(noise_multiplier: float) -> None:
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
+    if isinstance(event, Pure):
+        return {"kind": "pure", "epsilon": event.epsilon}
     if isinstance(event, Selection):
         return {"kind": "selection", "noise_multiplier": event.noise_multiplier, "delta": event.delta}
     group = event.group
@@ -85,15 +104,21 @@ def event_from_json(data: Mapping[str, Any]) -> Event:
         return Gaussian(float(data["noise_multiplier"]), Group(*data["group"]) if "group" in data else None)
     if data.get("kind") == "selection":
         return Selection(float(data["noise_multiplier"]), float(data["delta"]))
+    if data.get("kind") == "pure":
+        return Pure(float(data["epsilon"]))
     raise InputError(f"unknown privacy event {data.get('kind')!r}: this version of privrep cannot account for it.")
 
 
 def check_budget(epsilon: float, delta: float) -> None:
     """Refuse budgets that mean nothing."""
-    if not 1e-4 <= epsilon < math.inf:  # below, delta is a difference of numbers that agree to many digits
-        raise InputError(f"epsilon must be a positive finite number, 0.0001 or more. Got {epsilon} instead.")
+    check_epsilon(epsilon)
     if not 0 < delta < 1:
         raise InputError(f"delta must lie strictly between 0 and 1 (1e-6 is usual). Got {delta} instead.")
+
+
+def check_epsilon(epsilon: float) -> None:
+    if not 1e-4 <= epsilon < math.inf:  # below, delta is a difference of numbers that agree to many digits
+        raise InputError(f"epsilon must be a positive finite number, 0.0001 or more. Got {epsilon} instead.")
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -138,24 +163,34 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
 def total_mu(events: Iterable[Event]) -> float:
     """The mu of the whole run: Gaussian releases compose exactly, mu^2 = sum of 1/noise_multiplier^2, and of the groups
-    of a split only the one that was asked for most counts."""
+    of a split only the one that was asked for most counts. Pure releases have no part in it."""
     return math.sqrt(_mu_squared(_of_the_worst_user(events)))
 
 
+def pure_epsilons(events: Iterable[Event]) -> list[float]:
+    """The epsilons of the pure releases among them."""
+    return [event.epsilon for event in map(_fail_closed, events) if isinstance(event, Pure)]
+
+
 def delta_left(events: Iterable[Event], delta: float) -> float:
-    """What selections leave of delta to the Gaussian releases; zero or less if they set aside all of it."""
+    """What selections leave of delta to the other releases; zero or less if they set aside all of it."""
     known = map(_fail_closed, events)
     return math.fsum([delta, *(-event.delta for event in known if isinstance(event, Selection))])
 
 
 def epsilon_spent(events: Sequence[Event], delta: float) -> float:
-    """Epsilon of the composition of all events at this delta, by the closed form; infinite if no delta is left.
+    """Epsilon of the composition of all events at this delta, by the closed form; infinite if no delta is left for
+    Gaussian releases. Pure ones need none: at a delta of zero their epsilons add up.
 
     What a selection set aside is (1 + e^E) delta' for the epsilon E of its budget. The composition is
     (epsilon, delta_G(epsilon) + (1 + e^epsilon) delta')-DP for every epsilon, so the answer is valid if it is at most
     E: then (1 + e^epsilon) delta' is at most what was set aside. A ledger sees to it that it is.
     """
-    left = delta_left(events, delta)
+    left, pures = delta_left(events, delta), pure_epsilons(events)
+    if pures:
+        return composed_epsilon(left, total_mu(events), pures)
+    if not events:
+        return 0.0
     return gaussian_epsilon(left, total_mu(events)) if left > 0 else math.inf
 
 
@@ -165,18 +200,22 @@ def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
     Accounted under dp-accounting's add/remove convention on purpose: our multiplier is already relative to the
     sensitivity of the relation in force, and its REPLACE_ONE convention would double it once more.
     """
-    import dp_accounting
+    from dp_accounting.pld import privacy_loss_distribution as pld
+    from dp_accounting.pld.common import DifferentialPrivacyParameters
 
     left = delta_left(events, delta)
-    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    for event in _of_the_worst_user(events):
-        accountant.compose(dp_accounting.GaussianDpEvent(event.noise_multiplier))
-    return float(accountant.get_epsilon(left)) if left > 0 else math.inf
+    losses = [pld.from_gaussian_mechanism(event.noise_multiplier) for event in _of_the_worst_user(events)]
+    losses += [pld.from_privacy_parameters(DifferentialPrivacyParameters(e, 0)) for e in pure_epsilons(events)]
+    if not losses:
+        return 0.0
+    composed = reduce(lambda before, after: before.compose(after), losses)
+    return float(composed.get_epsilon_for_delta(left)) if left > 0 else math.inf
 
 
 def accountant_of(events: Sequence[Event]) -> str:
     """How these events were accounted for, in words."""
-    words = [CLOSED_FORM]
+    pure = [isinstance(event, Pure) for event in events]
+    words = [PURE if pure and all(pure) else MIXED if any(pure) else CLOSED_FORM]
     if any(isinstance(event, Gaussian) and event.group is not None for event in events):
         words.append("each user is in one group of a split, so that only the costliest group counts")
     aside = math.fsum(event.delta for event in events if isinstance(event, Selection))
@@ -185,12 +224,15 @@ def accountant_of(events: Sequence[Event]) -> str:
     return "; ".join(words)
 
 
-def _of_the_worst_user(events: Iterable[Event]) -> list[Event]:
-    """The events that count for a user who is in the costliest group of every split; see the module's guarantee."""
-    to_all: list[Event] = []
-    splits: dict[str, dict[int, list[Event]]] = {}
+def _of_the_worst_user(events: Iterable[Event]) -> list[Gaussian | Selection]:
+    """The events of noise that count for a user who is in the costliest group of every split; see the module's
+    guarantee. Pure ones are left out."""
+    to_all: list[Gaussian | Selection] = []
+    splits: dict[str, dict[int, list[Gaussian | Selection]]] = {}
     counts: dict[str, int] = {}
     for event in map(_fail_closed, events):
+        if isinstance(event, Pure):
+            continue
         group = event.group if isinstance(event, Gaussian) else None
         if group is None:
             to_all.append(event)
@@ -205,11 +247,11 @@ def _of_the_worst_user(events: Iterable[Event]) -> list[Event]:
     return [*to_all, *chain.from_iterable(costliest)]
 
 
-def _mu_squared(events: Iterable[Event]) -> float:
+def _mu_squared(events: Iterable[Gaussian | Selection]) -> float:
     return math.fsum(event.noise_multiplier**-2 for event in events)
 
 
 def _fail_closed(event: Event) -> Event:
-    if not isinstance(event, Gaussian | Selection):
+    if not isinstance(event, Gaussian | Selection | Pure):
         raise InputError(f"no accountant here understands the event {event!r}; it cannot be charged.")
     return event

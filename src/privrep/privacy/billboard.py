@@ -40,6 +40,16 @@ class Selected:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Which candidate was chosen, and how. Every field is public; nothing of the losses is here."""
+
+    index: int
+    candidates: int
+    epsilon: float
+    scale: float  # of the exponential mechanism, in losses: larger is noisier
+
+
+@dataclass(frozen=True)
 class Post:
     """One page of the billboard: the releases of one pass over the users, or values derived from earlier pages."""
 
@@ -105,6 +115,13 @@ class Billboard:
         facts = {"keys": list(selected.keys), "counts": counts, "threshold": selected.threshold}
         marked = {"selection": facts, **({"simulation": True} if simulation else {})}
         self._post(Post(name, {"counts": selected.counts.value}, marked))
+
+    def choice(self, name: str) -> Choice:
+        return Choice(**self._pages[name].facts["choice"])
+
+    def post_choice(self, name: str, choice: Choice, *, simulation: bool = False) -> None:
+        """Publish what `choose` drew. Called by `Run.choose` and nothing else."""
+        self._post(Post(name, {}, {"choice": asdict(choice), **({"simulation": True} if simulation else {})}))
 
     def post_derived(
         self, name: str, arrays: Mapping[str, Array], facts: Mapping[str, Any], *, simulation: bool = False

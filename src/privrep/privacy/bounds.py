@@ -8,13 +8,19 @@ contribution is not finite counts as the zero vector. Hence the L2 sensitivity o
     (1 + FLOAT_SLACK) * 2 C     when one user's rows are replaced, or
     (1 + FLOAT_SLACK) * sqrt(2) C   when they are replaced and any two possible contributions have a non-negative inner
                                 product (`acute`: counts, positive semi-definite matrices): |a - b|^2 <= |a|^2 + |b|^2.
+
+Losses (`LossBound`) are bounded in each entry instead. Every entry of a user's vector is brought into [0, 1] and is
+rounded to a multiple of 1/LEVELS; a user with an entry that is not finite counts as all zeros. Sums are counted in
+levels: integers of at most MAX_USERS * LEVELS = 2^43, which float64 adds up exactly, in any order and in any blocks.
+So replacing a user moves each entry of the sum by a number in [-LEVELS, LEVELS], and adding one moves all of them by
+numbers in [0, LEVELS], without any slack.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +35,7 @@ MAX_USERS = 2**23
 MAX_USERS_TIMES_BLOCKS = 2**42  # adding up B blocks of n users costs an error of B * n * C * 2^-54, here 2^-12 C
 MAX_SIZE = 2**28  # coordinates of one release; the analysis of the noise rests on it
 MAX_ROWS_PER_SUM = 8192  # rows that one matrix product may add up; the error analysis above rests on it
+LEVELS = 2**20  # of a loss in [0, 1]
 DIRECTION_ONLY = 2.0**-120  # a bound below every norm that matters: it leaves of a contribution its direction alone
 
 
@@ -46,6 +53,13 @@ class Contributions(Protocol):
     def norms(self) -> Array: ...
 
     def weighted_sum(self, weights: Array) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What users lose by each candidate, (users, candidates), meant to lie in [0, 1]: what a choice adds up."""
+
+    values: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -76,18 +90,61 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class LossBound:
+    """What the exponential mechanism asks of the engine: a loss in [0, 1] of every candidate, summed in levels."""
+
+    size: int  # candidates: a public fact of the question
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_SIZE:
+            raise InputError(f"one choice has between 1 and {MAX_SIZE:,} candidates. Got {self.size:,} instead.")
+
+    def sensitivity(self, relation: Relation) -> float:
+        """The range over candidates, in levels, of how the totals of two neighbouring populations differ.
+
+        It is what the exponential mechanism is scaled by: see `privacy.exponential`.
+        """
+        return float(LEVELS if relation == "add-or-remove-one-user" else 2 * LEVELS)
+
+
+@dataclass(frozen=True)
 class BoundedSum:
     """A total with its proven bound. Only engines make one (tests/test_architecture.py holds them to it)."""
 
     total: Array
-    bound: Bound
+    bound: Bound | LossBound
 
     def sensitivity(self, relation: Relation) -> float:
-        """L2 distance between the computed totals of two neighbouring populations; see the module's guarantee."""
+        """How far the computed totals of two neighbouring populations are apart, as the bound measures it."""
         return self.bound.sensitivity(relation)
 
 
-def clipped_sum(contributions: Contributions, bound: Bound) -> Array:
+def clipped_sum(contributions: Contributions | Losses, bound: Bound | LossBound) -> Array:
+    """What a group of users adds to a sum under this bound; see the module's guarantee."""
+    if isinstance(bound, LossBound):
+        if not isinstance(contributions, Losses):
+            raise InputError(f"a choice asks for Losses. The local step sent {type(contributions).__name__} instead.")
+        return _clipped_losses(contributions.values, bound)
+    if isinstance(contributions, Losses):
+        raise InputError("Losses are for choices. Send another kind of contributions where a sum is asked for.")
+    return _clipped_vectors(contributions, bound)
+
+
+def _clipped_losses(values: NDArray[Any], bound: LossBound) -> Array:
+    """Losses in [0, 1] of each user, in levels, summed; users with one that is not finite count as all zeros."""
+    if values.ndim != 2 or values.shape[1] != bound.size:
+        raise InputError(f"a local step sent losses of shape {values.shape} where (users, {bound.size}) was asked for.")
+    if values.dtype != np.float32:
+        values = values.astype(np.float64, copy=False)
+    if not np.isfinite(values.sum()):
+        values = np.where(np.isfinite(values).all(axis=1)[:, None], values, values.dtype.type(0))
+    levels = np.clip(values, 0, 1)
+    levels *= LEVELS
+    np.rint(levels, out=levels)  # at most 2^20: exact in either type, as is the product
+    return levels.sum(axis=0, dtype=np.float64)
+
+
+def _clipped_vectors(contributions: Contributions, bound: Bound) -> Array:
     """sum_i c_i * min(1, C/||c_i||) over a group of users; contributions that are not finite count as zero."""
     if bound.acute and not contributions.acute:
         raise InputError(f"{type(contributions).__name__} is not acute by construction; ask for a bound without acute.")

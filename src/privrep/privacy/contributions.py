@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array, Contributions
+from privrep.privacy.bounds import Losses as Losses
 
 
 @dataclass(frozen=True)

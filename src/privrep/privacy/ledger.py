@@ -10,7 +10,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,27 +23,36 @@ from privrep.privacy.accounting import (
     Selection,
     accountant_of,
     check_budget,
+    check_epsilon,
     delta_left,
     epsilon_spent,
     event_from_json,
     event_to_json,
     gaussian_mu,
+    pure_epsilons,
     total_mu,
 )
+from privrep.privacy.composition import composition_fits, most_gaussian, most_pure
 
 FORMAT = "privrep-ledger/1"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend, and against which change of the population: one user's rows replaced, or one user more."""
+    """What a run may spend, and against which change of the population: one user's rows replaced, or one user more.
+
+    A delta of exactly 0 makes it pure: it takes choices alone, whose epsilons add up to at most `epsilon`.
+    """
 
     epsilon: float
     delta: float
     relation: Relation = "replace-one-user"
 
     def __post_init__(self) -> None:
-        check_budget(self.epsilon, self.delta)
+        if self.delta == 0:
+            check_epsilon(self.epsilon)
+        else:
+            check_budget(self.epsilon, self.delta)
         if self.delta > 0.01:
             raise InputError(
                 f"delta must be at most 0.01, and should be far below one over the users. Got {self.delta}."
@@ -53,8 +62,8 @@ class Budget:
 
     @property
     def mu(self) -> float:
-        """The budget as mu of Gaussian differential privacy. Splitting a budget means splitting mu^2."""
-        return gaussian_mu(self.epsilon, self.delta)
+        """The budget as mu of Gaussian differential privacy; 0 if it is pure. Splitting it means splitting mu^2."""
+        return gaussian_mu(self.epsilon, self.delta) if self.delta else 0.0
 
 
 @dataclass(frozen=True)
@@ -71,8 +80,9 @@ class PrivacyReport:
 
     def __str__(self) -> str:
         seeded = "  SEEDED: a simulation, not private" if self.seeded else ""
+        pure = "" if self.delta else " pure,"
         return (
-            f"({self.epsilon:.4g}, {self.delta:g})-DP, user level, {self.relation}, of a budget of "
+            f"({self.epsilon:.4g}, {self.delta:g})-DP,{pure} user level, {self.relation}, of a budget of "
             f"{self.epsilon_budget:g}, {len(self.events)} releases{seeded}"
         )
 
@@ -115,15 +125,28 @@ class Ledger:
             self._drawn.update(events)
             return
         events_after = [*self._entries.values(), *new.values()]
-        if total_mu(events_after) ** 2 > self._capacity(events_after) * (1 + 1e-12):
-            after = epsilon_spent(events_after, self.budget.delta)
-            raise BudgetExceeded(
-                f"releasing {', '.join(new)} would bring epsilon to {after:.6g}, over the budget of "
-                f"{self.budget.epsilon:g} at delta {self.budget.delta:g}. Use a larger epsilon, or ask less."
-            )
+        self._check_fits(events_after, ", ".join(new))
         self._write([{"charge": name, **event_to_json(event)} for name, event in new.items()])
         self._entries.update(new)
         self._drawn.update(events)
+
+    def _check_fits(self, events: list[Event], new: str) -> None:
+        budget, pures = self.budget, pure_epsilons(events)
+        if not budget.delta and len(pures) < len(events):
+            raise BudgetExceeded(
+                f"releasing {new} takes Gaussian noise, and that takes a delta: a budget of delta 0 pays for choices "
+                "alone. Give it a delta (1e-6 is usual), or use a method that only chooses."
+            )
+        if pures:
+            fits = composition_fits(budget.epsilon, delta_left(events, budget.delta), total_mu(events), pures)
+        else:
+            fits = total_mu(events) ** 2 <= self._capacity(events) * (1 + 1e-12)
+        if not fits:
+            after = epsilon_spent(events, budget.delta)
+            raise BudgetExceeded(
+                f"releasing {new} would bring epsilon to {after:.6g}, over the budget of "
+                f"{budget.epsilon:g} at delta {budget.delta:g}. Use a larger epsilon, or ask less."
+            )
 
     def posted(self, page: str, events: Mapping[str, Event]) -> None:
         """Record that a page stands, whose releases must have been charged at these prices."""
@@ -136,29 +159,41 @@ class Ledger:
 
     @property
     def capacity(self) -> float:
-        """What an algorithm splits: all of mu^2 that the run may spend on other things than selections, spent or not.
+        """What an algorithm splits: all of mu^2 that the run may spend on Gaussian releases, selections apart, spent or
+        not.
 
-        A selection makes it smaller, by what it costs and by the part of delta that it sets aside. So select first,
-        then split: the same number then on every day that the run is continued.
+        A selection makes it smaller, by what it costs and by the part of delta that it sets aside, and a choice makes
+        it smaller, too. So choose and select first, then split: the same number then on every day that the run is
+        continued.
         """
         selections = [event for event in self._entries.values() if isinstance(event, Selection)]
         return max(self._capacity(self._entries.values()) - total_mu(selections) ** 2, 0.0)
 
-    def _capacity(self, events: Iterable[Event]) -> float:
-        """Nothing, if selections set aside all of delta.
+    def _capacity(self, events: Collection[Event]) -> float:
+        """Nothing, if selections set aside all of delta, or if there is none.
 
         Formal guarantee: with mu^2 within it, the run is (epsilon, delta_G + (1 + e^epsilon) delta')-DP at the epsilon
         of the budget, delta_G being what is left of delta and the other term what selections set aside. It looks at
-        all events together, so the order of charges does not matter.
+        all events together, pure ones included, so the order of charges does not matter.
         """
-        left = delta_left(events, self.budget.delta)
-        return gaussian_mu(self.budget.epsilon, left) ** 2 if left > 0 else 0.0
+        epsilon, left, pures = self.budget.epsilon, delta_left(events, self.budget.delta), pure_epsilons(events)
+        if left <= 0:
+            return 0.0
+        mu = gaussian_mu(epsilon, left)
+        return most_gaussian(epsilon, left, pures, mu) ** 2 if pures else mu**2
 
     @property
     def remaining(self) -> float:
         """What is left of mu^2 for releases to all users; a group that was asked for less than others has more left."""
         events = self._entries.values()
         return max(self._capacity(events) - total_mu(events) ** 2, 0.0)
+
+    @property
+    def pure_left(self) -> float:
+        """The largest epsilon of one more choice that fits."""
+        events = self._entries.values()
+        left = delta_left(events, self.budget.delta)
+        return most_pure(self.budget.epsilon, left, total_mu(events), pure_epsilons(events))
 
     @property
     def epsilon(self) -> float:

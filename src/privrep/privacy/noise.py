@@ -1,4 +1,4 @@
-"""The one place where privacy noise is drawn.
+"""The one place where privacy noise is drawn: what is added to sums, and which candidate is chosen.
 
 Noise is the discrete Gaussian on a grid whose step is a power of two. What is released is an integer number of grid
 steps, so the low-order bits of floating-point arithmetic cannot tell neighbours apart (Mironov 2012). `secure_noise`
@@ -9,17 +9,23 @@ differs from it, at a point x with |x| <= 40 sigma, by a factor within exp(+-(40
 probability under e^-800. Over a run this adds at most 267 * (sum over released coordinates of 1 / sigma^2) to epsilon
 and e^(epsilon - 780) to delta. A release of `size` coordinates that spends mu_q^2 has sigma >= 2^35 / mu_q, so the sum
 is at most 267 * size * 2^-70 * mu^2, and less than 1e-9 * epsilon for size <= MAX_SIZE and delta <= 0.01: `gaussian_mu`
-leaves that much by rounding mu down.
+leaves that much by rounding mu down, and `privacy.composition` leaves it where there are choices, too.
+
+Choices are drawn by `smallest`: index i with probability proportional to exp(-losses[i] / scale), for integer losses.
+`secure_noise` does it by rejection: a uniform index i is kept with probability exp(-(losses[i] - smallest) / scale), or
+else another is drawn. What is kept is then distributed as it should be, and it takes as many tries as there are
+candidates, or fewer, on average. Both steps are exact in integers (Canonne, Kamath and Steinke 2020, algorithm 1), fed
+by the operating system's cryptographic generator, so no rounding decides. OpenDP's noisy max is not used for it: what
+it promises of Gumbel noise is zero-concentrated privacy, and under pure privacy it draws another distribution.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +34,19 @@ from privrep.errors import InputError
 from privrep.privacy.bounds import Array
 
 Integers = NDArray[np.int64]
-NoiseSource = Callable[[str, float, int], Integers]
-"""(name of the release, standard deviation in grid steps, how many) -> independent discrete Gaussian draws."""
+
+
+class NoiseSource(Protocol):
+    """Where randomness comes from."""
+
+    def __call__(self, name: str, sigma: float, size: int) -> Integers:
+        """Independent discrete Gaussian draws for the release of that name, sigma in grid steps."""
+        ...
+
+    def smallest(self, name: str, losses: Integers, scale: int) -> int:
+        """An index, drawn with probability proportional to exp(-losses[index] / scale), for the choice of that name."""
+        ...
+
 
 STEPS_PER_BOUND = 36  # the grid has 2^35 to 2^36 steps a clipping bound: totals of 2^24 users fit 60 bits
 
@@ -54,35 +71,97 @@ def _check(sigma: float) -> None:
         )
 
 
-def secure_noise(name: str, sigma: float, size: int) -> Integers:
-    """Exact discrete Gaussian draws from a cryptographic source."""
-    from opendp import domains, measurements, metrics, mod
-
-    _check(sigma)
-    mod.enable_features("contrib")
-    draw = measurements.make_gaussian(
-        domains.vector_domain(domains.atom_domain(T="i64")), metrics.l2_distance(T="i64"), sigma
-    )
-    counts = [min(DRAWS_AT_A_TIME, size - start) for start in range(0, size, DRAWS_AT_A_TIME)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the draws are independent, whichever thread makes them
-        drawn = list(pool.map(lambda count: np.asarray(draw([0] * count), dtype=np.int64), counts))
-    return np.concatenate([np.empty(0, dtype=np.int64), *drawn])
+def _check_choice(losses: Integers, scale: int) -> None:
+    if not (losses.ndim == 1 and len(losses) and np.issubdtype(losses.dtype, np.integer)):
+        raise InputError(f"a choice is drawn from integer losses. Got {losses.dtype} of shape {losses.shape} instead.")
+    if not 1 <= scale <= 2**53:  # exact in float64
+        raise InputError(f"a choice of scale {scale:g} cannot be drawn. Spend more of the budget on it, or less.")
 
 
+@dataclass(frozen=True)
+class SecureNoise:
+    """Exact draws from a cryptographic source."""
+
+    def __call__(self, name: str, sigma: float, size: int) -> Integers:
+        from opendp import domains, measurements, metrics, mod
+
+        _check(sigma)
+        mod.enable_features("contrib")
+        draw = measurements.make_gaussian(
+            domains.vector_domain(domains.atom_domain(T="i64")), metrics.l2_distance(T="i64"), sigma
+        )
+        counts = [min(DRAWS_AT_A_TIME, size - start) for start in range(0, size, DRAWS_AT_A_TIME)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # the draws are independent, whichever thread makes them
+            drawn = list(pool.map(lambda count: np.asarray(draw([0] * count), dtype=np.int64), counts))
+        return np.concatenate([np.empty(0, dtype=np.int64), *drawn])
+
+    def smallest(self, name: str, losses: Integers, scale: int) -> int:
+        _check_choice(losses, scale)
+        excess, bits = (losses - losses.min()).tolist(), _Bits()
+        while True:
+            index = bits.below(len(excess))
+            if _happens(excess[index], scale, bits):
+                return index
+
+
+class _Bits:
+    """Uniform integers from the operating system's cryptographic generator, which is asked for many bits at a time."""
+
+    def __init__(self) -> None:
+        self._pool = self._left = 0
+
+    def below(self, end: int) -> int:
+        """Uniform on 0 to end - 1: as many bits as it takes, drawn again while they make a larger number."""
+        width = (end - 1).bit_length()
+        while True:
+            if self._left < width:
+                self._pool, self._left = int.from_bytes(os.urandom(1024), "little"), 8 * 1024
+            drawn = self._pool & ((1 << width) - 1)
+            self._pool >>= width
+            self._left -= width
+            if drawn < end:
+                return drawn
+
+
+def _happens(numerator: int, denominator: int, bits: _Bits) -> bool:
+    """True with probability exp(-numerator / denominator), exactly, for non-negative integers."""
+    whole, part = divmod(numerator, denominator)
+    return all(_happens_below_one(1, 1, bits) for _ in range(whole)) and _happens_below_one(part, denominator, bits)
+
+
+def _happens_below_one(numerator: int, denominator: int, bits: _Bits) -> bool:
+    """The same for a fraction of at most one.
+
+    With x the fraction, the loop goes on after its k-th turn with probability x/k: it gets past it with probability
+    x^k/k!, and so ends in an odd turn with probability 1 - x + x^2/2! - x^3/3! + ... = exp(-x).
+    """
+    turn = 1
+    while bits.below(denominator * turn) < numerator:
+        turn += 1
+    return turn % 2 == 1
+
+
+secure_noise = SecureNoise()
 DRAWS_AT_A_TIME = 2048
 
 
 @dataclass(frozen=True)
 class SimulatedNoise:
-    """Reproducible rounded Gaussian noise, for experiments. Not private: who knows the seed can subtract it."""
+    """Reproducible rounded Gaussian noise and choices, for experiments. Not private: who knows the seed knows them."""
 
     seed: int
     seeded: ClassVar[bool] = True
 
     def __call__(self, name: str, sigma: float, size: int) -> Integers:
         _check(sigma)
-        generator = np.random.default_rng([self.seed, *name.encode()])  # by name: a resumed simulation draws the same
-        return np.rint(generator.normal(0.0, sigma, size)).astype(np.int64)
+        return np.rint(self._generator(name).normal(0.0, sigma, size)).astype(np.int64)
+
+    def smallest(self, name: str, losses: Integers, scale: int) -> int:
+        _check_choice(losses, scale)
+        return int(np.argmin((losses - losses.min()) / scale - self._generator(name).gumbel(size=len(losses))))
+
+    def _generator(self, name: str) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *name.encode()])  # by name: a resumed simulation draws the same
 
 
 def simulated_noise(seed: int) -> NoiseSource:

@@ -13,8 +13,9 @@ from privrep.data.groups import Group
 from privrep.engines.base import LocalStep, Users
 from privrep.errors import InputError, ResumeError
 from privrep.privacy.accounting import Gaussian, Relation, Selection
-from privrep.privacy.billboard import Billboard, Release, Selected
-from privrep.privacy.bounds import Array, Bound, BoundedSum
+from privrep.privacy.billboard import Billboard, Choice, Release, Selected
+from privrep.privacy.bounds import LEVELS, Array, Bound, BoundedSum, LossBound
+from privrep.privacy.exponential import choice_events, scale_in_levels
 from privrep.privacy.ledger import Ledger, noise_multiplier
 from privrep.privacy.noise import WIDEST, NoiseSource, grid_step, to_grid
 from privrep.privacy.selection import COUNTED, Holders, Key, chance, counts_bound, threshold
@@ -49,7 +50,7 @@ def release(
     """
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
-    plan = {key: _plan(sums[key].bound, query.mu_squared, relation) for key, query in queries.items()}
+    plan = {key: _plan(_norm_bound(sums[key]), query.mu_squared, relation) for key, query in queries.items()}
     ledger.charge(events_of(page, queries, group))
     return {key: _noisy(sums[key], planned, noise, f"{page}/{key}") for key, planned in plan.items()}
 
@@ -78,6 +79,24 @@ def select(
     return Selected(
         tuple(key for key, _ in named), Release(values, noisy.sigma, noisy.sensitivity, noisy.noise_multiplier), least
     )
+
+
+def choose(losses: BoundedSum, epsilon: float, ledger: Ledger, noise: NoiseSource, page: str) -> Choice:
+    """Charge the ledger, then draw a candidate by the exponential mechanism: the smaller its loss, the likelier.
+
+    Formal guarantee: the choice is epsilon-DP under the ledger's relation, as `privacy.exponential` proves. If the
+    charge does not fit, nothing is drawn. Nothing of the losses leaves this function but the index.
+    """
+    _check_noise(noise, ledger)
+    bound = losses.bound
+    if not isinstance(bound, LossBound):
+        raise InputError("a choice is made from losses, and these sums are none; nothing was chosen.")
+    scale = scale_in_levels(bound, epsilon, ledger.budget.relation)
+    events = choice_events(page, epsilon)
+    totals = losses.total.astype(np.int64)
+    ledger.charge(events)
+    (name,) = events
+    return Choice(noise.smallest(name, totals, scale), bound.size, epsilon, scale / LEVELS)
 
 
 def events_of(page: str, queries: Mapping[str, Query], group: Group | None = None) -> dict[str, Gaussian]:
@@ -109,6 +128,12 @@ def rounding(bound: Bound) -> float:
     return math.sqrt(bound.size) * grid_step(bound.norm)
 
 
+def _norm_bound(total: BoundedSum) -> Bound:
+    if not isinstance(total.bound, Bound):
+        raise InputError("losses are for a choice; noise is added to sums of clipped contributions alone.")
+    return total.bound
+
+
 def _plan(bound: Bound, mu_squared: float, relation: Relation) -> _Plan:
     step = grid_step(bound.norm)
     plan = _Plan(step, bound.sensitivity(relation) + rounding(bound), noise_multiplier(mu_squared))
@@ -126,8 +151,8 @@ def _noisy(total: BoundedSum, plan: _Plan, noise: NoiseSource, name: str) -> Rel
 class Run:
     """A private computation under way: where the users live, the budget, the public record, the noise.
 
-    `ask` and `select` are the only doors: one pass over the users, charged, released and posted as one page. A page
-    that stands on the billboard is read from there: a resumed run repeats no pass and spends nothing twice.
+    `ask`, `select` and `choose` are the only doors: one pass over the users, charged, released and posted as one page.
+    A page that stands on the billboard is read from there: a resumed run repeats no pass and spends nothing twice.
     """
 
     users: Users
@@ -165,6 +190,27 @@ class Run:
         keys = select_page(page, holders, mu_squared, delta, self.ledger, self.billboard, self.noise)
         self.on_page(page)
         return keys
+
+    def choose(self, page: str, step: LocalStep, candidates: int, epsilon: float) -> int:
+        """The index of one of many candidates: the smaller its loss, summed over all users, the likelier.
+
+        `step` returns {"losses": Losses}, the loss in [0, 1] of each user by each candidate. It costs epsilon, with no
+        delta. Choose before splitting what `ledger.capacity` then says. A page that stands is read, as in `ask`.
+        """
+        _check_name(page)
+        candidates, epsilon = int(candidates), float(epsilon)
+        bound, events = LossBound(candidates), choice_events(page, epsilon)
+        scale = scale_in_levels(bound, epsilon, self.ledger.budget.relation) / LEVELS
+        if page not in self.billboard:
+            losses = self.users.bounded_sums(step, {"losses": bound})["losses"]
+            choice = choose(losses, epsilon, self.ledger, self.noise, page)
+            self.billboard.post_choice(page, choice, simulation=self.ledger.seeded)
+        self.ledger.posted(page, events)
+        choice = self.billboard.choice(page)
+        if choice != Choice(choice.index, candidates, epsilon, scale) or not 0 <= choice.index < candidates:
+            raise ResumeError(f"page {page!r} answers another question. Use another folder.")
+        self.on_page(page)
+        return choice.index
 
     def derive(self, page: str, arrays: Mapping[str, Array], **facts: float | int | str | bool | list[float]) -> None:
         """Post what was computed from the billboard and public facts."""
@@ -210,7 +256,10 @@ def _check_page(page: str, released: Release | None, bound: Bound, size: int, le
 
 def _check_share(mu_squared: float) -> None:
     if not (mu_squared > 0 and math.isfinite(mu_squared)):
-        raise InputError(f"a release must spend a positive part of the budget. Got {mu_squared} of mu^2 instead.")
+        raise InputError(
+            f"a release must spend a positive part of the budget. Got {mu_squared} of mu^2 instead. (A budget of delta "
+            "0 has none: it pays for choices alone.)"
+        )
 
 
 def _check_name(page: str) -> None:

@@ -4,7 +4,7 @@ A list of the keys that occur is private: a key that one user alone holds tells 
 1/sqrt(t) to each of its t <= MOST_KEYS keys, every key that occurs gets Gaussian noise of standard deviation sigma, and
 only keys whose noisy count is above the threshold are ever named (Gopi et al. 2020).
 
-Formal guarantee. A run whose Gaussian releases, the counts included, are together (epsilon, delta_G)-DP is
+Formal guarantee. A run whose releases, the counts included as Gaussian ones, are together (epsilon, delta_G)-DP is
 (epsilon, delta_G + (1 + e^epsilon) delta')-DP, with delta' the sum of the delta' of its selections. The argument, for
 neighbours D and D' that differ in the user u, under either relation:
 
@@ -17,8 +17,8 @@ neighbours D and D' that differ in the user u, under either relation:
 2. On K, u adds a vector without negative entries and of norm at most 1 (a part of one whose norm is 1), so the counts
    move by at most 1 when u comes or goes, and by at most sqrt(1 + 1) when u's rows are replaced: two vectors without
    negative entries have a non-negative product. That is the sensitivity of an `acute` bound of norm 1, and R_K is an
-   adaptive composition of Gaussian releases. Hence P(R_K(D) in S) <= e^epsilon P(R_K(D') in S) + delta_G. Whatever
-   the run does later sees the selected keys alone, and is part of that composition.
+   adaptive composition of Gaussian and pure releases. Hence P(R_K(D) in S) <= e^epsilon P(R_K(D') in S) + delta_G.
+   Whatever the run does later sees the selected keys alone, and is part of that composition.
 3. P(R(D) in S) <= P(R_K(D) in S) + delta' <= e^epsilon P(R_K(D') in S) + delta_G + delta'
                 <= e^epsilon (P(R(D') in S) + delta') + delta_G + delta'.
 

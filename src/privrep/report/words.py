@@ -13,7 +13,17 @@ from privrep import model as models
 from privrep.algorithms.representation import Representation
 from privrep.data.groups import Group
 from privrep.errors import InputError
-from privrep.privacy.accounting import Gaussian, Selection, delta_left, event_to_json, gaussian_mu, total_mu
+from privrep.privacy.accounting import (
+    Event,
+    Pure,
+    Selection,
+    delta_left,
+    event_to_json,
+    gaussian_mu,
+    pure_epsilons,
+    total_mu,
+)
+from privrep.privacy.composition import most_gaussian
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_report
 
 SEEDED = (
@@ -62,6 +72,7 @@ _PURPOSE = {  # by page without its numbers and statistic, by page, or by statis
     "taste": "offsets and factors of the items",
     "means": "offsets of the items",
     "tail": "factors of the rarer items",
+    "choice": "one of many candidates",
 }
 
 
@@ -71,16 +82,19 @@ class Spent:
 
     name: str
     purpose: str
-    noise_multiplier: float
-    share: float  # of all mu^2 that the run may spend; of a group's, where only a group was asked
+    noise_multiplier: float | None  # None of a choice, which adds noise to nothing
+    share: float  # of all that the run may spend; of a group's, where only a group was asked
     group: Group | None = None
     delta: float = 0.0  # what a selection sets aside of delta
+    epsilon: float = 0.0  # what a choice spends, with no delta
 
     @property
     def remark(self) -> str:
         """What the share alone does not tell."""
         if self.group is not None:
             return f"group {self.group.index + 1} of {self.group.count}"
+        if self.epsilon:
+            return f"epsilon {self.epsilon:.4g}, pure"
         return f"{self.delta:.3g} of delta" if self.delta else ""
 
 
@@ -107,30 +121,39 @@ class Inspection:
 
 
 def whole_budget(report: PrivacyReport) -> float:
-    """All of mu^2 that the run may spend, given what its selections set aside of delta."""
+    """All of mu^2 that the run may spend, given what its selections set aside of delta; zero if it is pure."""
     left = delta_left((event for _, event in report.events), report.delta)
-    return gaussian_mu(report.epsilon_budget, left) ** 2
+    return gaussian_mu(report.epsilon_budget, left) ** 2 if left > 0 else 0.0
+
+
+def share_of_choices(report: PrivacyReport) -> float:
+    """Of the budget: their part of epsilon if it is pure, and else the part of all mu^2 that they leave to no other."""
+    whole, events = whole_budget(report), [event for _, event in report.events]
+    pures, left = pure_epsilons(events), delta_left(events, report.delta)
+    if not whole or not pures:
+        return math.fsum(pures) / report.epsilon_budget
+    return 1 - most_gaussian(report.epsilon_budget, left, pures, math.sqrt(whole)) ** 2 / whole
 
 
 def share_spent(report: PrivacyReport) -> float:
     """Of the budget, at most 1: groups of one split are asked in parallel, so only the costliest counts."""
-    return total_mu(event for _, event in report.events) ** 2 / whole_budget(report)
+    whole = whole_budget(report)
+    gaussian = total_mu(event for _, event in report.events) ** 2 / whole if whole else 0.0
+    return gaussian + share_of_choices(report)
 
 
 def releases(report: PrivacyReport) -> list[Spent]:
-    """Every release with its share of the budget, in the order they were charged."""
-    total = whole_budget(report)
-    return [
-        Spent(
-            name,
-            purpose(name),
-            event.noise_multiplier,
-            event.noise_multiplier**-2 / total,
-            event.group if isinstance(event, Gaussian) else None,
-            event.delta if isinstance(event, Selection) else 0.0,
-        )
-        for name, event in report.events
-    ]
+    """Every release with its share of the budget, in the order they were charged; choices share by their epsilons."""
+    total, choices = whole_budget(report), share_of_choices(report)
+    pure = math.fsum(pure_epsilons(event for _, event in report.events))
+
+    def spent(name: str, event: Event) -> Spent:
+        if isinstance(event, Pure):
+            return Spent(name, purpose(name), None, choices * event.epsilon / pure, epsilon=event.epsilon)
+        group, delta = (None, event.delta) if isinstance(event, Selection) else (event.group, 0.0)
+        return Spent(name, purpose(name), event.noise_multiplier, event.noise_multiplier**-2 / total, group, delta)
+
+    return [spent(name, event) for name, event in report.events]
 
 
 def purpose(name: str) -> str:
@@ -169,7 +192,7 @@ def sections(found: Inspection) -> list[tuple[str, list[str]]]:
     report = found.privacy
     spent = f"({report.epsilon:.4g}, {report.delta:g})-differential privacy at the level of users"
     protected = [
-        f"{spent}, of a budget of epsilon {report.epsilon_budget:g}.",
+        f"{spent}{'' if report.delta else ', pure'}, of a budget of epsilon {report.epsilon_budget:g}.",
         "The unit is a user: all the rows of one user together, not one row at a time.",
         meaning(report),
         "It covers all that this folder holds outside private/: the representation, the feature scales, lists of "
@@ -204,10 +227,8 @@ def meaning(report: PrivacyReport) -> str:
         return "Nothing was released yet, so nothing was learned about anyone."
     factor = math.exp(report.epsilon) if report.epsilon < 500 else math.inf
     weak = " That is a weak promise." if report.epsilon > 10 else ""
-    return (
-        f"Whatever one user's rows are, they make any outcome at most {factor:.3g} times as likely, but for a chance "
-        f"of about {report.delta:g}.{weak}"
-    )
+    chance = f", but for a chance of about {report.delta:g}" if report.delta else ""
+    return f"Whatever one user's rows are, they make any outcome at most {factor:.3g} times as likely{chance}.{weak}"
 
 
 def not_protected(found: Inspection) -> list[str]:

@@ -1,0 +1,172 @@
+"""What a user's classifier can be, tried by leave-one-out on the user's own rows, for many users of equal size at once.
+
+As `candidates`, for labels: a head on the representation, a linear classifier of its own on all features, and the
+frequencies of its own classes. Each user's numbers are a function of its own rows to the last bit, because
+`ClassPreference` turns comparisons of them into a release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data.sparse_rows import SparseRows
+from privrep.local.candidates import CONSTANT, KINDS, OWN, SHARED, Fit, images, normalised
+from privrep.local.classes import ClassFit, Loss, fit_classes
+from privrep.local.elementary import log
+from privrep.local.frame import Frame
+from privrep.local.least_squares import Floats, centred, sum_columns, sum_rows, users_last, without_mean
+from privrep.privacy.bounds import Array, Contributions
+from privrep.privacy.contributions import Counts, Vectors
+
+PRECISIONS = (8.0, 1.0, 0.125)  # of the prior of a head on the representation, whose coordinates are of one size
+_OWN_RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)
+_PSEUDO_COUNT = 0.5
+
+
+def class_constant(signs: Floats, loss: Loss, intercept: bool) -> Fit:
+    """Outputs that stand for the frequencies of the user's own classes (all alike without an intercept)."""
+    base, loo = _frequencies(signs, loss, intercept)
+    users = signs.shape[2]
+    value = sum_rows(loss.values(loo, signs)) / signs.shape[1]
+    return Fit(CONSTANT, value, base.T, np.zeros((users, loss.outputs, 0)))
+
+
+def _frequencies(signs: Floats, loss: Loss, intercept: bool) -> tuple[Floats, Floats]:
+    """(outputs, users), and with each row left out (outputs, m, users)."""
+    if not intercept:
+        return np.zeros((len(signs), signs.shape[2])), np.zeros_like(signs)
+    there = np.where(signs > 0, 1.0, 0.0)
+    counts = sum_rows(there)
+    left = counts[:, None, :] - there
+    known = np.abs(signs)
+    total = sum_rows(known)
+    return _outputs_of(counts, total, loss), _outputs_of(left, total[:, None, :] - known, loss)
+
+
+def _outputs_of(counts: Floats, total: Floats, loss: Loss) -> Floats:
+    others = total if loss.softmax else total - counts
+    return log((counts + _PSEUDO_COUNT) / (others + _PSEUDO_COUNT))
+
+
+def class_shared(
+    X: Array | SparseRows, signs: Floats, loss: Loss, matrix: Array, intercept: bool, precision: float | None = None
+) -> Fit:
+    """A head on the representation. Without a `precision` of its prior, the one of PRECISIONS that does best by
+    leave-one-out: on few rows that costs more than it brings, so a run asks all users together."""
+    fits, losses, mean = _shared_fits(
+        X, signs, loss, matrix, intercept, PRECISIONS if precision is None else (precision,)
+    )
+    best, users = losses.argmin(axis=0), np.arange(losses.shape[1])
+    heads = np.stack([fit.heads for fit in fits])[best, :, :, users]  # (users, outputs, k)
+    intercepts = np.stack([fit.intercepts for fit in fits])[best, :, users]
+    if intercept:
+        intercepts = intercepts - (heads * np.ascontiguousarray(mean.T)[:, None, :]).sum(axis=2)
+    return Fit(SHARED, losses[best, users], intercepts, heads)
+
+
+def _shared_fits(
+    X: Array | SparseRows, signs: Floats, loss: Loss, matrix: Array, intercept: bool, precisions: tuple[float, ...]
+) -> tuple[list[ClassFit], Floats, Floats]:
+    """Fits with each precision, their leave-one-out losses (precisions, users), and the rows' means (k, users)."""
+    P = users_last(images(X, matrix))
+    m = P.shape[1]
+    rows = without_mean(P) if intercept else P
+    fits: list[ClassFit] = []
+    for precision in precisions:
+        fits.append(fit_classes(rows, signs, loss, precision, intercept, fits[-1] if fits else None))
+    losses = np.stack([sum_rows(loss.values(fit.loo_outputs, signs)) / m for fit in fits])
+    return fits, losses, sum_rows(P) / m
+
+
+def class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool) -> Fit:
+    """Least squares of the labels, 1 and -1, on all features in public scales, beside the classes' frequencies.
+
+    The mean of a label is tanh of half its output, so outputs are twice what least squares says. Choosing that slope,
+    too, costs more than it brings on few rows. Ridge by the leave-one-out squared error.
+    """
+    users, m, _ = X.shape
+    rows = X / scale
+    mean = rows.mean(axis=1)
+    rows = centred(rows) if intercept else rows
+    targets = np.ascontiguousarray(signs.transpose(2, 1, 0))  # (users, m, outputs)
+    moved = centred(targets) if intercept else targets
+    values, Q, size, lost = _spectrum(rows)
+    inside = np.matmul(Q.transpose(0, 2, 1), moved)
+    errors, left = np.empty((len(_OWN_RIDGES), users)), np.empty((len(_OWN_RIDGES), *targets.shape))
+    for i, ridge in enumerate(_OWN_RIDGES):
+        shrink = values / (values + ridge)
+        residuals = moved - np.matmul(Q, shrink[:, :, None] * inside)
+        leverage = np.matmul(Q**2, shrink[:, :, None]) + (1 / m if intercept else 0.0)
+        left[i] = residuals / np.maximum(1 - leverage, 1e-6)
+        errors[i] = (left[i] ** 2).sum(axis=(1, 2)) + np.where(lost, np.inf, 0.0)
+    best = errors.argmin(axis=0)
+    ridges = np.asarray(_OWN_RIDGES)[best][:, None]
+    dual = np.matmul(Q, inside / (values + ridges)[:, :, None]) / size[:, None, None]
+    weights = 2 * np.matmul(dual.transpose(0, 2, 1), rows)  # (users, outputs, d)
+    base, base_left = _frequencies(signs, loss, intercept)
+    others = (targets.sum(axis=1, keepdims=True) - targets) / max(m - 1, 1) if intercept else 0.0
+    score = np.ascontiguousarray((targets - left[best, np.arange(users)] - others).transpose(2, 1, 0))
+    value = sum_rows(loss.values(base_left + 2 * score, signs)) / m
+    intercepts = base.T - (weights * mean[:, None, :]).sum(axis=2) if intercept else base.T
+    return Fit(OWN, np.where(lost, np.inf, value), intercepts, weights / scale)
+
+
+def _spectrum(rows: Array) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+    """Eigenvalues of the rows' Gram matrix over their mean, its eigenvectors (users, m, r), that mean, and which users'
+    numbers overflowed. By way of the smaller of rows and features."""
+    m, d = rows.shape[1:]
+    if m <= d:
+        gram, size, lost = normalised(rows @ rows.transpose(0, 2, 1))
+        values, Q = np.linalg.eigh(gram)
+        return np.maximum(values, 0.0), Q, size, lost
+    gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
+    values, V = np.linalg.eigh(gram)
+    values = np.maximum(values, 0.0)
+    Q = np.where(lost[:, None, None], 0.0, rows @ V) / np.sqrt(np.maximum(values, 1e-12) * size[:, None])[:, None, :]
+    return values, Q, size, lost
+
+
+@dataclass(frozen=True)
+class ClassPrior:
+    """How much better or worse than on average a user's shared head does with each of PRECISIONS, by leave-one-out."""
+
+    sparse: ClassVar[bool] = True
+    matrix: Array
+    intercept: bool
+    loss: Loss
+
+    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+        differences = np.zeros((len(PRECISIONS), len(X)))
+        if X.shape[1] > 2:
+            losses = _shared_fits(X, self.loss.signs(y), self.loss, self.matrix, self.intercept, PRECISIONS)[1]
+            differences = losses - sum_columns(losses) / len(losses)
+        return {"precisions": Vectors(np.ascontiguousarray(differences.T))}
+
+
+@dataclass(frozen=True)
+class ClassPreference:
+    """One vote per user: which of the three did best by leave-one-out. Users with too few rows to tell do not vote."""
+
+    matrix: Array
+    frame: Frame
+    intercept: bool
+    loss: Loss
+    precision: float
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        votes = np.full((len(X), 1), -1)
+        if X.shape[1] > 2:
+            X, signs = X.astype(np.float64, copy=False), self.loss.signs(y)
+            fits = {
+                SHARED: class_shared(X, signs, self.loss, self.matrix, self.intercept, self.precision).loss,
+                OWN: class_own(X, signs, self.loss, self.frame.scale, self.intercept).loss,
+                CONSTANT: class_constant(signs, self.loss, self.intercept).loss,
+            }
+            losses = np.stack([fits[kind] for kind in range(len(KINDS))])
+            clear = np.isfinite(losses).all(axis=0)
+            votes[:, 0] = np.where(clear, losses.argmin(axis=0), -1)
+        return {"votes": Counts(votes, len(KINDS))}

@@ -1,0 +1,183 @@
+"""Heads of classifiers: losses, and their minimisers for many users at once, with leave-one-out in closed form.
+
+A head has `outputs` rows: one for two classes, whose sign decides, and one for each class where there are more. Rows
+are fitted by Newton's method, all users of a block at once; each of several outputs as if the others stood still. With
+c classes the curvature of the softmax is then taken as p (1 - p) c / (c - 1), which is right where all are as probable
+and half of its bound, 2 p (1 - p), at least: the steps converge. Leaving out a row is one Newton step from the fit with
+it. Each user's numbers are a function of its own rows to the last bit: the arithmetic
+is that of `least_squares` and `elementary`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from privrep.local.elementary import exp, log, sigmoid, softplus
+from privrep.local.least_squares import Floats, inverse, sum_columns, sum_rows
+from privrep.privacy.contributions import pack
+
+LossName = Literal["log", "hinge"]
+LOSSES: tuple[LossName, ...] = get_args(LossName)
+SOFTNESS = 0.5  # of the hinge: it bends within about this much of its corner
+STEPS = 6  # of Newton's method for one output of the log loss
+MORE_STEPS = 8  # for several
+HINGE_STEPS = 16
+FARTHEST = 4.0  # that a step may move the output of a row
+INTERCEPT_PRECISION = 0.1
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What heads minimise: `log` (logistic; softmax for more than two classes) or `hinge`, smoothed (one against the
+    rest for more than two). Labels are codes 0 to classes - 1; a row with another is one without a label, and counts
+    for nothing."""
+
+    name: LossName
+    classes: int
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.classes == 2 else self.classes
+
+    @property
+    def softmax(self) -> bool:
+        return self.name == "log" and self.classes > 2
+
+    def signs(self, y: Floats) -> Floats:
+        """Labels (users, m) as (outputs, m, users): 1 for the output's own class, -1 for the others, 0 for none."""
+        codes = np.ascontiguousarray(y.T)
+        own = np.arange(1, 2) if self.classes == 2 else np.arange(self.classes)
+        known = (codes[None] == np.arange(self.classes)[:, None, None]).any(axis=0)
+        return np.where(codes[None] == own[:, None, None], 1.0, -1.0) * known
+
+    def probabilities(self, outputs: Floats) -> Floats:
+        """Of each class, along the first axis. Of the log loss only."""
+        if self.classes == 2:
+            first = sigmoid(outputs[0])
+            return np.stack([1 - first, first])
+        shifted = exp(outputs - outputs.max(axis=0))
+        return shifted / sum_columns(shifted)
+
+    def pulls(self, outputs: Floats, signs: Floats) -> tuple[Floats, Floats]:
+        """Minus the derivative of the loss by each output, and the second derivative by each alone."""
+        if self.softmax:
+            p = self.probabilities(outputs)
+            known = np.abs(signs)
+            return (np.where(signs > 0, 1.0, 0.0) - p) * known, p * (1 - p) * known * (
+                self.classes / (self.classes - 1)
+            )
+        if self.name == "log":
+            wrong = sigmoid(-signs * outputs)
+            return signs * wrong, np.abs(signs) * wrong * (1 - wrong)
+        short = sigmoid((1 - signs * outputs) / SOFTNESS)
+        return signs * short, np.abs(signs) * short * (1 - short) / SOFTNESS
+
+    @property
+    def steps(self) -> int:
+        """That a fit takes."""
+        return HINGE_STEPS if self.name == "hinge" else STEPS if self.outputs == 1 else MORE_STEPS
+
+    def bend(self, outputs: Floats, signs: Floats, curve: Floats) -> Floats:
+        """The curvature that a step reckons with: that of the log loss as it is. The hinge has next to none but at its
+        corner; there it is that of a parabola which touches the loss and lies above it everywhere (Jaakkola)."""
+        if self.name == "log":
+            return curve
+        u = (1 - signs * outputs) / SOFTNESS
+        u = np.where(np.abs(u) < 1e-4, 1e-4, u)
+        return np.abs(signs) * (2 * sigmoid(u) - 1) / (2 * u * SOFTNESS)
+
+    def values(self, outputs: Floats, signs: Floats) -> Floats:
+        """The loss of each row, (m, users)."""
+        if self.softmax:
+            p = self.probabilities(outputs)
+            return -log(np.maximum(sum_columns(np.where(signs > 0, p, 0.0)), 1e-300)) * np.abs(signs[0])
+        if self.name == "log":
+            return sum_columns(softplus(-signs * outputs)) * np.abs(signs[0])
+        return sum_columns(SOFTNESS * softplus((1 - signs * outputs) / SOFTNESS)) * np.abs(signs[0])
+
+    def curvature(self, outputs: Floats, signs: Floats, heads: Floats) -> Floats:
+        """sum over rows of V^T W V, packed, W the second derivatives by the outputs; heads (outputs, k, m, users)."""
+        k = heads.shape[1]
+        weight = self.probabilities(outputs) if self.softmax else self.pulls(outputs, signs)[1]
+        weight = weight * np.abs(signs)
+        weighted = weight[:, None] * heads
+        mean = sum_columns(weighted) if self.softmax else np.zeros_like(heads[0])
+        parts = [
+            sum_rows(sum_columns(weighted[:, a] * heads[:, b]) - mean[a] * mean[b])
+            for a in range(k)
+            for b in range(a, k)
+        ]
+        packed: Floats = np.stack(parts, axis=1) * pack(np.ones((k, k)))
+        return packed
+
+
+@dataclass(frozen=True)
+class ClassFit:
+    """Heads of users of equal size, and what leaving each row out would have given. Users come last."""
+
+    heads: Floats  # (outputs, k, users)
+    intercepts: Floats  # (outputs, users)
+    loo_outputs: Floats  # (outputs, m, users)
+    loo_heads: Floats  # (outputs, k, m, users)
+
+
+def fit_classes(
+    P: Floats, signs: Floats, loss: Loss, precision: float, intercept: bool, near: ClassFit | None = None
+) -> ClassFit:
+    """min over heads of sum_j loss_j + precision / 2 |v|^2 for each user.
+
+    P is (k, m, users) and signs (outputs, m, users). With an intercept, P should come centred by user.
+    `near` is a fit of the same rows with another precision, from which it takes fewer steps.
+    """
+    k, m, users = P.shape
+    rows = np.concatenate([P, np.ones((1, m, users))]) if intercept else P
+    penalty = np.full(len(rows), precision)
+    if intercept:
+        penalty[-1] = INTERCEPT_PRECISION
+    L = loss.outputs
+    heads, outputs = np.zeros((L, len(rows), users)), np.zeros((L, m, users))
+    if near is not None:
+        heads = np.concatenate([near.heads, near.intercepts[:, None]], axis=1) if intercept else near.heads.copy()
+        outputs = np.stack([sum_columns(rows * head[:, None, :]) for head in heads])
+    for _ in range(loss.steps if near is None else loss.steps // 2):
+        pull, curve = loss.pulls(outputs, signs)
+        bend = loss.bend(outputs, signs, curve)
+        for o in range(L):
+            inverted = _inverse_hessian(rows, bend[o], penalty)
+            slope = sum_rows(rows * pull[o]) - penalty[:, None] * heads[o]
+            move = np.stack([sum_columns(inverted[a] * slope) for a in range(len(rows))])
+            moved = sum_columns(rows * move[:, None, :])
+            shorter = np.minimum(1.0, FARTHEST / np.maximum(np.abs(moved * signs[o]).max(axis=0), 1e-300))
+            heads[o] += shorter * move
+            outputs[o] += shorter * moved
+    return _left_out(rows, signs, loss, penalty, heads, outputs, k)
+
+
+def _left_out(
+    rows: Floats, signs: Floats, loss: Loss, penalty: Floats, heads: Floats, outputs: Floats, k: int
+) -> ClassFit:
+    pull, curve = loss.pulls(outputs, signs)
+    directions, leverage = np.empty((len(heads), *rows.shape)), np.empty_like(outputs)
+    for o in range(len(heads)):
+        inverted = _inverse_hessian(rows, curve[o], penalty)
+        for a in range(len(rows)):
+            directions[o, a] = sum_columns(inverted[a][:, None, :] * rows)
+        leverage[o] = sum_columns(rows * directions[o])
+    left = pull / np.maximum(1 - curve * leverage, 1e-2)
+    loo_heads = heads[:, :k, None, :] - directions[:, :k] * left[:, None]
+    intercepts = heads[:, k] if len(rows) > k else np.zeros((len(heads), rows.shape[2]))
+    return ClassFit(heads[:, :k], intercepts, outputs - leverage * left, loo_heads)
+
+
+def _inverse_hessian(rows: Floats, curve: Floats, penalty: Floats) -> Floats:
+    k = len(rows)
+    hessian = np.empty((k, k, rows.shape[2]))
+    for a in range(k):
+        weighted = curve * rows[a]
+        for b in range(a + 1):
+            hessian[a, b] = hessian[b, a] = sum_rows(weighted * rows[b])
+        hessian[a, a] += penalty[a] + 1e-10 * hessian[a, a]
+    return inverse(hessian)

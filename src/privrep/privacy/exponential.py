@@ -1,0 +1,35 @@
+"""The exponential mechanism (McSherry and Talwar 2007): one of many candidates is chosen, those of small loss likelier.
+
+The total loss of candidate c is an integer T(c) of levels, LEVELS to a loss of 1 (`bounds.LossBound`), and c is chosen
+with probability p(c) = e^(-T(c) / scale) / Z, where Z is the sum of e^(-T / scale) over all candidates.
+
+Formal guarantee. Let d(c) = T'(c) - T(c) be how neighbours differ, and R the range of d: its largest value less its
+smallest. Then
+    p(c) / p'(c) = e^(d(c) / scale) * Z'/Z,    and    Z'/Z = sum over c of p(c) e^(-d(c) / scale) <= e^(-min d / scale),
+so p(c) / p'(c) <= e^((d(c) - min d) / scale) <= e^(R / scale), for every candidate. With scale >= R / epsilon the
+choice is epsilon-DP, with no delta, however the candidates depend on earlier releases.
+  * Replacing the rows of one user moves each total by at most LEVELS either way: R <= 2 LEVELS.
+  * A user who comes or goes moves all totals the same way by at most LEVELS: d lies in [0, LEVELS] or in [-LEVELS, 0],
+    and R <= LEVELS. Z moves against e^(-T / scale), and so takes off what it would otherwise cost twice.
+Totals are exact integers, the draw is exact (`privacy.noise`), and the scale is an integer of levels, rounded up and
+one part in 10^9 larger than it needs to be, which pays for adding up epsilons in floating point.
+"""
+
+from __future__ import annotations
+
+import math
+
+from privrep.errors import InputError
+from privrep.privacy.accounting import Pure, Relation
+from privrep.privacy.bounds import LossBound
+
+
+def scale_in_levels(bound: LossBound, epsilon: float, relation: Relation) -> int:
+    """The scale that makes a choice epsilon-DP under this relation."""
+    if not 1e-9 <= epsilon <= 1e9:  # beyond, the scale is no integer that float64 holds, or of hardly a level
+        raise InputError(f"the epsilon of a choice must lie between 1e-9 and 1e9. Got {epsilon} instead.")
+    return math.ceil(bound.sensitivity(relation) / epsilon * (1 + 1e-9))
+
+
+def choice_events(page: str, epsilon: float) -> dict[str, Pure]:
+    return {f"{page}/choice": Pure(epsilon)}

@@ -1,0 +1,110 @@
+"""The steps of classifiers held to what every local step is held to: alone as in company, and within the sensitivity.
+
+Targets of the other tests' users are turned into labels, one for one, some of them none of the classes.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from asking import ADD, PHASES, REPLACE, D, Every, K, assert_within, basis, frames, table_of, user
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_alone_in_a_crowd import assert_alone_as_in_company, chosen, chosen_sparse, crowd, sparse_crowd
+from threadpoolctl import threadpool_limits
+
+from privrep.engines.in_memory import InMemoryUsers
+from privrep.local.class_candidates import PRECISIONS, ClassPreference, ClassPrior
+from privrep.local.class_steps import ClassGradient, Encoded
+from privrep.local.classes import Loss
+from privrep.local.steps import SIZES, PairMoments, PowerStep, ResidualMoments, gradient_size
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound
+from privrep.privacy.contributions import packed_size
+
+LOSSES = [Loss("log", 2), Loss("log", 5), Loss("hinge", 2), Loss("hinge", 3)]
+WORDS = [f"{loss.name} {loss.classes}" for loss in LOSSES]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A step of labels on users who have numbers: any number to one of the classes, or to none."""
+
+    step: Any
+    classes: int
+
+    @property
+    def sparse(self) -> bool:
+        return getattr(self.step, "sparse", False)
+
+    def __call__(self, X: Any, y: Any) -> Any:
+        code = np.mod(np.floor(np.mod(np.abs(y.astype(np.float64)) * 3, 1e6)), self.classes + 1) - 1
+        return self.step(X, code.astype(y.dtype))
+
+
+def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any, dict[str, Bound]]]:
+    U, (scaled, whitened) = basis(d, k), frames(d)
+    matrix = whitened.original(U)
+    moments = {"moments": Bound(DIRECTION_ONLY, packed_size(d))}
+    gradient = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
+    tight = {"step": Bound(2.0**-40, gradient_size(d, k)), "sizes": SIZES}
+    asked: dict[str, tuple[Any, dict[str, Bound]]] = {
+        "pairs": (Encoded(PairMoments(whitened, intercept), loss.classes), moments),
+        "residuals": (Encoded(ResidualMoments(U, scaled, 0.02, intercept), loss.classes), moments),
+        "power": (Encoded(PowerStep(U, scaled, intercept), loss.classes), {"image": Bound(DIRECTION_ONLY, d * k)}),
+        "gradient": (ClassGradient(U, scaled, 0.3, 0.5, intercept, loss), gradient),
+        "gradient, whitened": (ClassGradient(U, whitened, 0.3, 1e-6, intercept, loss), tight),
+        "prior": (ClassPrior(matrix, intercept, loss), {"precisions": Bound(0.25, len(PRECISIONS))}),
+        "votes": (ClassPreference(matrix, whitened, intercept, loss, 0.5), {"votes": Bound(1.0, 3, acute=True)}),
+    }
+    return {name: (Labelled(step, loss.classes), bounds) for name, (step, bounds) in asked.items()}
+
+
+@pytest.fixture(autouse=True)
+def as_the_engines_call_steps() -> Any:
+    with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):
+        yield
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, np.float64), (3, np.float32), (10, np.float64)])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("loss", LOSSES, ids=WORDS)
+def test_contributions_do_not_depend_on_the_others(loss: Loss, intercept: bool, rows: int, dtype: type) -> None:
+    X, y = crowd(rows, dtype, 1, np.random.default_rng([rows, loss.classes]))
+    for step, _ in steps_of(loss, 17, 3, intercept).values():
+        assert_alone_as_in_company(step, functools.partial(chosen, X, y))
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(3, np.float64), (10, np.float32)])
+@pytest.mark.parametrize("loss", LOSSES[:2], ids=WORDS[:2])
+def test_nor_do_those_of_sparse_rows(loss: Loss, rows: int, dtype: type) -> None:
+    matrix, y = sparse_crowd("few entries", rows, dtype, np.random.default_rng([rows, loss.classes]))
+    for name, (step, _) in steps_of(loss, 17, 3, True).items():
+        if step.sparse and "whitened" not in name:
+            assert_alone_as_in_company(step, functools.partial(chosen_sparse, matrix, y, rows))
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("loss", LOSSES, ids=WORDS)
+def test_replacing_and_removing_a_user(loss: Loss, intercept: bool, tmp_path: Path) -> None:
+    every = Every(steps_of(loss, D, K, intercept))
+
+    @settings(max_examples=20, phases=PHASES)
+    @given(st.data(), st.sampled_from([np.float64, np.float32]))
+    def changed(data: st.DataObject, dtype: type) -> None:
+        users = data.draw(st.lists(user(dtype, False), min_size=1, max_size=6))
+        position = data.draw(st.integers(0, len(users) - 1))
+        replaced = [*users[:position], data.draw(user(dtype, False)), *users[position + 1 :]]
+        removed = [*users[:position], *users[position + 1 :]]
+        here, there, without = (
+            InMemoryUsers(table_of(u, dtype), workers=2).bounded_sums(every, every.bounds())
+            for u in (users, replaced, removed)
+        )
+        assert_within(here, there, REPLACE)
+        assert_within(here, without, ADD)
+
+    changed()
