@@ -174,10 +174,11 @@ def _class_candidates(
     if not safety_net:
         return [shared]
     shared = replace(shared, loss=shared.loss - 0.5 * math.log(rep.credit(y.shape[1])))
-    candidates = [class_constant(signs, loss, intercept), shared]
-    if not isinstance(X, SparseRows):
-        candidates.append(class_own(X, signs, loss, rep.scale, intercept))
-    return candidates
+    constant = class_constant(signs, loss, intercept)
+    if isinstance(X, SparseRows):
+        return [constant, shared]
+    last_resort = replace(constant, loss=np.full(len(y), 1e300))  # it is part of one's own
+    return [last_resort, shared, class_own(X, signs, loss, rep.scale, intercept)]
 
 
 def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:

@@ -14,7 +14,7 @@ from privrep.algorithms.baselines import UNBOUNDED, subspace_distance
 from privrep.algorithms.representation import Representation
 from privrep.data.user_table import UserTable
 from privrep.engines.base import Users
-from privrep.local.class_candidates import class_own, class_shared
+from privrep.local.class_candidates import class_shared
 from privrep.local.class_steps import Encoded
 from privrep.local.classes import Loss, fit_classes
 from privrep.local.frame import Frame
@@ -100,21 +100,18 @@ def pooled_classes(table: UserTable, loss: Loss, *, penalty: float = 1.0) -> Lin
     return LinearClassifiers(weights[None], intercepts[None])
 
 
-def alone_classes(table: UserTable, loss: Loss, *, intercept: bool = True) -> LinearClassifiers:
-    """Every user's own classifier on all features: nothing is shared, nothing is spent.
-
-    The better, by the user's own leave-one-out, of a logistic (or softmax) ridge regression and of least squares of the
-    labels, each with a penalty chosen in the same way.
-    """
+def alone_classes(
+    table: UserTable, loss: Loss, *, intercept: bool = True, precisions: tuple[float, ...] = (64.0, 16.0, 4.0, 1.0)
+) -> LinearClassifiers:
+    """Every user's own logistic or softmax regression on all features, its penalty by the user's own leave-one-out:
+    nothing is shared, nothing is spent."""
     d = table.n_features
     weights, intercepts = np.zeros((table.n_users, loss.outputs, d)), np.zeros((table.n_users, loss.outputs))
     for users, size in table.positions_by_size():
         for part in np.array_split(users, max(len(users) * max(size, d) // 2048, 1)):
             X, y = (values.astype(np.float64, copy=False) for values in table.group(part, size))
-            signs = loss.signs(y)
-            ridge = class_shared(X, signs, loss, np.eye(d), intercept)
-            squares = class_own(X, signs, loss, np.ones(d), intercept)
-            first = ridge.loss < squares.loss
-            weights[part] = np.where(first[:, None, None], ridge.weights, squares.weights)
-            intercepts[part] = np.where(first[:, None], ridge.intercept, squares.intercept)
+            fits = [class_shared(X, loss.signs(y), loss, np.eye(d), intercept, p) for p in precisions]
+            best = np.stack([fit.loss for fit in fits]).argmin(axis=0)
+            weights[part] = np.stack([fit.weights for fit in fits])[best, np.arange(len(part))]
+            intercepts[part] = np.stack([fit.intercept for fit in fits])[best, np.arange(len(part))]
     return LinearClassifiers(weights, intercepts)

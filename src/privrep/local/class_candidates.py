@@ -1,8 +1,8 @@
 """What a user's classifier can be, tried by leave-one-out on the user's own rows, for many users of equal size at once.
 
-As `candidates`, for labels: a head on the representation, a linear classifier of its own on all features, and the
-frequencies of its own classes. Each user's numbers are a function of its own rows to the last bit, because
-`ClassPreference` turns comparisons of them into a release.
+As `candidates`, for labels: a head on the representation, or a linear classifier of its own on all features mixed with
+the frequencies of its own classes; those alone where there is nothing else. Each user's numbers are a function of its
+own rows to the last bit, because `ClassPreference` turns comparisons of them into a release.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from privrep.data.sparse_rows import SparseRows
 from privrep.local.candidates import CONSTANT, KINDS, OWN, SHARED, Fit, images, normalised
 from privrep.local.classes import ClassFit, Loss, fit_classes
-from privrep.local.elementary import log
+from privrep.local.elementary import log, sigmoid
 from privrep.local.frame import Frame
 from privrep.local.least_squares import Floats, centred, sum_columns, sum_rows, users_last, without_mean
 from privrep.privacy.bounds import Array, Contributions
 from privrep.privacy.contributions import Counts, Vectors
 
 PRECISIONS = (8.0, 1.0, 0.125)  # of the prior of a head on the representation, whose coordinates are of one size
-_OWN_RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)
-_PSEUDO_COUNT = 0.5
+_RIDGE_STEPS = np.array([4.0, 1.0, 0.25])
+CLEARLY = 3.0  # nats, over all rows
+_PSEUDO_COUNT = 1.0
 
 
 def class_constant(signs: Floats, loss: Loss, intercept: bool) -> Fit:
@@ -55,12 +56,12 @@ def _outputs_of(counts: Floats, total: Floats, loss: Loss) -> Floats:
 def class_shared(
     X: Array | SparseRows, signs: Floats, loss: Loss, matrix: Array, intercept: bool, precision: float | None = None
 ) -> Fit:
-    """A head on the representation. Without a `precision` of its prior, the one of PRECISIONS that does best by
-    leave-one-out: on few rows that costs more than it brings, so a run asks all users together."""
+    """A head on the representation. Without a `precision` of its prior, the middle one of PRECISIONS, or another that
+    is clearly better by leave-one-out: a poor guess on few rows, so a run asks all users together."""
     fits, losses, mean = _shared_fits(
         X, signs, loss, matrix, intercept, PRECISIONS if precision is None else (precision,)
     )
-    best, users = losses.argmin(axis=0), np.arange(losses.shape[1])
+    best, users = _clearly_best(losses, signs.shape[1]), np.arange(losses.shape[1])
     heads = np.stack([fit.heads for fit in fits])[best, :, :, users]  # (users, outputs, k)
     intercepts = np.stack([fit.intercepts for fit in fits])[best, :, users]
     if intercept:
@@ -83,12 +84,14 @@ def _shared_fits(
 
 
 def class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool) -> Fit:
-    """Least squares of the labels, 1 and -1, on all features in public scales, beside the classes' frequencies.
+    """Least squares of the labels, 1 and -1, on all features in public scales, added to the classes' frequencies.
 
-    The mean of a label is tanh of half its output, so outputs are twice what least squares says. Choosing that slope,
-    too, costs more than it brings on few rows. Ridge by the leave-one-out squared error.
+    The mean of a label is tanh of half its output, so outputs are twice what least squares says, less where that does
+    no better by leave-one-out than the frequencies alone: a choice between the two would be as noisy, and is no better
+    on average than a mixture. The ridge is the one that is right if features explain two fifths of the labels'
+    variance, all of them as much; or a quarter of it, or four times it, where that is clearly better.
     """
-    users, m, _ = X.shape
+    m, d = X.shape[1:]
     rows = X / scale
     mean = rows.mean(axis=1)
     rows = centred(rows) if intercept else rows
@@ -96,23 +99,37 @@ def class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool
     moved = centred(targets) if intercept else targets
     values, Q, size, lost = _spectrum(rows)
     inside = np.matmul(Q.transpose(0, 2, 1), moved)
-    errors, left = np.empty((len(_OWN_RIDGES), users)), np.empty((len(_OWN_RIDGES), *targets.shape))
-    for i, ridge in enumerate(_OWN_RIDGES):
+    base, base_left = _frequencies(signs, loss, intercept)
+    others = (targets.sum(axis=1, keepdims=True) - targets) / max(m - 1, 1) if intercept else 0.0
+    ridges = 1.5 * d / max(m, d) * _RIDGE_STEPS
+    scores, losses = np.empty((len(ridges), *signs.shape)), np.empty((len(ridges), len(X)))
+    for i, ridge in enumerate(ridges):
         shrink = values / (values + ridge)
         residuals = moved - np.matmul(Q, shrink[:, :, None] * inside)
         leverage = np.matmul(Q**2, shrink[:, :, None]) + (1 / m if intercept else 0.0)
-        left[i] = residuals / np.maximum(1 - leverage, 1e-6)
-        errors[i] = (left[i] ** 2).sum(axis=(1, 2)) + np.where(lost, np.inf, 0.0)
-    best = errors.argmin(axis=0)
-    ridges = np.asarray(_OWN_RIDGES)[best][:, None]
-    dual = np.matmul(Q, inside / (values + ridges)[:, :, None]) / size[:, None, None]
-    weights = 2 * np.matmul(dual.transpose(0, 2, 1), rows)  # (users, outputs, d)
-    base, base_left = _frequencies(signs, loss, intercept)
-    others = (targets.sum(axis=1, keepdims=True) - targets) / max(m - 1, 1) if intercept else 0.0
-    score = np.ascontiguousarray((targets - left[best, np.arange(users)] - others).transpose(2, 1, 0))
-    value = sum_rows(loss.values(base_left + 2 * score, signs)) / m
+        scores[i] = 2 * (targets - residuals / np.maximum(1 - leverage, 1e-6) - others).transpose(2, 1, 0)
+        losses[i] = sum_rows(loss.values(base_left + scores[i], signs)) / m
+    best, users = _clearly_best(losses, m), np.arange(len(X))
+    gain = m * (sum_rows(loss.values(base_left, signs)) / m - losses[best, users])
+    share = sigmoid(0.25 + 0.5 * gain)
+    score = np.ascontiguousarray(scores[best, :, :, users].transpose(1, 2, 0))
+    value = sum_rows(loss.values(base_left + share * score, signs)) / m
+    dual = np.matmul(Q, inside / (values + ridges[best][:, None])[:, :, None]) / size[:, None, None]
+    weights = np.matmul(dual.transpose(0, 2, 1), rows) * (2 * share)[:, None, None]  # (users, outputs, d)
     intercepts = base.T - (weights * mean[:, None, :]).sum(axis=2) if intercept else base.T
     return Fit(OWN, np.where(lost, np.inf, value), intercepts, weights / scale)
+
+
+def _clearly_best(losses: Floats, rows: int) -> NDArray[np.int64]:
+    """Which of several settings, losses (settings, users): the middle one, unless another is better by CLEARLY nats.
+
+    On few rows the best of several is often so by luck, which costs that user twice: a worse setting, and a
+    leave-one-out loss that promises too much when kinds of heads are compared.
+    """
+    middle = len(losses) // 2
+    handicap = np.full((len(losses), 1), CLEARLY / rows)
+    handicap[middle] = 0.0
+    return (losses + handicap).argmin(axis=0)
 
 
 def _spectrum(rows: Array) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
@@ -149,7 +166,7 @@ class ClassPrior:
 
 @dataclass(frozen=True)
 class ClassPreference:
-    """One vote per user: which of the three did best by leave-one-out. Users with too few rows to tell do not vote."""
+    """One vote per user: which of the two did best by leave-one-out. Users with too few rows to tell do not vote."""
 
     matrix: Array
     frame: Frame
@@ -161,12 +178,8 @@ class ClassPreference:
         votes = np.full((len(X), 1), -1)
         if X.shape[1] > 2:
             X, signs = X.astype(np.float64, copy=False), self.loss.signs(y)
-            fits = {
-                SHARED: class_shared(X, signs, self.loss, self.matrix, self.intercept, self.precision).loss,
-                OWN: class_own(X, signs, self.loss, self.frame.scale, self.intercept).loss,
-                CONSTANT: class_constant(signs, self.loss, self.intercept).loss,
-            }
-            losses = np.stack([fits[kind] for kind in range(len(KINDS))])
-            clear = np.isfinite(losses).all(axis=0)
-            votes[:, 0] = np.where(clear, losses.argmin(axis=0), -1)
+            shared = class_shared(X, signs, self.loss, self.matrix, self.intercept, self.precision).loss
+            own = class_own(X, signs, self.loss, self.frame.scale, self.intercept).loss
+            clear = np.isfinite(shared) & np.isfinite(own)
+            votes[:, 0] = np.where(clear, np.where(shared < own, SHARED, OWN), -1)
         return {"votes": Counts(votes, len(KINDS))}

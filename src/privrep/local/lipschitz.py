@@ -18,8 +18,8 @@ from privrep.privacy.bounds import Losses
 
 LossName = Literal["logistic", "hinge", "absolute"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
-_STEPS = 8  # to a head within a selection
-_HEAD_STEPS = 200  # to one that stays
+_STEPS = 6  # to a head within a selection
+HEAD_STEPS = 200  # to one that stays
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,11 @@ class LipschitzLosses:
         m = first_half(X.shape[1]) if self.halves else X.shape[1]
         targets = y[:, :m, None].astype(np.float32) if self.loss == "absolute" else signs(y[:, :m, None])
 
-        def gains(P: Floats, users: slice) -> Floats:
-            F = shortened(P, self.longest)
-            V = lipschitz_heads(F, targets[users], self.loss, self.norm, _STEPS)
-            gain = _mean_loss(F, targets[users], V, self.loss) - _mean_loss(F, targets[users], 0 * V, self.loss)
-            return np.where(gain < 0, 1 + gain / (self.longest * self.norm), 1)
+        def losses(P: Floats, users: slice) -> Floats:
+            fit = lipschitz_fit(shortened(P, self.longest), targets[users], self.loss, self.norm, _STEPS)
+            return 1 - fit.gain / P.dtype.type(self.longest * self.norm)
 
-        return {"losses": by_candidate(self.net, X[:, :m].astype(np.float32), gains)}
+        return {"losses": by_candidate(self.net, X[:, :m].astype(np.float32), losses)}
 
 
 def shortened(P: Floats, longest: float) -> Floats:
@@ -67,52 +65,55 @@ def shortened(P: Floats, longest: float) -> Floats:
     return P * factor[:, :, None]
 
 
-def lipschitz_heads(F: Floats, y: Floats, loss: LossName, norm: float, steps: int = _HEAD_STEPS) -> Floats:
-    """(users, k, W): the best of the first heads by Frank and Wolfe's method from v = 0, |v| <= norm.
+@dataclass(frozen=True)
+class LipschitzFit:
+    heads: Floats  # (users, k, W)
+    gain: Floats  # (users, W): mean loss of v = 0 less that of the head; not negative
+
+
+def lipschitz_fit(F: Floats, y: Floats, loss: LossName, norm: float, steps: int = HEAD_STEPS) -> LipschitzFit:
+    """The best of the first heads by Frank and Wolfe's method from v = 0, |v| <= norm.
 
     F is (users, m, k, W), y (users, m, 1). Any fixed rule is as private; this one needs no step size.
     """
-    V = np.zeros(F.shape[:1] + F.shape[2:])
-    best, least = V, _mean_loss(F, y, V, loss)
+    k = F.shape[2]
+    V, z = np.zeros(F.shape[:1] + F.shape[2:], F.dtype), np.zeros(F.shape[:2] + F.shape[3:], F.dtype)
+    zero = _mean_loss(z, y, loss)
+    best, gain = V, np.zeros_like(zero)
     for t in range(steps):
-        slope = _slope(_outputs(F, V), y, loss)
-        pull = np.stack([_sum_rows(slope * F[:, :, a]) for a in range(F.shape[2])], axis=1)
-        length = np.sqrt(sum(pull[:, a] * pull[:, a] for a in range(F.shape[2])))
-        corner = pull * (-norm / np.where(length > 0, length, 1))[:, None]
-        V = V + (corner - V) * (2 / (t + 2))
-        now = _mean_loss(F, y, V, loss)
-        better = now < least
-        best, least = np.where(better[:, None], V, best), np.where(better, now, least)
-    return best
+        slope = _slope(z, y, loss)
+        pull = np.stack([_sum_rows(slope * F[:, :, a]) for a in range(k)], axis=1)
+        length = np.sqrt(_sum_rows(pull * pull))
+        corner = pull * (F.dtype.type(-norm) / np.where(length > 0, length, 1))[:, None]
+        V = V + (corner - V) * F.dtype.type(2 / (t + 2))
+        z = _sum_rows(np.stack([F[:, :, a] * V[:, None, a] for a in range(k)], axis=1))
+        now = zero - _mean_loss(z, y, loss)
+        better = now > gain
+        best, gain = np.where(better[:, None], V, best), np.where(better, now, gain)
+    return LipschitzFit(best, gain)
 
 
 def _sum_rows(values: Floats) -> Floats:
-    """Over the rows of (users, m, W), one after the other."""
+    """Over axis 1, one after the other."""
     total = values[:, 0].copy()
     for j in range(1, values.shape[1]):
         total += values[:, j]
     return total
 
 
-def _outputs(F: Floats, V: Floats) -> Floats:
-    total = F[:, :, 0] * V[:, None, 0]
-    for a in range(1, F.shape[2]):
-        total += F[:, :, a] * V[:, None, a]
-    return total
-
-
-def _mean_loss(F: Floats, y: Floats, V: Floats, loss: LossName) -> Floats:
-    return _sum_rows(_each_loss(_outputs(F, V), y, loss)) / F.shape[1]
-
-
-def _each_loss(z: Floats, y: Floats, loss: LossName) -> Floats:
+def _mean_loss(z: Floats, y: Floats, loss: LossName) -> Floats:
+    """(users, W): over the rows of outputs z, (users, m, W)."""
     if loss == "logistic":
-        return softplus(-y * z)
-    return np.maximum(1 - y * z, 0) if loss == "hinge" else np.abs(z - y)
+        each = softplus(-y * z).astype(z.dtype, copy=False)
+    elif loss == "hinge":
+        each = np.maximum(1 - y * z, 0)
+    else:
+        each = np.abs(z - y)
+    return _sum_rows(each) / z.dtype.type(z.shape[1])
 
 
 def _slope(z: Floats, y: Floats, loss: LossName) -> Floats:
     """A subgradient of the loss at outputs z; its size does not matter, its direction over rows does."""
     if loss == "logistic":
-        return -y * sigmoid(-y * z)
+        return -y * sigmoid(-y * z).astype(z.dtype, copy=False)
     return -y * (y * z < 1) if loss == "hinge" else np.sign(z - y)
