@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from privrep import CentaurLinear, PrivAltMin, PrivateFactorization, PrivateFedRep, cli
+from privrep import CentaurLinear, PrivAltMin, PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, cli
 from privrep import model as models
 from privrep.cli.shared import Bar
+from privrep.data.class_population import make_class_population
 from privrep.data.synthetic import make_population
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.engines.streaming import StreamingUsers
@@ -318,6 +319,21 @@ PIECES = {
     "scale and values to select": (["--categorical", "x0", "--scale", "nowhere.json"], "--categories"),
     "values to select, nowhere to sort": (["--categorical", "x0", "--workdir", "nowhere"], "nowhere"),
     "workdir": (["--workdir", "nowhere"], "nowhere"),
+    "task": (["--task", "ranking"], "--task must be one of"),
+    "classes of numbers": (["--classes", "a,b"], "--classes goes with --task classification"),
+    "loss and classes of numbers": (["--loss", "log", "--classes", "a,b"], "--classes and --loss go with --task"),
+    "loss": (["--task", "classification", "--loss", "square"], "loss must be one of log, hinge"),
+    "classes of several targets": (["--task", "classification", "--target", "y,x0"], "one target column"),
+    "class labels, no such column": (["--task", "classification", "--target", "z"], "'z'"),
+    "classes file": (["--task", "classification", "--classes", "nowhere.json"], "nowhere.json"),
+    "one class": (["--task", "classification", "--classes", "a"], "--classes: classes must be a list of 2"),
+    "a class twice": (["--task", "classification", "--classes", "a,b,a"], "--classes: classes lists 'a' more"),
+    "an empty class": (["--task", "classification", "--classes", "a,,b"], "--classes: classes must be"),
+    "classes and priv-altmin": (["--task", "classification", "--method", "priv-altmin"], "private-fedrep or centaur"),
+    "classes and paper": (["--task", "classification", "--paper"], "for labels use the default"),
+    "classes of ratings": (["--item", "x0", "--task", "classification"], "leave out --task"),
+    "classes to select, rank too large": (["--task", "classification", "--rank", "7"], "rank"),
+    "classes to select, nowhere to sort": (["--task", "classification", "--workdir", "nowhere"], "nowhere"),
     "method": (["--method", "fast"], "method"),
     "paper without a rank": (["--paper", "--no-intercept"], "rank"),
     "paper with intercepts": (["--paper", "--rank", "2"], "intercepts"),
@@ -808,6 +824,10 @@ def _heads_of(path: Path) -> list[dict[str, Any]]:
     return list(json.loads(path.read_text())["heads"])
 
 
+def _lines_of(path: Path) -> list[dict[str, Any]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
 # categories
 
 
@@ -1003,6 +1023,308 @@ def test_a_fit_killed_while_it_selects_values_spends_nothing_twice(
     assert (out / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
     assert models.load(out).columns == models.load(whole).columns
     assert np.array_equal(models.load(out).representation.basis, models.load(whole).representation.basis)
+
+
+# classification
+
+
+TREES = np.array(["ash", "birch", "cedar"], dtype=object)
+LABELS = ["--user", "user", "--target", "tree", *BUDGET, "--task", "classification", "--rank", "2"]
+LABELS += ["--features", ",".join(FEATURES)]
+
+
+def make_labels(users: int = 500, first: int = 0, seed: int = 0) -> dict[str, Any]:
+    """Three trees; one user alone has a label of its own in its first row."""
+    rng = np.random.default_rng(seed)
+    table = make_class_population(rng, users, len(FEATURES), 2, 8, 3, strength=4.0).sample(rng, np.float64)
+    codes = table.y.astype(np.int64)
+    trees = TREES[codes]
+    trees[0] = "the secret one"
+    ids = np.repeat(table.ids + first, table.sizes)
+    shuffled = rng.permutation(len(ids))
+    columns = {"user": ids, "tree": trees, "code": codes, "tall": codes > 0}
+    columns |= {name: table.X[:, j] for j, name in enumerate(FEATURES)}
+    return {name: values[shuffled] for name, values in columns.items()}
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trees")
+    rows = make_labels()
+    write(folder / "trees.parquet", rows)
+    write(folder / "trees.csv", rows)
+    write(folder / "new.csv", make_labels(4, first=5000, seed=1))
+    (folder / "trees.json").write_text('["cedar", "birch", "ash", "elm"]')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def forest(trees: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("forest") / "model"
+    with pytest.raises(SystemExit) as end:
+        cli.main(["fit", str(trees / "trees.csv"), *LABELS, "--out", str(out)])
+    assert not end.value.code
+    return out
+
+
+def features_of(rows: Any) -> Any:
+    return np.column_stack([rows[name] for name in FEATURES])
+
+
+def test_a_label_of_one_user_alone_is_in_no_file(forest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fitted = models.load(forest)
+    assert fitted.columns == models.Columns("user", ("tree",), tuple(FEATURES), classes=tuple(TREES))
+    assert fitted.config.loss == "log"
+    assert fitted.classes_selected
+    assert [event for event, _ in fitted.privacy.events][:2] == ["classes/keys", "scales/sizes"]
+    files = [path for path in forest.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        assert "private" in path.parts or b"the secret one" not in path.read_bytes()
+    said = run(capsys, "inspect", forest)[1] + run(capsys, "inspect", forest, "--json")[1]
+    assert "cedar" in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("name", ["trees.csv", "trees.parquet"])
+@pytest.mark.parametrize("loss", ["log", "hinge"])
+def test_fit_of_labels_equals_the_estimator(
+    name: str, loss: str, trees: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In memory and from a file, the same noise gives the same classes, representation, outputs and words."""
+    out = tmp_path / "model"
+    code, said, _ = run(capsys, "fit", trees / name, *LABELS, "--loss", loss, "--simulate", "7", "--out", out)
+    assert code == 0
+    assert "Classes: 3 (ash, birch, cedar), selected privately; rows with another label count for nothing" in said
+    assert "a classifier of their own" in said
+    rows = pd.read_csv(trees / "trees.csv")
+    estimator = PrivateFedRepClassifier(2, epsilon=4.0, delta=1e-6, loss=loss, random_state=7)
+    estimator.fit(features_of(rows), rows["tree"], groups=rows["user"])
+    loaded = PrivateFedRepClassifier.load(out)
+    assert loaded.model_.config == estimator.model_.config
+    assert np.array_equal(loaded.representation_, estimator.representation_)
+    assert loaded.privacy_ == estimator.privacy_
+    assert run(capsys, "predict", out, trees / name, "--out", tmp_path / "p.csv")[0] == 0
+    written = pd.read_csv(tmp_path / "p.csv")
+    assert written["prediction"].tolist() == estimator.predict(features_of(rows), groups=rows["user"]).tolist()
+    chances = [column for column in written if column.startswith("probability_")]
+    assert chances == ([f"probability_{tree}" for tree in TREES] if loss == "log" else [])
+    if chances:
+        expected = estimator.predict_proba(features_of(rows), groups=rows["user"])
+        assert np.allclose(written[chances], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "classes", "selected"),
+    [
+        ("tree", ["--classes", "cedar, birch,ash"], ("ash", "birch", "cedar"), False),
+        ("tree", ["--classes", "trees.json"], ("ash", "birch", "cedar", "elm"), False),
+        ("code", [], (0, 1, 2), True),
+        ("code", ["--classes", "0,1,2"], (0, 1, 2), False),
+        ("tall", [], (False, True), False),
+        ("tall", ["--classes", "true,false"], (False, True), False),
+        ("tree", ["--method", "centaur"], ("ash", "birch", "cedar"), True),
+    ],
+    ids=["list", "file", "integers", "integers, list", "booleans", "booleans, list", "centaur"],
+)
+def test_kinds_of_labels(
+    target: str,
+    options: list[str],
+    classes: Any,
+    selected: bool,
+    trees: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "model"
+    options = [str(trees / option) if option.endswith(".json") else option for option in options]
+    code, said, _ = run(capsys, "fit", trees / "trees.parquet", *LABELS, "--target", target, *options, "--out", out)
+    assert code == 0
+    assert f"Classes: {len(classes)} ({', '.join(map(str, classes))}), " in said
+    assert ("selected privately" in said, "declared" in said) == (selected, not selected)
+    fitted = models.load(out)
+    assert fitted.columns.classes == classes
+    assert [type(value) for value in fitted.columns.classes] == [type(value) for value in classes]
+    assert ("classes/keys" in [name for name, _ in fitted.privacy.events]) == selected
+    assert PrivateFedRepClassifier.load(out).classes_.tolist() == list(classes)
+    assert run(capsys, "predict", out, trees / "trees.parquet", "--out", tmp_path / "p.parquet")[0] == 0
+    written = pq.read_table(tmp_path / "p.parquet")
+    same = np.asarray(written["prediction"].to_pylist()) == np.asarray(written[target].to_pylist())
+    assert same.mean() > 0.7
+    assert type(written["prediction"][0].as_py()) is type(written[target][0].as_py())
+
+
+def test_integers_of_a_csv_file_are_text_unless_declared(
+    trees: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their types are not read off values, which are private."""
+    command = ["fit", trees / "trees.csv", *LABELS, "--target", "code", "--out"]
+    assert run(capsys, *command, tmp_path / "text")[0] == 0
+    assert models.load(tmp_path / "text").columns.classes == ("0", "1", "2")
+    (tmp_path / "codes.json").write_text("[0, 1, 2]")
+    assert run(capsys, *command, tmp_path / "numbers", "--classes", tmp_path / "codes.json")[0] == 0
+    assert models.load(tmp_path / "numbers").columns.classes == (0, 1, 2)
+    for content in ("no", '{"a": 1}', "[1]", "[1, 1]", '[1, "a"]'):
+        (tmp_path / "codes.json").write_text(content)
+        assert "--classes" in refused(capsys, *command, tmp_path / "other", "--classes", tmp_path / "codes.json")
+    assert not (tmp_path / "other").exists()
+
+
+def test_inspect_tells_which_classes_and_how_they_were_found(
+    forest: Path, trees: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = " ".join(run(capsys, "inspect", forest)[1].split())
+    assert "The classes - 3 (ash, birch, cedar)." in said
+    assert "Selected privately, from the labels that enough users have" in said
+    report = json.loads(run(capsys, "inspect", forest, "--json")[1])
+    assert report["columns"]["classes"] == list(TREES)
+    assert report["words"]["The classes"][0] == "3 (ash, birch, cedar)."
+    out = tmp_path / "model"
+    assert run(capsys, "fit", trees / "trees.csv", *LABELS, "--classes", "ash,birch,cedar", "--out", out)[0] == 0
+    said = " ".join(run(capsys, "inspect", out)[1].split())
+    assert "taken as a public fact, not computed from the users, and so not protected" in said
+    assert "Selected privately" not in said
+
+
+def test_selected_classes_do_not_pass_for_declared_lists(forest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor are they counted among lists of features' values."""
+    assert "declared" not in " ".join(run(capsys, "inspect", forest)[1].split()).lower()
+    report = json.loads(run(capsys, "inspect", forest, "--json")[1])
+    assert not any("list" in sentence for sentence in report["words"]["What is not protected"])
+
+
+def test_classes_and_categories_are_selected_from_one_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = make_labels()
+    rows["shop"] = np.array([f"shop {number}" for number in np.arange(len(rows["user"])) % 4])
+    table, out = write(tmp_path / "t.csv", rows), tmp_path / "model"
+    code, said, _ = run(capsys, "fit", table, *LABELS, "--categorical", "shop", "--out", out)
+    assert code == 0
+    assert "Values of shop: 4 named (selected privately)" in said
+    assert "Classes: 3 (ash, birch, cedar), selected privately" in said
+    fitted = models.load(out)
+    selections = [(name, event.delta) for name, event in fitted.privacy.events if name.endswith("/keys")]
+    assert selections == [("classes/keys", pytest.approx(2.5e-8)), ("keys-1/keys", pytest.approx(2.5e-8))]
+    assert run(capsys, "predict", out, table, "--out", tmp_path / "p.csv")[0] == 0
+
+
+def test_labels_that_cannot_be_used(trees: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model"
+    for name in ("trees.csv", "trees.parquet"):
+        numbers = ["--user", "user", "--target", "tree", *BUDGET, "--features", ",".join(FEATURES), "--out", out]
+        said = refused(capsys, "fit", trees / name, *numbers)
+        assert "or fit with --task classification if it holds labels" in said
+    said = refused(capsys, "fit", edited(trees / "trees.csv", 1234, "tree", ""), *LABELS, "--out", out)
+    assert "column 'tree' of" in said
+    assert "has no label in row 1234; fill the value in or leave the row out." in said
+    command = ["fit", trees / "trees.parquet", *LABELS, "--out", out]
+    assert "'x0' holds values of type double" in refused(capsys, *command, "--target", "x0", "--features", "x1,x2")
+    assert "holds integers and the classes are text" in refused(
+        capsys, *command, "--target", "code", "--classes", "a,b"
+    )
+    assert not out.exists()
+
+
+def test_labels_too_rare_to_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence that tells how to go on; what was spent stays on record, and repeating it spends no more."""
+    rows = make_labels(60)
+    table = write(tmp_path / "t.csv", {**rows, "tree": np.array([f"tree of {user}" for user in rows["user"]])})
+    command = ["fit", table, *LABELS, "--out", tmp_path / "model"]
+    said = refused(capsys, *command)
+    assert "fewer than two classes" in said
+    assert "--classes" in said
+    assert "tree of" not in said
+    spent = (tmp_path / "model" / "ledger.jsonl").read_text()
+    code, _, noted = run(capsys, *command)
+    assert code == 2
+    assert "Continuing" in noted
+    assert (tmp_path / "model" / "ledger.jsonl").read_text() == spent
+    said = " ".join(run(capsys, "inspect", tmp_path / "model")[1].split())
+    assert "Not declared: they are selected privately" in said
+
+
+@pytest.mark.parametrize("place", ["charge", "post"])
+def test_a_fit_killed_while_it_selects_classes_spends_nothing_twice(
+    place: str, trees: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, whole = tmp_path / "model", tmp_path / "whole"
+    command = ["fit", str(trees / "trees.csv"), *LABELS, "--simulate", "1", "--out"]
+    die = (
+        "import os, sys\n"
+        "from privrep import cli\n"
+        "from privrep.privacy.ledger import Ledger\n"
+        "from privrep.privacy.billboard import Billboard\n"
+        "charge, post = Ledger.charge, Billboard._post\n"
+        "def new_charge(ledger, events):\n"
+        "    charge(ledger, events)\n"
+        f"    if 'classes/keys' in events and {place == 'charge'}: os._exit(9)\n"
+        "def new_post(board, page):\n"
+        "    post(board, page)\n"
+        "    if page.name == 'classes': os._exit(9)\n"
+        "Ledger.charge, Billboard._post = new_charge, new_post\n"
+        "cli.main(sys.argv[1:])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", die, *command, str(out)]).returncode == 9
+    report = json.loads(run(capsys, "inspect", out, "--json")[1])
+    assert [event["name"] for event in report["events"]] == ["classes/keys"]
+    assert "other settings" in refused(capsys, *command, out, "--classes", "ash,birch,cedar")
+    assert "other settings" in refused(capsys, *command, out, "--loss", "hinge")
+    code, _, noted = run(capsys, *command, out)
+    assert code == 0
+    assert "Continuing" in noted
+    assert run(capsys, *command, whole)[0] == 0
+    assert (out / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
+    assert models.load(out).columns == models.load(whole).columns
+    assert np.array_equal(models.load(out).representation.basis, models.load(whole).representation.basis)
+
+
+def test_new_users_of_a_classifier(
+    forest: Path, trees: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    models.save(models.load(forest), out)
+    assert run(capsys, "personalize", out, trees / "new.csv")[1].startswith("Users: 4 more, 504 in all")
+    assert run(capsys, "predict", out, trees / "new.csv", "--out", tmp_path / "p.csv")[0] == 0
+    written = pd.read_csv(tmp_path / "p.csv")
+    estimator, new = PrivateFedRepClassifier.load(forest), pd.read_csv(trees / "new.csv")
+    mine = new["user"] == 5002
+    head = estimator.personalize(new.loc[mine, FEATURES], new["tree"][mine])
+    assert np.allclose(
+        written.loc[mine, "probability_ash"], head.predict_proba(features_of(new[mine]))[:, 0], atol=1e-9
+    )
+    wrong = write(tmp_path / "wrong.parquet", {**make_labels(4, 6000), "tree": np.arange(32)})
+    assert "holds integers and the classes are text" in refused(capsys, "personalize", out, wrong)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+@pytest.mark.parametrize("target", ["tree", "tall"])
+def test_weights_of_a_classifier(
+    suffix: str, target: str, trees: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file says what it takes to predict by hand."""
+    out, file = tmp_path / "model", tmp_path / f"heads{suffix}"
+    assert run(capsys, "fit", trees / "trees.parquet", *LABELS, "--target", target, "--out", out)[0] == 0
+    new = write(tmp_path / "new.parquet", make_labels(4, first=5000, seed=1))
+    assert run(capsys, "personalize", out, new, "--out", file)[0] == 0
+    read = {".json": _heads_of, ".csv": _lines_of, ".parquet": lambda path: pq.read_table(path).to_pylist()}
+    heads = read[suffix](file)
+    named = [True if head["class"] == "True" else head["class"] for head in heads]
+    assert named == (list(TREES) * 4 if target == "tree" else [True] * 4)
+    if suffix == ".json":
+        told = json.loads(file.read_text())
+        assert told["classes"] == (list(TREES) if target == "tree" else [False, True])
+        assert ("largest" in told["prediction"], "positive" in told["prediction"]) == (
+            target == "tree",
+            target == "tall",
+        )
+        rows = pq.read_table(new).to_pandas()
+        X = features_of(rows[rows["user"] == 5001])
+        mine = [head for head in heads if head["user"] == 5001]
+        outputs = np.column_stack([head["intercept"] + X @ np.array([*head["weights"].values()]) for head in mine])
+        run(capsys, "personalize", out, new)
+        assert run(capsys, "predict", out, new, "--out", tmp_path / "p.csv")[0] == 0
+        written = pd.read_csv(tmp_path / "p.csv").query("user == 5001")["prediction"].tolist()
+        by_hand = TREES[outputs.argmax(axis=1)] if target == "tree" else outputs[:, 0] > 0
+        assert by_hand.tolist() == written
 
 
 # ratings

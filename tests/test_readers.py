@@ -464,7 +464,7 @@ def test_bad_values_of_categorical_columns_of_a_csv_file(tmp_path: Path) -> None
     path = tmp_path / "t.csv"
     path.write_text("user,y,c\n1,1,7\n1,2,red\n")
     message = complaint(path, "user", "y", (), categories={"c": [7]})
-    assert f"column 'c' of {path} is not an integer in row 2; correct that value or list the categories as" in message
+    assert f"column 'c' of {path} is not an integer in row 2; correct that value or list its values as text" in message
     path.write_bytes(b"user,y,c\n1,1,7\n1,2,\xff\n")
     assert "'c' of" in (message := complaint(path, "user", "y", (), categories={"c": ["7"]}))
     assert "is not UTF-8 text in row 2;" in message
@@ -490,3 +490,72 @@ def test_single_columns(tmp_path: Path, name: str) -> None:
         readers.read_columns(path, ["User", "colour"])
     with pytest.raises(InputError, match="there is no file"):
         readers.read_columns(tmp_path / f"no-{name}", ["user"])
+
+
+# Labels
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
+@pytest.mark.parametrize(
+    ("values", "classes", "codes"),
+    [
+        (["b", "a", "z", "ü"], ("a", "b", "ü"), [1, 0, -1, 2]),
+        ([7, -1, 300, 7], (-1, 7), [1, 0, -1, 1]),
+        ([True, False, True, True], (False, True), [1, 0, 1, 1]),
+    ],
+    ids=["text", "integers", "booleans"],
+)
+def test_labels_become_codes(tmp_path: Path, name: str, values: list[Any], classes: Any, codes: list[int]) -> None:
+    data = pd.DataFrame({"user": [1, 1, 2, 3], "y": values, "x0": np.arange(4.0)})
+    source = TableSource(write(data, tmp_path / name), "user", "y", classes=classes)
+    assert source.feature_names == ("x0",)
+    table = read_table(source)
+    assert table.y.tolist() == codes
+    assert table.y.dtype == np.float64
+    assert table.X.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_labels_are_of_the_type_of_the_features(tmp_path: Path) -> None:
+    data = frame(dtype=np.float32)
+    data["y"] = np.where(data["y"] > 0, "up", "down")
+    table = read_table(TableSource(write(data, tmp_path / "t.parquet"), "user", "y", classes=("down", "up")))
+    assert (table.X.dtype, table.y.dtype) == (np.float32, np.float32)
+    encoded_labels = pd.DataFrame({**data, "y": data["y"].astype("category")})
+    again = read_table(TableSource(write(encoded_labels, tmp_path / "u.parquet"), "user", "y", classes=("down", "up")))
+    assert_same(again, table)
+    assert set(table.y.tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
+def test_labels_that_are_missing(tmp_path: Path, name: str) -> None:
+    for values, classes in (
+        (["a", "", "b"], ("a", "b")),
+        (["a", None, "b"], ("a",)),
+        ([True, None, False], (False, True)),
+    ):
+        path = write(pd.DataFrame({"user": [1, 2, 3], "y": values, "x0": 1.0}), tmp_path / name)
+        assert "column 'y' of" in (message := complaint(path, "user", "y", classes=classes))
+        assert "has no label in row 2; fill the value in or leave the row out." in message
+
+
+def test_labels_that_do_not_fit(tmp_path: Path) -> None:
+    data = frame()
+    data["word"], data["yes"], data["count"] = "a", True, 3
+    path = write(data, tmp_path / "t.parquet")
+
+    def said(target: Any, *classes: Any) -> str:
+        return complaint(path, "user", target, ["x0"], classes=classes)
+
+    assert "'y' holds values of type double; make its labels text, integers or booleans" in said("y", "a", "b")
+    assert "'word' holds text and the classes are integers" in said("word", 1, 2)
+    assert "'count' holds integers and the classes are text" in said("count", "a", "b")
+    assert "'yes' holds booleans and the classes are integers" in said("yes", 0, 1)
+    assert "labels are one target column. Got 2" in said(["word", "yes"], "a", "b")
+    assert "labels are one target column. Got 0" in said(None, "a", "b")
+    advice = "turn it into numbers, or fit with --task classification if it holds labels"
+    assert advice in complaint(path, "user", "word", ["x0"])
+    text = write(data, tmp_path / "t.csv")
+    assert "is not an integer in row 1" in complaint(text, "user", "word", ["x0"], classes=(1, 2))
+    assert "is neither true nor false in row 1" in complaint(text, "user", "word", ["x0"], classes=(False, True))
+    message = complaint(text, "user", "word", ["x0"])
+    assert "is not a number in row 1; correct that value, or fit with --task classification" in message

@@ -477,3 +477,28 @@ def test_a_missing_category_is_no_error_but_a_missing_number_is(tmp_path: Path) 
     source = TableSource(tmp_path / "t.parquet", "user", "y", (), categories={"word": CATEGORIES["word"]})
     with StreamingUsers.open(source, tmp_path) as users:
         assert [block.X.nnz for block in users.blocks()] == [0]
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_labels(tmp_path: Path, name: str, order: str, dtype: Any) -> None:
+    """Codes of labels in a file, sorted by user or not, are those in memory; a label that is not listed is -1."""
+    table = rows_of(ragged(), "text", dtype, order)
+    words = pa.array(["ash", "birch", "other", "cedar"])
+    which = np.random.default_rng(1).integers(0, 4, table.num_rows)
+    table = table.set_column(1, "y", words.take(pa.array(which)))
+    (pa.csv.write_csv if name == "t.csv" else pq.write_table)(table, tmp_path / name)
+    source = TableSource(tmp_path / name, "user", "y", classes=("ash", "birch", "cedar"))
+    kept = read_table(source)
+    single = dtype == np.float32 and name == "t.parquet"
+    assert kept.y.dtype == kept.X.dtype == (np.float32 if single else np.float64)
+    assert sorted(set(kept.y.tolist())) == [-1.0, 0.0, 1.0, 2.0]
+    assert (kept.y == -1).sum() == (which == 2).sum()
+    with StreamingUsers.open(source, tmp_path, limit=1 << 20) as users:
+        assert (users.targets, users.features) == (1, D)
+        assert_same_blocks(users, kept)
+        step, bounds = Means(), {"means": Bound(0.7, D)}
+        streamed, memory = users.bounded_sums(step, bounds), InMemoryUsers(kept).bounded_sums(step, bounds)
+        assert memory["means"].total.any()
+        assert streamed["means"].total.tobytes() == memory["means"].total.tobytes()

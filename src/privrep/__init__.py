@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from privrep.classifier import PersonalClassifier, PrivateFedRepClassifier
     from privrep.data.synthetic import Population, make_population
     from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
     from privrep.estimators import CentaurLinear, PersonalHead, PrivAltMin, PrivateFedRep
@@ -23,12 +24,14 @@ _WHERE = {
     "CentaurLinear": "privrep.estimators",
     "InputError": "privrep.errors",
     "NothingLearned": "privrep.errors",
+    "PersonalClassifier": "privrep.classifier",
     "PersonalHead": "privrep.estimators",
     "Population": "privrep.data.synthetic",
     "PrivAltMin": "privrep.estimators",
     "PrivacyReport": "privrep.privacy.ledger",
     "PrivateFactorization": "privrep.ratings",
     "PrivateFedRep": "privrep.estimators",
+    "PrivateFedRepClassifier": "privrep.classifier",
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.ratings",
@@ -39,12 +42,14 @@ __all__ = [
     "CentaurLinear",
     "InputError",
     "NothingLearned",
+    "PersonalClassifier",
     "PersonalHead",
     "Population",
     "PrivAltMin",
     "PrivacyReport",
     "PrivateFactorization",
     "PrivateFedRep",
+    "PrivateFedRepClassifier",
     "PrivrepError",
     "ResumeError",
     "Taste",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from privrep.algorithms.frames import declared_frame
 from privrep.algorithms.initialisers import INITIALISERS
@@ -12,6 +12,7 @@ from privrep.algorithms.priv_altmin import check_reach
 from privrep.data.categories import Listed
 from privrep.engines.base import Users
 from privrep.errors import InputError
+from privrep.local.classes import LOSSES, Loss, LossName
 from privrep.privacy.accounting import Relation
 from privrep.privacy.ledger import Budget
 
@@ -35,6 +36,7 @@ class Config:
     configuration: str = "default"  # or "paper": the method as published, for comparison
     start: str | None = None  # the initialiser; None: the method's own
     ratings: bool = False  # rows are (user, item, rating): items have means, and factors are all there is to learn
+    loss: str | None = None  # of labels, which stand in place of numbers; None: numbers, and their squares
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Config:
@@ -54,10 +56,12 @@ class Config:
             ("method", self.method, METHODS),
             ("configuration", self.configuration, CONFIGURATIONS),
             ("start", self.start, (None, *INITIALISERS)),
+            ("loss", self.loss, (None, *LOSSES)),
         ):
             if value not in known:
                 listed = ", ".join(str(choice) for choice in known if choice)
                 raise InputError(f"{name} must be one of {listed}. Got {value!r} instead.")
+        self._check_labels()
         if self.rank is not None and not 1 <= self.rank <= (self.rank if features is None else features):
             most = "" if features is None else f", {features}"
             raise InputError(f"rank must lie between 1 and the number of features{most}. Got {self.rank} instead.")
@@ -75,14 +79,25 @@ class Config:
         plain = Config(self.rank, self.epsilon, self.delta, self.relation, seed=self.seed, ratings=True)
         if self.ratings and self != plain:
             raise InputError(
-                "ratings take a rank and a budget; methods, starts, scales, intercepts and the safety net are for "
-                "other tables."
+                "ratings take a rank and a budget; methods, starts, scales, losses, intercepts and the safety net are "
+                "for other tables."
             )
+
+    def _check_labels(self) -> None:
+        if self.loss is None:
+            return
+        if not METHODS[self.method].labels:
+            able = " or ".join(name for name, method in METHODS.items() if method.labels)
+            raise InputError(f"{self.method} solves least squares, of numbers; for labels the method is {able}.")
+        if self.configuration == "paper":
+            raise InputError("the configuration paper is for numbers, as the papers are; for labels use the default.")
 
     def check_users(self, users: Users) -> None:
         """Refuse what the settings cannot do with such users."""
         if self.configuration == "paper" and users.targets > 1:
             raise InputError("the configuration paper takes one target; fit each by itself, or use the default.")
+        if self.loss is not None and users.targets > 1:
+            raise InputError("labels are one target; fit each of several by itself.")
         if self.covariance is not None and users.sparse:
             raise InputError("a declared covariance would make sparse features dense; declare feature_scale instead.")
 
@@ -105,12 +120,23 @@ class Columns:
     features: tuple[str, ...] = ()  # of numbers
     categorical: tuple[str, ...] = ()
     categories: tuple[Listed, ...] = ()  # of each categorical column: declared, or selected privately
+    classes: Listed = ()  # of labels: declared, or selected privately; empty where targets are numbers
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Columns:
         lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("targets", "features", "categorical")}
-        return cls(user=fields["user"], categories=tuple(map(tuple, fields["categories"])), **lists)
+        classes = tuple(fields.get("classes", ()))  # models of numbers may come without
+        return cls(user=fields["user"], categories=tuple(map(tuple, fields["categories"])), classes=classes, **lists)
 
     @property
     def by_category(self) -> dict[str, Listed]:
         return dict(zip(self.categorical, self.categories, strict=True))
+
+
+def loss_of(config: Config, columns: Columns) -> Loss | None:
+    """What heads minimise, given the classes; None: squares."""
+    if config.loss is None:
+        return None
+    if len(columns.classes) < 2:
+        raise InputError("labels need a list of two or more classes, declared or selected privately.")
+    return Loss(cast(LossName, config.loss), len(columns.classes))  # `check` looks at the name

@@ -38,14 +38,157 @@ class PersonalHead:
     intercept: float | Array  # or (targets,)
 
     def predict(self, X: Any) -> Array:
-        rows = np.asarray(_plain(X), dtype=np.float64) if not sparse.issparse(X) else X
+        rows = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
         d = self.weights.shape[-1]
         if rows.ndim != 2 or rows.shape[1] != d:
             raise InputError(f"X must have shape (rows, {d}). Got {rows.shape} instead.")
         return np.asarray(rows @ self.weights.T + self.intercept)
 
 
-class _Personal(RegressorMixin, BaseEstimator):
+class Personal(BaseEstimator):
+    """What all estimators of tables have in common: fitting, saving and loading, whatever is to be predicted."""
+
+    rank: Any
+    epsilon: float
+    delta: float
+    relation: Relation
+    fit_intercept: bool
+    feature_scale: Any
+    feature_covariance: Any
+    start: str | None
+    safety_net: bool
+    random_state: int | None
+    run_folder: str | Path | None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
+        """Learn the representation privately, then every user's head. `groups` names the user of each row.
+
+        X may be a SciPy sparse matrix, which is never made dense. y may have several columns of numbers: a head for
+        each.
+        """
+        if groups is None:
+            raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
+        X, y = self._validated(X, y)
+        folder = None if self.run_folder is None else Path(self.run_folder)
+        columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
+        fitted, table = self._learn(X, y, plain(groups), folder, columns)
+        warn_if_nothing(fitted)
+        heads = fit_heads(
+            table.blocks(),
+            fitted.representation,
+            intercept=self.fit_intercept,
+            safety_net=self.safety_net,
+            loss=fitted.loss,
+        )
+        self._adopt(models.with_heads(fitted, heads))
+        if folder is not None:
+            models.finish(self.model_, folder)
+        return self
+
+    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def _learn(
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
+    ) -> tuple[models.Model, UserTable]:
+        """The model without heads, and the rows that heads are made of."""
+        raise NotImplementedError
+
+    def _outputs(self, X: Any, groups: Groups | None) -> Array:
+        """What each row's user's own head says of it."""
+        check_is_fitted(self)
+        if groups is None:
+            raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
+        X = validate_data(self, plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
+        groups = plain(groups)
+        if len(groups) != X.shape[0]:
+            raise InputError(
+                f"groups must name one user per row of X. Got {len(groups)} users for {X.shape[0]} rows instead."
+            )
+        return heads_of(self.model_).predict(self._representation, X, known_users(self.model_, groups))
+
+    def _head(self, X: Any, y: Array) -> PersonalHead:
+        """Of a user who was not there."""
+        table = UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64))
+        heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net, self.model_.loss)
+        weights, kinds = heads.weights(self._representation), tuple(KINDS[kind] for kind in heads.kind)
+        if heads.targets == 1:
+            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]))
+        return PersonalHead(kinds, weights, heads.intercept)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the model. Everything but folder/private is safe to publish."""
+        check_is_fitted(self)
+        models.save(self.model_, Path(folder), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a model folder, as `save` or `privrep fit` wrote it."""
+        loaded = models.load(Path(folder))
+        other = class_name(loaded.config)
+        if not any(kind.__name__ == other for kind in cls.__mro__):
+            raise InputError(f"{folder} holds a model of {other}; load it with {other}.load.")
+        estimator = cls(**cls._parameters(loaded))
+        estimator.n_features_in_ = len(loaded.representation.scale)
+        if loaded.columns.features and not loaded.columns.categorical:
+            estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
+        estimator._adopt(loaded)
+        return estimator
+
+    @classmethod
+    def _parameters(cls, loaded: models.Model) -> dict[str, Any]:
+        """With which the estimator of a model is made."""
+        c = loaded.config
+        return {
+            "rank": "auto" if c.rank is None else c.rank,
+            "epsilon": c.epsilon,
+            "delta": c.delta,
+            "relation": c.relation,
+            "fit_intercept": c.intercept,
+            "feature_scale": None if c.scale is None else list(c.scale),
+            "feature_covariance": None if c.covariance is None else [list(row) for row in c.covariance],
+            "start": c.start,
+            "safety_net": c.safety_net,
+            "random_state": c.seed,
+        }
+
+    def _adopt(self, fitted: models.Model) -> None:
+        self.model_ = fitted
+        self.representation_ = fitted.representation.matrix
+        self.rank_ = self.representation_.shape[1]
+        self.privacy_ = fitted.privacy
+        if fitted.heads is not None:
+            self.users_ = fitted.heads.ids
+
+    @property
+    def _representation(self) -> Representation:
+        return self.model_.representation
+
+    def _config(self, **more: Any) -> models.Config:
+        scale, covariance = self.feature_scale, self.feature_covariance
+        if covariance is not None:
+            covariance = tuple(map(tuple, np.asarray(covariance, dtype=float).tolist()))
+        return models.Config(
+            rank=as_rank(self.rank),
+            epsilon=float(self.epsilon),
+            delta=float(self.delta),
+            relation=self.relation,
+            intercept=bool(self.fit_intercept),
+            safety_net=bool(self.safety_net),
+            scale=None if scale is None else tuple(np.asarray(scale, dtype=float).tolist()),
+            covariance=covariance,
+            start=self.start,
+            seed=None if self.random_state is None else as_seed(self.random_state),
+            **more,
+        )
+
+
+class Regressor(RegressorMixin, Personal):
     """What the methods have in common: everything but the way to the representation."""
 
     method: ClassVar[str]
@@ -81,7 +224,6 @@ class _Personal(RegressorMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         tags.target_tags.multi_output = True
         return tags
 
@@ -90,96 +232,35 @@ class _Personal(RegressorMixin, BaseEstimator):
         """The configuration of the method's paper: its constants, no intercepts, shared heads for everyone."""
         return cls(rank, **{"configuration": "paper", "fit_intercept": False, "safety_net": False, **parameters})
 
-    def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
-        """Learn the representation privately, then every user's head. `groups` names the user of each row.
-
-        X may be a SciPy sparse matrix, which is never made dense. y may have several columns: a head for each.
-        """
-        if groups is None:
-            raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
-        X, y = self._validated(X, y)
-        table = UserTable.from_rows(X, y, _plain(groups))
-        folder = None if self.run_folder is None else Path(self.run_folder)
-        if folder is not None:
-            models.ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
-        columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
-        fitted = models.learn(InMemoryUsers(table), self._config(), folder=folder, columns=columns)
-        warn_if_nothing(fitted)
-        heads = fit_heads(
-            table.blocks(), fitted.representation, intercept=self.fit_intercept, safety_net=self.safety_net
-        )
-        self._adopt(models.with_heads(fitted, heads))
-        if folder is not None:
-            models.finish(self.model_, folder)
-        return self
-
     def predict(self, X: Any, groups: Groups | None = None) -> Array:
         """Predictions by each row's user's own head. A user who was not in `fit` is an error: see `personalize`."""
-        check_is_fitted(self)
-        if groups is None:
-            raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
-        X = validate_data(self, _plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
-        groups = _plain(groups)
-        if len(groups) != X.shape[0]:
-            raise InputError(
-                f"groups must name one user per row of X. Got {len(groups)} users for {X.shape[0]} rows instead."
-            )
-        return heads_of(self.model_).predict(self._representation, X, known_users(self.model_, groups))
+        return self._outputs(X, groups)
 
     def personalize(self, X: Any, y: Any) -> PersonalHead:
         """The head of a user who was not there, from its own rows and the public representation. Costs no privacy."""
         check_is_fitted(self)
-        X, y = self._validated(X, y, reset=False)
-        table = UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64))
-        heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net)
-        weights, kinds = heads.weights(self._representation), tuple(KINDS[kind] for kind in heads.kind)
-        if heads.targets == 1:
-            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]))
-        return PersonalHead(kinds, weights, heads.intercept)
+        return self._head(*self._validated(X, y, reset=False))
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
         """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
         from sklearn.metrics import r2_score
 
-        return float(r2_score(_plain(y), self.predict(X, groups), sample_weight=sample_weight))
+        return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write the model. Everything but folder/private is safe to publish."""
-        check_is_fitted(self)
-        models.save(self.model_, Path(folder), overwrite=overwrite)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Read a model folder, as `save` or `privrep fit` wrote it."""
-        loaded = models.load(Path(folder))
-        c = loaded.config
-        if c.method != cls.method or c.ratings:
-            other = "PrivateFactorization" if c.ratings else BY_METHOD[c.method].__name__
-            raise InputError(f"{folder} holds a model of {other}; load it with {other}.load.")
-        estimator = cls(
-            rank="auto" if c.rank is None else c.rank,
-            epsilon=c.epsilon,
-            delta=c.delta,
-            relation=c.relation,
-            fit_intercept=c.intercept,
-            feature_scale=None if c.scale is None else list(c.scale),
-            feature_covariance=None if c.covariance is None else [list(row) for row in c.covariance],
-            start=c.start,
-            configuration=c.configuration,
-            safety_net=c.safety_net,
-            random_state=c.seed,
-        )
-        estimator.n_features_in_ = len(loaded.representation.scale)
-        if loaded.columns.features and not loaded.columns.categorical:
-            estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
-        estimator._adopt(loaded)
-        return estimator
+    def _learn(
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
+    ) -> tuple[models.Model, UserTable]:
+        table = UserTable.from_rows(X, y, groups)
+        if folder is not None:
+            models.ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
+        config = self._config(method=self.method, configuration=self.configuration)
+        return models.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
         X, y = validate_data(
             self,
-            _plain(X),
-            _plain(y),
+            plain(X),
+            plain(y),
             dtype=[np.float64, np.float32],
             accept_sparse="csr",
             y_numeric=True,
@@ -189,39 +270,12 @@ class _Personal(RegressorMixin, BaseEstimator):
         y = y.astype(np.float64, copy=False)
         return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
 
-    def _adopt(self, fitted: models.Model) -> None:
-        self.model_ = fitted
-        self.representation_ = fitted.representation.matrix
-        self.rank_ = self.representation_.shape[1]
-        self.privacy_ = fitted.privacy
-        if fitted.heads is not None:
-            self.users_ = fitted.heads.ids
-
-    @property
-    def _representation(self) -> Representation:
-        return self.model_.representation
-
-    def _config(self) -> models.Config:
-        scale, covariance = self.feature_scale, self.feature_covariance
-        if covariance is not None:
-            covariance = tuple(map(tuple, np.asarray(covariance, dtype=float).tolist()))
-        return models.Config(
-            rank=as_rank(self.rank),
-            epsilon=float(self.epsilon),
-            delta=float(self.delta),
-            relation=self.relation,
-            intercept=bool(self.fit_intercept),
-            safety_net=bool(self.safety_net),
-            scale=None if scale is None else tuple(np.asarray(scale, dtype=float).tolist()),
-            covariance=covariance,
-            method=self.method,
-            configuration=self.configuration,
-            start=self.start,
-            seed=None if self.random_state is None else as_seed(self.random_state),
-        )
+    @classmethod
+    def _parameters(cls, loaded: models.Model) -> dict[str, Any]:
+        return {**super()._parameters(loaded), "configuration": loaded.config.configuration}
 
 
-class PrivateFedRep(_Personal):
+class PrivateFedRep(Regressor):
     """Personal linear models over a shared representation learned under user-level differential privacy.
 
     Each user's model is y = b_i + <x, U v_i>: U is shared and released privately, v_i and b_i stay with the user.
@@ -268,19 +322,26 @@ class PrivateFedRep(_Personal):
     method = "private-fedrep"
 
 
-class PrivAltMin(_Personal):
+class PrivAltMin(Regressor):
     """The same by private alternating minimisation (Jain et al. 2021). Parameters as those of `PrivateFedRep`."""
 
     method = "priv-altmin"
 
 
-class CentaurLinear(_Personal):
+class CentaurLinear(Regressor):
     """The same by CENTAUR in the linear case (Shen et al. 2023). Parameters as those of `PrivateFedRep`."""
 
     method = "centaur"
 
 
-BY_METHOD: dict[str, type[_Personal]] = {kind.method: kind for kind in (PrivateFedRep, PrivAltMin, CentaurLinear)}
+BY_METHOD: dict[str, type[Regressor]] = {kind.method: kind for kind in (PrivateFedRep, PrivAltMin, CentaurLinear)}
+
+
+def class_name(config: models.Config) -> str:
+    """Of the estimator that makes such models."""
+    if config.ratings:
+        return "PrivateFactorization"
+    return BY_METHOD[config.method].__name__ if config.loss is None else "PrivateFedRepClassifier"
 
 
 def warn_if_nothing(fitted: models.Model) -> None:
@@ -328,6 +389,6 @@ def as_seed(random_state: Any) -> int:
     return int(random_state)
 
 
-def _plain(values: Any) -> Any:
+def plain(values: Any) -> Any:
     """Arrow columns as arrays; anything else as it came (scikit-learn reads frames and Arrow tables by itself)."""
     return values.to_numpy() if isinstance(values, pa.ChunkedArray) else values

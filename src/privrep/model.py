@@ -31,17 +31,21 @@ from privrep.algorithms.methods import METHODS
 from privrep.algorithms.representation import Representation, read_representation
 from privrep.config import Columns as Columns
 from privrep.config import Config as Config
+from privrep.config import loss_of
+from privrep.data.categories import MOST_CLASSES, Listed
 from privrep.engines.base import Users
 from privrep.engines.keys import KeyHolders
 from privrep.errors import InputError, ResumeError
 from privrep.heads import Heads
+from privrep.local.classes import Loss
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
 from privrep.privacy.release import Run, select_page
 
 FORMAT = "privrep-model/2"
-KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories that are not declared together
+KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories and classes that are not declared together
+CLASSES_PAGE = "classes"  # on which they are selected
 
 
 @dataclass(frozen=True)
@@ -56,17 +60,28 @@ class Model:
     columns: Columns = field(default_factory=Columns)
     heads: Heads | None = None
 
+    @property
+    def loss(self) -> Loss | None:
+        """What the heads minimise; None: squares."""
+        return loss_of(self.config, self.columns)
+
+    @property
+    def classes_selected(self) -> bool:
+        """Whether the classes were selected privately rather than declared."""
+        return CLASSES_PAGE in self.billboard
+
 
 @dataclass(frozen=True)
 class Undecided:
-    """Users whose features wait for lists of categories, which are private until they are selected.
+    """Users whose rows wait for lists of categories or classes, which are private until they are selected.
 
-    `holders` has, by column, who holds which category, where no list was declared; `make` makes the users once all
-    lists are known, in the order of `Columns.categorical`.
+    `holders` has, by column, who holds which category, where no list was declared; `labels` who has which label, where
+    no classes were. `make` makes the users once all lists are known, in the order of `Columns.categorical`.
     """
 
     holders: dict[str, KeyHolders]
     make: Callable[[Columns], Users]
+    labels: KeyHolders | None = None
 
 
 def learn(
@@ -87,6 +102,8 @@ def learn(
     if not isinstance(users, Undecided):
         config.check(users.features)
         config.check_users(users)
+    if not isinstance(users, Undecided) or users.labels is None:
+        loss_of(config, columns)  # refuses labels whose classes are neither there nor to be selected
     if folder is not None:
         _claim(folder, config, columns, users)
     ledger = Ledger(
@@ -103,7 +120,8 @@ def learn(
             users = users.make(columns)
             config.check(users.features)
             config.check_users(users)
-        representation = _represent(Run(users, ledger, billboard, noise, page_done), config)
+        loss = loss_of(config, columns)
+        representation = _represent(Run(users, ledger, billboard, noise, page_done), config, loss)
     finally:
         ledger.close()
     return Model(config, representation, ledger.report(), ledger, billboard, columns)
@@ -117,14 +135,20 @@ def _select(
     noise: NoiseSource,
     on_page: Callable[[str], None],
 ) -> Columns:
-    """The columns with all their lists of categories, those that were not declared selected privately."""
-    budget, share = ledger.budget, KEYS_SHARE / max(len(users.holders), 1)
+    """The columns with all their lists of categories and classes, those that were not declared selected privately."""
+    share = KEYS_SHARE / max(len(users.holders) + (users.labels is not None), 1)
+    mu_squared, delta = share * ledger.budget.mu**2, share * ledger.budget.delta
+
+    def selected(page: str, holders: KeyHolders) -> Listed:
+        listed = select_page(page, holders, mu_squared, delta, ledger, billboard, noise)
+        on_page(page)
+        return listed
+
+    if users.labels is not None:
+        columns = replace(columns, classes=_enough(selected(CLASSES_PAGE, users.labels)))
     lists = dict(zip(columns.categorical, columns.categories, strict=True))
     for number, (column, holders) in enumerate(users.holders.items(), start=1):
-        mu_squared, delta = share * budget.mu**2, share * budget.delta
-        page = f"keys-{number}"
-        lists[column] = select_page(page, holders, mu_squared, delta, ledger, billboard, noise)
-        on_page(page)
+        lists[column] = selected(f"keys-{number}", holders)
         if not lists[column]:
             raise InputError(
                 f"no value of column {column!r} is held by enough users to be named at this epsilon: declare the "
@@ -133,7 +157,18 @@ def _select(
     return replace(columns, categories=tuple(lists[name] for name in columns.categorical))
 
 
-def _represent(run: Run, config: Config) -> Representation:
+def _enough(classes: Listed) -> Listed:
+    if 2 <= len(classes) <= MOST_CLASSES:
+        return classes
+    what = (
+        "fewer than two classes are held by enough users to be named at this epsilon: declare them"
+        if len(classes) < 2
+        else f"there are {len(classes):,} classes, more than {MOST_CLASSES:,}: merge some, or declare those that matter"
+    )
+    raise InputError(f"{what} (--classes, classes=) if they are public. What was spent on finding out is spent.")
+
+
+def _represent(run: Run, config: Config, loss: Loss | None) -> Representation:
     method = METHODS[config.method]
     if config.ratings:
         return private_factorization(run, config.rank)
@@ -141,7 +176,8 @@ def _represent(run: Run, config: Config) -> Representation:
         return method.paper(run, config.rank)
     frame = declared_frame(config.scale, config.covariance, run.users.features)
     start = None if config.start is None else INITIALISERS[config.start]
-    return method.default(run, config.rank, intercept=config.intercept, frame=frame, initialiser=start)
+    labels = {} if loss is None else {"loss": loss}
+    return method.default(run, config.rank, intercept=config.intercept, frame=frame, initialiser=start, **labels)
 
 
 PAGES = Settings().rounds + 4
@@ -197,6 +233,7 @@ def load(folder: Path) -> Model:
         if data["format"] != FORMAT:
             raise InputError(f"{path} is not a model this version of privrep can read ({FORMAT}).")
         config, columns = Config.from_json(data["config"]), Columns.from_json(data["columns"])
+        loss = loss_of(config, columns)
     with _damage_explained(folder, "billboard"):
         billboard = Billboard.read(folder / "billboard")
         if "representation" not in billboard:
@@ -215,6 +252,8 @@ def load(folder: Path) -> Model:
             heads = read_heads(folder)
             if (heads.shared.shape[1], heads.own.shape[1]) != (k, d):
                 raise ValueError("its heads are of another representation")
+            if loss is not None and heads.targets != loss.outputs:
+                raise ValueError("its heads are of other classes")
     return Model(config, representation, report, ledger, billboard, columns, heads)
 
 
@@ -303,7 +342,9 @@ def _claim(folder: Path, config: Config, columns: Columns, users: Users | Undeci
             wanted["user_count"] = users.count  # a public fact under this relation only
     path = folder / "run.json"
     if path.is_file():
-        if json.loads(path.read_text()) != wanted:
+        stands = json.loads(path.read_text())
+        stands |= _describe(Config.from_json(stands["config"]), Columns.from_json(stands["columns"]))
+        if stands != wanted:
             raise ResumeError(
                 f"{folder} holds a run with other settings, columns or users. Continue it with the same arguments, "
                 "or choose another folder."

@@ -19,7 +19,7 @@ from test_alone_in_a_crowd import assert_alone_as_in_company, chosen, chosen_spa
 from threadpoolctl import threadpool_limits
 
 from privrep.engines.in_memory import InMemoryUsers
-from privrep.local.class_candidates import PRECISIONS, ClassPreference, ClassPrior
+from privrep.local.class_candidates import MANY_ROWS, PRECISIONS, ClassPreference, ClassPrior
 from privrep.local.class_steps import ClassGradient, Encoded
 from privrep.local.classes import Loss
 from privrep.local.steps import SIZES, PairMoments, PowerStep, ResidualMoments, gradient_size
@@ -77,6 +77,15 @@ def test_contributions_do_not_depend_on_the_others(loss: Loss, intercept: bool, 
     X, y = crowd(rows, dtype, 1, np.random.default_rng([rows, loss.classes]))
     for step, _ in steps_of(loss, 17, 3, intercept).values():
         assert_alone_as_in_company(step, functools.partial(chosen, X, y))
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("loss", LOSSES, ids=WORDS)
+def test_nor_do_those_with_many_rows(loss: Loss, intercept: bool) -> None:
+    """Many enough that users' own classifiers are fitted in another way."""
+    X, y = crowd(MANY_ROWS * 17, np.float32, 1, np.random.default_rng(loss.classes))
+    step, _ = steps_of(loss, 17, 3, intercept)["votes"]
+    assert_alone_as_in_company(step, functools.partial(chosen, X, y))
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(3, np.float64), (10, np.float32)])

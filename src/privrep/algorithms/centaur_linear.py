@@ -31,6 +31,7 @@ from privrep.algorithms.private_fedrep import private_fedrep
 from privrep.algorithms.representation import Estimate, Representation, publish
 from privrep.data.groups import hashes
 from privrep.errors import InputError
+from privrep.local.classes import Loss
 from privrep.local.frame import Frame
 from privrep.local.least_squares import Floats
 from privrep.local.steps import PowerStep
@@ -49,6 +50,7 @@ def centaur_linear(
     settings: Settings | None = None,
     copies: int = 1,
     accuracy: float = 0.2,
+    loss: Loss | None = None,
 ) -> Representation:
     """Learn a shared representation. `rank=None` reads it off the first releases; `frame` declares public coordinates.
 
@@ -59,7 +61,7 @@ def centaur_linear(
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
     start = boosted(copies, accuracy) if initialiser is None else initialiser
-    return private_fedrep(run, rank, intercept=intercept, frame=frame, initialiser=start, settings=settings)
+    return private_fedrep(run, rank, intercept=intercept, frame=frame, initialiser=start, settings=settings, loss=loss)
 
 
 def boosted(copies: int, accuracy: float) -> Initialiser:

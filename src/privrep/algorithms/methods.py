@@ -14,14 +14,16 @@ from privrep.algorithms.representation import Representation
 
 @dataclass(frozen=True)
 class Method:
-    """`default` takes (run, rank, intercept=, frame=, initialiser=); `paper` takes (run, rank)."""
+    """`default` takes (run, rank, intercept=, frame=, initialiser=), and loss= if it learns from labels, too; `paper`
+    takes (run, rank)."""
 
     default: Callable[..., Representation]
     paper: Callable[..., Representation]
+    labels: bool = False
 
 
 METHODS = {
-    "private-fedrep": Method(private_fedrep, paper_fedrep),
+    "private-fedrep": Method(private_fedrep, paper_fedrep, labels=True),
     "priv-altmin": Method(priv_altmin, paper_altmin),
-    "centaur": Method(centaur_linear, paper_centaur),
+    "centaur": Method(centaur_linear, paper_centaur, labels=True),
 }

@@ -1,4 +1,4 @@
-"""Files in which `privrep fit` is told public facts: sizes and covariance of the features, lists of categories."""
+"""Public facts that `privrep fit` is told: sizes and covariance of the features, lists of categories, classes."""
 
 from __future__ import annotations
 
@@ -89,6 +89,32 @@ def read_items(path: Path | None, column: str) -> dict[str, Listed]:
     if not isinstance(values, list):
         raise InputError(f"--items: {path} must hold a list, [item, ...].")
     return _named("--items", path, lambda: checked_lists({column: values}))
+
+
+def read_classes(text: str, kind: str) -> Listed:
+    """The classes A,B or those of a file, in the kind that the target column declares, where it does."""
+    from privrep.data.categories import checked_classes
+
+    path, values = Path(text), _as_kind(text.split(","), kind)
+    if path.is_file() or path.suffix == ".json":
+        values = _read_json("--classes", path)
+        if not isinstance(values, list):
+            raise InputError(f"--classes: {path} must hold a list, [class, ...].")
+    try:
+        return checked_classes(values)
+    except InputError as error:
+        raise InputError(f"--classes: {error}") from None
+
+
+def _as_kind(texts: list[str], kind: str) -> list[Any]:
+    """What was written on the command line as what the table holds; as it is where that is another kind."""
+    stripped = [text.strip() for text in texts]
+    try:
+        if kind == "booleans":
+            return [{"false": False, "true": True}[text.lower()] for text in stripped]
+        return [int(text) for text in stripped] if kind == "integers" else stripped
+    except (ValueError, KeyError):
+        return stripped
 
 
 def _named(option: str, path: Path, check: Any) -> dict[str, Listed]:

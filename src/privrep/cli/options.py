@@ -9,6 +9,16 @@ import typer
 
 User = Annotated[str, typer.Option(help="Column that names the user of each row.")]
 Target = Annotated[str, typer.Option(help="Column to predict, or several: A,B. Each user gets a head for each.")]
+Task = Annotated[
+    str, typer.Option(metavar="TASK", help="regression, of numbers, or classification, of text, integers or booleans.")
+]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B|FILE", help="Classification: public classes, or a JSON list of them; else selected privately."
+    ),
+]
+Loss = Annotated[str | None, typer.Option(metavar="LOSS", help="Classification: log, or hinge; log if left out.")]
 Epsilon = Annotated[float, typer.Option(help="Privacy budget, whole fit. Smaller is more private.")]
 Delta = Annotated[float, typer.Option(help="Privacy budget, second part; well below 1 / number of users.")]
 Out = Annotated[Path, typer.Option(help="Folder of the model. The same command continues a stopped fit.")]

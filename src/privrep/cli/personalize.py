@@ -71,7 +71,8 @@ def personalize(
         source = open_table(path, fitted, column, targets, features, item)
         with StreamingUsers.open(source) as users:
             c = fitted.config
-            new = fit_heads(users.blocks(), fitted.representation, intercept=c.intercept, safety_net=c.safety_net)
+            net, loss = c.safety_net, fitted.loss
+            new = fit_heads(users.blocks(), fitted.representation, intercept=c.intercept, safety_net=net, loss=loss)
     if out is not None:
         _write_weights(new, fitted, source, out)
         say(f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}: {out} (readable by you alone)")
@@ -92,6 +93,7 @@ def _targets(fitted: Model, given: str | None, folder: Path) -> list[str]:
     if not targets:
         raise InputError(f"{folder} was fitted on arrays and names no target column; pass --target.")
     wanted = len(fitted.columns.targets) or (len(targets) if fitted.heads is None else fitted.heads.targets)
+    wanted = wanted if fitted.loss is None else 1
     if len(targets) != wanted:
         count = "one target" if wanted == 1 else f"{wanted} targets"
         raise InputError(f"{folder} has {count} and --target names {len(targets)}; name as many.")
@@ -206,7 +208,8 @@ def _subset(heads: Heads, chosen: Any) -> Heads:
 def _write_weights(heads: Heads, fitted: Model, source: TableSource, out: Path) -> None:
     """Every user's linear model in the original features: prediction = intercept + sum of weight * feature.
 
-    One for each target, named where there are several. The feature `item=A` is 1 in rows of item A and 0 in others.
+    One for each target, named where there are several, or for each class; of two classes for the second, which is
+    predicted where it is positive. The feature `item=A` is 1 in rows of item A and 0 in others.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -214,7 +217,11 @@ def _write_weights(heads: Heads, fitted: Model, source: TableSource, out: Path) 
     from privrep.heads import KINDS
 
     weights, features = heads.weights(fitted.representation), source.feature_names
-    targets = {"target": list(source.targets) * len(heads.ids)} if heads.targets > 1 else {}
+    targets: dict[str, list[Any]] = {}
+    if fitted.columns.classes:
+        targets["class"] = list(fitted.columns.classes[-heads.targets :]) * len(heads.ids)
+    elif heads.targets > 1:
+        targets["target"] = list(source.targets) * len(heads.ids)
     table = {
         "user": heads.ids.repeat(heads.targets).tolist(),
         **targets,
@@ -233,5 +240,16 @@ def _write_weights(heads: Heads, fitted: Model, source: TableSource, out: Path) 
                 {**dict(zip(table, person, strict=True)), "weights": dict(zip(features, line, strict=True))}
                 for *person, line in zip(*table.values(), weights.tolist(), strict=True)
             ]
-            data = {"prediction": "intercept + sum of weight * feature", "heads": people}
+            data = {**_how(fitted), "heads": people}
             temporary.write_text(json.dumps(data, indent=1))
+
+
+def _how(fitted: Model) -> dict[str, Any]:
+    """How to predict with a file of weights."""
+    output, classes = "intercept + sum of weight * feature", fitted.columns.classes
+    if not classes:
+        return {"prediction": output}
+    rule = f"the class whose {output} is largest"
+    if len(classes) == 2:
+        rule = f"the second class where {output} is positive, else the first"
+    return {"prediction": rule, "classes": list(classes)}

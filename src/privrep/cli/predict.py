@@ -43,7 +43,8 @@ def predict(
 ) -> None:
     """Predict every row of a table by its user's own head: the same table with one more column, `prediction`.
 
-    A model of several targets adds a column for each, `prediction_NAME`.
+    A model of several targets adds a column for each, `prediction_NAME`; one of classes predicts a class and, with the
+    log loss, adds the probability of each, `probability_CLASS`.
     Private heads make the predictions, so only you can read the file, and it is no part of what may be published.
     """
     from privrep.data.readers import SUFFIXES
@@ -78,13 +79,29 @@ def predict(
 def _names(fitted: Model) -> list[str]:
     """Of the columns of predictions."""
     assert fitted.heads is not None
+    if fitted.config.loss is not None:
+        classes = fitted.columns.classes if fitted.config.loss == "log" else ()
+        return ["prediction", *(f"probability_{name}" for name in classes)]
     if fitted.heads.targets == 1:
         return ["prediction"]
     return [f"prediction_{name}" for name in fitted.columns.targets or range(1, fitted.heads.targets + 1)]
 
 
-def _predictions(source: TableSource, fitted: Model, folder: Path, unknown: Counter[str]) -> Iterator[Any]:
-    """Arrays of predictions (rows, targets), batch by batch, in the order of the rows.
+def _columns(fitted: Model, outputs: Any) -> list[Any]:
+    """Arrays of predictions, of the names that `_names` gives."""
+    loss = fitted.loss
+    if loss is None:
+        return [outputs] if outputs.ndim == 1 else list(outputs.T)
+    import numpy as np
+
+    from privrep.classifier import decided, probabilities
+
+    predicted = np.array(fitted.columns.classes)[decided(outputs)]
+    return [predicted, *(probabilities(loss, outputs).T if loss.name == "log" else ())]
+
+
+def _predictions(source: TableSource, fitted: Model, folder: Path, unknown: Counter[str]) -> Iterator[list[Any]]:
+    """Arrays of predictions, one for each name, batch by batch, in the order of the rows.
 
     Counts the rows whose category the model does not know, by column.
     """
@@ -114,7 +131,7 @@ def _predictions(source: TableSource, fitted: Model, folder: Path, unknown: Coun
         for name in source.categories or ():
             unknown[name] += int((columns[name] < 0).sum())
         X = assembled(source, [list(columns.values())], batch.num_rows)[0]
-        yield heads.predict(fitted.representation, X, order[spot]).reshape(batch.num_rows, -1)
+        yield _columns(fitted, heads.predict(fitted.representation, X, order[spot]))
         rows += batch.num_rows
 
 
@@ -128,11 +145,13 @@ def _write_text(source: TableSource, predictions: Iterable[Any], names: Sequence
         lines = (line for line in csv.reader(read) if line)
         writer = csv.writer(written, lineterminator="\n")
         writer.writerow([*next(lines), *names])
-        for values in predictions:
-            rows = list(islice(lines, len(values)))
-            if len(rows) != len(values) or any(len(row) != len(source.header) for row in rows):
+        for columns in predictions:
+            count = len(columns[0])
+            rows = list(islice(lines, count))
+            if len(rows) != count or any(len(row) != len(source.header) for row in rows):
                 raise InputError(f"{source.path} has values with line breaks in them; take them out, or use Parquet.")
-            writer.writerows([*row, *value] for row, value in zip(rows, values.tolist(), strict=True))
+            values = zip(*(column.tolist() for column in columns), strict=True)
+            writer.writerows([*row, *value] for row, value in zip(rows, values, strict=True))
             total += len(rows)
     return total
 
@@ -172,17 +191,18 @@ def _with_predictions(source: TableSource, predictions: Iterable[Any], names: Se
 
     batches = _all_columns(source)
     waiting: list[Any] = []
-    for values in predictions:
-        while sum(batch.num_rows for batch in waiting) < len(values):
+    for columns in predictions:
+        count = len(columns[0])
+        while sum(batch.num_rows for batch in waiting) < count:
             batch = next(batches, None)
             if batch is None:
                 raise InputError(f"{source.path} changed while it was read; run the command again.")
             waiting.append(batch)
         rows = pa.Table.from_batches(waiting)
-        waiting = rows.slice(len(values)).to_batches()
-        done = rows.slice(0, len(values))
-        for name, column in zip(names, values.T, strict=True):
-            done = done.append_column(name, pa.array(column, pa.float64()))
+        waiting = rows.slice(count).to_batches()
+        done = rows.slice(0, count)
+        for name, column in zip(names, columns, strict=True):
+            done = done.append_column(name, pa.array(column))
         yield done
 
 

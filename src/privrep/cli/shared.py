@@ -71,6 +71,11 @@ def shout(text: str) -> None:
     console().print(text, style="bold red")
 
 
+def in_words(classes: Listed) -> str:
+    """How many there are and the first of them."""
+    return f"{len(classes):,} ({', '.join(map(str, classes[:8]))}{', ...' if len(classes) > 8 else ''})"
+
+
 def right(table: Table, *columns: int) -> None:
     for column in columns:
         table.columns[column].justify = "right"
@@ -135,7 +140,8 @@ def open_table(
     if names is None and (fitted.columns.features or lists):
         names = list(fitted.columns.features)
     categories: Any = lists or None
-    source = TableSource(table, user, targets, names, text, categories)
+    classes = fitted.columns.classes if targets is not None else ()
+    source = TableSource(table, user, targets, names, text, categories, classes or None)
     wanted = len(fitted.representation.scale)
     if len(source.feature_names) != wanted:
         raise InputError(

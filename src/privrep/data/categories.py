@@ -1,4 +1,7 @@
-"""Columns of categories, one-hot encoded over public lists: codes while rows are read, sparse columns in the end."""
+"""Columns of categories, one-hot encoded over public lists: codes while rows are read, sparse columns in the end.
+
+And columns of labels, whose classes are such a list, too: codes all the way.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from privrep.data.files import is_text
 from privrep.errors import InputError
 
 Listed = tuple[str | int, ...]  # all of one kind
+MOST_CLASSES = 1000
 
 
 def checked_lists(given: Any) -> dict[str, Listed]:
@@ -55,6 +59,69 @@ def read_type(name: str, listed: Listed, found: Any) -> Any:
 def csv_type(listed: Listed) -> Any:
     """The type in which a column of a CSV file is read that has these categories."""
     return pa.large_string() if isinstance(listed[0], str) else pa.int64()
+
+
+def checked_classes(given: Any) -> Listed:
+    """A list of classes, sorted: all text, all integers or all booleans, two at least, none twice."""
+    if isinstance(given, str) or not hasattr(given, "__iter__"):
+        raise InputError(f"classes must be a list of two or more. Got {given!r} instead.")
+    listed = tuple(value.item() if isinstance(value, np.generic) else value for value in given)
+    kinds = {label_kind(value) for value in listed}
+    if len(kinds) > 1 or "" in (*kinds, *listed):
+        raise InputError("classes must be all text, all integers or all booleans; write them one way, none empty.")
+    value, times = Counter(listed).most_common(1)[0] if listed else ("", 0)
+    if times > 1:
+        raise InputError(f"classes lists {value!r} more than once; list it once.")
+    if not 2 <= len(listed) <= MOST_CLASSES:
+        count = f"{len(listed):,} class{'' if len(listed) == 1 else 'es'}"
+        raise InputError(f"classes must be a list of 2 to {MOST_CLASSES:,}. Got {count} instead.")
+    return tuple(sorted(listed))
+
+
+def label_kind(value: Any) -> str:
+    """Of a class, in words; empty if it can be none."""
+    if isinstance(value, bool):
+        return "booleans"
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return "integers"
+    return "text" if isinstance(value, str) else ""
+
+
+def kind_of_labels(found: Any) -> str:
+    """The same of the type of a column of Arrow's."""
+    kind = found.value_type if pa.types.is_dictionary(found) else found
+    if pa.types.is_boolean(kind):
+        return "booleans"
+    return "integers" if pa.types.is_integer(kind) else "text" if is_text(kind) else ""
+
+
+def label_type(name: str, listed: Listed, found: Any) -> Any:
+    """The type in which a target column of a Parquet file is read that has these classes."""
+    kind, wanted = kind_of_labels(found), label_kind(listed[0])
+    if not kind:
+        raise InputError(
+            f"the target column {name!r} holds values of type {found}; make its labels text, integers or booleans."
+        )
+    if kind != wanted:
+        raise InputError(f"the target column {name!r} holds {kind} and the classes are {wanted}; convert the column.")
+    return found
+
+
+def csv_label_type(listed: Listed) -> Any:
+    """The type in which a target column of a CSV file is read that has these classes."""
+    return pa.bool_() if isinstance(listed[0], bool) else csv_type(listed)
+
+
+def label_codes(column: Any, listed: Listed) -> Any:
+    """As `codes`, but null where the label is missing: null, or an empty text."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_boolean(column.type):
+        column, listed = column.cast(pa.int8()), tuple(map(int, listed))
+    missing = column.is_null()
+    if is_text(column.type):
+        missing = pc.or_(missing, pc.equal(column, pa.scalar("", column.type)).fill_null(True))
+    return pc.if_else(missing, pa.scalar(None, pa.int32()), codes(column, listed))
 
 
 def names(categories: Mapping[str, Listed]) -> tuple[str, ...]:

@@ -128,9 +128,11 @@ def unreadable(
             return InputError(f"column {name!r} of {path} is not UTF-8 text in row {row}; save it as UTF-8.")
         if wanted.startswith("int"):
             return InputError(
-                f"column {name!r} of {path} is not an integer in row {row}; correct that value or list the "
-                "categories as text."
+                f"column {name!r} of {path} is not an integer in row {row}; correct that value or list its "
+                "values as text."
             )
+        if wanted == "bool":
+            return InputError(f"column {name!r} of {path} is neither true nor false in row {row}; correct that value.")
         return InputError(f"column {name!r} of {path} is not a number in row {row}; correct that value{advice(name)}.")
     if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text):
         return InputError(

@@ -23,6 +23,7 @@ from privrep.errors import InputError
 
 BATCH_BYTES = 16 << 20  # of one batch of rows
 MAX_BATCH_ROWS = 1 << 16
+_LABELS = ", or fit with --task classification if it holds labels"
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
@@ -41,6 +42,9 @@ class TableSource:
     They come after the numeric features, a column `name=value` for each category in the order of the list; a row whose
     value is missing or not in the list has zeros there. The list is never read off the file: which values occur is
     private. A column of a CSV file is read as text where its list is of text and as integers where it is of integers.
+
+    With `classes`, a public list of text, integers or booleans, the target is a column of labels: they become numbers,
+    their positions in the list, -1 for those not in it. A missing label is an error.
     """
 
     path: str | os.PathLike[str]
@@ -49,13 +53,14 @@ class TableSource:
     features: Sequence[str] | None = None
     user_as_text: bool = False
     categories: Mapping[str, Sequence[str | int]] | None = field(default=None, hash=False)
+    classes: one_hot.Listed | None = None
     numeric_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # numeric, then one-hot columns
     schema: Any = field(init=False, repr=False, compare=False)  # of `batches`, with the columns of `columns`
     read_types: dict[str, Any] = field(init=False, repr=False, compare=False)  # of `columns` before they are encoded
     header: tuple[str, ...] = field(init=False, repr=False, compare=False)  # all columns of the file
     dtype: np.dtype[Any] = field(init=False, repr=False, compare=False)
-    """float32 where all targets and numeric features are float32, else float64."""
+    """float32 where all targets (other than labels) and numeric features are float32, else float64."""
 
     def __post_init__(self) -> None:
         self._check_options()
@@ -69,11 +74,14 @@ class TableSource:
         self._set("feature_names", (*self.numeric_names, *one_hot.names(self._lists)))
         self._check_feature_names()
         self._set("read_types", {name: self._type(name, found.field(name).type) for name in self.columns})
-        fields = [(name, pa.int32() if name in self._lists else kind) for name, kind in self.read_types.items()]
-        self._set("schema", pa.schema(fields))
-        kinds = [self.read_types[name] for name in (*self.targets, *self.numeric_names)]
+        numbers = self.numeric_names if self.classes is not None else (*self.targets, *self.numeric_names)
+        kinds = [self.read_types[name] for name in numbers]
         single = bool(kinds) and all(kind == pa.float32() for kind in kinds)
         self._set("dtype", np.dtype(np.float32 if single else np.float64))
+        coded = dict.fromkeys(self._lists, pa.int32())
+        if self.classes is not None:
+            coded[self.targets[0]] = pa.float32() if single else pa.float64()
+        self._set("schema", pa.schema([(name, coded.get(name, kind)) for name, kind in self.read_types.items()]))
         if self.format == "csv":
             next(self._read_csv())  # what is wrong in the first rows is reported now
 
@@ -126,6 +134,8 @@ class TableSource:
             self._set("target", targets[0] if len(targets) == 1 else targets)
         if self.categories is not None:
             self._set("categories", one_hot.checked_lists(self.categories) or None)
+        if self.classes is not None and len(targets) != 1:
+            raise InputError(f"labels are one target column. Got {len(targets)} instead.")
         if self.user in targets:
             raise InputError(f"user and target are both column {self.user!r}; name two different columns.")
         article = "a" if len(targets) > 1 else "the"
@@ -179,11 +189,15 @@ class TableSource:
         if name in self._lists:
             listed = self._lists[name]
             return one_hot.csv_type(listed) if self.format == "csv" else one_hot.read_type(name, listed, found)
+        if name in self.targets and self.classes is not None:
+            listed = self.classes
+            return one_hot.csv_label_type(listed) if self.format == "csv" else one_hot.label_type(name, listed, found)
         if not _is_number(found):
             role = "target" if name in self.targets else "feature"
+            otherwise = _LABELS if role == "target" else " or leave it out"
             raise InputError(
-                f"the {role} column {name!r} holds values of type {found}, not numbers; "
-                + ("turn it into numbers." if role == "target" else "turn it into numbers or leave it out.")
+                f"the {role} column {name!r} holds values of type {found}, not numbers; turn it into numbers"
+                f"{otherwise}."
             )
         return found
 
@@ -216,11 +230,16 @@ class TableSource:
             column = batch.column(wanted.name)
             if wanted.name in lists:
                 column = one_hot.codes(column, lists[wanted.name])
+            elif self.classes is not None and wanted.name in self.targets:
+                column = one_hot.label_codes(column, self.classes)
             columns.append(column if column.type == wanted.type else column.cast(wanted.type))
         return pa.record_batch(columns, schema=self.schema)
 
     def _unreadable(self, error: Exception) -> InputError:
-        return unreadable(self.path, error, self.header, self.user, self.or_name_features)
+        def advice(name: str) -> str:
+            return _LABELS if name in self.targets else self.or_name_features(name)
+
+        return unreadable(self.path, error, self.header, self.user, advice)
 
     def or_name_features(self, name: str) -> str:
         """More advice about a column with a bad value, where nobody asked for that column by name."""
@@ -232,7 +251,8 @@ class TableSource:
 def checked_batches(source: TableSource) -> Iterator[Any]:
     """The batches of a file, every value in them looked at: no user missing, every number a finite one."""
     rows = 0
-    missing = {source.user: "no user"} | dict.fromkeys(source.targets, "no finite target")
+    target = "no finite target" if source.classes is None else "no label"
+    missing = {source.user: "no user"} | dict.fromkeys(source.targets, target)
     for batch in source.batches():
         for name, column in zip(source.columns, batch.columns, strict=True):
             bad = _first_bad(column)

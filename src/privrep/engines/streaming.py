@@ -30,7 +30,7 @@ from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
 from privrep.data.user_table import Floats, UserTable, block_rows
 from privrep.engines.base import LocalStep, default_workers, sum_blocks
 from privrep.errors import InputError
-from privrep.privacy.bounds import Bound, BoundedSum
+from privrep.privacy.bounds import Bound, BoundedSum, LossBound
 
 if sys.platform != "win32":
     import fcntl
@@ -95,7 +95,7 @@ class StreamingUsers:
         return self.source.is_sparse
 
     def bounded_sums(
-        self, step: LocalStep, bounds: Mapping[str, Bound], group: Group | None = None
+        self, step: LocalStep, bounds: Mapping[str, Bound | LossBound], group: Group | None = None
     ) -> dict[str, BoundedSum]:
         if self.source.target is None:
             raise InputError(f"{self.origin.path} was opened without a target; name the target column.")

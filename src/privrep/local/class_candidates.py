@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from privrep.data.sparse_rows import SparseRows
 from privrep.local.candidates import CONSTANT, KINDS, OWN, SHARED, Fit, images, normalised
-from privrep.local.classes import ClassFit, Loss, fit_classes
+from privrep.local.classes import FARTHEST, INTERCEPT_PRECISION, ClassFit, Loss, fit_classes
 from privrep.local.elementary import log, sigmoid
 from privrep.local.frame import Frame
 from privrep.local.least_squares import Floats, centred, sum_columns, sum_rows, users_last, without_mean
@@ -23,7 +23,9 @@ from privrep.privacy.bounds import Array, Contributions
 from privrep.privacy.contributions import Counts, Vectors
 
 PRECISIONS = (8.0, 1.0, 0.125)  # of the prior of a head on the representation, whose coordinates are of one size
-_RIDGE_STEPS = np.array([4.0, 1.0, 0.25])
+MANY_ROWS = 4  # times as many as features: enough for Newton's method
+_RIDGES = (1.0, 4.0, 0.25)  # the usual one first
+_OWN_PRECISIONS = (0.25, 2.0, 0.03)  # for each feature; the usual one first
 CLEARLY = 3.0  # nats, over all rows
 _PSEUDO_COUNT = 1.0
 
@@ -58,9 +60,8 @@ def class_shared(
 ) -> Fit:
     """A head on the representation. Without a `precision` of its prior, the middle one of PRECISIONS, or another that
     is clearly better by leave-one-out: a poor guess on few rows, so a run asks all users together."""
-    fits, losses, mean = _shared_fits(
-        X, signs, loss, matrix, intercept, PRECISIONS if precision is None else (precision,)
-    )
+    precisions = (PRECISIONS[1], *PRECISIONS[::2]) if precision is None else (precision,)
+    fits, losses, mean = _shared_fits(X, signs, loss, matrix, intercept, precisions)
     best, users = _clearly_best(losses, signs.shape[1]), np.arange(losses.shape[1])
     heads = np.stack([fit.heads for fit in fits])[best, :, :, users]  # (users, outputs, k)
     intercepts = np.stack([fit.intercepts for fit in fits])[best, :, users]
@@ -84,51 +85,118 @@ def _shared_fits(
 
 
 def class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool) -> Fit:
-    """Least squares of the labels, 1 and -1, on all features in public scales, added to the classes' frequencies.
+    """A linear classifier on all features in public scales, mixed with the frequencies of the user's classes.
 
-    The mean of a label is tanh of half its output, so outputs are twice what least squares says, less where that does
-    no better by leave-one-out than the frequencies alone: a choice between the two would be as noisy, and is no better
-    on average than a mixture. The ridge is the one that is right if features explain two fifths of the labels'
-    variance, all of them as much; or a quarter of it, or four times it, where that is clearly better.
+    Least squares of the labels, or Newton's method where there are rows enough for that. Its share in the outputs is
+    the larger, the more it gains over the frequencies by leave-one-out: a choice between the two would be as noisy,
+    and is no better on average than a mixture.
     """
     m, d = X.shape[1:]
     rows = X / scale
     mean = rows.mean(axis=1)
     rows = centred(rows) if intercept else rows
+    base, base_left = _frequencies(signs, loss, intercept)
+    outputs, weights, offset, lost = (_newton if m >= MANY_ROWS * d else _least_squares)(rows, signs, loss, intercept)
+    gain = sum_rows(loss.values(base_left, signs)) - sum_rows(loss.values(base_left + outputs, signs))
+    share = sigmoid(0.25 + 0.5 * gain)
+    value = sum_rows(loss.values(base_left + share * outputs, signs)) / m
+    weights = weights * share[:, None, None]
+    intercepts = base.T + share[:, None] * offset
+    if intercept:
+        intercepts = intercepts - (weights * mean[:, None, :]).sum(axis=2)
+    return Fit(OWN, np.where(lost, np.inf, value), intercepts, weights / scale)
+
+
+_Own = tuple[Floats, Array, Array, NDArray[np.bool_]]
+"""What a classifier adds to the frequencies' outputs of each row, left out, (outputs, m, users), its weights
+(users, outputs, d), its offset (users, outputs), and which users' numbers overflowed."""
+
+
+def _least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
+    """The mean of a label, 1 or -1, is tanh of half its output, so outputs are twice what least squares says.
+
+    The ridge is the one that is right if features explain two fifths of the labels' variance, all of them as much; or
+    a quarter of it, or four times it, where that is clearly better.
+    """
+    users, m, d = rows.shape
     targets = np.ascontiguousarray(signs.transpose(2, 1, 0))  # (users, m, outputs)
     moved = centred(targets) if intercept else targets
     values, Q, size, lost = _spectrum(rows)
     inside = np.matmul(Q.transpose(0, 2, 1), moved)
-    base, base_left = _frequencies(signs, loss, intercept)
+    base_left = _frequencies(signs, loss, intercept)[1]
     others = (targets.sum(axis=1, keepdims=True) - targets) / max(m - 1, 1) if intercept else 0.0
-    ridges = 1.5 * d / max(m, d) * _RIDGE_STEPS
-    scores, losses = np.empty((len(ridges), *signs.shape)), np.empty((len(ridges), len(X)))
+    ridges = 1.5 * d / max(m, d) * np.array(_RIDGES)
+    outputs, losses = np.empty((len(ridges), *signs.shape)), np.empty((len(ridges), users))
     for i, ridge in enumerate(ridges):
         shrink = values / (values + ridge)
         residuals = moved - np.matmul(Q, shrink[:, :, None] * inside)
         leverage = np.matmul(Q**2, shrink[:, :, None]) + (1 / m if intercept else 0.0)
-        scores[i] = 2 * (targets - residuals / np.maximum(1 - leverage, 1e-6) - others).transpose(2, 1, 0)
-        losses[i] = sum_rows(loss.values(base_left + scores[i], signs)) / m
-    best, users = _clearly_best(losses, m), np.arange(len(X))
-    gain = m * (sum_rows(loss.values(base_left, signs)) / m - losses[best, users])
-    share = sigmoid(0.25 + 0.5 * gain)
-    score = np.ascontiguousarray(scores[best, :, :, users].transpose(1, 2, 0))
-    value = sum_rows(loss.values(base_left + share * score, signs)) / m
+        outputs[i] = 2 * (targets - residuals / np.maximum(1 - leverage, 1e-6) - others).transpose(2, 1, 0)
+        losses[i] = sum_rows(loss.values(base_left + outputs[i], signs)) / m
+    best = _clearly_best(losses, m)
     dual = np.matmul(Q, inside / (values + ridges[best][:, None])[:, :, None]) / size[:, None, None]
-    weights = np.matmul(dual.transpose(0, 2, 1), rows) * (2 * share)[:, None, None]  # (users, outputs, d)
-    intercepts = base.T - (weights * mean[:, None, :]).sum(axis=2) if intercept else base.T
-    return Fit(OWN, np.where(lost, np.inf, value), intercepts, weights / scale)
+    weights = 2 * np.matmul(dual.transpose(0, 2, 1), rows)
+    return _of_each(outputs, best), weights, np.zeros((users, loss.outputs)), lost
+
+
+def _newton(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
+    """`fit_classes` with a matrix product per user in place of a loop over features; the frequencies stay beside it."""
+    users, m, d = rows.shape
+    size = (rows * rows).sum(axis=(1, 2)) / (m * d)
+    lost = ~np.isfinite(size)
+    Z = np.where(lost[:, None, None], 0.0, rows) / np.sqrt(np.where(lost | (size <= 0), 1.0, size))[:, None, None]
+    Z = np.concatenate([Z, np.ones((users, m, 1))], axis=2) if intercept else Z
+    base, base_left = _frequencies(signs, loss, intercept)
+    fits = [_newton_fit(Z, signs, loss, d * precision, intercept, base) for precision in _OWN_PRECISIONS]
+    outputs = np.stack([fit[0] for fit in fits]) - base_left
+    losses = np.stack([sum_rows(loss.values(base_left + each, signs)) / m for each in outputs])
+    best = _clearly_best(losses, m)
+    heads = np.stack([fit[1] for fit in fits])[best, np.arange(users)]  # (users, outputs, d or d + 1)
+    weights = heads[:, :, :d] / np.sqrt(np.where(lost | (size <= 0), 1.0, size))[:, None, None]
+    return _of_each(outputs, best), weights, heads[:, :, d:].sum(axis=2), lost
+
+
+def _newton_fit(
+    Z: Array, signs: Floats, loss: Loss, precision: float, intercept: bool, base: Floats
+) -> tuple[Floats, Array]:
+    """Outputs with each row left out (outputs, m, users), and heads (users, outputs, columns of Z)."""
+    penalty = np.full(Z.shape[2], precision)
+    if intercept:
+        penalty[-1] = INTERCEPT_PRECISION
+    across, heads = np.ascontiguousarray(Z.transpose(0, 2, 1)), np.zeros((len(Z), loss.outputs, Z.shape[2]))
+    outputs, leverage = np.repeat(base[:, None, :], Z.shape[1], axis=1), np.zeros_like(signs)
+    for step in range(loss.steps + 1):
+        pull, curve = loss.pulls(outputs, signs)
+        last = step == loss.steps
+        bend = curve if last else loss.bend(outputs, signs, curve)
+        for o in range(loss.outputs):
+            bent, pulled = np.ascontiguousarray(bend[o].T), np.ascontiguousarray(pull[o].T)
+            hessian = np.matmul(across * bent[:, None, :], Z) + np.diag(penalty)
+            if last:
+                leverage[o] = (np.linalg.solve(hessian, across) * across).sum(axis=1).T
+                continue
+            slope = np.matmul(across, pulled[:, :, None])[:, :, 0] - penalty * heads[:, o]
+            move = np.linalg.solve(hessian, slope[:, :, None])
+            moved = np.matmul(Z, move)[:, :, 0].T
+            shorter = np.minimum(1.0, FARTHEST / np.maximum(np.abs(moved * signs[o]).max(axis=0), 1e-300))
+            heads[:, o] += shorter[:, None] * move[:, :, 0]
+            outputs[o] += shorter * moved
+    return outputs - leverage * pull / np.maximum(1 - curve * leverage, 1e-2), heads
+
+
+def _of_each(values: Floats, best: NDArray[np.int64]) -> Floats:
+    """(settings, outputs, m, users) at each user's own setting."""
+    return np.ascontiguousarray(values[best, :, :, np.arange(len(best))].transpose(1, 2, 0))
 
 
 def _clearly_best(losses: Floats, rows: int) -> NDArray[np.int64]:
-    """Which of several settings, losses (settings, users): the middle one, unless another is better by CLEARLY nats.
+    """Which of several settings, losses (settings, users): the first, unless another is better by CLEARLY nats.
 
     On few rows the best of several is often so by luck, which costs that user twice: a worse setting, and a
     leave-one-out loss that promises too much when kinds of heads are compared.
     """
-    middle = len(losses) // 2
     handicap = np.full((len(losses), 1), CLEARLY / rows)
-    handicap[middle] = 0.0
+    handicap[0] = 0.0
     return (losses + handicap).argmin(axis=0)
 
 

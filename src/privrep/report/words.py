@@ -50,6 +50,7 @@ _PURPOSE = {  # by page without its numbers and statistic, by page, or by statis
     "covariance": "correlations of the features",
     "frequencies": "how often features occur",
     "keys/keys": "which values may be named",
+    "classes/keys": "which classes may be named",
     "moments": _START,
     "pairs": _START,
     "power": _START,
@@ -116,8 +117,9 @@ class Inspection:
 
     @property
     def selections(self) -> int:
-        """How many lists of values were selected privately."""
-        return sum(isinstance(event, Selection) for _, event in self.privacy.events)
+        """How many lists of values of features were selected privately."""
+        events = [event for name, event in self.privacy.events if not name.startswith(f"{models.CLASSES_PAGE}/")]
+        return sum(isinstance(event, Selection) for event in events)
 
 
 def whole_budget(report: PrivacyReport) -> float:
