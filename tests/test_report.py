@@ -21,7 +21,7 @@ from privrep.heads import fit_heads
 from privrep.privacy.accounting import Event, Gaussian, Selection
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier, read_report
 from privrep.ratings import PrivateFactorization
-from privrep.report import words
+from privrep.report import spending, words
 from privrep.report.picture import _bars, draw_fit
 
 
@@ -86,7 +86,7 @@ def test_every_release_of_every_method_has_a_purpose(method: str, options: dict[
     make_model(tmp_path / "m", method=method, seed=1, **options)
     found = words.inspect_folder(tmp_path / "m")
     assert all(one.purpose for one in found.releases), [one.name for one in found.releases if not one.purpose]
-    assert words.share_spent(found.privacy) == pytest.approx(1.0, rel=1e-6)
+    assert spending.share_spent(found.privacy) == pytest.approx(1.0, rel=1e-6)
     text = everything(found)
     assert method in text
     assert ("configuration of its paper" in text) == bool(options)
@@ -117,10 +117,10 @@ def test_names_of_releases_that_few_runs_have() -> None:
         "means/means",
         "tail/image",
     ):
-        assert words.purpose(name), name
-    assert words.purpose("unheard/of") == ""
-    assert words.purpose("moments/moments") == "starting point"
-    assert words.purpose("residuals/moments") != "starting point"
+        assert spending.purpose(name), name
+    assert spending.purpose("unheard/of") == ""
+    assert spending.purpose("moments/moments") == "starting point"
+    assert spending.purpose("residuals/moments") != "starting point"
 
 
 def report_of(events: dict[str, Event], epsilon: float = 1.0, delta: float = 1e-6) -> PrivacyReport:
@@ -134,10 +134,10 @@ def test_groups_are_asked_in_parallel() -> None:
     half = noise_multiplier(Budget(1.0, 1e-6).mu ** 2 / 2)
     groups = {f"round-{t + 1}/step": Gaussian(half, Group("rounds", t, 2)) for t in range(2)}
     report = report_of({"moments/moments": Gaussian(half), **groups})
-    spent = words.releases(report)
+    spent = spending.releases(report)
     assert [one.share for one in spent] == pytest.approx([0.5, 0.5, 0.5])
     assert [one.remark for one in spent] == ["", "group 1 of 2", "group 2 of 2"]
-    assert words.share_spent(report) == pytest.approx(1.0)
+    assert spending.share_spent(report) == pytest.approx(1.0)
     assert _bars(report) == pytest.approx(
         {"starting point": 0.5, "round 1 (group 1 of 2)": 0.5, "round 2 (group 2 of 2)": 0.5}
     )
@@ -151,11 +151,11 @@ def test_what_a_selection_sets_aside_is_said() -> None:
     ledger.charge({"keys-1/keys": selection})
     ledger.charge({"taste/taste": Gaussian(noise_multiplier(ledger.remaining))})
     report = ledger.report()
-    first, second = words.releases(report)
+    first, second = spending.releases(report)
     assert first.remark == "4e-07 of delta"
     assert first.share > 0.05  # of a smaller whole
     assert first.share + second.share == pytest.approx(1.0, rel=1e-9)
-    assert words.share_spent(report) == pytest.approx(1.0, rel=1e-9)
+    assert spending.share_spent(report) == pytest.approx(1.0, rel=1e-9)
     assert report.epsilon == pytest.approx(1.0, rel=1e-6)
     assert _bars(report)["which values may be named"] == first.share
 

@@ -71,11 +71,6 @@ def shout(text: str) -> None:
     console().print(text, style="bold red")
 
 
-def in_words(classes: Listed) -> str:
-    """How many there are and the first of them."""
-    return f"{len(classes):,} ({', '.join(map(str, classes[:8]))}{', ...' if len(classes) > 8 else ''})"
-
-
 def right(table: Table, *columns: int) -> None:
     for column in columns:
         table.columns[column].justify = "right"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from privrep.cli.shared import in_words, say, shout
+from privrep.cli.shared import say, shout
 
 if TYPE_CHECKING:
     from privrep.heads import Heads
@@ -37,6 +37,8 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
 
 def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
     """What is in the model, a line each."""
+    from privrep.report.words import in_words
+
     c, (features, rank) = fitted.config, fitted.representation.basis.shape
     label = "" if c.relation == "replace-one-user" else f" {_NOT_PRIVATE}"  # else their number is no public fact
     if c.ratings:

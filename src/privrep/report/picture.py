@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from privrep.privacy.ledger import PrivacyReport
-from privrep.report.words import releases
+from privrep.report.spending import releases
 
 _PRIVATE, _GROUP, _OTHER, _INK, _FAINT = "#0b6e99", "#85b7cc", "#9aa5ad", "#222222", "#dddddd"
 _ROW = 0.27  # inches of a bar and the room around it

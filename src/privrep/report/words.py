@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from privrep import model as models
 from privrep.algorithms.representation import Representation
-from privrep.data.groups import Group
+from privrep.data.categories import Listed
 from privrep.errors import InputError
-from privrep.privacy.accounting import (
-    Event,
-    Pure,
-    Selection,
-    delta_left,
-    event_to_json,
-    gaussian_mu,
-    pure_epsilons,
-    total_mu,
-)
-from privrep.privacy.composition import most_gaussian
+from privrep.privacy.accounting import Selection, event_to_json, total_mu
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_report
+from privrep.report.spending import Spent, releases, share_spent
 
 SEEDED = (
     "THE NOISE WAS SEEDED: this is a simulation and NOT PRIVATE. Whoever knows the seed can subtract the noise. "
@@ -43,60 +33,6 @@ _METHOD = {
     "priv-altmin": "Priv-AltMin: private least squares for the representation, in turn with heads of users' own",
     "centaur": "CENTAUR: a start by the private power method, then private gradient steps on the representation",
 }
-
-_START = "starting point"
-_PURPOSE = {  # by page without its numbers and statistic, by page, or by statistic
-    "scales": "sizes of the features",
-    "covariance": "correlations of the features",
-    "frequencies": "how often features occur",
-    "keys/keys": "which values may be named",
-    "classes/keys": "which classes may be named",
-    "moments": _START,
-    "pairs": _START,
-    "power": _START,
-    "paper-moments": _START,
-    "paper-pairs": _START,
-    "centaur-power": _START,
-    "residuals": "weak directions that strong ones hide",
-    "strong-scout": "first clipping norm, strong directions",
-    "strong/step": "step, strong directions",
-    "strong/normal": "normal equations, strong directions",
-    "strong/right": "their right side, strong directions",
-    "round-scout": "first clipping norm",
-    "preference": "whether users gain by it",
-    "altmin-scout": "first clipping norm",
-    "step": "step",
-    "gradient": "step",
-    "sizes": "next clipping norm",
-    "normal": "normal equations",
-    "right": "their right side",
-    "taste": "offsets and factors of the items",
-    "means": "offsets of the items",
-    "tail": "factors of the rarer items",
-    "choice": "one of many candidates",
-}
-
-
-@dataclass(frozen=True)
-class Spent:
-    """One release in the ledger and its part of the budget."""
-
-    name: str
-    purpose: str
-    noise_multiplier: float | None  # None of a choice, which adds noise to nothing
-    share: float  # of all that the run may spend; of a group's, where only a group was asked
-    group: Group | None = None
-    delta: float = 0.0  # what a selection sets aside of delta
-    epsilon: float = 0.0  # what a choice spends, with no delta
-
-    @property
-    def remark(self) -> str:
-        """What the share alone does not tell."""
-        if self.group is not None:
-            return f"group {self.group.index + 1} of {self.group.count}"
-        if self.epsilon:
-            return f"epsilon {self.epsilon:.4g}, pure"
-        return f"{self.delta:.3g} of delta" if self.delta else ""
 
 
 @dataclass(frozen=True)
@@ -120,49 +56,6 @@ class Inspection:
         """How many lists of values of features were selected privately."""
         events = [event for name, event in self.privacy.events if not name.startswith(f"{models.CLASSES_PAGE}/")]
         return sum(isinstance(event, Selection) for event in events)
-
-
-def whole_budget(report: PrivacyReport) -> float:
-    """All of mu^2 that the run may spend, given what its selections set aside of delta; zero if it is pure."""
-    left = delta_left((event for _, event in report.events), report.delta)
-    return gaussian_mu(report.epsilon_budget, left) ** 2 if left > 0 else 0.0
-
-
-def share_of_choices(report: PrivacyReport) -> float:
-    """Of the budget: their part of epsilon if it is pure, and else the part of all mu^2 that they leave to no other."""
-    whole, events = whole_budget(report), [event for _, event in report.events]
-    pures, left = pure_epsilons(events), delta_left(events, report.delta)
-    if not whole or not pures:
-        return math.fsum(pures) / report.epsilon_budget
-    return 1 - most_gaussian(report.epsilon_budget, left, pures, math.sqrt(whole)) ** 2 / whole
-
-
-def share_spent(report: PrivacyReport) -> float:
-    """Of the budget, at most 1: groups of one split are asked in parallel, so only the costliest counts."""
-    whole = whole_budget(report)
-    gaussian = total_mu(event for _, event in report.events) ** 2 / whole if whole else 0.0
-    return gaussian + share_of_choices(report)
-
-
-def releases(report: PrivacyReport) -> list[Spent]:
-    """Every release with its share of the budget, in the order they were charged; choices share by their epsilons."""
-    total, choices = whole_budget(report), share_of_choices(report)
-    pure = math.fsum(pure_epsilons(event for _, event in report.events))
-
-    def spent(name: str, event: Event) -> Spent:
-        if isinstance(event, Pure):
-            return Spent(name, purpose(name), None, choices * event.epsilon / pure, epsilon=event.epsilon)
-        group, delta = (None, event.delta) if isinstance(event, Selection) else (event.group, 0.0)
-        return Spent(name, purpose(name), event.noise_multiplier, event.noise_multiplier**-2 / total, group, delta)
-
-    return [spent(name, event) for name, event in report.events]
-
-
-def purpose(name: str) -> str:
-    """What a release is for, by its name in the ledger (page/statistic)."""
-    page, _, statistic = name.partition("/")
-    page = re.sub(r"(-\d+)+$", "", page)
-    return next((_PURPOSE[key] for key in (f"{page}/{statistic}", page, statistic) if key in _PURPOSE), "")
 
 
 def inspect_folder(folder: Path) -> Inspection:
@@ -219,6 +112,7 @@ def sections(found: Inspection) -> list[tuple[str, list[str]]]:
         ("Noise", [SEEDED if report.seeded else noise]),
         ("What is not protected", not_protected(found)),
         ("The method", about_method(found)),
+        *([("The classes", about_classes(found))] if found.config.loss is not None else []),
         ("The representation", about_representation(found)),
     ]
 
@@ -307,6 +201,31 @@ def _about_lists(found: Inspection) -> list[str]:
     other = "An item that is not listed" if found.config.ratings else "A value that is not listed"
     effect = "is predicted with the user's mean." if found.config.ratings else "has no feature."
     return [f"Lists of values are public: {', '.join(sizes)}; {how}. {other} {effect}"]
+
+
+def about_classes(found: Inspection) -> list[str]:
+    """Which there are, and how that was found."""
+    classes, c = found.columns.classes, found.config
+    selected = any(name.startswith(f"{models.CLASSES_PAGE}/") for name, _ in found.privacy.events)
+    if not classes:
+        return ["Not declared: they are selected privately, from the labels that enough users have."]
+    how = (
+        "Selected privately, from the labels that enough users have: which others occur stays private."
+        if selected and found.finished
+        else "Declared (a column of booleans declares False and True): taken as a public fact, not computed from the "
+        "users, and so not protected."
+    )
+    shape = (
+        "Outputs: one, whose sign decides."
+        if len(classes) == 2
+        else "Outputs: one for each class; the largest decides."
+    )
+    return [f"{in_words(classes)}.", how, f"Loss: {c.loss}. {shape} A row with another label counts for nothing."]
+
+
+def in_words(classes: Listed) -> str:
+    """How many there are and the first of them."""
+    return f"{len(classes):,} ({', '.join(map(str, classes[:8]))}{', ...' if len(classes) > 8 else ''})"
 
 
 def about_representation(found: Inspection) -> list[str]:
