@@ -95,12 +95,14 @@ def haunt(death: Death, ledger: Path) -> None:
 
 
 def attempt(folder: Path, seed: int | None, death: Death) -> None:
-    """One process's life, from wherever the last one got to: keys are selected, then a small Private FedRep."""
+    """One process's life, from wherever the last one got to: keys are selected, one of three candidates is chosen, then
+    a small Private FedRep."""
     from privrep.algorithms.private_fedrep import Settings, private_fedrep
     from privrep.data.user_table import UserTable
     from privrep.engines.in_memory import InMemoryUsers
     from privrep.engines.keys import KeyHolders
     from privrep.privacy.billboard import Billboard
+    from privrep.privacy.contributions import Losses
     from privrep.privacy.ledger import Budget, Ledger
     from privrep.privacy.noise import secure_noise, simulated_noise
     from privrep.privacy.release import Run, select_page
@@ -111,13 +113,25 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     table = UserTable(X.reshape(-1, 3), y.ravel(), np.arange(0, 1505, 5), np.arange(300))
     source = secure_noise if seed is None else simulated_noise(seed)
 
-    def noise(name: str, sigma: float, size: int) -> Any:
-        death.here(f"before draw of {name}")
-        drawn = source(name, sigma, size)
-        death.here(f"after draw of {name}")
-        return drawn
+    class Noise:
+        seeded = getattr(source, "seeded", False)
 
-    noise.__dict__.update(source.__dict__)  # whatever a source says of itself
+        def __call__(self, name: str, sigma: float, size: int) -> Any:
+            return self._between(name, lambda: source(name, sigma, size))
+
+        def smallest(self, name: str, losses: Any, scale: int) -> int:
+            return int(self._between(name, lambda: source.smallest(name, losses, scale)))
+
+        def _between(self, name: str, draw: Callable[[], Any]) -> Any:
+            death.here(f"before draw of {name}")
+            drawn = draw()
+            death.here(f"after draw of {name}")
+            return drawn
+
+    def losses(X: Any, y: Any) -> Any:
+        return {"losses": Losses(np.tile([0.5, 0.51, 0.52], (len(X), 1)))}
+
+    noise = Noise()
     folder.mkdir(exist_ok=True)
     haunt(death, folder / "ledger.jsonl")
     ledger = Ledger(Budget(40.0, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
@@ -125,8 +139,9 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     held = KeyHolders(("common", "rare"), (np.arange(300) < 3).astype(np.int64), np.arange(301))
     keys = select_page("keys-1", held, 0.05 * whole, 5e-8, ledger, board, noise)
     run = Run(InMemoryUsers(table, 1), ledger, board, noise)
+    chosen = run.choose("choice-1", losses, 3, 2.0)
     learned = private_fedrep(run, 1, settings=Settings(rounds=2))
-    result = [list(keys), learned.basis.tolist(), learned.scale.tolist(), learned.error]
+    result = [[*keys, chosen], learned.basis.tolist(), learned.scale.tolist(), learned.error]
     (folder / "result.json").write_text(json.dumps(result))
     (folder / "passed.json").write_text(json.dumps(death.passed))
 
@@ -153,11 +168,15 @@ def state(folder: Path) -> dict[str, Any]:
     """What a folder says: the ledger's report, the pages' files by their hashes, and what is on the pages."""
     from privrep.errors import InputError
     from privrep.privacy import billboard as boards
+    from privrep.privacy.accounting import event_to_json
     from privrep.privacy.ledger import read_report
 
     try:
         report = read_report(folder / "ledger.jsonl")
-        spent = {"epsilon": report.epsilon, "events": [[name, event.noise_multiplier] for name, event in report.events]}
+        spent = {
+            "epsilon": report.epsilon,
+            "events": [[name, event_to_json(event)] for name, event in report.events],
+        }
     except InputError:
         spent = {"epsilon": 0.0, "events": []}
     files = sorted((folder / "billboard").glob("*.safetensors"))
@@ -231,6 +250,8 @@ def test_deaths_come_at_every_kind_of_place(told: dict[str, Any]) -> None:
         "after charge, before draw",
         "before draw of keys-1/keys",
         "after draw of keys-1/keys",
+        "before draw of choice-1/choice",
+        "after draw of choice-1/choice",
         "before draw of scales",
         "after draw of round-1/step",
         "before draw of round-1/sizes",
@@ -261,10 +282,24 @@ def test_nothing_is_spent_twice_and_nothing_is_left_out(told: dict[str, Any], ki
 def test_a_selection_ends_the_same_wherever_it_was_killed(told: dict[str, Any], kind: str) -> None:
     """Charged once, before any noise was drawn; three holders are too few for a key to be named (chance: 1e-17)."""
     for story in told[kind]["stories"]:
-        assert story["end"]["result"][0] == ["common"], story["deaths"]
+        assert story["end"]["result"][0][:-1] == ["common"], story["deaths"]
         assert [name for name, _ in story["end"]["events"]].count("keys-1/keys") == 1
         for moment in story["between"]:
             assert moment["pages"] == {} or moment["events"][0][0] == "keys-1/keys", story["deaths"]
+
+
+@KINDS
+def test_a_choice_that_stands_is_not_made_again(told: dict[str, Any], kind: str) -> None:
+    for story in told[kind]["stories"]:
+        chosen = [
+            facts["choice"]["index"]
+            for moment in [*story["between"], story["end"]]
+            for name, _, facts in moment["content"]
+            if name == "choice-1"
+        ]
+        assert len(set(chosen)) == 1, story["deaths"]
+        assert story["end"]["result"][0][-1] == chosen[0]
+        assert [name for name, _ in story["end"]["events"]].count("choice-1/choice") == 1
 
 
 @KINDS
