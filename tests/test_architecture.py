@@ -146,7 +146,12 @@ RULES = {
     ),
     "noise sources are made or called": Rule(
         calls("noise", "secure_noise", "SecureNoise", "simulated_noise", "make_gaussian", "make_laplace", "smallest"),
-        ("privacy/noise.py", "privacy/release.py", "model.py"),  # model.py picks the source; it calls none
+        (
+            "privacy/noise.py",
+            "privacy/release.py",
+            "model.py",
+            "margin.py",
+        ),  # the last two pick the source; they call none
     ),
     "a noise source is called": Rule(calls("noise", "secure_noise", "smallest"), ("privacy/release.py",)),
     "bounded sums are made": Rule(constructs("BoundedSum"), ("engines/",)),

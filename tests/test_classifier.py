@@ -500,3 +500,13 @@ def test_it_is_declared_a_classifier_so_that_scikit_learn_checks_it(estimator: A
     names = {getattr(check, "func", check).__name__ for _, check in estimator_checks_generator(estimator)}
     assert {"check_classifiers_classes", "check_classifiers_train", "check_estimator_sparse_array"} <= names
     assert len(names) > 40
+
+
+@pytest.mark.parametrize("odd", ["x", 2.5, None])
+def test_one_label_of_another_kind_does_not_change_the_kind_of_all(odd: Any) -> None:
+    """NumPy would make text of a list of integers with one text in it: the public list would tell of that one."""
+    X, y, groups = rows(100, 2)
+    labels = y.tolist()
+    labels[3] = odd
+    with pytest.raises(ValueError, match=r"label|kind|missing|NaN|None"):
+        PrivateFedRepClassifier(2, epsilon=20.0, random_state=1).fit(X, labels, groups=groups)

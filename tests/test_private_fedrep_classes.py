@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from privrep.algorithms.alternation import Settings
 from privrep.algorithms.baselines import subspace_distance
 from privrep.algorithms.class_baselines import alone_classes, fedrep_classes, pooled_classes
 from privrep.algorithms.private_fedrep import private_fedrep
@@ -83,7 +82,7 @@ def test_the_prior_of_heads_follows_the_heads() -> None:
 def test_with_next_to_no_noise_it_is_as_good_as_fedrep_without_privacy() -> None:
     loss = Loss("log", 2)
     made, table = population(4000)
-    private = private_fedrep(run_of(table, 1e4), 2, loss=loss, settings=Settings(prior_share=0.01))
+    private = private_fedrep(run_of(table, 1e4), 2, loss=loss)
     plain = fedrep_classes(InMemoryUsers(table), 2, loss)
     assert distance(made.U, private) < 1.3 * distance(made.U, plain) < 0.2
 

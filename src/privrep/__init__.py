@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from privrep.classifier import PersonalClassifier, PrivateFedRepClassifier
+    from privrep.data.class_population import ClassPopulation, make_class_population
     from privrep.data.synthetic import Population, make_population
     from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
     from privrep.estimators import CentaurLinear, PersonalHead, PrivAltMin, PrivateFedRep
+    from privrep.margin import PrivateMarginSelector
     from privrep.privacy.ledger import PrivacyReport
     from privrep.ratings import PrivateFactorization, Taste
 
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "BudgetExceeded": "privrep.errors",
     "CentaurLinear": "privrep.estimators",
+    "ClassPopulation": "privrep.data.class_population",
     "InputError": "privrep.errors",
     "NothingLearned": "privrep.errors",
     "PersonalClassifier": "privrep.classifier",
@@ -32,14 +35,17 @@ _WHERE = {
     "PrivateFactorization": "privrep.ratings",
     "PrivateFedRep": "privrep.estimators",
     "PrivateFedRepClassifier": "privrep.classifier",
+    "PrivateMarginSelector": "privrep.margin",
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.ratings",
+    "make_class_population": "privrep.data.class_population",
     "make_population": "privrep.data.synthetic",
 }
 __all__ = [
     "BudgetExceeded",
     "CentaurLinear",
+    "ClassPopulation",
     "InputError",
     "NothingLearned",
     "PersonalClassifier",
@@ -50,9 +56,11 @@ __all__ = [
     "PrivateFactorization",
     "PrivateFedRep",
     "PrivateFedRepClassifier",
+    "PrivateMarginSelector",
     "PrivrepError",
     "ResumeError",
     "Taste",
+    "make_class_population",
     "make_population",
 ]
 

@@ -155,7 +155,10 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return float(accuracy_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
-        X, y = validate_data(self, plain(X), plain(y), dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset)
+        y = plain(y)
+        if isinstance(y, list | tuple):  # else NumPy would find one type for all, and one label could change it
+            y = np.array(y, dtype=object)
+        X, y = validate_data(self, plain(X), y, dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset)
         return X, label_column(y)
 
     def _learn(

@@ -170,7 +170,7 @@ def _class_candidates(
     """As for numbers. A likelihood ratio of (error / error)^(rows / 2) is here e^(rows times the difference of losses),
     so that half the logarithm of the credit is what a user may take off the shared head's loss."""
     signs = loss.signs(y)
-    shared = class_shared(X, signs, loss, rep.matrix, intercept, rep.precision)
+    shared = class_shared(X, signs, loss, rep.matrix, intercept, rep.precision, rep.centre)
     if not safety_net:
         return [shared]
     shared = replace(shared, loss=shared.loss - 0.5 * math.log(rep.credit(y.shape[1])))

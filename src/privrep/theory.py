@@ -83,3 +83,11 @@ def lemma_12(p: Problem, epsilon: float) -> Terms:
 def excess_risk(p: Problem, distance: float) -> float:
     """The excess risk a distance between representations costs at most: (dist Gamma)^2, the heads fitted exactly."""
     return (min(distance, 1.0) * p.head_norm) ** 2
+
+
+def theorem_17(users: int, rows: int, rank: int, epsilon: float, reach: float) -> Terms:
+    """Excess 0-1 loss of margin selection over the best margin loss; `reach` = r Gamma / rho. No d anywhere.
+
+    privacy = reach^2 k / (n eps), sampling = reach / sqrt m.
+    """
+    return Terms(privacy=reach**2 * rank / (users * epsilon), sampling=reach / rows**0.5)

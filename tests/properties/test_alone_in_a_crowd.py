@@ -16,7 +16,9 @@ from threadpoolctl import threadpool_limits
 from privrep.algorithms.baselines import LocalUpdate
 from privrep.algorithms.paper import BatchGradient, FirstHalfPairs
 from privrep.data.sparse_rows import SparseRows
-from privrep.local.candidates import Preference
+from privrep.local.candidates import Preference, own_candidate, shared_candidate
+from privrep.local.class_candidates import class_own, class_shared
+from privrep.local.classes import Loss
 from privrep.local.frame import Frame
 from privrep.local.ratings import TasteImage, TasteMeans, TasteMoments
 from privrep.local.steps import (
@@ -217,3 +219,34 @@ def test_a_step_that_looks_at_the_others_is_noticed():
     X, y = crowd(2, np.float64, 1, np.random.default_rng(0))
     with pytest.raises(AssertionError):
         assert_alone_as_in_company(careless, functools.partial(chosen, X, y))
+
+
+CANDIDATES = {
+    "own": lambda X, y: own_candidate(X, y, SCALE, True),
+    "own, no intercept": lambda X, y: own_candidate(X, y, SCALE, False),
+    "shared": lambda X, y: shared_candidate(X, y, WIDE, True),
+    **{
+        f"{kind}, {loss.name}, {loss.classes} classes": functools.partial(candidate, loss)
+        for loss in (Loss("log", 2), Loss("log", 4), Loss("hinge", 2))
+        for kind, candidate in (
+            ("own", lambda loss, X, y: class_own(X, loss.signs(labels(y, loss)), loss, SCALE, True)),
+            ("shared", lambda loss, X, y: class_shared(X, loss.signs(labels(y, loss)), loss, WIDE, True, 0.5)),
+        )
+    },
+}
+
+
+def labels(y, loss):
+    return np.mod(np.floor(np.abs(y) * 3), loss.classes)
+
+
+@pytest.mark.parametrize("rows", [5, 12, 20, 68, 80])
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_nor_do_the_losses_that_votes_compare(name, rows):
+    """A vote shows a cell; behind it are losses, whose last bit may decide where two are as good."""
+    X, y = crowd(rows, np.float64, 1, np.random.default_rng([rows, len(name)]))
+
+    def step(X, y):
+        return {"losses": Vectors(CANDIDATES[name](X, y).loss[:, None])}
+
+    assert_alone_as_in_company(step, functools.partial(chosen, X, y))

@@ -12,8 +12,9 @@ and, where strong directions may hide weak ones, three pages more, after some ro
 and at the end
   preference   whether a user does better by the representation or alone
                                                                -> how to choose between the two on few rows
-Classifiers have two pages more, before the rounds and after:
-  *prior       losses of users' heads with several precisions  -> one for all, the prior of heads
+Classifiers have some more, before the rounds and after (see `class_prior`):
+  *centre*     gradient of one classifier for everybody        -> what heads have in common
+  *prior       losses of users' heads with several precisions  -> how far they differ from that
 
 Everything that depends on the users is read off these releases; the rest are public facts (d, k and the budget). The
 number of users is not used anywhere, so that it need not be public.
@@ -30,11 +31,12 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from privrep.algorithms.class_prior import TOO_KIND, Common, find_precision, newton_step
 from privrep.algorithms.frames import CLEAR, find_frame, octave_quantile
 from privrep.algorithms.initialisers import MOST_SQUARED, Initialiser, Start, top_eigenvectors
 from privrep.algorithms.representation import Estimate, Representation, publish
 from privrep.local.candidates import KINDS, OWN, SHARED, Preference
-from privrep.local.class_candidates import PRECISIONS, ClassPreference, ClassPrior
+from privrep.local.class_candidates import ClassPreference
 from privrep.local.class_steps import encoded
 from privrep.local.classes import Loss
 from privrep.local.frame import Frame
@@ -53,7 +55,9 @@ class Settings:
     covariance_share: float = 0.1
     start_share: float = 0.2
     votes_share: float = 0.01
-    prior_share: float = 0.0  # of classifiers' heads, twice: before the rounds and after
+    prior_share: float = 0.0  # of classifiers' heads: how strong, twice, before the rounds and after
+    look_share: float = 0.0  # and what they have in common: a look
+    centre_share: float = 0.0  # and where it saw something, each of three steps before the rounds and one after
     rounds: int = 8
     scout_share: float = 0.03  # of what the rounds have
     sizes_share: float = 0.05  # of the same, histograms of all rounds together
@@ -75,6 +79,9 @@ FOR_CLASSES = Settings(
     start_share=0.12,
     votes_share=0.005,
     prior_share=0.003,
+    look_share=0.025,
+    centre_share=0.04,
+    rounds=5,
     scout_share=0.02,
     sizes_share=0.03,
     heads_weight=0.15,
@@ -92,6 +99,10 @@ class Problem:
     settings: Settings
     loss: Loss | None = None  # of labels; None: the square, of numbers
     precision: float = 1.0  # of the prior of classifiers' heads
+    common: Common | None = None  # its centre; None: zero
+
+    def centre_on(self, basis: Array, spread: Array | float = 1.0) -> Array | None:
+        return None if self.common is None else self.common.on(basis, spread)
 
 
 class Round(Protocol):
@@ -144,7 +155,14 @@ def learn(
     problem = Problem(run, frame, intercept, s, loss)
     state = initialiser(Start(run, frame, rank, for_start, intercept, loss))
     state = state.first(min(state.basis.shape[1], method.most(d))) if rank is None else state
-    problem = replace(problem, precision=prior(problem, state, for_prior, "prior"))
+    if loss is not None:
+        left -= s.look_share * total
+        problem = centred(problem, state, s.look_share * total, "centre-1")
+        if problem.common is not None:
+            left -= 4 * s.centre_share * total
+            for t in (2, 3, 4):
+                problem = centred(problem, state, s.centre_share * total, f"centre-{t}")
+        problem = with_precision(problem, state, for_prior, "prior")
     if d > MOST_SQUARED or not state.hides(rank):
         state = iterate(problem, state, method, left, method.name, s.rounds)
     elif rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
@@ -155,9 +173,31 @@ def learn(
         state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
         state = add_weak(problem, state, rank, rank, 0.25 * left)
         state = iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
-    problem = replace(problem, precision=prior(problem, state, for_prior, "heads-prior"))
+    if loss is None:
+        return publish(run, state, frame, preference=preference(problem, state, for_votes))
+    if problem.common is not None:
+        problem = centred(problem, state, s.centre_share * total, "heads-centre")
+    problem = with_precision(problem, state, for_prior, "heads-prior")
+    problem = replace(problem, precision=problem.precision * (TOO_KIND if loss.outputs == 1 else 1.0))
     votes = preference(problem, state, for_votes)
-    return publish(run, state, frame, preference=votes, precision=None if loss is None else problem.precision)
+    centre = problem.centre_on(state.basis, _spread(state))
+    return publish(run, state, frame, preference=votes, precision=problem.precision, centre=centre)
+
+
+def centred(problem: Problem, state: Estimate, mu_squared: float, page: str) -> Problem:
+    """The problem with a step taken towards what heads have in common."""
+    assert problem.loss is not None
+    asked = state.basis, problem.frame, problem.loss, problem.intercept
+    return replace(problem, common=newton_step(problem.run, page, *asked, problem.common, mu_squared))
+
+
+def with_precision(problem: Problem, state: Estimate, mu_squared: float, page: str) -> Problem:
+    """The problem with the precision of heads around their centre."""
+    assert problem.loss is not None
+    if not mu_squared:
+        return problem
+    asked = _matrix(problem, state), problem.loss, problem.intercept, problem.centre_on(state.basis, _spread(state))
+    return replace(problem, precision=find_precision(problem.run, page, *asked, mu_squared))
 
 
 def iterate(problem: Problem, state: Estimate, method: Round, mu_squared: float, name: str, rounds: int) -> Estimate:
@@ -233,7 +273,8 @@ def preference(problem: Problem, state: Estimate, mu_squared: float) -> float | 
     matrix, loss = _matrix(problem, state), problem.loss
     step: Any = Preference(matrix, problem.frame, problem.intercept)
     if loss is not None:
-        step = ClassPreference(matrix, problem.frame, problem.intercept, loss, problem.precision)
+        prior = problem.precision, problem.centre_on(state.basis, _spread(state))
+        step = ClassPreference(matrix, problem.frame, problem.intercept, loss, *prior)
     query = Query(Bound(1.0, len(KINDS), acute=True), mu_squared)
     votes = problem.run.ask("preference", step, {"votes": query})["votes"]
     shared, own = float(votes.value[SHARED]), float(votes.value[OWN])
@@ -242,29 +283,12 @@ def preference(problem: Problem, state: Estimate, mu_squared: float) -> float | 
     return max(shared, votes.sigma) / max(own, votes.sigma)
 
 
-MOST_DIFFERENT = 0.25  # losses of a user's with different precisions, in norm
-
-
-def prior(problem: Problem, state: Estimate, mu_squared: float, page: str) -> float:
-    """The precision of a prior with which classifiers' heads do best by leave-one-out; not asked for where it is free.
-
-    Where a parabola through the users' losses, over the precisions' logarithms, is least. A curvature of three times
-    the noise more keeps the answer near the middle one where there is little but noise.
-    """
-    if problem.loss is None or not mu_squared:
-        return problem.precision
-    step = ClassPrior(_matrix(problem, state), problem.intercept, problem.loss)
-    query = Query(Bound(MOST_DIFFERENT, len(PRECISIONS)), mu_squared)
-    losses = problem.run.ask(page, step, {"precisions": query})["precisions"]
-    high, middle, low = (float(value) for value in losses.value)
-    curvature = max(high + low - 2 * middle, 0.0) + 3 * losses.sigma
-    place = float(np.clip((low - high) / (2 * curvature), -1.5, 1.5))  # in steps from the middle towards high
-    return float(PRECISIONS[1] * (PRECISIONS[0] / PRECISIONS[1]) ** place)
-
-
 def _matrix(problem: Problem, state: Estimate) -> Array:
-    spread = np.ones(1) if state.spread is None else state.spread
-    return Representation(state.basis, problem.frame, 0.0, spread).matrix
+    return Representation(state.basis, problem.frame, 0.0, _spread(state)).matrix
+
+
+def _spread(state: Estimate) -> Array:
+    return np.ones(1) if state.spread is None else state.spread
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class GradientRound:
     def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> LeaveOneOutGradient:
         s, weight = problem.settings, problem.settings.heads_weight * ratio
         if problem.loss is not None:
-            return ClassGradient(state.basis, problem.frame, weight, problem.precision, problem.intercept, problem.loss)
+            prior = problem.loss, problem.centre_on(state.basis)
+            return ClassGradient(state.basis, problem.frame, weight, problem.precision, problem.intercept, *prior)
         return LeaveOneOutGradient(state.basis, problem.frame, weight, s.ridge(state), problem.intercept)
 
     def queries(self, step: LeaveOneOutGradient, norm: float, mu_squared: float) -> dict[str, Query]:

@@ -63,6 +63,7 @@ class Representation:
     ratings: Ratings | None = None
     preference: float | None = None  # users who preferred the shared head, to one who preferred its own; None: no vote
     precision: float | None = None  # of the prior of classifiers' heads; None: each user's own choice
+    centre: Array | None = None  # of that prior, (outputs, k + 1): on the columns of `matrix`, then the intercept
 
     @property
     def scale(self) -> Array:
@@ -111,10 +112,11 @@ def publish(
     ratings: Ratings | None = None,
     preference: float | None = None,
     precision: float | None = None,
+    centre: Array | None = None,
 ) -> Representation:
     """Post the representation, the last page of a run."""
     spread = np.ones(1) if state.spread is None else state.spread
-    optional = {"whitening": frame.whitening, "target_scale": frame.target_scale}
+    optional = {"whitening": frame.whitening, "target_scale": frame.target_scale, "centre": centre}
     facts = {"error": state.total_error}
     if ratings is not None:
         optional["offset"] = ratings.offset
@@ -125,12 +127,12 @@ def publish(
         facts["precision"] = precision
     arrays = {"basis": state.basis, "scale": frame.scale, "spread": spread}
     run.derive("representation", arrays | {name: a for name, a in optional.items() if a is not None}, **facts)
-    return Representation(state.basis, frame, state.total_error, spread, ratings, preference, precision)
+    return Representation(state.basis, frame, state.total_error, spread, ratings, preference, precision, centre)
 
 
 def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
     """What `publish` posted."""
     frame = Frame(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
     ratings = Ratings(arrays["offset"], facts["residual"]) if "offset" in arrays else None
-    votes = facts.get("preference"), facts.get("precision")
+    votes = facts.get("preference"), facts.get("precision"), arrays.get("centre")
     return Representation(arrays["basis"], frame, facts["error"], arrays["spread"], ratings, *votes)

@@ -22,7 +22,7 @@ def block_rows(features: int, is_sparse: bool = False) -> int:
 
     Of sparse rows always the same number: a rule that every engine can follow without looking at the rows.
     """
-    return 1 << 16 if is_sparse else int(np.clip((1 << 22) // max(features, 1), 64, 1 << 14))
+    return 1 << 16 if is_sparse else int(np.clip((1 << 22) // max(features, 1), 64, 1 << 15))
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,8 @@ def normalised(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
     So whatever a user's rows are, an eigendecomposition, which would raise for everybody, finds small finite numbers.
     """
     k = gram.shape[1]
-    size = gram[:, np.arange(k), np.arange(k)].sum(axis=1) / k
+    diagonal = np.ascontiguousarray(gram[:, np.arange(k), np.arange(k)])  # else one user's is added in another order
+    size = diagonal.sum(axis=1) / k
     lost = ~np.isfinite(gram.sum(axis=(1, 2)))
     size = np.where(lost | ~(size > np.finfo(np.float64).tiny), 1.0, size)
     gram[lost] = 0.0

@@ -24,9 +24,10 @@ from privrep.privacy.contributions import Counts, Vectors
 
 PRECISIONS = (8.0, 1.0, 0.125)  # of the prior of a head on the representation, whose coordinates are of one size
 MANY_ROWS = 4  # times as many as features: enough for Newton's method
-_RIDGES = (1.0, 4.0, 0.25)  # the usual one first
+_RIDGES = (1.0, 4.0, 0.25, 1.0, 0.25)  # the usual one first
+_SLOPES = (2.0, 2.0, 2.0, 6.0, 6.0)
+_HANDICAPS = (0.0, 3.0, 3.0, 6.0, 6.0)  # nats, over all rows, by which another must be better
 _OWN_PRECISIONS = (0.25, 2.0, 0.03)  # for each feature; the usual one first
-CLEARLY = 3.0  # nats, over all rows
 _PSEUDO_COUNT = 1.0
 
 
@@ -56,12 +57,18 @@ def _outputs_of(counts: Floats, total: Floats, loss: Loss) -> Floats:
 
 
 def class_shared(
-    X: Array | SparseRows, signs: Floats, loss: Loss, matrix: Array, intercept: bool, precision: float | None = None
+    X: Array | SparseRows,
+    signs: Floats,
+    loss: Loss,
+    matrix: Array,
+    intercept: bool,
+    precision: float | None = None,
+    centre: Array | None = None,
 ) -> Fit:
     """A head on the representation. Without a `precision` of its prior, the middle one of PRECISIONS, or another that
     is clearly better by leave-one-out: a poor guess on few rows, so a run asks all users together."""
     precisions = (PRECISIONS[1], *PRECISIONS[::2]) if precision is None else (precision,)
-    fits, losses, mean = _shared_fits(X, signs, loss, matrix, intercept, precisions)
+    fits, losses, mean = _shared_fits(X, signs, loss, matrix, intercept, precisions, centre)
     best, users = _clearly_best(losses, signs.shape[1]), np.arange(losses.shape[1])
     heads = np.stack([fit.heads for fit in fits])[best, :, :, users]  # (users, outputs, k)
     intercepts = np.stack([fit.intercepts for fit in fits])[best, :, users]
@@ -71,7 +78,13 @@ def class_shared(
 
 
 def _shared_fits(
-    X: Array | SparseRows, signs: Floats, loss: Loss, matrix: Array, intercept: bool, precisions: tuple[float, ...]
+    X: Array | SparseRows,
+    signs: Floats,
+    loss: Loss,
+    matrix: Array,
+    intercept: bool,
+    precisions: tuple[float, ...],
+    centre: Array | None,
 ) -> tuple[list[ClassFit], Floats, Floats]:
     """Fits with each precision, their leave-one-out losses (precisions, users), and the rows' means (k, users)."""
     P = users_last(images(X, matrix))
@@ -79,7 +92,7 @@ def _shared_fits(
     rows = without_mean(P) if intercept else P
     fits: list[ClassFit] = []
     for precision in precisions:
-        fits.append(fit_classes(rows, signs, loss, precision, intercept, fits[-1] if fits else None))
+        fits.append(fit_classes(rows, signs, loss, precision, intercept, fits[-1] if fits else None, centre))
     losses = np.stack([sum_rows(loss.values(fit.loo_outputs, signs)) / m for fit in fits])
     return fits, losses, sum_rows(P) / m
 
@@ -115,28 +128,58 @@ _Own = tuple[Floats, Array, Array, NDArray[np.bool_]]
 def _least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
     """The mean of a label, 1 or -1, is tanh of half its output, so outputs are twice what least squares says.
 
-    The ridge is the one that is right if features explain two fifths of the labels' variance, all of them as much; or
-    a quarter of it, or four times it, where that is clearly better.
+    The ridge is the one that is right if features explain two fifths of the labels' variance, all of them as much. With
+    more rows than features, or several outputs, another ridge, or a steeper slope, where that is clearly better.
     """
     users, m, d = rows.shape
     targets = np.ascontiguousarray(signs.transpose(2, 1, 0))  # (users, m, outputs)
     moved = centred(targets) if intercept else targets
-    values, Q, size, lost = _spectrum(rows)
-    inside = np.matmul(Q.transpose(0, 2, 1), moved)
-    base_left = _frequencies(signs, loss, intercept)[1]
     others = (targets.sum(axis=1, keepdims=True) - targets) / max(m - 1, 1) if intercept else 0.0
-    ridges = 1.5 * d / max(m, d) * np.array(_RIDGES)
+    base_left = _frequencies(signs, loss, intercept)[1]
+    ridges = 1.5 * d / max(m, d) * np.array(_RIDGES[: 5 if loss.outputs > 1 else 3 if m > d else 1])
+    duals, leverages, size, lost = _ridge_duals(rows, moved, ridges)
     outputs, losses = np.empty((len(ridges), *signs.shape)), np.empty((len(ridges), users))
     for i, ridge in enumerate(ridges):
-        shrink = values / (values + ridge)
-        residuals = moved - np.matmul(Q, shrink[:, :, None] * inside)
-        leverage = np.matmul(Q**2, shrink[:, :, None]) + (1 / m if intercept else 0.0)
-        outputs[i] = 2 * (targets - residuals / np.maximum(1 - leverage, 1e-6) - others).transpose(2, 1, 0)
+        left = ridge * duals[i] / np.maximum(1 - leverages[i] - (1 / m if intercept else 0.0), 1e-6)
+        outputs[i] = _SLOPES[i] * (targets - left - others).transpose(2, 1, 0)
         losses[i] = sum_rows(loss.values(base_left + outputs[i], signs)) / m
     best = _clearly_best(losses, m)
-    dual = np.matmul(Q, inside / (values + ridges[best][:, None])[:, :, None]) / size[:, None, None]
-    weights = 2 * np.matmul(dual.transpose(0, 2, 1), rows)
+    slopes, dual = np.array(_SLOPES)[best], duals[best, np.arange(users)] / size[:, None, None]
+    weights = slopes[:, None, None] * np.matmul(dual.transpose(0, 2, 1), rows)
     return _of_each(outputs, best), weights, np.zeros((users, loss.outputs)), lost
+
+
+def _ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+    """(G + ridge)^-1 targets for each ridge and user, G the Gram matrix of the user's rows over its mean eigenvalue;
+    the rows' leverages (ridges, users, m, 1); that mean; and which users' numbers overflowed.
+
+    The residuals are the ridge times the first. By an inverse where there is one ridge, and else by the
+    eigendecomposition of the smaller of rows by rows and features by features.
+    """
+    users, m, d = rows.shape
+    if m <= d:
+        gram, size, lost = normalised(rows @ rows.transpose(0, 2, 1))
+        if len(ridges) == 1:
+            inverted = np.linalg.inv(gram + ridges[0] * np.eye(m))
+            diagonal = np.ascontiguousarray(inverted[:, np.arange(m), np.arange(m)])[:, :, None]
+            return np.matmul(inverted, targets)[None], 1 - ridges[0] * diagonal[None], size, lost
+        values, Q = np.linalg.eigh(gram)
+        values = np.maximum(values, 0.0)
+    else:
+        gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
+        values, V = np.linalg.eigh(gram)
+        values = np.maximum(values, 0.0)
+        Q = (
+            np.where(lost[:, None, None], 0.0, rows @ V)
+            / np.sqrt(np.maximum(values, 1e-12) * size[:, None])[:, None, :]
+        )
+    inside = np.matmul(Q.transpose(0, 2, 1), targets)
+    duals, leverages = np.empty((len(ridges), *targets.shape)), np.empty((len(ridges), users, m, 1))
+    for i, ridge in enumerate(ridges):
+        shrink = (values / (values + ridge))[:, :, None]
+        duals[i] = (targets - np.matmul(Q, shrink * inside)) / ridge
+        leverages[i] = np.matmul(Q**2, shrink)
+    return duals, leverages, size, lost
 
 
 def _newton(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
@@ -190,46 +233,51 @@ def _of_each(values: Floats, best: NDArray[np.int64]) -> Floats:
 
 
 def _clearly_best(losses: Floats, rows: int) -> NDArray[np.int64]:
-    """Which of several settings, losses (settings, users): the first, unless another is better by CLEARLY nats.
+    """Which of several settings, losses (settings, users): the usual one, unless another is better by so many nats.
 
     On few rows the best of several is often so by luck, which costs that user twice: a worse setting, and a
     leave-one-out loss that promises too much when kinds of heads are compared.
     """
-    handicap = np.full((len(losses), 1), CLEARLY / rows)
-    handicap[0] = 0.0
+    handicap = np.array(_HANDICAPS[: len(losses)])[:, None] / rows
     return (losses + handicap).argmin(axis=0)
-
-
-def _spectrum(rows: Array) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """Eigenvalues of the rows' Gram matrix over their mean, its eigenvectors (users, m, r), that mean, and which users'
-    numbers overflowed. By way of the smaller of rows and features."""
-    m, d = rows.shape[1:]
-    if m <= d:
-        gram, size, lost = normalised(rows @ rows.transpose(0, 2, 1))
-        values, Q = np.linalg.eigh(gram)
-        return np.maximum(values, 0.0), Q, size, lost
-    gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
-    values, V = np.linalg.eigh(gram)
-    values = np.maximum(values, 0.0)
-    Q = np.where(lost[:, None, None], 0.0, rows @ V) / np.sqrt(np.maximum(values, 1e-12) * size[:, None])[:, None, :]
-    return values, Q, size, lost
 
 
 @dataclass(frozen=True)
 class ClassPrior:
-    """How much better or worse than on average a user's shared head does with each of PRECISIONS, by leave-one-out."""
+    """How much better or worse than on average a user's shared head does with each of PRECISIONS, by leave-one-out.
+
+    Leave-one-out by a Newton step is kind to a weak prior where classes have few rows each. So with several outputs
+    heads of every other row, tried on the rows between, count half as much: they are hard on it.
+    """
 
     sparse: ClassVar[bool] = True
     matrix: Array
     intercept: bool
     loss: Loss
+    centre: Array | None = None
 
     def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
-        differences = np.zeros((len(PRECISIONS), len(X)))
-        if X.shape[1] > 2:
-            losses = _shared_fits(X, self.loss.signs(y), self.loss, self.matrix, self.intercept, PRECISIONS)[1]
-            differences = losses - sum_columns(losses) / len(losses)
-        return {"precisions": Vectors(np.ascontiguousarray(differences.T))}
+        losses = np.zeros((len(PRECISIONS), len(X)))
+        if X.shape[1] > 3:
+            signs = self.loss.signs(y)
+            losses = _shared_fits(X, signs, self.loss, self.matrix, self.intercept, PRECISIONS, self.centre)[1]
+            if self.loss.outputs > 1:
+                P = users_last(images(X, self.matrix))
+                halves = [(P[:, first::2], signs[:, first::2]) for first in (0, 1)]
+                between = self._tried(*halves[0], *halves[1]) + self._tried(*halves[1], *halves[0])
+                losses = (2 * losses + between / X.shape[1]) / 3
+        return {"precisions": Vectors(np.ascontiguousarray((losses - sum_columns(losses) / len(losses)).T))}
+
+    def _tried(self, P: Floats, signs: Floats, fresh: Floats, fresh_signs: Floats) -> Floats:
+        """(precisions, users): losses on fresh rows of heads that were fitted on others."""
+        mean = sum_rows(P) / P.shape[1] if self.intercept else np.zeros((len(P), P.shape[2]))
+        rows, moved = np.ascontiguousarray(P - mean[:, None, :]), fresh - mean[:, None, :]
+        losses, fit = [], None
+        for precision in PRECISIONS:
+            fit = fit_classes(rows, signs, self.loss, precision, self.intercept, fit, self.centre)
+            outputs = np.stack([sum_columns(moved * head[:, None, :]) for head in fit.heads])
+            losses.append(sum_rows(self.loss.values(outputs + fit.intercepts[:, None, :], fresh_signs)))
+        return np.stack(losses)
 
 
 @dataclass(frozen=True)
@@ -241,12 +289,14 @@ class ClassPreference:
     intercept: bool
     loss: Loss
     precision: float
+    centre: Array | None = None
 
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         votes = np.full((len(X), 1), -1)
         if X.shape[1] > 2:
             X, signs = X.astype(np.float64, copy=False), self.loss.signs(y)
-            shared = class_shared(X, signs, self.loss, self.matrix, self.intercept, self.precision).loss
+            prior = self.precision, self.centre
+            shared = class_shared(X, signs, self.loss, self.matrix, self.intercept, *prior).loss
             own = class_own(X, signs, self.loss, self.frame.scale, self.intercept).loss
             clear = np.isfinite(shared) & np.isfinite(own)
             votes[:, 0] = np.where(clear, np.where(shared < own, SHARED, OWN), -1)

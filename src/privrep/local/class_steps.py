@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from privrep.data.sparse_rows import SparseRows
 from privrep.local.classes import Loss, fit_classes
-from privrep.local.least_squares import Floats, sum_columns, without_mean
-from privrep.local.steps import LeaveOneOutGradient
-from privrep.privacy.bounds import Contributions
+from privrep.local.frame import Frame
+from privrep.local.least_squares import Floats, sum_columns, sum_rows, without_mean
+from privrep.local.steps import LeaveOneOutGradient, projected
+from privrep.privacy.bounds import Array, Contributions
+from privrep.privacy.contributions import Vectors
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,38 @@ class ClassGradient(LeaveOneOutGradient):
     """
 
     loss: Loss
+    centre: Array | None = None
 
     def _pull(self, P: Floats, y: Floats) -> tuple[Floats, Floats]:
         m = P.shape[1]
         signs = self.loss.signs(y)
-        fit = fit_classes(P, signs, self.loss, self.ridge, self.intercept)
+        fit = fit_classes(P, signs, self.loss, self.ridge, self.intercept, centre=self.centre)
         pull = sum_columns(self.loss.pulls(fit.loo_outputs, signs)[0][:, None] * fit.loo_heads) / m
         moment = self.loss.curvature(fit.loo_outputs, signs, fit.loo_heads) / m
         return without_mean(pull) if self.intercept else pull, moment
+
+
+@dataclass(frozen=True)
+class PooledGradient:
+    """Of one classifier for everybody on the representation, `centre` (outputs, k + 1): minus the gradient of a user's
+    mean loss, and its curvature in each coordinate, as one vector: their ratio is Newton's step."""
+
+    sparse: ClassVar[bool] = True
+    U: Array
+    frame: Frame
+    intercept: bool
+    loss: Loss
+    centre: Array
+
+    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+        m = X.shape[1]
+        P = projected(X, self.frame, self.U, self.intercept)
+        rows = np.concatenate([P, np.full((1, *P.shape[1:]), float(self.intercept))])
+        signs = self.loss.signs(y)
+        outputs = np.stack([sum_columns(rows * head[:, None, None]) for head in self.centre])
+        pull, curve = self.loss.pulls(outputs, signs)
+        gradient = [sum_rows(rows[a] * pull[o]) / m for o in range(len(pull)) for a in range(len(rows))]
+        mean, most = sum_columns(curve) / len(pull), curve.max(axis=0)
+        bend = np.maximum(mean, 0.5 * most) / m  # by the mean alone, outputs that bend more than others overshoot
+        moments = [sum_rows(bend * row * row) for row in rows]
+        return {"pooled": Vectors(np.stack([*gradient, *moments], axis=1))}

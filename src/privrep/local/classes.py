@@ -17,16 +17,18 @@ import numpy as np
 
 from privrep.local.elementary import exp, log, sigmoid, softplus
 from privrep.local.least_squares import Floats, inverse, sum_columns, sum_rows
+from privrep.privacy.bounds import Array
 from privrep.privacy.contributions import pack
 
 LossName = Literal["log", "hinge"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 SOFTNESS = 0.5  # of the hinge: it bends within about this much of its corner
-STEPS = 6  # of Newton's method for one output of the log loss
+STEPS = 4  # of Newton's method for one output of the log loss
 MORE_STEPS = 8  # for several
 HINGE_STEPS = 16
 FARTHEST = 4.0  # that a step may move the output of a row
 INTERCEPT_PRECISION = 0.1
+CENTRED_PRECISION = 0.5  # of intercepts where it is known what is usual
 
 
 @dataclass(frozen=True)
@@ -125,29 +127,37 @@ class ClassFit:
 
 
 def fit_classes(
-    P: Floats, signs: Floats, loss: Loss, precision: float, intercept: bool, near: ClassFit | None = None
+    P: Floats,
+    signs: Floats,
+    loss: Loss,
+    precision: float,
+    intercept: bool,
+    near: ClassFit | None = None,
+    centre: Array | None = None,
 ) -> ClassFit:
-    """min over heads of sum_j loss_j + precision / 2 |v|^2 for each user.
+    """min over heads of sum_j loss_j + precision / 2 |v - centre|^2 for each user.
 
-    P is (k, m, users) and signs (outputs, m, users). With an intercept, P should come centred by user.
-    `near` is a fit of the same rows with another precision, from which it takes fewer steps.
+    P is (k, m, users) and signs (outputs, m, users). With an intercept, P should come centred by user. `near` is a fit
+    of the same rows with another precision, from which it takes fewer steps; `centre` is (outputs, k + 1), the
+    intercept's last, or zero.
     """
     k, m, users = P.shape
     rows = np.concatenate([P, np.ones((1, m, users))]) if intercept else P
     penalty = np.full(len(rows), precision)
     if intercept:
-        penalty[-1] = INTERCEPT_PRECISION
+        penalty[-1] = INTERCEPT_PRECISION if centre is None else CENTRED_PRECISION
     L = loss.outputs
-    heads, outputs = np.zeros((L, len(rows), users)), np.zeros((L, m, users))
+    middle = np.zeros((L, len(rows), 1)) if centre is None else centre[:, : len(rows), None]
+    heads = np.repeat(middle, users, axis=2)
     if near is not None:
         heads = np.concatenate([near.heads, near.intercepts[:, None]], axis=1) if intercept else near.heads.copy()
-        outputs = np.stack([sum_columns(rows * head[:, None, :]) for head in heads])
+    outputs = np.stack([sum_columns(rows * head[:, None, :]) for head in heads])
     for _ in range(loss.steps if near is None else loss.steps // 2):
         pull, curve = loss.pulls(outputs, signs)
         bend = loss.bend(outputs, signs, curve)
         for o in range(L):
             inverted = _inverse_hessian(rows, bend[o], penalty)
-            slope = sum_rows(rows * pull[o]) - penalty[:, None] * heads[o]
+            slope = sum_rows(rows * pull[o]) - penalty[:, None] * (heads[o] - middle[o])
             move = np.stack([sum_columns(inverted[a] * slope) for a in range(len(rows))])
             moved = sum_columns(rows * move[:, None, :])
             shorter = np.minimum(1.0, FARTHEST / np.maximum(np.abs(moved * signs[o]).max(axis=0), 1e-300))

@@ -47,10 +47,11 @@ class Projection:
     def __call__(self, X: Floats | SparseRows) -> Floats:
         """(users, m, k') or (users, m, d) in single precision; a function of each user's rows, one product per user."""
         if isinstance(X, SparseRows):
+            assert self.matrix is not None  # sparse rows that are not projected are made dense by the engine
             squares = X.matrix.copy()
             squares.data = squares.data**2
             length = np.sqrt(squares @ np.ones(squares.shape[1], squares.dtype)).reshape(X.shape[:2])
-            image = X.dense() if self.matrix is None else X.project(self.matrix.T)
+            image = X.project(self.matrix.T)
         else:
             length = np.sqrt((X * X).sum(axis=2))
             image = X if self.matrix is None else X @ np.ascontiguousarray(self.matrix.T, dtype=X.dtype)
