@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint benchmark figure1 jester frontier clean
+.PHONY: demo test lint benchmark figure1 jester frontier classes writers margin clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,6 +39,15 @@ jester: $(VENV)/core   ## ratings of jokes; needs ../shared/data/jester, or PRIV
 
 frontier: $(VENV)/core   ## all methods and starts over epsilon, n, d, k, noise and conditioning: half an hour
 	$(BIN)/python -m experiments.frontier
+
+classes: $(VENV)/core   ## labels: two and five classes, hopeless budgets: half an hour
+	$(BIN)/python -m experiments.classes
+
+writers: $(VENV)/core   ## digits by writer; needs ../shared/data/mnist, or PRIVREP_DATA
+	$(BIN)/python -m experiments.writers
+
+margin: $(VENV)/core   ## margin selection over features and epsilon
+	$(BIN)/python -m experiments.margin
 
 clean:
 	rm -rf $(VENV) demo

@@ -45,6 +45,7 @@ from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
 from privrep.theory import theorem_17
 
+FIRST_SEED = 11  # no default was chosen on this one or those after it
 RESULTS = Path(__file__).parent / "results"
 USERS, ROWS, RANK, MARGIN = 5_000, 10, 2, 0.3
 FEATURES = (50, 100, 1_000, 3_000, 10_000)
@@ -145,7 +146,7 @@ def scores(features: int, seed: int, questions: Iterable[tuple[str, float]]) -> 
 
 def measure(features: Iterable[int], seeds: int) -> list[Score]:
     found: list[Score] = []
-    for seed in range(1, seeds + 1):
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for d in features:
             questions = [(method, 1.0) for method in METHODS if d <= MOST.get(method, d)]
             epsilons = EPSILONS if d in (1_000, 10_000) else (LOW,)
@@ -214,7 +215,7 @@ def main() -> None:
     for part in ("excess", "excess_halves"):
         near, far = (mean(found, SELECTION, d, 1.0, part) for d in (1_000, 10_000))
         print(f"{part} at 1,000 features {near:.4f} (target {TARGET}), at 10,000 {far:.4f} (within {TARGET_BETWEEN})")
-    table = population(1_000, 1)[1]
+    table = population(1_000, FIRST_SEED)[1]
     begin = time.perf_counter()
     selection(table, 1.0, None)
     print(f"fit with cryptographic noise, 1,000 features, epsilon 1: {time.perf_counter() - begin:.1f} s")

@@ -79,6 +79,25 @@ def test_the_prior_of_heads_follows_the_heads() -> None:
     assert precisions[0] > 3 * precisions[1]
 
 
+def test_what_heads_have_in_common_is_found_where_there_is_something() -> None:
+    """Then few rows go a long way; and where there is nothing, the look is all that is spent on it."""
+    loss = Loss("log", 4)
+    alike, _ = population(4000, 4, strength=0.5)
+    rng = np.random.default_rng(34)
+    alike = dataclasses.replace(alike, heads=alike.heads + 2 * rng.normal(size=(1, 4, 2)))
+    table = alike.sample(rng, rows=6)
+    run = run_of(table, 2.0)
+    found = private_fedrep(run, 2, loss=loss)
+    assert found.centre is not None
+    assert run.ledger.epsilon == pytest.approx(2.0, rel=1e-3)
+    heads, without = (fit_heads(table.blocks(), r, loss=loss) for r in (found, dataclasses.replace(found, centre=None)))
+    assert log_loss(alike, heads, found, loss) < log_loss(alike, without, found, loss) - 0.1
+    _, other = population(4000, 4)
+    run = run_of(other, 2.0, seed=1)
+    assert private_fedrep(run, 2, loss=loss).centre is None
+    assert [page.name for page in run.billboard if "centre" in page.name] == ["centre-1"]
+
+
 def test_with_next_to_no_noise_it_is_as_good_as_fedrep_without_privacy() -> None:
     loss = Loss("log", 2)
     made, table = population(4000)

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.local.class_candidates import MANY_ROWS, PRECISIONS, ClassPreference, ClassPrior
-from privrep.local.class_steps import ClassGradient, Encoded
+from privrep.local.class_steps import ClassGradient, Encoded, PooledGradient
 from privrep.local.classes import Loss
 from privrep.local.steps import SIZES, PairMoments, PowerStep, ResidualMoments, gradient_size
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
@@ -49,6 +49,10 @@ class Labelled:
 def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any, dict[str, Bound]]]:
     U, (scaled, whitened) = basis(d, k), frames(d)
     matrix = whitened.original(U)
+    centre, pooled = (
+        np.linspace(-1, 1, loss.outputs * (k + 1)).reshape(loss.outputs, k + 1),
+        (loss.outputs + 1) * (k + 1),
+    )
     moments = {"moments": Bound(DIRECTION_ONLY, packed_size(d))}
     gradient = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
     tight = {"step": Bound(2.0**-40, gradient_size(d, k)), "sizes": SIZES}
@@ -58,6 +62,9 @@ def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any
         "power": (Encoded(PowerStep(U, scaled, intercept), loss.classes), {"image": Bound(DIRECTION_ONLY, d * k)}),
         "gradient": (ClassGradient(U, scaled, 0.3, 0.5, intercept, loss), gradient),
         "gradient, whitened": (ClassGradient(U, whitened, 0.3, 1e-6, intercept, loss), tight),
+        "gradient, centred": (ClassGradient(U, scaled, 0.3, 0.5, intercept, loss, centre), gradient),
+        "pooled": (PooledGradient(U, whitened, intercept, loss, centre), {"pooled": Bound(DIRECTION_ONLY, pooled)}),
+        "prior, centred": (ClassPrior(matrix, intercept, loss, centre), {"precisions": Bound(0.25, len(PRECISIONS))}),
         "prior": (ClassPrior(matrix, intercept, loss), {"precisions": Bound(0.25, len(PRECISIONS))}),
         "votes": (ClassPreference(matrix, whitened, intercept, loss, 0.5), {"votes": Bound(1.0, 3, acute=True)}),
     }
@@ -70,8 +77,9 @@ def as_the_engines_call_steps() -> Any:
         yield
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(1, np.float64), (3, np.float32), (10, np.float64)])
-@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "dtype", "intercept"), [(1, np.float64, True), (3, np.float32, False), (10, np.float64, True)]
+)
 @pytest.mark.parametrize("loss", LOSSES, ids=WORDS)
 def test_contributions_do_not_depend_on_the_others(loss: Loss, intercept: bool, rows: int, dtype: type) -> None:
     X, y = crowd(rows, dtype, 1, np.random.default_rng([rows, loss.classes]))

@@ -32,6 +32,8 @@ _PURPOSE = {  # by page without its numbers and statistic, by page, or by statis
     "round-scout": "first clipping norm",
     "preference": "whether users gain by it",
     "prior": "strength of the heads' prior, for the rounds",
+    "centre": "what heads have in common",
+    "heads-centre": "what heads have in common",
     "heads-prior": "strength of the heads' prior",
     "altmin-scout": "first clipping norm",
     "step": "step",
