@@ -78,7 +78,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         The classes, if they are public: all text, all integers or all booleans, 1,000 at most. By default those that
         enough users have are selected privately, for a twentieth of the budget: a list of all labels that occur would
         tell of a user who alone has one. Booleans are False and True whoever has which, so that nothing is spent.
-        Rows with another label count for nothing.
+        Other labels are ignored; the features of those rows still count for scales, correlations and a user's mean.
 
     Attributes
     ----------
@@ -178,6 +178,11 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         config, columns = self._config(loss=self.loss), replace(columns, classes=self._declared(y))
         config.check(rows.n_features)  # what cannot be done, too
         config.check_users(InMemoryUsers(rows))
+        if columns.classes and (codes_of(y, columns.classes) < 0).all():
+            listed = ", ".join(map(repr, columns.classes[:5]))
+            raise InputError(
+                f"no row has one of the declared classes ({listed}); labels are compared as they are written."
+            )
         users = make(columns) if columns.classes else models.Undecided({}, make, KeyHolders.from_columns(groups, y))
         return models.learn(users, config, folder=folder, columns=columns), table
 

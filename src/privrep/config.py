@@ -52,6 +52,10 @@ class Config:
     def check(self, features: int | None = None) -> None:
         """Refuse settings that cannot work, each in one sentence; without `features`, those that never can."""
         Budget(self.epsilon, self.delta, self.relation)
+        if not self.delta:
+            raise InputError(
+                "delta must be above 0 for Gaussian noise; PrivateMarginSelector, of two classes, needs none."
+            )
         for name, value, known in (
             ("method", self.method, METHODS),
             ("configuration", self.configuration, CONFIGURATIONS),

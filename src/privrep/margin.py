@@ -300,7 +300,6 @@ def _codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
     """+1 for the second class and -1 for the first."""
     second, first = np.asarray(y == classes[1]), np.asarray(y == classes[0])
     if second.shape != y.shape or not (first | second).all():
-        raise InputError(
-            f"y must hold the labels {classes[0]!r} and {classes[1]!r} and no others; name two others by classes=."
-        )
+        one, other = classes.tolist()
+        raise InputError(f"y must hold the labels {one!r} and {other!r} and no others; name two others by classes=.")
     return np.where(second, np.float32(1), np.float32(-1))

@@ -7,10 +7,10 @@ nothing in common that stands out from its noise, that is the end of it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import chi2
 
 from privrep.algorithms.frames import CLEAR
 from privrep.local.class_candidates import PRECISIONS, ClassPrior
@@ -72,13 +72,13 @@ def _move(released: Release, outputs: int, columns: int) -> Array | None:
     bend = np.maximum(curvature, max(0.05 * float(curvature.max()), 3 * sigma))
     length = float((gradient**2 / bend).sum())
     noise = outputs * sigma**2 * float((1 / bend).sum())
-    spread = sigma**2 * math.sqrt(2 * outputs * float((1 / bend**2).sum()))
-    if length < noise + 2 * spread:
+    if length < noise * chi2.ppf(BELIEVED, outputs * columns) / (outputs * columns):
         return None
     move: Array = (1 - noise / length) * gradient / bend
     return move * min(1.0, LONGEST / float(np.abs(move).max()))
 
 
+BELIEVED = 0.995  # a move is, that noise alone would exceed with the rest of this probability
 LONGEST = 3.0  # that a weight moves in one step
 
 

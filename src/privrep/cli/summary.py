@@ -49,7 +49,7 @@ def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
         yield f"Method: {c.method}{', as its paper has it' if c.configuration == 'paper' else ''}"
     if c.loss is not None:
         how = "selected privately" if fitted.classes_selected else "declared"
-        yield f"Classes: {in_words(fitted.columns.classes)}, {how}; rows with another label count for nothing"
+        yield f"Classes: {in_words(fitted.columns.classes)}, {how}; other labels are ignored"
     elif heads.targets > 1:
         yield f"Targets: {', '.join(fitted.columns.targets)}; a head for each"
     for name, listed in fitted.columns.by_category.items():

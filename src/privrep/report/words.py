@@ -28,6 +28,8 @@ RELATION = {
     "a person took part at all is protected, and so is the exact number of users.",
 }
 
+OTHER_LABELS = "Other labels are ignored; the features of those rows still count for scales and users' means."
+
 _METHOD = {
     "private-fedrep": "Private FedRep: private gradient steps on the representation, and a head of each user's own",
     "priv-altmin": "Priv-AltMin: private least squares for the representation, in turn with heads of users' own",
@@ -220,7 +222,7 @@ def about_classes(found: Inspection) -> list[str]:
         if len(classes) == 2
         else "Outputs: one for each class; the largest decides."
     )
-    return [f"{in_words(classes)}.", how, f"Loss: {c.loss}. {shape} A row with another label counts for nothing."]
+    return [f"{in_words(classes)}.", how, f"Loss: {c.loss}. {shape} {OTHER_LABELS}"]
 
 
 def in_words(classes: Listed) -> str:
@@ -278,7 +280,7 @@ def _about_frame(found: Inspection, learned: Representation) -> list[str]:
 
 def _judgement(learned: Representation) -> str:
     if learned.mostly_noise:
-        alone = "their own regressions" if learned.ratings is None else "their means and the items' offsets"
+        alone = "what they can do alone" if learned.ratings is None else "their means and the items' offsets"
         return f"It is mostly noise: users fall back on {alone}. It takes more users or a larger epsilon."
     if learned.mean_error < 0.03:
         return "The representation was found."
