@@ -74,14 +74,13 @@ class Settings:
 
 
 FOR_CLASSES = Settings(
-    scales_share=0.02,
-    covariance_share=0.05,
-    start_share=0.12,
+    scales_share=0.015,
+    covariance_share=0.03,
+    start_share=0.08,
     votes_share=0.005,
     prior_share=0.003,
-    look_share=0.015,
+    look_share=0.01,
     centre_share=0.04,
-    rounds=6,
     scout_share=0.02,
     sizes_share=0.03,
     heads_weight=0.15,
