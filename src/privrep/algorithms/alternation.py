@@ -76,7 +76,7 @@ class Settings:
 FOR_CLASSES = Settings(
     scales_share=0.015,
     covariance_share=0.03,
-    start_share=0.08,
+    start_share=0.12,
     votes_share=0.005,
     prior_share=0.003,
     look_share=0.01,
