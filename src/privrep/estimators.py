@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ class PersonalHead:
         return np.asarray(rows @ self.weights.T + self.intercept)
 
 
-class Personal(BaseEstimator):
+class Personal(BaseEstimator, ABC):
     """What all estimators of tables have in common: fitting, saving and loading, whatever is to be predicted."""
 
     rank: Any
@@ -90,27 +91,20 @@ class Personal(BaseEstimator):
             models.finish(self.model_, folder)
         return self
 
-    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]: ...
 
+    @abstractmethod
     def _learn(
         self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
     ) -> tuple[models.Model, UserTable]:
         """The model without heads, and the rows that heads are made of."""
-        raise NotImplementedError
 
     def _outputs(self, X: Any, groups: Groups | None) -> Array:
         """What each row's user's own head says of it."""
-        check_is_fitted(self)
-        if groups is None:
-            raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
-        X = validate_data(self, plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
-        groups = plain(groups)
-        if len(groups) != X.shape[0]:
-            raise InputError(
-                f"groups must name one user per row of X. Got {len(groups)} users for {X.shape[0]} rows instead."
-            )
-        return heads_of(self.model_).predict(self._representation, X, known_users(self.model_, groups))
+        X, names = rows_to_predict(self, X, groups)
+        heads = heads_of(self.model_)
+        return heads.predict(self._representation, X, known_users(heads.ids, names))
 
     def _head(self, X: Any, y: Array) -> PersonalHead:
         """Of a user who was not there."""
@@ -360,9 +354,23 @@ def heads_of(fitted: models.Model) -> Heads:
     return fitted.heads
 
 
-def known_users(fitted: models.Model, groups: Groups) -> NDArray[np.int64]:
-    """Where the users of these rows are among the heads; an error if one is not."""
-    positions = find_users(heads_of(fitted).ids, groups)
+def rows_to_predict(estimator: Any, X: Any, groups: Groups | None) -> tuple[Any, Any]:
+    """Rows of a fitted estimator's features, and the user of each."""
+    check_is_fitted(estimator)
+    if groups is None:
+        raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
+    X = validate_data(estimator, plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
+    names = plain(groups)
+    if len(names) != X.shape[0]:
+        raise InputError(
+            f"groups must name one user per row of X. Got {len(names)} users for {X.shape[0]} rows instead."
+        )
+    return X, names
+
+
+def known_users(ids: NDArray[Any], groups: Groups) -> NDArray[np.int64]:
+    """Where the users of these rows are among those who have heads; an error if one is not."""
+    positions = find_users(ids, groups)
     if (positions < 0).any():
         row = int(np.flatnonzero(positions < 0)[0])
         raise InputError(

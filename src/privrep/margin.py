@@ -17,11 +17,11 @@ from privrep.algorithms.margin_selection import margin_selection
 from privrep.algorithms.nets import Zooming
 from privrep.algorithms.representation import Representation
 from privrep.data.sparse_rows import SparseRows
-from privrep.data.user_table import UserTable, find_users
+from privrep.data.user_table import UserTable
 from privrep.engines.base import default_workers, finite_rows, map_blocks
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.errors import InputError, ResumeError
-from privrep.estimators import Groups, as_rank, as_seed
+from privrep.estimators import Groups, as_rank, as_seed, known_users, rows_to_predict
 from privrep.estimators import plain as _plain
 from privrep.local.lipschitz import lipschitz_fit, shortened
 from privrep.local.margins import first_half, zero_one_heads
@@ -159,22 +159,8 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
 
     def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
         """<x, U v_i> with each row's user's own head; positive for the second class."""
-        check_is_fitted(self)
-        if groups is None:
-            raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
-        X = validate_data(self, _plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
-        names = _plain(groups)
-        if len(names) != X.shape[0]:
-            raise InputError(
-                f"groups must name one user per row of X. Got {len(names)} users for {X.shape[0]} rows instead."
-            )
-        users = find_users(self.users_, names)
-        if (users < 0).any():
-            row = int(np.flatnonzero(users < 0)[0])
-            raise InputError(
-                f"user {np.asarray(names, dtype=object)[row]!r} (row {row}) was not in fit, so it has no head. "
-                "Call personalize with a few of its rows to make one."
-            )
+        X, names = rows_to_predict(self, X, groups)
+        users = known_users(self.users_, names)
         matrix, step = self.representation_.astype(X.dtype), max(_ROWS // X.shape[1], 1)
         images = [X[start : start + step] @ matrix for start in range(0, X.shape[0], step)]
         return (np.concatenate(images).astype(np.float64) * self.heads_[users]).sum(axis=1)

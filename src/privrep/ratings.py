@@ -134,7 +134,8 @@ class PrivateFactorization(BaseEstimator):
         if len(users) != len(items):
             raise InputError(f"users and items must be equally long. Got {len(users)} and {len(items)} instead.")
         rows = _one_hot(items, self.items_)
-        return heads_of(self.model_).predict(self.model_.representation, rows, known_users(self.model_, users))
+        heads = heads_of(self.model_)
+        return heads.predict(self.model_.representation, rows, known_users(heads.ids, users))
 
     def personalize(self, items: Any, ratings: Any) -> Taste:
         """The taste of a user who was not there, from its own ratings and the public factors. Costs no privacy."""

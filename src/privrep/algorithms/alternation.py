@@ -184,8 +184,10 @@ def learn(
 
 
 def centred(problem: Problem, state: Estimate, mu_squared: float, page: str) -> Problem:
-    """The problem with a step taken towards what heads have in common."""
+    """The problem with a step taken towards what heads have in common, if there is something to spend on it."""
     assert problem.loss is not None
+    if not mu_squared:
+        return problem
     asked = state.basis, problem.frame, problem.loss, problem.intercept
     return replace(problem, common=newton_step(problem.run, page, *asked, problem.common, mu_squared))
 
