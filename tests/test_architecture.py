@@ -105,8 +105,13 @@ def _random(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Every way to a random number: NumPy's generators, the random and secrets modules, OpenDP, os.urandom, torch."""
     draws = {"normal", "standard_normal", "laplace", "gumbel", "exponential", "integers", "uniform", "choice", "random"}
     draws |= {"permutation", "permuted", "shuffle", "poisson", "binomial", "standard_t", "randn", "rand", "randint"}
+    draws |= {"randn_like", "rand_like", "randint_like", "randperm", "bernoulli", "multinomial", "normal_", "uniform_"}
+    draws |= {"bernoulli_", "exponential_", "random_", "kaiming_normal_", "kaiming_uniform_", "xavier_normal_"}
+    draws |= {"xavier_uniform_", "trunc_normal_", "orthogonal_", "dropout", "dropout1d", "dropout2d", "alpha_dropout"}
+    draws |= {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "rrelu", "gumbel_softmax"}
     makers = {"default_rng", "RandomState", "Generator", "SeedSequence", "PCG64", "Philox", "urandom", "getrandom"}
-    yield from imports("random", "secrets", "opendp", "numpy.random")(tree)
+    makers |= {"manual_seed", "fork_rng", "set_rng_state"}
+    yield from imports("random", "secrets", "opendp", "numpy.random", "torch.random", "torch.distributions")(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = _dotted(node.func)
@@ -123,8 +128,14 @@ def _unsafe_loading(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             yield node.lineno, "passes allow_pickle"
-        if isinstance(node, ast.Call) and _called(node) in {"to_pickle", "read_pickle", "eval", "exec"}:
+        if isinstance(node, ast.Call) and _called(node) in {"to_pickle", "read_pickle", "exec"}:
             yield node.lineno, f"calls {_called(node)}"
+        if isinstance(node, ast.Call) and _called(node) == "eval" and node.args:  # module.eval() of torch has none
+            yield node.lineno, "calls eval"
+        if isinstance(node, ast.Call) and _dotted(node.func) in {"torch.load", "torch.jit.load"}:
+            safe = [k for k in node.keywords if k.arg == "weights_only" and getattr(k.value, "value", None) is True]
+            if not safe:
+                yield node.lineno, f"calls {_dotted(node.func)} without weights_only=True"
 
 
 RULES = {
@@ -140,6 +151,8 @@ RULES = {
             "algorithms/margin_selection.py",  # a public projection, seeded by its size
             "algorithms/nets.py",  # public candidates, seeded by the page and their number
             "algorithms/paper.py",  # a public permutation of row numbers, seeded by the page and the number of rows
+            "data/partition.py",  # which public images an experiment deals to which client
+            "neural/models.py",  # public starting weights, seeded by their name and shape
             "data/regroup.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
             "data/split.py",  # which rows are for measuring; never in a fit
         ),
@@ -151,9 +164,27 @@ RULES = {
             "privacy/release.py",
             "model.py",
             "margin.py",
-        ),  # the last two pick the source; they call none
+            "neural/centaur.py",
+        ),  # the last three pick the source; they call none
     ),
     "a noise source is called": Rule(calls("noise", "secure_noise", "smallest"), ("privacy/release.py",)),
+    "the key of a sample is drawn": Rule(calls("key"), ("privacy/release.py",)),
+    "who is in a sample is found out": Rule(
+        reads("members"),
+        (
+            "engines/base.py",  # of a sample
+            "engines/slots.py",  # of a group
+        ),
+    ),
+    "samples are made": Rule(
+        calls("Sample", "sample"),
+        (
+            "privacy/sampling.py",
+            "privacy/release.py",
+            "demo.py",  # of a synthetic population
+        ),
+    ),
+    "sampled releases are priced": Rule(constructs("Sampled"), ("privacy/sampling.py", "privacy/accounting.py")),
     "bounded sums are made": Rule(constructs("BoundedSum"), ("engines/",)),
     "contributions are clipped": Rule(defines("clip"), ("privacy/bounds.py",)),
     "clipping is asked for": Rule(calls("clipped_sum"), ("engines/",)),
@@ -167,6 +198,7 @@ RULES = {
             "privacy/release.py",
             "algorithms/baselines.py",  # labelled not private
             "algorithms/class_baselines.py",  # labelled not private
+            "neural/baselines.py",  # labelled not private
         ),
     ),
     "users are asked for sums": Rule(
@@ -175,6 +207,7 @@ RULES = {
             "privacy/release.py",
             "algorithms/baselines.py",  # labelled not private
             "algorithms/class_baselines.py",  # labelled not private
+            "neural/baselines.py",  # labelled not private
             "engines/projected.py",  # an engine made of another hands the question on
         ),
     ),
@@ -258,6 +291,16 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("a noise source is called", "secure_noise.smallest('a', losses, 3)"),
         ("random numbers are drawn", "rng.choice(5)"),
         ("random numbers are drawn", "def f(rng, shape):\n    return rng.gumbel(size=shape)"),
+        ("random numbers are drawn", "import torch\ntorch.randn(3)"),
+        ("random numbers are drawn", "torch.manual_seed(0)"),
+        ("random numbers are drawn", "torch.bernoulli(p)"),
+        ("random numbers are drawn", "nn.functional.dropout(x, 0.5)"),
+        ("random numbers are drawn", "layer.weight.normal_()"),
+        ("random numbers are drawn", "from torch.distributions import Normal"),
+        ("the key of a sample is drawn", "run.noise.key('page')"),
+        ("who is in a sample is found out", "sample.members(100)"),
+        ("samples are made", "Poisson(0.1).sample(b'')"),
+        ("sampled releases are priced", "Sampled(1.0, 0.01, relation)"),
         ("choices are made", "Choice(0, 3, 1.0, 1.0)"),
         ("what makes a choice private is computed", "scale_in_levels(bound, 1.0, relation)"),
         ("releases are posted", "run.billboard.post_choice('a', choice)"),
@@ -276,6 +319,9 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("releases are made", "Release(total, 0.0, 1.0, 1.0)"),
         ("the insides of ledger and billboard are touched", "ledger._entries.clear()"),
         ("files are read that could run code", "import pickle"),
+        ("files are read that could run code", "eval(text)"),
+        ("files are read that could run code", "torch.load(path)"),
+        ("files are read that could run code", "torch.load(path, weights_only=False)"),
         ("files are read that could run code", "np.load(f, allow_pickle=True)"),
         ("files are read that could run code", "from joblib import load"),
     ],

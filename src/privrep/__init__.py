@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
     from privrep.estimators import CentaurLinear, PersonalHead, PrivAltMin, PrivateFedRep
     from privrep.margin import PrivateMarginSelector
+    from privrep.neural.centaur import Centaur as Centaur
     from privrep.privacy.ledger import PrivacyReport
     from privrep.ratings import PrivateFactorization, Taste
 
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "BudgetExceeded": "privrep.errors",
+    "Centaur": "privrep.neural.centaur",  # needs PyTorch, so it is not in __all__
     "CentaurLinear": "privrep.estimators",
     "ClassPopulation": "privrep.data.class_population",
     "InputError": "privrep.errors",
@@ -69,7 +71,12 @@ def __getattr__(name: str) -> Any:
     """Load what is asked for when it is asked for: `import privrep` itself stays fast."""
     if name not in _WHERE:
         raise AttributeError(f"module 'privrep' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    try:
+        return getattr(import_module(_WHERE[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(f"{name} needs PyTorch: pip install 'privrep[torch]'.") from None
 
 
 def __dir__() -> list[str]:

@@ -214,7 +214,7 @@ def finish(model: Model, folder: Path) -> None:
     """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
     if model.heads is not None:
         write_heads(model.heads, folder)
-    _write_json(folder / "model.json", {"format": FORMAT, **_describe(model.config, model.columns)})
+    write_json(folder / "model.json", {"format": FORMAT, **_describe(model.config, model.columns)})
     (folder / "run.json").unlink(missing_ok=True)
 
 
@@ -228,27 +228,29 @@ def load(folder: Path) -> Model:
             if unfinished
             else f"{folder} is not a model folder: it has no model.json."
         )
-    with _damage_explained(folder, "model.json"):
+    with damage_explained(folder, "model.json"):
         data = json.loads(path.read_text())
+        if str(data["format"]).startswith("privrep-neural/"):
+            raise InputError(f"{folder} holds a neural model: read it in Python, by Centaur.load({str(folder)!r}).")
         if data["format"] != FORMAT:
             raise InputError(f"{path} is not a model this version of privrep can read ({FORMAT}).")
         config, columns = Config.from_json(data["config"]), Columns.from_json(data["columns"])
         loss = loss_of(config, columns)
-    with _damage_explained(folder, "billboard"):
+    with damage_explained(folder, "billboard"):
         billboard = Billboard.read(folder / "billboard")
         if "representation" not in billboard:
             raise ValueError("there is no representation in it")
         page = billboard["representation"]
         representation = read_representation(page.arrays, page.facts["derived"])
         d, k = representation.matrix.shape
-    with _damage_explained(folder, "model.json"):
+    with damage_explained(folder, "model.json"):
         config.check(d)
-    with _damage_explained(folder, "ledger.jsonl"):
+    with damage_explained(folder, "ledger.jsonl"):
         ledger = read_ledger(folder / "ledger.jsonl")
         report = ledger.report()
     heads = None
     if (folder / "private" / "heads.parquet").is_file():
-        with _damage_explained(folder, "private/heads.parquet"):
+        with damage_explained(folder, "private/heads.parquet"):
             heads = read_heads(folder)
             if (heads.shared.shape[1], heads.own.shape[1]) != (k, d):
                 raise ValueError("its heads are of another representation")
@@ -258,7 +260,7 @@ def load(folder: Path) -> Model:
 
 
 @contextmanager
-def _damage_explained(folder: Path, part: str) -> Iterator[None]:
+def damage_explained(folder: Path, part: str) -> Iterator[None]:
     """Whatever goes wrong in reading a part of a folder: one sentence that names both."""
     try:
         yield
@@ -353,10 +355,10 @@ def _claim(folder: Path, config: Config, columns: Columns, users: Users | Undeci
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty and holds no run of privrep. Choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(path, wanted)
+    write_json(path, wanted)
 
 
-def _write_json(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(data, indent=2) + "\n")
     os.replace(temporary, path)

@@ -13,6 +13,7 @@ from privrep import __version__
 from privrep.cli.budget import budget
 from privrep.cli.demo import demo
 from privrep.cli.fit import fit
+from privrep.cli.fit_neural import fit_neural
 from privrep.cli.inspect import inspect
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, fit, personalize, predict, inspect, budget):
+for command in (demo, fit, fit_neural, personalize, predict, inspect, budget):
     app.command()(command)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.padding import Padding
@@ -13,7 +13,9 @@ from rich.table import Table
 from privrep.cli.shared import NOISE_MULTIPLIER, console, right, shout
 
 if TYPE_CHECKING:
+    from privrep.neural.inspection import Inspection as NeuralInspection
     from privrep.report.spending import Spent
+    from privrep.report.words import Inspection
 
 
 def inspect(
@@ -21,28 +23,46 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """What was spent and what it means: what is protected, against whom, and what is not."""
+    from privrep.neural import inspection as neural
     from privrep.report import words
     from privrep.report.spending import share_spent
 
+    if neural.is_neural(folder):
+        network = neural.inspect_folder(folder)
+        _show(folder, network, network.as_json(), network.sections(), network.share_spent, as_json)
+        return
     found = words.inspect_folder(folder)
+    _show(folder, found, words.as_json(found), words.sections(found), share_spent(found.privacy), as_json)
+
+
+def _show(
+    folder: Path,
+    found: Inspection | NeuralInspection,
+    data: dict[str, Any],
+    sections: list[tuple[str, list[str]]],
+    spent: float,
+    as_json: bool,
+) -> None:
+    from privrep.report import words
+
     if as_json:
-        print(json.dumps(words.as_json(found), indent=2))
+        print(json.dumps(data, indent=2))
         return
     out = console()
     state = "a fitted model" if found.finished else "a run that was NOT FINISHED"
     out.print(f"{folder}: {state}", style="bold", soft_wrap=True)
     if found.privacy.seeded:
         shout(words.SEEDED)
-    for heading, sentences in words.sections(found):
+    for heading, sentences in sections:
         out.print(f"\n{heading}", style="bold")
         for sentence in sentences:
             item = Table.grid(padding=(0, 1))
             item.add_row("-", sentence, style="bold red" if sentence == words.SEEDED else "")
             out.print(Padding(item, (0, 0, 0, 2)))
     out.print()
-    out.print(_ledger(found.releases, share_spent(found.privacy)))
+    out.print(_ledger(found.releases, spent))
     out.print(NOISE_MULTIPLIER, style="dim")
-    if any(spent.group for spent in found.releases):
+    if any(release.group for release in found.releases):
         out.print(_GROUPS, style="dim")
 
 

@@ -35,7 +35,7 @@ def learn_table(
     from privrep.engines.streaming import StreamingUsers
     from privrep.heads import fit_heads
 
-    with _stoppable(out):
+    with stoppable(out):
         with progress(out) as bar, ExitStack() as files:
             opened: list[StreamingUsers] = []
 
@@ -108,7 +108,7 @@ def _check_count(source: TableSource, config: Config, count: int) -> None:
 
 
 @contextmanager
-def _stoppable(out: Path) -> Iterator[None]:
+def stoppable(out: Path) -> Iterator[None]:
     """Ctrl-C ends with a word on how to go on."""
     try:
         yield

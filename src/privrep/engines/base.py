@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from threadpoolctl import threadpool_limits
 from privrep.data.groups import Group
 from privrep.data.sparse_rows import SparseRows
 from privrep.data.user_table import UserTable
+from privrep.engines.slots import Call, calls, seats_of, slots_of
 from privrep.errors import InputError
 from privrep.privacy.bounds import (
     MAX_USERS,
@@ -27,6 +29,7 @@ from privrep.privacy.bounds import (
     Losses,
     clipped_sum,
 )
+from privrep.privacy.sampling import Sample
 
 
 class LocalStep(Protocol):
@@ -38,10 +41,27 @@ class LocalStep(Protocol):
     are long. A step whose attribute `sparse` is true gets `SparseRows` where the users' rows are sparse, and says in
     `sparse_vector_size` if it makes a dense vector of each user's; any other step gets dense rows, of few users at a
     time.
+    A step that says in an attribute `slots` how many rows of each user it takes is called with X of shape
+    (users, slots, features), y of shape (users, slots) and `places`, the positions of these users in the population. Of
+    a user with more rows it gets the first, and rows that are missing are zero, with -1 for y; so are all rows of a
+    user with a number that is not finite. See `engines.slots` for which users share a call: in calls about a sample
+    there are seats that nobody takes, without rows and with -1 for a place, and what a step says of those is not
+    counted.
     A user's contribution must be a function of that user's rows alone, to the last bit: see `local.least_squares`.
     """
 
     def __call__(self, X: Any, y: NDArray[Any]) -> Mapping[str, Contributions | Losses]: ...
+
+
+class SlotStep(Protocol):
+    """A local step whose calls have a fixed shape; see `LocalStep`."""
+
+    @property
+    def slots(self) -> int: ...
+
+    def __call__(
+        self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]
+    ) -> Mapping[str, Contributions | Losses]: ...
 
 
 class Users(Protocol):
@@ -68,9 +88,13 @@ class Users(Protocol):
         ...
 
     def bounded_sums(
-        self, step: LocalStep, bounds: Mapping[str, Bound | LossBound], group: Group | None = None
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None = None,
+        sample: Sample | None = None,
     ) -> dict[str, BoundedSum]:
-        """One pass over all users, or those of a group: every statistic the step computes, clipped and summed."""
+        """One pass over all users, or those of a group or a sample: every statistic of the step, clipped and summed."""
         ...
 
 
@@ -80,19 +104,22 @@ def default_workers() -> int:
 
 def sum_blocks(
     blocks: Iterable[UserTable],
-    step: LocalStep,
+    step: LocalStep | SlotStep,
     bounds: Mapping[str, Bound | LossBound],
     workers: int,
     group: Group | None = None,
+    sample: Sample | None = None,
+    count: int = 0,
 ) -> dict[str, BoundedSum]:
     """Clip and add up the contributions of all users of all blocks, or of those in the group, on several cores.
 
-    The result does not depend on the number of workers: blocks are added in the order they come.
+    The result does not depend on the number of workers: blocks are added in the order they come. A sample is of `count`
+    users, and is for steps with slots alone: calls of others are cut by the rows of users who are not in it.
     """
     totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     users = parts = 0
-    for count, portions, sums in map_blocks(lambda block: _sum_block(block, step, bounds, group), blocks, workers):
-        users += count
+    for some, portions, sums in _block_sums(blocks, step, bounds, workers, group, sample, count):
+        users += some
         parts += 1 + portions
         for key, total in sums.items():
             totals[key] += total
@@ -101,13 +128,44 @@ def sum_blocks(
     return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
 
 
+def _block_sums(
+    blocks: Iterable[UserTable],
+    step: Any,
+    bounds: Mapping[str, Bound | LossBound],
+    workers: int,
+    group: Group | None,
+    sample: Sample | None,
+    count: int,
+) -> Iterator[_BlockSums]:
+    slots = slots_of(step)
+    if slots is None:
+        if sample is not None:
+            raise InputError("a sample is asked by a step with slots. Give the step a public number of rows a user.")
+        return map_blocks(lambda block: _sum_block(block, step, bounds, group), blocks, workers)
+    if group is not None and sample is not None:
+        raise InputError("a sample is of all users. Ask a group or a sample, not both.")
+    members, expected = (None, None) if sample is None else (sample.members(count), sample.rate * count)
+    first, blocks = _first(blocks)
+    seats = seats_of(slots, first.n_features, getattr(step, "vector_size", 0), expected) if first is not None else 1
+    made = calls(blocks, slots, seats, group, members)
+    return map_blocks(lambda call: _sum_call(call, step, bounds), made, workers)
+
+
+def _first(blocks: Iterable[UserTable]) -> tuple[UserTable | None, Iterator[UserTable]]:
+    """The first block, if there is one, and all of them."""
+    rest = iter(blocks)
+    some = list(islice(rest, 1))
+    return (some[0] if some else None), chain(some, rest)
+
+
 _BlockSums = tuple[int, int, dict[str, Array]]  # users, portions they were added up in, sums
 
 
+Block = TypeVar("Block")
 Result = TypeVar("Result")
 
 
-def map_blocks(function: Callable[[UserTable], Result], blocks: Iterable[UserTable], workers: int) -> Iterator[Result]:
+def map_blocks(function: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[Result]:
     """The function of each block, in order, on several cores; reads only a few blocks ahead of the result it yields."""
     _keep_freed_memory()
     waiting: deque[Future[Result]] = deque()
@@ -145,6 +203,15 @@ def _sum_block(
             for key, bound in bounds.items():
                 sums[key] += clipped_sum(contributions[key], bound)
     return int(chosen.sum()), portions, sums
+
+
+def _sum_call(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
+    with np.errstate(all="ignore"):
+        call, taken = call.finite(), call.taken
+        contributions = step(call.X, call.y, call.places)
+        counted = None if taken.all() else taken
+        sums = {key: clipped_sum(contributions[key], bound, counted) for key, bound in bounds.items()}
+    return int(taken.sum()), 1, sums
 
 
 def _portions(

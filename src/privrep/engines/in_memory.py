@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from privrep.data.groups import Group
 from privrep.data.user_table import UserTable
-from privrep.engines.base import LocalStep, default_workers, sum_blocks
+from privrep.engines.base import LocalStep, SlotStep, default_workers, sum_blocks
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
+from privrep.privacy.sampling import Sample
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class InMemoryUsers:
         return self.table.is_sparse
 
     def bounded_sums(
-        self, step: LocalStep, bounds: Mapping[str, Bound | LossBound], group: Group | None = None
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None = None,
+        sample: Sample | None = None,
     ) -> dict[str, BoundedSum]:
-        return sum_blocks(self.table.blocks(), step, bounds, self.workers, group)
+        return sum_blocks(self.table.blocks(), step, bounds, self.workers, group, sample, self.count)

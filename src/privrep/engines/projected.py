@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.groups import Group
 from privrep.data.user_table import UserTable
-from privrep.engines.base import LocalStep, Users, finite_rows, map_blocks
+from privrep.engines.base import LocalStep, SlotStep, Users, finite_rows, map_blocks
 from privrep.engines.in_memory import InMemoryUsers
+from privrep.engines.slots import slots_of
+from privrep.errors import InputError
 from privrep.local.margins import Projection
 from privrep.privacy.bounds import Bound, BoundedSum, Contributions, LossBound, Losses
+from privrep.privacy.sampling import Sample
 
 
 def project(users: Users, projection: Projection) -> Users:
@@ -53,9 +56,15 @@ class ProjectedUsers:
         return False
 
     def bounded_sums(
-        self, step: LocalStep, bounds: Mapping[str, Bound | LossBound], group: Group | None = None
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None = None,
+        sample: Sample | None = None,
     ) -> dict[str, BoundedSum]:
-        return self.users.bounded_sums(_Through(step, self.projection), bounds, group)
+        if slots_of(step) is not None or sample is not None:
+            raise InputError("projected users take no steps with slots. Project the rows of a table in memory first.")
+        return self.users.bounded_sums(_Through(cast(LocalStep, step), self.projection), bounds, group)
 
 
 @dataclass(frozen=True)

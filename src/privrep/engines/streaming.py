@@ -28,9 +28,10 @@ from privrep.data.groups import Group
 from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
 from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
 from privrep.data.user_table import Floats, UserTable, block_rows
-from privrep.engines.base import LocalStep, default_workers, sum_blocks
+from privrep.engines.base import LocalStep, SlotStep, default_workers, sum_blocks
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
+from privrep.privacy.sampling import Sample
 
 if sys.platform != "win32":
     import fcntl
@@ -95,11 +96,15 @@ class StreamingUsers:
         return self.source.is_sparse
 
     def bounded_sums(
-        self, step: LocalStep, bounds: Mapping[str, Bound | LossBound], group: Group | None = None
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None = None,
+        sample: Sample | None = None,
     ) -> dict[str, BoundedSum]:
         if self.source.target is None:
             raise InputError(f"{self.origin.path} was opened without a target; name the target column.")
-        return sum_blocks(self.blocks(), step, bounds, self.workers, group)
+        return sum_blocks(self.blocks(), step, bounds, self.workers, group, sample, self.count)
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
         """The blocks `UserTable.blocks` would give, in the same order, each in arrays of its own; y is NaN without a

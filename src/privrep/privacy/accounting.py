@@ -12,8 +12,8 @@ adaptively or not, to mu^2 = the sum of theirs. GDP is ordered by mu alone, so t
 largest sum, and
     mu^2 of a run = sum over releases to all + sum over splits of the largest sum of any one group
 holds for every user. (Exact with one split; with several, an upper bound, in case some user is in all worst groups.)
-Pure releases are to all users. Beside them, too, the larger mu is the worse: `privacy.composition` says what the two
-kinds cost together.
+Pure and sampled releases are to all users. Beside them, too, the larger mu is the worse: `privacy.composition` says
+what Gaussian and pure ones cost together, and `privacy.loss_distributions` what they cost beside sampled ones.
 Were a user replaced by one with another id, two groups would change, each by what one user adds: at most 1/sqrt(2) of
 what replacing moves it by. Half the sum of two groups is at most the larger, so it costs no more (but for the rounding
 onto the grid, which the ids staying the same spares).
@@ -22,6 +22,7 @@ onto the grid, which the ids staying the same spares).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -33,11 +34,16 @@ from scipy.special import log_ndtr
 
 from privrep.data.groups import Group
 from privrep.errors import InputError
-from privrep.privacy.composition import composed_epsilon
+from privrep.privacy.composition import composed_epsilon, composition_fits
+from privrep.privacy.loss_distributions import Draw, Spending
 
 Relation = Literal["replace-one-user", "add-or-remove-one-user"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 CLOSED_FORM = "Gaussian differential privacy, closed form (exact composition of full-participation Gaussian releases)"
+SAMPLED = (
+    "privacy loss distributions, rounded up (Gaussian releases about secret Poisson samples of the users, composed "
+    "numerically with all others)"
+)
 PURE = "closed form of pure releases (exact composition; at a delta of 0, their epsilons added up)"
 MIXED = "closed form of Gaussian and pure releases (exact composition; a pure one is at worst a randomised response)"
 
@@ -81,7 +87,38 @@ class Pure:
             raise InputError(f"the epsilon of a choice must be positive and finite. Got {self.epsilon} instead.")
 
 
-Event = Gaussian | Selection | Pure
+@dataclass(frozen=True)
+class Sampled:
+    """A release with Gaussian noise about a secret Poisson sample: every user is in it with probability `rate`.
+
+    The multiplier is the noise over the sensitivity as if everyone were asked: 2C under replace-one-user, C otherwise.
+    """
+
+    noise_multiplier: float
+    rate: float
+    relation: Relation
+
+    def __post_init__(self) -> None:
+        _check_multiplier(self.noise_multiplier)
+        check_rate(self.rate)
+        if self.noise_multiplier < LEAST_SAMPLED:
+            raise InputError(
+                f"a release about a sample has a noise multiplier of {LEAST_SAMPLED} or more. Got "
+                f"{self.noise_multiplier} instead; spend less on it."
+            )
+        if self.relation not in RELATIONS:
+            raise InputError(f"relation must be one of {', '.join(RELATIONS)}. Got {self.relation!r} instead.")
+
+
+Noisy = Gaussian | Selection | Sampled
+Event = Noisy | Pure
+LEAST_SAMPLED = 0.05  # less noise than this protects nobody, and its losses are too many to add up
+
+
+def check_rate(rate: float) -> None:
+    whole = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if not (whole and 2.0**-32 <= rate <= 1):
+        raise InputError(f"a sampling rate is the probability to be asked, above 0 and up to 1. Got {rate!r} instead.")
 
 
 def _check_multiplier(noise_multiplier: float) -> None:
@@ -94,6 +131,9 @@ def event_to_json(event: Event) -> dict[str, Any]:
         return {"kind": "pure", "epsilon": event.epsilon}
     if isinstance(event, Selection):
         return {"kind": "selection", "noise_multiplier": event.noise_multiplier, "delta": event.delta}
+    if isinstance(event, Sampled):
+        sampled = {"noise_multiplier": event.noise_multiplier, "rate": event.rate, "relation": event.relation}
+        return {"kind": "sampled", **sampled}
     group = event.group
     asked = {} if group is None else {"group": [group.split, int(group.index), int(group.count)]}
     return {"kind": "gaussian", "noise_multiplier": event.noise_multiplier, **asked}
@@ -106,6 +146,8 @@ def event_from_json(data: Mapping[str, Any]) -> Event:
         return Selection(float(data["noise_multiplier"]), float(data["delta"]))
     if data.get("kind") == "pure":
         return Pure(float(data["epsilon"]))
+    if data.get("kind") == "sampled" and data.keys() - {"charge"} == {"kind", "noise_multiplier", "rate", "relation"}:
+        return Sampled(float(data["noise_multiplier"]), float(data["rate"]), data["relation"])
     raise InputError(f"unknown privacy event {data.get('kind')!r}: this version of privrep cannot account for it.")
 
 
@@ -163,8 +205,37 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
 def total_mu(events: Iterable[Event]) -> float:
     """The mu of the whole run: Gaussian releases compose exactly, mu^2 = sum of 1/noise_multiplier^2, and of the groups
-    of a split only the one that was asked for most counts. Pure releases have no part in it."""
+    of a split only the one that was asked for most counts. Pure releases have no part in it. A sampled release counts
+    as if everyone had been asked: it costs less than that, and how much less no mu can say (`epsilon_spent` does)."""
     return math.sqrt(_mu_squared(_of_the_worst_user(events)))
+
+
+def without_samples(events: Iterable[Event]) -> list[Event]:
+    """All events but those about samples."""
+    return [event for event in events if not isinstance(event, Sampled)]
+
+
+def spending(events: Iterable[Event]) -> Spending | None:
+    """All of it, if there are sampled releases, which closed forms do not know."""
+    known = [_fail_closed(event) for event in events]
+    draws = Counter(
+        Draw(event.noise_multiplier, event.rate, event.relation == "replace-one-user")
+        for event in known
+        if isinstance(event, Sampled)
+    )
+    return (
+        Spending(tuple(draws.items()), total_mu(without_samples(known)), tuple(pure_epsilons(known))) if draws else None
+    )
+
+
+def within_budget(events: Sequence[Event], epsilon: float, delta: float) -> bool:
+    """Whether all events together are (epsilon, delta)-DP. The order of the events does not matter."""
+    spent, pures, left = spending(events), pure_epsilons(events), delta_left(events, delta)
+    if spent is not None:
+        return spent.fits(epsilon, left)
+    if pures:
+        return composition_fits(epsilon, left, total_mu(events), pures)
+    return total_mu(events) ** 2 <= (gaussian_mu(epsilon, left) ** 2 if left > 0 else 0.0) * (1 + 1e-12)
 
 
 def pure_epsilons(events: Iterable[Event]) -> list[float]:
@@ -179,14 +250,17 @@ def delta_left(events: Iterable[Event], delta: float) -> float:
 
 
 def epsilon_spent(events: Sequence[Event], delta: float) -> float:
-    """Epsilon of the composition of all events at this delta, by the closed form; infinite if no delta is left for
-    Gaussian releases. Pure ones need none: at a delta of zero their epsilons add up.
+    """Epsilon of the composition of all events at this delta, by the closed form, or numerically and rounded up where
+    there are sampled releases; infinite if no delta is left for Gaussian releases. Pure ones need none: at a delta of
+    zero their epsilons add up.
 
     What a selection set aside is (1 + e^E) delta' for the epsilon E of its budget. The composition is
     (epsilon, delta_G(epsilon) + (1 + e^epsilon) delta')-DP for every epsilon, so the answer is valid if it is at most
     E: then (1 + e^epsilon) delta' is at most what was set aside. A ledger sees to it that it is.
     """
-    left, pures = delta_left(events, delta), pure_epsilons(events)
+    left, pures, sampled = delta_left(events, delta), pure_epsilons(events), spending(events)
+    if sampled is not None:
+        return sampled.epsilon(left)
     if pures:
         return composed_epsilon(left, total_mu(events), pures)
     if not events:
@@ -195,7 +269,8 @@ def epsilon_spent(events: Sequence[Event], delta: float) -> float:
 
 
 def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
-    """The same by dp-accounting's privacy loss distributions: the second accountant, used to check the first.
+    """The same by dp-accounting's privacy loss distributions: the second accountant, used to check the closed forms.
+    (With sampled releases it is the first, too: tests check it against quadrature.)
 
     Accounted under dp-accounting's add/remove convention on purpose: our multiplier is already relative to the
     sensitivity of the relation in force, and its REPLACE_ONE convention would double it once more.
@@ -204,6 +279,8 @@ def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
     from dp_accounting.pld.common import DifferentialPrivacyParameters
 
     left = delta_left(events, delta)
+    if (sampled := spending(events)) is not None:
+        return sampled.epsilon(left)
     losses = [pld.from_gaussian_mechanism(event.noise_multiplier) for event in _of_the_worst_user(events)]
     losses += [pld.from_privacy_parameters(DifferentialPrivacyParameters(e, 0)) for e in pure_epsilons(events)]
     if not losses:
@@ -215,7 +292,10 @@ def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
 def accountant_of(events: Sequence[Event]) -> str:
     """How these events were accounted for, in words."""
     pure = [isinstance(event, Pure) for event in events]
-    words = [PURE if pure and all(pure) else MIXED if any(pure) else CLOSED_FORM]
+    sampled = [event.rate for event in events if isinstance(event, Sampled)]
+    words = [SAMPLED if sampled else PURE if pure and all(pure) else MIXED if any(pure) else CLOSED_FORM]
+    if sampled:
+        words.append(f"{len(sampled)} about samples, each user in one with probability {_between(sampled)}")
     if any(isinstance(event, Gaussian) and event.group is not None for event in events):
         words.append("each user is in one group of a split, so that only the costliest group counts")
     aside = math.fsum(event.delta for event in events if isinstance(event, Selection))
@@ -224,11 +304,16 @@ def accountant_of(events: Sequence[Event]) -> str:
     return "; ".join(words)
 
 
-def _of_the_worst_user(events: Iterable[Event]) -> list[Gaussian | Selection]:
+def _between(rates: list[float]) -> str:
+    low, high = min(rates), max(rates)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _of_the_worst_user(events: Iterable[Event]) -> list[Noisy]:
     """The events of noise that count for a user who is in the costliest group of every split; see the module's
     guarantee. Pure ones are left out."""
-    to_all: list[Gaussian | Selection] = []
-    splits: dict[str, dict[int, list[Gaussian | Selection]]] = {}
+    to_all: list[Noisy] = []
+    splits: dict[str, dict[int, list[Noisy]]] = {}
     counts: dict[str, int] = {}
     for event in map(_fail_closed, events):
         if isinstance(event, Pure):
@@ -247,11 +332,11 @@ def _of_the_worst_user(events: Iterable[Event]) -> list[Gaussian | Selection]:
     return [*to_all, *chain.from_iterable(costliest)]
 
 
-def _mu_squared(events: Iterable[Gaussian | Selection]) -> float:
+def _mu_squared(events: Iterable[Noisy]) -> float:
     return math.fsum(event.noise_multiplier**-2 for event in events)
 
 
 def _fail_closed(event: Event) -> Event:
-    if not isinstance(event, Gaussian | Selection | Pure):
+    if not isinstance(event, Gaussian | Selection | Pure | Sampled):
         raise InputError(f"no accountant here understands the event {event!r}; it cannot be charged.")
     return event

@@ -119,15 +119,19 @@ class BoundedSum:
         return self.bound.sensitivity(relation)
 
 
-def clipped_sum(contributions: Contributions | Losses, bound: Bound | LossBound) -> Array:
-    """What a group of users adds to a sum under this bound; see the module's guarantee."""
+def clipped_sum(
+    contributions: Contributions | Losses, bound: Bound | LossBound, counted: NDArray[np.bool_] | None = None
+) -> Array:
+    """What a group of users adds to a sum under this bound; see the module's guarantee. With `counted`, those of the
+    group who count; what the others sent is not looked at."""
     if isinstance(bound, LossBound):
         if not isinstance(contributions, Losses):
             raise InputError(f"a choice asks for Losses. The local step sent {type(contributions).__name__} instead.")
-        return _clipped_losses(contributions.values, bound)
+        values = contributions.values
+        return _clipped_losses(values if counted is None else values[counted], bound)
     if isinstance(contributions, Losses):
         raise InputError("Losses are for choices. Send another kind of contributions where a sum is asked for.")
-    return _clipped_vectors(contributions, bound)
+    return _clipped_vectors(contributions, bound, counted)
 
 
 def _clipped_losses(values: NDArray[Any], bound: LossBound) -> Array:
@@ -144,12 +148,12 @@ def _clipped_losses(values: NDArray[Any], bound: LossBound) -> Array:
     return levels.sum(axis=0, dtype=np.float64)
 
 
-def _clipped_vectors(contributions: Contributions, bound: Bound) -> Array:
+def _clipped_vectors(contributions: Contributions, bound: Bound, counted: NDArray[np.bool_] | None) -> Array:
     """sum_i c_i * min(1, C/||c_i||) over a group of users; contributions that are not finite count as zero."""
     if bound.acute and not contributions.acute:
         raise InputError(f"{type(contributions).__name__} is not acute by construction; ask for a bound without acute.")
     norms = contributions.norms()
-    finite = np.isfinite(norms)
+    finite = np.isfinite(norms) if counted is None else np.isfinite(norms) & counted
     safe = np.where(finite, np.maximum(norms, bound.norm), 1.0)
     weights = np.where(finite, bound.norm / safe, 0.0)
     weights[weights < 2.0**-1000] = 0.0  # next to the smallest of numbers, rounding could double a weight

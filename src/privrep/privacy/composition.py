@@ -135,8 +135,8 @@ def most_pure(epsilon: float, delta: float, mu: float, pures: Sequence[float]) -
     return largest(lambda more: composition_fits(epsilon, delta, mu, [*pures, more]), high) * (1 - 1e-9)
 
 
-def largest(fits: Callable[[float], bool], high: float) -> float:
-    """The largest number up to `high`, to twelve digits, that fits, if all smaller ones do; zero if none does."""
+def largest(fits: Callable[[float], bool], high: float, tolerance: float = 1e-12) -> float:
+    """The largest number up to `high`, but for the tolerance, that fits, if smaller ones do; zero if none does."""
     if fits(high):
         return high
     low = high
@@ -144,7 +144,7 @@ def largest(fits: Callable[[float], bool], high: float) -> float:
         low, high = low / 2, low
         if low < 1e-9:
             return 0.0
-    while high - low > 1e-12 * high:
+    while high - low > tolerance * high:
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low

@@ -9,8 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array, Contributions
 from privrep.privacy.bounds import Losses as Losses
+
+AT_ONCE = 1 << 21  # numbers of users that are made float64 at a time: 16 MB
+GRAM_ROWS = 1 << 12  # of a user, for norms of products by Gram matrices; wider or longer ones are multiplied out
+GRAM_WIDTH = 1 << 22
+SUM_ROWS = 1 << 11  # rows of products that one matrix product adds up
 
 
 @dataclass(frozen=True)
@@ -21,14 +27,20 @@ class Vectors:
     values: NDArray[Any]
 
     def norms(self) -> Array:
-        values = self.values.astype(np.float64, copy=False)
-        return np.sqrt(_squares(values)) * (1 + 1e-12)
+        parts = [_squares(self.values[some].astype(np.float64, copy=False)) for some in self._portions()]
+        return np.sqrt(np.concatenate([np.zeros(0), *parts])) * (1 + 1e-12)
 
     def weighted_sum(self, weights: Array) -> Array:
-        values = self.values.astype(np.float64, copy=False)
-        if not weights.all():
-            values = np.where(weights[:, None] > 0, values, 0.0)
-        return weights @ values
+        total = np.zeros(self.values.shape[1])
+        for some in self._portions():
+            values, each = self.values[some].astype(np.float64, copy=False), weights[some]
+            total += each @ (values if each.all() else np.where(each[:, None] > 0, values, 0.0))
+        return total
+
+    def _portions(self) -> Iterator[slice]:
+        """All users at once, or few where their numbers would be copied to be made float64."""
+        users, size = self.values.shape
+        return _portions(users, users if self.values.dtype == np.float64 else AT_ONCE // max(size, 1))
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,72 @@ class RowMoments:
 
 
 @dataclass(frozen=True)
+class Products:
+    """P_u = sum over the rows r of a user of left_r right_r^T, as a vector (p * q): gradients of layers, factored.
+
+    `left` is (users, rows, p), `right` is (users, rows, q). A row that is absent is zero in one of them. The norm is
+    taken from the Gram matrices of left and right, or from the product itself, whichever is cheaper.
+
+    Formal guarantee. Terms may cancel, so errors are measured by the mass m = sum_r |left_r| |right_r|, and a norm is
+    reported as no less than m / 64. With u = 2^-53:
+    * Norms. Gram matrices give the norm squared but for (p + q + rows^2 + 8) u m^2, at most 2^-28 m^2 within
+      GRAM_ROWS and GRAM_WIDTH. A true norm of m / 65 or more is then below the root of what is computed plus
+      33 * 2^-28 m, and a smaller one is below m / 64: adding 1e-6 m is enough for the first. The product itself gives
+      the norm but for 2 (rows + p q) u m, which 1e-6 m covers for all sizes that a release may have.
+    * Sums. At most SUM_ROWS rows of weighted terms in one matrix product err by 2^-41.9 of their mass, and adding at
+      most 2^12 products to each other by 2^-41: 64 times the two is 2^-34.4 of the norms.
+    """
+
+    acute: ClassVar[bool] = False
+    left: NDArray[Any]
+    right: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        users, rows, _ = self.left.shape
+        if self.right.shape[:2] != (users, rows):
+            raise InputError(f"products take equal rows. Got shapes {self.left.shape} and {self.right.shape} instead.")
+        if users * rows > SUM_ROWS << 12:
+            raise InputError(f"one call takes at most {SUM_ROWS << 12:,} rows. Got {users * rows:,}; use fewer slots.")
+
+    def norms(self) -> Array:
+        (users, rows, p), q = self.left.shape, self.right.shape[2]
+        small = rows <= GRAM_ROWS and p + q <= GRAM_WIDTH
+        norms = _norms_by_gram if small and rows * (p + q) <= 2 * p * q else _norms_by_product
+        size = rows * (p + q) if norms is _norms_by_gram else max(rows * (p + q), p * q)
+        parts = [
+            norms(self.left[some].astype(np.float64), self.right[some].astype(np.float64))
+            for some in _portions(users, AT_ONCE // max(size, 1))
+        ]
+        return np.concatenate([np.zeros(0), *parts])
+
+    def weighted_sum(self, weights: Array) -> Array:
+        (users, rows, p), q = self.left.shape, self.right.shape[2]
+        used, total = np.flatnonzero(weights > 0), np.zeros((p, q))
+        left, right = (array if len(used) == users else array[used] for array in (self.left, self.right))
+        left, right, each = left.reshape(-1, p), right.reshape(-1, q), np.repeat(weights[used], rows)[:, None]
+        for some in _portions(len(each), SUM_ROWS):
+            total += left[some].astype(np.float64).T @ (right[some] * each[some])
+        return total.ravel()
+
+
+def _norms_by_gram(left: Array, right: Array) -> Array:
+    gram, other = left @ left.transpose(0, 2, 1), right @ right.transpose(0, 2, 1)
+    mass = np.sqrt(np.diagonal(gram, axis1=1, axis2=2) * np.diagonal(other, axis1=1, axis2=2))
+    gram *= other
+    return _norms_with_mass(gram.reshape(len(gram), -1).sum(axis=1), np.ascontiguousarray(mass).sum(axis=1))
+
+
+def _norms_by_product(left: Array, right: Array) -> Array:
+    mass = np.sqrt((left * left).sum(axis=2) * (right * right).sum(axis=2)).sum(axis=1)
+    return _norms_with_mass(_squares(left.transpose(0, 2, 1) @ right), mass)
+
+
+def _norms_with_mass(squares: Array, mass: Array) -> Array:
+    norms = np.maximum(np.sqrt(np.maximum(squares, 0.0)) + 1e-6 * mass, mass / 64) * (1 + 1e-12)
+    return np.where(np.isfinite(squares) & np.isfinite(mass), norms, np.inf)
+
+
+@dataclass(frozen=True)
 class Slots:
     """Vectors (k, d) most of whose columns are zero, followed by a short dense `tail`.
 
@@ -195,6 +273,24 @@ class Together:
         return _added([part.weighted_sum(weights) for part in self.parts])
 
 
+@dataclass(frozen=True)
+class Shorter:
+    """Whether each user's contribution is short: one number, 1/2 if its norm is at most `than`, -1/2 if it is not.
+
+    So a sum over n users is their number of short ones less n/2, and replacing a user moves it by at most 1.
+    """
+
+    acute: ClassVar[bool] = False
+    of: Contributions
+    than: float
+
+    def norms(self) -> Array:
+        return np.full(len(self.of.norms()), 0.5)
+
+    def weighted_sum(self, weights: Array) -> Array:
+        return np.array([weights @ np.where(self.of.norms() <= self.than, 0.5, -0.5)])
+
+
 def _added(parts: list[Array]) -> Array:
     """One after the other: NumPy would add many parts of a single user in another order than those of several."""
     total = parts[0].copy()
@@ -210,6 +306,11 @@ def _squares(values: Array) -> Array:
     """
     total: Array = (values * values).reshape(len(values), -1).sum(axis=1)
     return total
+
+
+def _portions(count: int, most: int) -> Iterator[slice]:
+    """0 to count, at most so many at a time."""
+    return (slice(start, start + max(most, 1)) for start in range(0, count, max(most, 1)))
 
 
 def _weighted_rows(rows: NDArray[Any], weights: Array, used: NDArray[np.bool_]) -> Iterator[Array]:

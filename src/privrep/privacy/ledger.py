@@ -20,6 +20,7 @@ from privrep.privacy.accounting import (
     RELATIONS,
     Event,
     Relation,
+    Sampled,
     Selection,
     accountant_of,
     check_budget,
@@ -30,9 +31,12 @@ from privrep.privacy.accounting import (
     event_to_json,
     gaussian_mu,
     pure_epsilons,
+    spending,
     total_mu,
+    within_budget,
+    without_samples,
 )
-from privrep.privacy.composition import composition_fits, most_gaussian, most_pure
+from privrep.privacy.composition import most_gaussian, most_pure
 
 FORMAT = "privrep-ledger/1"
 
@@ -137,11 +141,9 @@ class Ledger:
                 f"releasing {new} takes Gaussian noise, and that takes a delta: a budget of delta 0 pays for choices "
                 "alone. Give it a delta (1e-6 is usual), or use a method that only chooses."
             )
-        if pures:
-            fits = composition_fits(budget.epsilon, delta_left(events, budget.delta), total_mu(events), pures)
-        else:
-            fits = total_mu(events) ** 2 <= self._capacity(events) * (1 + 1e-12)
-        if not fits:
+        if any(isinstance(event, Sampled) and event.relation != budget.relation for event in events):
+            raise InputError(f"{new} is priced for another relation than this ledger's, {budget.relation}.")
+        if not within_budget(events, budget.epsilon, budget.delta):
             after = epsilon_spent(events, budget.delta)
             raise BudgetExceeded(
                 f"releasing {new} would bring epsilon to {after:.6g}, over the budget of "
@@ -164,10 +166,12 @@ class Ledger:
 
         A selection makes it smaller, by what it costs and by the part of delta that it sets aside, and a choice makes
         it smaller, too. So choose and select first, then split: the same number then on every day that the run is
-        continued.
+        continued. Releases about samples are left out of it, and not measured by mu^2: a split of it must leave room
+        for them, which `sampling.noise_multiplier_for` then plans.
         """
-        selections = [event for event in self._entries.values() if isinstance(event, Selection)]
-        return max(self._capacity(self._entries.values()) - total_mu(selections) ** 2, 0.0)
+        events = without_samples(self._entries.values())
+        selections = [event for event in events if isinstance(event, Selection)]
+        return max(self._capacity(events) - total_mu(selections) ** 2, 0.0)
 
     def _capacity(self, events: Collection[Event]) -> float:
         """Nothing, if selections set aside all of delta, or if there is none.
@@ -179,20 +183,25 @@ class Ledger:
         epsilon, left, pures = self.budget.epsilon, delta_left(events, self.budget.delta), pure_epsilons(events)
         if left <= 0:
             return 0.0
-        mu = gaussian_mu(epsilon, left)
+        mu, sampled = gaussian_mu(epsilon, left), spending(events)
+        if sampled is not None:
+            return sampled.most_mu(epsilon, left, mu) ** 2
         return most_gaussian(epsilon, left, pures, mu) ** 2 if pures else mu**2
 
     @property
     def remaining(self) -> float:
-        """What is left of mu^2 for releases to all users; a group that was asked for less than others has more left."""
+        """What is left of mu^2 for releases to all users, beside samples that were asked, to four digits; a group that
+        was asked for less than others has more left."""
         events = self._entries.values()
-        return max(self._capacity(events) - total_mu(events) ** 2, 0.0)
+        return max(self._capacity(events) - total_mu(without_samples(events)) ** 2, 0.0)
 
     @property
     def pure_left(self) -> float:
         """The largest epsilon of one more choice that fits."""
         events = self._entries.values()
-        left = delta_left(events, self.budget.delta)
+        left, sampled = delta_left(events, self.budget.delta), spending(events)
+        if sampled is not None:
+            return sampled.most_pure(self.budget.epsilon, left)
         return most_pure(self.budget.epsilon, left, total_mu(events), pure_epsilons(events))
 
     @property

@@ -9,7 +9,8 @@ differs from it, at a point x with |x| <= 40 sigma, by a factor within exp(+-(40
 probability under e^-800. Over a run this adds at most 267 * (sum over released coordinates of 1 / sigma^2) to epsilon
 and e^(epsilon - 780) to delta. A release of `size` coordinates that spends mu_q^2 has sigma >= 2^35 / mu_q, so the sum
 is at most 267 * size * 2^-70 * mu^2, and less than 1e-9 * epsilon for size <= MAX_SIZE and delta <= 0.01: `gaussian_mu`
-leaves that much by rounding mu down, and `privacy.composition` leaves it where there are choices, too.
+leaves that much by rounding mu down, `privacy.composition` leaves it where there are choices, too, and
+`privacy.loss_distributions` where there are samples.
 
 Choices are drawn by `smallest`: index i with probability proportional to exp(-losses[i] / scale), for integer losses.
 `secure_noise` does it by rejection: a uniform index i is kept with probability exp(-(losses[i] - smallest) / scale), or
@@ -17,6 +18,8 @@ else another is drawn. What is kept is then distributed as it should be, and it 
 candidates, or fewer, on average. Both steps are exact in integers (Canonne, Kamath and Steinke 2020, algorithm 1), fed
 by the operating system's cryptographic generator, so no rounding decides. OpenDP's noisy max is not used for it: what
 it promises of Gumbel noise is zero-concentrated privacy, and under pure privacy it draws another distribution.
+
+Who is in a sample follows from a `key` of 32 bytes, drawn from that generator, too (`privacy.sampling`).
 """
 
 from __future__ import annotations
@@ -45,6 +48,10 @@ class NoiseSource(Protocol):
 
     def smallest(self, name: str, losses: Integers, scale: int) -> int:
         """An index, drawn with probability proportional to exp(-losses[index] / scale), for the choice of that name."""
+        ...
+
+    def key(self, name: str) -> bytes:
+        """32 uniform bytes for the sample of that name: a secret, which decides who is asked."""
         ...
 
 
@@ -103,6 +110,9 @@ class SecureNoise:
             if _happens(excess[index], scale, bits):
                 return index
 
+    def key(self, name: str) -> bytes:
+        return os.urandom(32)
+
 
 class _Bits:
     """Uniform integers from the operating system's cryptographic generator, which is asked for many bits at a time."""
@@ -160,8 +170,11 @@ class SimulatedNoise:
         _check_choice(losses, scale)
         return int(np.argmin((losses - losses.min()) / scale - self._generator(name).gumbel(size=len(losses))))
 
-    def _generator(self, name: str) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *name.encode()])  # by name: a resumed simulation draws the same
+    def key(self, name: str) -> bytes:
+        return self._generator(name, 256).bytes(32)  # no byte of a name is 256, so noise never has the same numbers
+
+    def _generator(self, name: str, *more: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *name.encode(), *more])  # by name: a resumed simulation draws the same
 
 
 def simulated_noise(seed: int) -> NoiseSource:

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.data.groups import Group
-from privrep.engines.base import LocalStep, Users
+from privrep.engines.base import LocalStep, SlotStep, Users
+from privrep.engines.slots import slots_of
 from privrep.errors import InputError, ResumeError
-from privrep.privacy.accounting import Gaussian, Relation, Selection
+from privrep.privacy.accounting import Gaussian, Relation, Sampled, Selection
 from privrep.privacy.billboard import Billboard, Choice, Release, Selected
-from privrep.privacy.bounds import LEVELS, Array, Bound, BoundedSum, LossBound
+from privrep.privacy.bounds import FLOAT_SLACK, LEVELS, Array, Bound, BoundedSum, LossBound
 from privrep.privacy.exponential import choice_events, scale_in_levels
 from privrep.privacy.ledger import Ledger, noise_multiplier
 from privrep.privacy.noise import WIDEST, NoiseSource, grid_step, to_grid
+from privrep.privacy.sampling import Poisson
 from privrep.privacy.selection import COUNTED, Holders, Key, chance, counts_bound, threshold
 
 
@@ -52,6 +54,32 @@ def release(
     relation = ledger.budget.relation
     plan = {key: _plan(_norm_bound(sums[key]), query.mu_squared, relation) for key, query in queries.items()}
     ledger.charge(events_of(page, queries, group))
+    return {key: _noisy(sums[key], planned, noise, f"{page}/{key}") for key, planned in plan.items()}
+
+
+def release_about_sample(
+    users: Users,
+    step: LocalStep | SlotStep,
+    queries: Mapping[str, Query],
+    sampling: Poisson,
+    ledger: Ledger,
+    noise: NoiseSource,
+    page: str,
+) -> dict[str, Release]:
+    """Charge the ledger, draw the key of a sample, pass over its members, then add noise to each bounded sum.
+
+    Formal guarantee: the releases are together what `privacy.loss_distributions` proves of the one event charged. If
+    the charge does not fit, no key is drawn. The key and who was in stay in this function; a run that was stopped in it
+    draws another key, and nobody has seen anything of the first.
+    """
+    _check_noise(noise, ledger)
+    relation = ledger.budget.relation
+    plan = {key: _plan(query.bound, query.mu_squared, relation, sampled=True) for key, query in queries.items()}
+    ledger.charge(sample_events(page, queries, sampling, relation))
+    bounds = {key: query.bound for key, query in queries.items()}
+    sums = users.bounded_sums(step, bounds, sample=sampling.sample(noise.key(page)))
+    if any(sums[key].bound != bound for key, bound in bounds.items()):
+        raise InputError("the sums over a sample were clipped to another bound; nothing was released.")
     return {key: _noisy(sums[key], planned, noise, f"{page}/{key}") for key, planned in plan.items()}
 
 
@@ -103,6 +131,14 @@ def events_of(page: str, queries: Mapping[str, Query], group: Group | None = Non
     return {f"{page}/{key}": Gaussian(noise_multiplier(query.mu_squared), group) for key, query in queries.items()}
 
 
+def sample_events(
+    page: str, queries: Mapping[str, Query], sampling: Poisson, relation: Relation
+) -> dict[str, Gaussian | Sampled]:
+    """One event for all statistics of a page: they are about one sample, see `privacy.sampling`."""
+    together = math.fsum(query.mu_squared for query in queries.values())
+    return {f"{page}/{'+'.join(queries)}": sampling.event(together, relation)}
+
+
 def selection_events(page: str, mu_squared: float, delta: float) -> dict[str, Selection]:
     return {f"{page}/keys": Selection(noise_multiplier(mu_squared), delta)}
 
@@ -134,9 +170,21 @@ def _norm_bound(total: BoundedSum) -> Bound:
     return total.bound
 
 
-def _plan(bound: Bound, mu_squared: float, relation: Relation) -> _Plan:
+def sensitivity_of(bound: Bound, relation: Relation, sampled: bool) -> float:
+    """How far the totals of neighbours are apart, on the grid.
+
+    About a sample: under replace-one-user twice how far a user moves a total by being in it, as the proof of
+    `privacy.loss_distributions` asks. Acute bounds gain nothing there.
+    """
+    if not sampled:
+        return bound.sensitivity(relation) + rounding(bound)
+    moved = bound.norm * (1 + FLOAT_SLACK) + rounding(bound)
+    return 2 * moved if relation == "replace-one-user" else moved
+
+
+def _plan(bound: Bound, mu_squared: float, relation: Relation, sampled: bool = False) -> _Plan:
     step = grid_step(bound.norm)
-    plan = _Plan(step, bound.sensitivity(relation) + rounding(bound), noise_multiplier(mu_squared))
+    plan = _Plan(step, sensitivity_of(bound, relation, sampled), noise_multiplier(mu_squared))
     if not 2.0**20 <= plan.sigma / step <= WIDEST:
         raise InputError(f"a noise multiplier of {plan.multiplier:g} is out of range; change the share of the budget.")
     return plan
@@ -162,28 +210,49 @@ class Run:
     on_page: Callable[[str], None] = lambda page: None
 
     def ask(
-        self, page: str, step: LocalStep, queries: Mapping[str, Query], group: Group | None = None
+        self,
+        page: str,
+        step: LocalStep | SlotStep,
+        queries: Mapping[str, Query],
+        group: Group | None = None,
+        sampling: Poisson | None = None,
     ) -> dict[str, Release]:
-        """Several statistics of one pass over the users, or over those of one group, whom alone it then costs."""
+        """Several statistics of one pass over the users, or over those of one group, whom alone it then costs, or over
+        a secret sample, which costs everyone less. A pass about a sample that fails has been paid for."""
         _check_name(page)
-        events = events_of(page, queries, group)
+        relation = self.ledger.budget.relation
+        sampled = None if sampling is None or sampling.everyone else sampling
+        _check_slots(step, relation, group, sampled)
+        events: Mapping[str, Gaussian | Sampled] = (
+            events_of(page, queries, group) if sampled is None else sample_events(page, queries, sampled, relation)
+        )
         if page not in self.billboard:
-            bounds = {key: query.bound for key, query in queries.items()}
-            sums = (
-                self.users.bounded_sums(step, bounds)
-                if group is None
-                else self.users.bounded_sums(step, bounds, group=group)
-            )
-            released = release(sums, queries, self.ledger, self.noise, page, group)
+            released = self._released(page, step, queries, group, sampled)
             self.billboard.post_releases(page, released, simulation=self.ledger.seeded)
         self.ledger.posted(page, events)
         released = self.billboard.releases(page)
         for key, query in queries.items():
-            _check_page(page, released.get(key), query.bound, query.bound.size, self.ledger)
+            wanted = sensitivity_of(query.bound, relation, sampled is not None)
+            _check_page(page, released.get(key), wanted, query.bound.size)
         if released.keys() != queries.keys():
             raise ResumeError(f"page {page!r} answers another question. Use another folder.")
         self.on_page(page)
         return released
+
+    def _released(
+        self,
+        page: str,
+        step: LocalStep | SlotStep,
+        queries: Mapping[str, Query],
+        group: Group | None,
+        sampled: Poisson | None,
+    ) -> dict[str, Release]:
+        if sampled is not None:
+            return release_about_sample(self.users, step, queries, sampled, self.ledger, self.noise, page)
+        bounds = {key: query.bound for key, query in queries.items()}
+        users = self.users
+        sums = users.bounded_sums(step, bounds) if group is None else users.bounded_sums(step, bounds, group=group)
+        return release(sums, queries, self.ledger, self.noise, page, group)
 
     def select(self, page: str, holders: Holders, mu_squared: float, delta: float) -> tuple[Key, ...]:
         """`select_page` on this run's ledger and billboard. The users of `holders` are those of the run."""
@@ -191,7 +260,7 @@ class Run:
         self.on_page(page)
         return keys
 
-    def choose(self, page: str, step: LocalStep, candidates: int, epsilon: float) -> int:
+    def choose(self, page: str, step: LocalStep | SlotStep, candidates: int, epsilon: float) -> int:
         """The index of one of many candidates: the smaller its loss, summed over all users, the likelier.
 
         `step` returns {"losses": Losses}, the loss in [0, 1] of each user by each candidate. It costs epsilon, with no
@@ -201,6 +270,7 @@ class Run:
         candidates, epsilon = int(candidates), float(epsilon)
         bound, events = LossBound(candidates), choice_events(page, epsilon)
         scale = scale_in_levels(bound, epsilon, self.ledger.budget.relation) / LEVELS
+        _check_slots(step, self.ledger.budget.relation)
         if page not in self.billboard:
             losses = self.users.bounded_sums(step, {"losses": bound})["losses"]
             choice = choose(losses, epsilon, self.ledger, self.noise, page)
@@ -239,19 +309,31 @@ def select_page(
         billboard.post_selection(page, selected, simulation=ledger.seeded)
     ledger.posted(page, selection_events(page, mu_squared, delta))
     selected = billboard.selected(page)
-    _check_page(page, selected.counts, COUNTED, len(selected.keys), ledger)
+    _check_page(page, selected.counts, sensitivity_of(COUNTED, ledger.budget.relation, False), len(selected.keys))
     return selected.keys
 
 
-def _check_page(page: str, released: Release | None, bound: Bound, size: int, ledger: Ledger) -> None:
+def _check_page(page: str, released: Release | None, sensitivity: float, size: int) -> None:
     """Whether a page that stands answers this very question."""
-    wanted = bound.sensitivity(ledger.budget.relation) + rounding(bound)
     if (
         released is None
         or released.value.shape != (size,)
-        or not math.isclose(released.sensitivity, wanted, rel_tol=1e-6)
+        or not math.isclose(released.sensitivity, sensitivity, rel_tol=1e-6)
     ):
         raise ResumeError(f"page {page!r} answers another question. Use another folder.")
+
+
+def _check_slots(
+    step: LocalStep | SlotStep, relation: Relation, group: Group | None = None, sampled: Poisson | None = None
+) -> None:
+    """Whether the guarantee of `engines.slots`, which samples rest on, holds for this question."""
+    slots = slots_of(step)
+    if slots is not None and relation != "replace-one-user":
+        raise InputError("a step with slots goes by users' places, which shift when one comes: use replace-one-user.")
+    if sampled is not None and slots is None:
+        raise InputError("a sample is asked by a step with slots. Give the step a public number of rows a user.")
+    if sampled is not None and group is not None:
+        raise InputError("a sample is of all users. Ask a group or a sample, not both.")
 
 
 def _check_share(mu_squared: float) -> None:

@@ -7,7 +7,16 @@ import re
 from dataclasses import dataclass
 
 from privrep.data.groups import Group
-from privrep.privacy.accounting import Event, Pure, Selection, delta_left, gaussian_mu, pure_epsilons, total_mu
+from privrep.privacy.accounting import (
+    Event,
+    Gaussian,
+    Pure,
+    Selection,
+    delta_left,
+    gaussian_mu,
+    pure_epsilons,
+    total_mu,
+)
 from privrep.privacy.composition import most_gaussian
 from privrep.privacy.ledger import PrivacyReport
 
@@ -100,7 +109,8 @@ def releases(report: PrivacyReport) -> list[Spent]:
     def spent(name: str, event: Event) -> Spent:
         if isinstance(event, Pure):
             return Spent(name, purpose(name), None, choices * event.epsilon / pure, epsilon=event.epsilon)
-        group, delta = (None, event.delta) if isinstance(event, Selection) else (event.group, 0.0)
+        group = event.group if isinstance(event, Gaussian) else None
+        delta = event.delta if isinstance(event, Selection) else 0.0
         return Spent(name, purpose(name), event.noise_multiplier, event.noise_multiplier**-2 / total, group, delta)
 
     return [spent(name, event) for name, event in report.events]

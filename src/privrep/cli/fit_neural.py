@@ -1,0 +1,209 @@
+"""`privrep fit-neural`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from privrep.cli.learning import stoppable
+from privrep.cli.shared import note, say, shout
+from privrep.errors import InputError, NothingLearned
+
+if TYPE_CHECKING:
+    from privrep.data.images import Images
+    from privrep.data.user_table import UserTable
+    from privrep.neural.centaur import Centaur
+    from privrep.neural.config import NeuralConfig
+
+_NOT_PRIVATE = "(not private: for your eyes)"
+
+
+def fit_neural(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Data, users, privacy and model.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the model; else output.folder. Continues a stopped fit.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what would be shared, and spend nothing.")] = False,
+) -> None:
+    """Learn a shared part of a network privately, and every user's head, from images."""
+    from privrep.neural.config import read_config
+
+    asked = read_config(config)
+    folder = out or asked.out
+    if folder is None and not check:
+        raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
+    images = _images(asked)
+    train, held = _tables(asked, images)
+    model = _model(asked, images, train)
+    plan = model.planned(train.n_users, train.n_features)
+    if check:
+        say(plan.words)
+        say(f"Checked: {train.n_users:,} users, rows of {train.n_features:,} numbers. Nothing was spent.")
+        return
+    assert folder is not None
+    if (folder / "run.json").is_file():
+        note(f"Continuing the run in {folder}: pages that stand are read, and nothing is spent twice.")
+    _fit(model, train, folder, plan.rounds + 3)
+    _summarise(model, folder, held)
+
+
+def _images(asked: NeuralConfig) -> Images:
+    """The images; of a list of classes the names are those of the labels' numbers, or the labels themselves."""
+    from privrep.data import images as readers
+
+    data, classes = asked.data, asked.model["classes"]
+    names = classes if isinstance(classes, list) else [str(number) for number in range(classes)]
+    size, colour = tuple(data.get("size", ())), data.get("colour", True)
+    if data["kind"] == "idx":
+        return readers.read_idx(data["images"], data["labels"], data.get("transpose", False), names)
+    if data["kind"] == "cifar":
+        found = readers.read_cifar(data["path"], data.get("part", "train"), data.get("coarse", False))
+        return replace(found, names=tuple(names))
+    if data["kind"] == "npz":
+        return readers.read_npz(data["path"], names)
+    if data["kind"] == "folder":
+        return readers.read_image_folder(data["path"], size, colour, users=asked.users.get("by") == "folders")
+    columns = data["columns"]
+    if "by" in asked.users and "user" not in columns:
+        raise InputError("the config must say data.columns.user, the column that names the user of each row.")
+    user = columns.get("user", columns["label"])  # without one, images are dealt
+    return readers.read_image_parquet(data["path"], columns["image"], columns["label"], user, size, colour)
+
+
+def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable | None]:
+    """Users' rows, their labels as places among the classes, and rows held out to measure with."""
+    import numpy as np
+
+    from privrep.data.partition import image_table, natural_table, partition
+
+    classes = asked.model["classes"]
+    listed = classes if isinstance(classes, list) else [str(number) for number in range(classes)]
+    place = np.array([listed.index(name) if name in listed else -1 for name in images.names] or [-1])
+
+    def known(table: UserTable) -> UserTable:
+        return replace(table, y=place[table.y.astype(np.int64)].astype(np.float32))
+
+    dealt = asked.users.get("partition")
+    if dealt is not None:
+        parts = partition(images.labels, **{"seed": 0, **dealt})
+        held = image_table(images, parts.validation) if parts.validation.size else None
+        return known(image_table(images, parts.train)), None if held is None else known(held)
+    table, share = known(natural_table(images)), asked.users.get("validation", 0.0)
+    return _apart(table, share) if share else (table, None)
+
+
+def _apart(table: UserTable, share: float) -> tuple[UserTable, UserTable]:
+    """Everybody's rows but for a share of them, spread evenly over the user's rows as they come, and those."""
+    import numpy as np
+
+    place = np.arange(table.n_rows) - np.repeat(table.offsets[:-1], table.sizes)
+    held = np.floor((place + 1) * share + 0.5) > np.floor(place * share + 0.5)
+
+    def part(chosen: Any) -> UserTable:
+        sizes = np.bincount(np.repeat(np.arange(table.n_users), table.sizes)[chosen], minlength=table.n_users)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return replace(table, X=table.X[chosen], y=table.y[chosen], offsets=offsets)
+
+    return part(~held), part(held)
+
+
+def _model(asked: NeuralConfig, images: Images, table: UserTable) -> Centaur:
+    try:
+        from privrep import Centaur
+    except ImportError as error:
+        raise InputError(str(error)) from None
+    from privrep.neural.fitting import LINEAR, WHOLE
+
+    model, privacy = asked.model, asked.privacy
+    options: dict[str, Any] = {name: model[name] for name in ("share", "rows", "classes") if name in model}
+    network = model.get("network", "none")
+    made = Centaur(
+        None if network == "none" else network,
+        epsilon=privacy["epsilon"],
+        delta=privacy["delta"],
+        random_state=privacy.get("seed"),
+        image=images.shape,
+        features=_features(model, images.shape),
+        rounds=asked.training.get("rounds"),
+        **options,
+    )
+    given = {name: value for name, value in asked.training.items() if name != "rounds"}
+    if given:
+        whole = made.planned(table.n_users, table.n_features).share in ("all", "adapters")
+        made.settings = replace(WHOLE if whole else LINEAR, **given)
+    return made
+
+
+def _features(model: Any, shape: tuple[int, int, int]) -> Any:
+    from privrep.neural.features import Dct, Edges
+
+    name = model.get("features", "auto")
+    kept = {"keep": model["keep"]} if "keep" in model else {}
+    if name in ("edges", "dct"):
+        return (Edges if name == "edges" else Dct)(*shape, **kept)
+    return None if name == "none" else "auto"
+
+
+def _fit(model: Centaur, table: UserTable, folder: Path, pages: int) -> None:
+    with stoppable(folder), _progress(pages) as bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NothingLearned)  # the summary says it
+        model.run_folder = folder
+        if bar is not None:
+            model.on_page, model.on_loss = bar.page, bar.loss
+        model.fit(table)
+
+
+class _Bar:
+    """Progress on the operator's screen: pages, epsilon spent, and a training loss that is not private."""
+
+    def __init__(self, shown: Any, pages: int) -> None:
+        self._shown, self._task, self._loss = shown, shown.add_task("reading", total=pages), ""
+
+    def page(self, page: str, epsilon: float) -> None:
+        text = f"{page.replace('-', ' ')}, epsilon {epsilon:.3f} spent{self._loss}"
+        self._shown.update(self._task, description=text, advance=1)
+
+    def loss(self, page: str, loss: float) -> None:
+        self._loss = f", training loss about {loss:.3f} (not private)"
+
+
+@contextmanager
+def _progress(pages: int) -> Iterator[_Bar | None]:
+    """A bar on a terminal; nothing, and no loss computed, elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(*columns, console=console, transient=True) as shown:
+        yield _Bar(shown, pages)
+
+
+def _summarise(model: Centaur, folder: Path, held: UserTable | None) -> None:
+    import numpy as np
+
+    report = model.privacy_
+    say(f"Model: {folder}")
+    say(model.plan_.words)
+    say(f"Privacy: {report}")
+    if held is not None and held.n_rows:
+        groups, known = held.ids[np.repeat(np.arange(held.n_users), held.sizes)], held.y >= 0
+        labels = model.classes_[held.y[known].astype(np.int64)]
+        accuracy = model.score(held.X[known], labels, groups[known])
+        say(f"Accuracy on {len(labels):,} rows held out: {accuracy:.3f} {_NOT_PRIVATE}")
+    if report.seeded:
+        shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
+    else:
+        say(f"All of {folder} but {folder / 'private'} may be published; the heads in there belong to their users.")
+    say(
+        f"To predict, and for new users: privrep.Centaur.load({str(folder)!r}). What it means: privrep inspect {folder}"
+    )

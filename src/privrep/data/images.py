@@ -1,0 +1,344 @@
+"""Labelled images from files, all in memory: idx, CIFAR's binary files and sheets, NumPy archives, folders, Parquet.
+
+Readers take paths and report what they find: pixels, labels, classes and, where the file tells, users. Which classes
+and users occur is data. Whoever hands the names of classes on to a fit says that they are public.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from privrep.data.files import file_format, is_text, open_parquet, require, unreadable
+from privrep.errors import InputError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
+_CIFAR_SIDE = 32
+_IDX_BYTES = 0x08  # the only kind of number in an idx file of images
+_Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one size, the class of each as its position in `names`, and the user of each where known.
+
+    The names are those that occur or that the format declares: publishing them is the caller's statement that they
+    are public.
+    """
+
+    pixels: NDArray[np.uint8]  # (n, height, width) or (n, height, width, channels)
+    labels: NDArray[np.int64]  # (n,)
+    names: tuple[str, ...]
+    users: NDArray[Any] | None = None  # (n,)
+
+    def __post_init__(self) -> None:
+        if self.pixels.dtype != np.uint8 or self.pixels.ndim not in (3, 4):
+            raise InputError(
+                "images must be whole numbers of 8 bits, (images, height, width) or with channels last; convert them. "
+                f"Got {self.pixels.dtype} of shape {self.pixels.shape}."
+            )
+        counts = [len(self.pixels), len(self.labels)] + ([] if self.users is None else [len(self.users)])
+        if len(set(counts)) > 1:
+            raise InputError(
+                f"there must be one label (and one user) for each image. Got {counts[0]:,} images and "
+                f"{' and '.join(f'{count:,}' for count in counts[1:])} of those; give files that belong together."
+            )
+        if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.names):
+            raise InputError(
+                f"labels must be positions in the list of {len(self.names)} classes. Got {self.labels.min()} to "
+                f"{self.labels.max()}; list every class."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        height, width, *channels = self.pixels.shape[1:]
+        return height, width, channels[0] if channels else 1
+
+    def rows(self, chosen: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.float32]:
+        """Images as float32 rows (n, height * width * channels) from 0 to 1."""
+        pixels = self.pixels[chosen]
+        return pixels.reshape(len(pixels), -1).astype(np.float32) / np.float32(255)
+
+
+def read_idx(images: _Path, labels: _Path, transpose: bool = False, names: Sequence[str] | None = None) -> Images:
+    """MNIST, EMNIST and Fashion-MNIST: two idx files, packed with gzip or not.
+
+    EMNIST's images lie on their side; `transpose` puts them upright. Without `names` the classes are the numbers from
+    0 to the largest label.
+    """
+    pixels, found = _idx(images, 3), _idx(labels, 1).astype(np.int64)
+    if transpose:
+        pixels = np.ascontiguousarray(pixels.swapaxes(1, 2))
+    return Images(pixels, found, _numbered(found) if names is None else tuple(names))
+
+
+def read_cifar(folder: _Path, part: str = "train", coarse: bool = False) -> Images:
+    """CIFAR-10 or CIFAR-100, part train or test, from the folder of the binary distribution or of sheets.
+
+    The binary distribution has data_batch_*.bin and test_batch.bin (CIFAR-10) or train.bin and test.bin (CIFAR-100,
+    whose 20 `coarse` classes may be asked for instead of the 100). Sheets are images <part>_*.webp or *.png with 50
+    rows of 50 images, labels in <part>_labels.npz.
+    """
+    folder = Path(folder)
+    if part not in ("train", "test"):
+        raise InputError(f"part must be train or test. Got {part!r} instead.")
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; check the path.")
+    batches = sorted(folder.glob("data_batch_*.bin*" if part == "train" else "test_batch.bin*"))
+    hundred = sorted(folder.glob(f"{part}.bin*"))
+    if coarse and not hundred:
+        raise InputError(f"coarse: only CIFAR-100 has coarse classes, and {folder} has no {part}.bin; leave it out.")
+    if batches or hundred:
+        return _cifar_binary(batches or hundred, 1 if batches else 2, coarse)
+    if (folder / f"{part}_labels.npz").exists():
+        return _cifar_sheets(folder, part)
+    if any((folder / name).exists() for name in ("data_batch_1", "test_batch", "meta", "batches.meta")):
+        raise InputError(
+            f"{folder} holds the pickled CIFAR, and unpickling a file runs whatever code it holds; "
+            "give the folder of the binary version."
+        )
+    raise InputError(f"{folder} holds no CIFAR images of part {part}; give the folder of the binary version.")
+
+
+def read_npz(path: _Path, names: Sequence[str] | None = None) -> Images:
+    """A NumPy archive with arrays `images`, `labels` and, where images have a natural user, `writers`.
+
+    Its array `classes`, where there is one, names the classes; else they are numbers as in `read_idx`.
+    """
+    arrays = _arrays(path, ("images", "labels"), ("writers", "classes"))
+    labels = arrays["labels"]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise InputError(f"labels of {path} must be a list of integers. Got {labels.dtype} of shape {labels.shape}.")
+    listed = names if names is not None else arrays.get("classes")
+    found = labels.astype(np.int64)
+    return Images(
+        arrays["images"], found, _numbered(found) if listed is None else tuple(map(str, listed)), arrays.get("writers")
+    )
+
+
+def read_image_folder(folder: _Path, size: tuple[int, int], colour: bool = True, users: bool = False) -> Images:
+    """Image files in subfolders named after their classes: class/image, or user/class/image with `users`.
+
+    All are resized to `size` (height, width). Classes come in sorted order of their names.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; check the path.")
+    depth = "*/*/*" if users else "*/*"
+    files = sorted(f for f in folder.glob(depth) if f.suffix.lower() in SUFFIXES and f.is_file())
+    if not files:
+        layout = "user/class/image" if users else "class/image"
+        raise InputError(f"{folder} holds no images in folders {layout}; check the path and the layout.")
+    names = tuple(sorted({file.parent.name for file in files}))
+    pixels = _decoded(((str(file), file) for file in files), len(files), size, colour)
+    labels = np.array([names.index(file.parent.name) for file in files], dtype=np.int64)
+    return Images(pixels, labels, names, np.array([file.parts[-3] for file in files]) if users else None)
+
+
+def read_image_parquet(
+    path: _Path,
+    image: str,
+    label: str,
+    user: str,
+    size: tuple[int, int],
+    colour: bool = True,
+    names: Sequence[str] | None = None,
+) -> Images:
+    """A Parquet table of rows with a user, a label and an encoded image: bytes, or a struct with a field `bytes`.
+
+    All are resized to `size` (height, width). Labels are text or integers; without `names` the classes are those that
+    occur, sorted (integers: as in `read_idx`). With `names`, text labels must be among them and integer labels are
+    positions in them.
+    """
+    if file_format(path) != "parquet":
+        raise InputError(f"{path} is not a Parquet file; write the table as Parquet.")
+    if not Path(path).is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    try:
+        with open_parquet(path) as file:
+            for option, name in (("image", image), ("label", label), ("user", user)):
+                require(name, option, path, file.schema_arrow.names)
+            table = file.read(columns=[image, label, user])
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from error
+    encoded = _encoded(path, image, table.column(image))
+    rows = ((f"row {row} of {path}", value) for row, value in enumerate(encoded))
+    pixels = _decoded(rows, len(encoded), size, colour)
+    labels, listed = _labelled(path, label, table.column(label), names)
+    return Images(pixels, labels, listed, _plain(path, user, "user", table.column(user)))
+
+
+def _read(path: _Path) -> bytes:
+    """All bytes of a file, unpacked if they are packed with gzip, whatever its name."""
+    if not Path(path).is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    content = Path(path).read_bytes()
+    if content[:2] != b"\x1f\x8b":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is broken or cut short (gzip: {error}); fetch it again.") from error
+
+
+def _idx(path: _Path, axes: int) -> NDArray[np.uint8]:
+    content = _read(path)
+    if len(content) < 4 + 4 * axes or content[:4] != bytes((0, 0, _IDX_BYTES, axes)):
+        what = "images" if axes == 3 else "labels"
+        raise InputError(
+            f"{path} is not an idx file of {what}: it starts with {content[:4].hex() or 'nothing'}, not "
+            f"{bytes((0, 0, _IDX_BYTES, axes)).hex()}; check that images and labels are not swapped."
+        )
+    shape = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
+    expected = int(np.prod(shape, dtype=object))
+    if len(values) != expected:
+        raise InputError(f"{path} declares {expected:,} bytes and holds {len(values):,}; fetch it again.")
+    return values.reshape(shape)
+
+
+def _numbered(labels: NDArray[np.int64]) -> tuple[str, ...]:
+    """Classes 0 to the largest label; without a label none."""
+    return tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
+
+
+def _cifar_binary(files: list[Path], label_bytes: int, coarse: bool) -> Images:
+    """Records of one label byte (CIFAR-10) or coarse and fine ones (CIFAR-100), then 32 x 32 red, green, blue."""
+    record = label_bytes + 3 * _CIFAR_SIDE**2
+    parts = []
+    for file in files:
+        values = np.frombuffer(_read(file), np.uint8)
+        if not len(values) or len(values) % record:
+            raise InputError(f"{file} is no whole number of records of {record:,} bytes; fetch it again.")
+        parts.append(values.reshape(-1, record))
+    records = np.concatenate(parts)
+    pixels = records[:, label_bytes:].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE).transpose(0, 2, 3, 1)
+    classes = 10 if label_bytes == 1 else 20 if coarse else 100
+    labels = records[:, 0 if coarse or label_bytes == 1 else 1].astype(np.int64)
+    return Images(np.ascontiguousarray(pixels), labels, tuple(map(str, range(classes))))
+
+
+def _cifar_sheets(folder: Path, part: str) -> Images:
+    arrays = _arrays(folder / f"{part}_labels.npz", ("labels",), ("classes",))
+    labels = arrays["labels"].astype(np.int64)
+    sheets = sorted(f for kind in ("webp", "png") for f in folder.glob(f"{part}_*.{kind}"))
+    if not sheets:
+        raise InputError(f"{folder} has labels of part {part} and no sheets {part}_*.webp; check the folder.")
+    side, across = _CIFAR_SIDE, 50
+    parts = []
+    for sheet in sheets:
+        pixels = _opened(str(sheet), sheet, True, None)
+        if pixels.shape != (across * side, across * side, 3):
+            raise InputError(f"{sheet} is no sheet of 50 x 50 images of 32 x 32; check the folder.")
+        parts.append(pixels.reshape(across, side, across, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3))
+    listed = arrays.get("classes")
+    return Images(np.concatenate(parts), labels, _numbered(labels) if listed is None else tuple(map(str, listed)))
+
+
+def _arrays(path: _Path, wanted: Sequence[str], welcome: Sequence[str]) -> dict[str, NDArray[Any]]:
+    if not Path(path).is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    try:
+        with zipfile.ZipFile(path), np.load(path) as file:
+            missing = [name for name in wanted if name not in file.files]
+            arrays = {name: file[name] for name in (*wanted, *welcome) if name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"{path} cannot be read as a NumPy archive ({error}); write it with numpy.savez.") from error
+    if missing:
+        raise InputError(f"{path} has no array {missing[0]!r}; write it with numpy.savez({missing[0]}=...).")
+    return arrays
+
+
+def _encoded(path: _Path, name: str, column: Any) -> list[bytes | None]:
+    if pa.types.is_struct(column.type) and "bytes" in [field.name for field in column.type]:
+        column = pc.struct_field(column, "bytes")  # null where the struct is
+    kind = column.type
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or str(kind) == "binary_view"):
+        raise InputError(
+            f"the image column {name!r} of {path} holds values of type {kind}; write encoded images (PNG, JPEG) as "
+            "bytes or as a struct with a field 'bytes'."
+        )
+    return list(column.to_pylist())
+
+
+def _labelled(
+    path: _Path, name: str, column: Any, names: Sequence[str] | None
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    values = _plain(path, name, "label", column)
+    if values.dtype.kind in "iu":
+        found = values.astype(np.int64)
+        return found, _numbered(found) if names is None else tuple(names)
+    listed = tuple(sorted(set(values.tolist()))) if names is None else tuple(names)
+    places = {value: place for place, value in enumerate(listed)}
+    strange = next((value for value in values.tolist() if value not in places), None)
+    if strange is not None:
+        raise InputError(f"the label {strange!r} of {path} is not among the classes; list it in names.")
+    return np.array([places[value] for value in values.tolist()], dtype=np.int64), listed
+
+
+def _plain(path: _Path, name: str, what: str, column: Any) -> NDArray[Any]:
+    """A column of integers or text as an array; an error if it holds something else or a value is missing."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not is_text(column.type) and not pa.types.is_integer(column.type):
+        raise InputError(f"the {what} column {name!r} of {path} holds {column.type}; make it integers or text.")
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise InputError(f"the {what} column {name!r} of {path} is empty in row {row}; fill it in.")
+    return np.array(column.to_pylist()) if is_text(column.type) else np.asarray(column.to_numpy())
+
+
+def _decoded(
+    sources: Iterable[tuple[str, Path | bytes | None]], count: int, size: tuple[int, int], colour: bool
+) -> NDArray[np.uint8]:
+    """(count, height, width) or, in colour, (count, height, width, 3); an error names the source it is about."""
+    if len(size) != 2 or min(size) < 1:
+        raise InputError(f"size must be height and width of the images in pixels. Got {size} instead.")
+    pixels = np.empty((count, *size, 3) if colour else (count, *size), dtype=np.uint8)
+    for place, (name, source) in enumerate(sources):
+        if source is None:
+            raise InputError(f"{name} has no image; fill it in or leave the row out.")
+        pixels[place] = _opened(name, source, colour, size)
+    return pixels
+
+
+def _opened(name: str, source: Path | bytes, colour: bool, size: tuple[int, int] | None) -> NDArray[np.uint8]:
+    pillow = _pillow()
+    try:
+        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            deep = image.mode[0] in "IF"
+            decoded = image.convert("RGB" if colour else "L")
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, pillow.DecompressionBombError) as error:
+        raise InputError(
+            f"{name} cannot be read as an image ({type(error).__name__}); correct or leave it out."
+        ) from error
+    if deep:
+        raise InputError(f"{name} has more than 8 bits a pixel; convert it to 8 bits.")
+    if size is not None and decoded.size != size[::-1]:
+        decoded = decoded.resize(size[::-1], pillow.Resampling.BILINEAR)
+    return np.asarray(decoded)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError("reading encoded images needs Pillow; install privrep[torch].") from error
+    return Image

@@ -1,0 +1,383 @@
+"""What CENTAUR is compared with, over the same rounds, ledger and local steps: its paper's baselines.
+
+`fedavg`, `ppsgd`, `pmtl` and `centaur` (the paper's own method, heads kept) are private: everything of one user that
+reaches another goes through `Run.ask`, clipped and charged, under replace-one-user. `alone` shares nothing. `fedrep` is
+NOT PRIVATE: it reads exact sums, which nothing that claims privacy may do.
+
+Some users keep something of their own between rounds (`Kept`): heads, or a whole model. It is never released: it is a
+function of the user's own rows and of the public weights of all rounds so far, and what the user sends next follows
+from the two. A run that is continued computes it again from the pages that stand. Users of a secret sample would have
+to remember in which rounds they were, so that these methods ask everyone.
+
+What everyone ends with, `Personal`, is each user's own and stays with it; `Personal.accuracy` is for experiments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from privrep.data.user_table import UserTable
+from privrep.engines.base import Users, default_workers, map_blocks
+from privrep.engines.slots import Call, calls, seats_of
+from privrep.errors import InputError
+from privrep.neural.ghost import OneStep
+from privrep.neural.heads import (
+    HeadFit,
+    HeadRule,
+    cross_entropy,
+    head_scores,
+    is_linear,
+    labels_of,
+    one_thread,
+    own_copy,
+    rows_of,
+    scores_gradient,
+)
+from privrep.neural.many import ManySteps, batches, is_stack, stack_sgd
+from privrep.neural.rounds import Settings, Trained, local_step, train
+from privrep.neural.split import Part, Split, Weights
+from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.contributions import Vectors
+from privrep.privacy.release import Run
+
+UNBOUNDED = 1e100  # a clipping norm that no data reaches
+NOTHING = np.zeros(0, dtype=np.float32)
+NO_HEADS = HeadFit(steps=0)
+
+Advance = Callable[[Tensor, Weights, NDArray[Any], NDArray[Any], NDArray[np.int64]], tuple[Tensor, Contributions]]
+"""One round of several users: (their own (users, size), public weights, X, y, places) -> (their own, the update)."""
+
+
+@dataclass(eq=False)
+class Kept:
+    """What users keep of their own between rounds, by their places in the population; see the module's text."""
+
+    advance: Advance
+    own: Tensor  # (users, size)
+    slots: int
+    vector_size: int = 0
+    met: NDArray[np.int64] = field(init=False)  # rounds that went into each one's own
+    rounds: int = 0
+    past: dict[int, Weights] = field(default_factory=dict)  # public weights of rounds that somebody has not met
+
+    def __post_init__(self) -> None:
+        self.met = np.zeros(len(self.own), dtype=np.int64)
+
+    def step(self, weights: Weights) -> _KeptStep:
+        """What users do in the next round."""
+        self.rounds += 1
+        self.past = {t: old for t, old in self.past.items() if t > self.met.min()} | {self.rounds: weights}
+        return _KeptStep(self, self.rounds)
+
+
+@dataclass(frozen=True, eq=False)
+class _KeptStep:
+    kept: Kept
+    round: int
+
+    @property
+    def slots(self) -> int:
+        return self.kept.slots
+
+    @property
+    def vector_size(self) -> int:
+        return self.kept.vector_size
+
+    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+        kept = self.kept
+        before = int(kept.met[places[0]])
+        if (kept.met[places] != before).any() or before >= self.round:
+            raise InputError("users who keep something of their own are all asked once in every round. Start again.")
+        own = kept.own[torch.from_numpy(places)]
+        with one_thread():
+            for t in range(before + 1, self.round + 1):  # more than one where a run is continued
+                own, update = kept.advance(own, kept.past[t], X, y, places)
+        kept.own[torch.from_numpy(places)], kept.met[places] = own, self.round
+        return {"update": update}
+
+
+@dataclass(frozen=True, eq=False)
+class _OwnFit:
+    """Heads from where each user left off. A step that takes the users of a call in portions asks in their order."""
+
+    rule: HeadRule
+    heads: Tensor  # (users of the call, size), moved by every fit
+    asked: list[int] = field(default_factory=lambda: [0])
+
+    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+        some = slice(self.asked[0], self.asked[0] + len(Z))
+        self.asked[0] += len(Z)
+        self.heads[some] = self.rule.fit(self.heads[some], Z, labels, head)
+        return self.heads[some]
+
+
+def kept_heads(split: Split, start: Weights, settings: Settings, users: int, slots: int) -> Kept:
+    """Users who fit their heads further in every round, and then take their local steps on the shared weights."""
+    _check_everyone(settings)
+    plain = local_step(split, split.representation.weights(), start, settings, slots)
+
+    def advance(own: Tensor, weights: Weights, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
+        heads = _OwnFit(settings.head_fit, own.clone())
+        step: OneStep | ManySteps = replace(plain, weights=weights, head_fit=heads)
+        update = step(X, y, places)["update"]
+        return heads.heads, update
+
+    own = torch.tensor(start).expand(users, len(start)).clone()
+    return Kept(advance, own, slots, plain.vector_size)
+
+
+def centaur(run: Run, split: Split, settings: Settings, mu_squared: float, slots: int) -> tuple[Trained, Kept]:
+    """CENTAUR as in its paper (Algorithms 1 and 2): shared representation, heads that users keep and fit further.
+
+    Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
+    """
+    kept = kept_heads(split, split.head.weights(), settings, run.users.count, slots)
+    return train(run, split.representation.weights(), kept.step, settings, mu_squared, "centaur"), kept
+
+
+def fedrep(users: Users, split: Split, settings: Settings, slots: int) -> tuple[Weights, Kept]:
+    """FedRep (Collins et al. 2021): the same rounds with exact sums, nothing clipped and no noise. NOT PRIVATE."""
+    kept = kept_heads(split, split.head.weights(), settings, users.count, slots)
+    weights = split.representation.weights().astype(np.float64)
+    bounds = {"update": Bound(UNBOUNDED, len(weights))}
+    for _ in range(settings.rounds):
+        total = users.bounded_sums(kept.step(weights.astype(np.float32)), bounds)["update"].total
+        weights = weights + settings.server_rate * total / users.count
+    return weights.astype(np.float32), kept
+
+
+def whole(split: Split) -> Split:
+    """The network with all its weights shared, those of the head last, and no head of one's own."""
+    parts = (split.representation.module, split.head.module)
+    network = nn.Sequential(*(part for part in parts if type(part) is not nn.Identity))
+    return Split(Part(network), Part(nn.Identity()), split.features, split.classes, split.classes)
+
+
+def fedavg(run: Run, split: Split, settings: Settings, mu_squared: float, slots: int) -> Trained:
+    """DP-FedAvg (McMahan et al. 2018): all weights are shared and trained; users fine-tune heads afterwards.
+
+    Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
+    """
+    network, settings = whole(split), replace(settings, head_fit=NO_HEADS)
+    start = network.representation.weights()
+    first = local_step(network, start, NOTHING, settings, slots)
+    return train(run, start, lambda weights: replace(first, weights=weights), settings, mu_squared, "fedavg")
+
+
+class _Both(nn.Module):
+    """Scores of a shared head, and beside them the representation they were made of."""
+
+    def __init__(self, representation: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.representation, self.head = representation, head
+
+    def forward(self, rows: Tensor) -> Tensor:
+        Z = self.representation(rows)
+        return torch.cat([self.head(Z), Z], dim=-1)
+
+
+class _Added(nn.Module):
+    """What a user adds to shared scores, a linear function of the representation beside them."""
+
+    def __init__(self, rank: int, classes: int, bias: bool) -> None:
+        super().__init__()
+        self.own, self.classes = nn.Linear(rank, classes, bias=bias), classes
+
+    def forward(self, both: Tensor) -> Tensor:
+        result: Tensor = both[..., : self.classes] + self.own(both[..., self.classes :])
+        return result
+
+
+def ppsgd(
+    run: Run, split: Split, settings: Settings, mu_squared: float, slots: int, eta: float = 0.1, alpha: float = 0.1
+) -> tuple[Trained, Kept]:
+    """PPSGD (Bietti et al. 2022): representation and a head are shared, and everyone adds a head of their own to it.
+
+    In a round a user takes one step of `eta` on its own part, and then its local steps of `alpha * eta` on what is
+    shared. The own parts, zero at first, are what `Kept.own` holds.
+
+    Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
+    """
+    if not is_linear(split.head):
+        raise InputError("PPSGD adds a user's head to the shared one, so the head must be one nn.Linear.")
+    rank, classes = split.rank, split.classes
+    shared = Part(_Both(split.representation.module, split.head.module))
+    added = Split(shared, Part(_Added(rank, classes, "bias" in split.head.shapes)), split.features, 0, classes)
+    settings = replace(settings, step_size=alpha * eta, head_fit=HeadFit(steps=1, rate=eta))
+    kept = kept_heads(added, np.zeros(split.head.size, np.float32), settings, run.users.count, slots)
+    return train(run, shared.weights(), kept.step, settings, mu_squared, "ppsgd"), kept
+
+
+def pmtl(
+    run: Run, split: Split, settings: Settings, mu_squared: float, slots: int, pull: float = 1.0
+) -> tuple[Trained, Kept]:
+    """PMTL (Hu et al. 2021): everyone keeps a whole network of their own, pulled towards the noisy mean of all.
+
+    A user's loss is its mean cross-entropy plus pull/2 |own - mean|^2; it sends how far its network moved in the round,
+    and the mean moves by the noisy average of that. `Kept.own` holds the networks, heads last.
+
+    Formal guarantee: the mean is a function of releases charged to `run.ledger`; see `rounds.train`.
+    """
+    _check_everyone(settings)
+    network = whole(split).representation
+    start = network.weights()
+
+    def advance(own: Tensor, weights: Weights, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
+        rows, labels = rows_of(X), labels_of(y, split.classes)
+        moved = own.clone()
+        for some in batches(slots, settings.batch, settings.epochs):
+            moved = _pulled_step(network, moved, torch.tensor(weights), rows[:, some], labels[:, some], settings, pull)
+        return moved, Vectors((moved - own).numpy())
+
+    kept = Kept(advance, torch.tensor(start).expand(run.users.count, len(start)).clone(), slots, network.size)
+    return train(run, start, kept.step, settings, mu_squared, "pmtl"), kept
+
+
+def _pulled_step(
+    network: Part, own: Tensor, mean: Tensor, rows: Tensor, labels: Tensor, settings: Settings, pull: float
+) -> Tensor:
+    present = (labels >= 0).any(dim=1, keepdim=True)
+    towards = torch.where(present, (own - mean).mul_(settings.step_size * pull), 0.0)
+    return descended(network, own, rows, labels, settings.step_size, None, 1).sub_(towards)
+
+
+def descended(
+    network: Part, start: Tensor, rows: Tensor, labels: Tensor, rate: float, batch: int | None, epochs: int
+) -> Tensor:
+    """(users, size): each user's descent on the mean cross-entropy of a network that is all its own."""
+    if is_stack(network):
+        return stack_sgd(
+            network, lambda scores, classes, _: scores_gradient(scores, classes), start, rows, labels,
+            torch.zeros(len(rows), 0), rate=rate, batch=batch, epochs=epochs,
+        )  # fmt: skip
+    each = zip(start.expand(len(rows), network.size), rows, labels, strict=True)
+    part = own_copy(network)
+    return torch.stack([_descended_alone(part, mine.clone(), X, y, rate, batch, epochs) for mine, X, y in each])
+
+
+def _descended_alone(
+    network: Part, weights: Tensor, rows: Tensor, labels: Tensor, rate: float, batch: int | None, epochs: int
+) -> Tensor:
+    """One user's. Of convolutions with weights that differ from user to user, one at a time is the fastest way."""
+    for some in batches(len(rows), batch, epochs):
+        if (labels[some] >= 0).any():
+            with torch.enable_grad():
+                weights.requires_grad_()
+                (slope,) = torch.autograd.grad(cross_entropy(network(weights, rows[some]), labels[some]), weights)
+            weights = weights.detach().sub_(slope, alpha=rate)
+    return weights.detach()
+
+
+def _check_everyone(settings: Settings) -> None:
+    if settings.rate != 1:
+        raise InputError("users who keep something of their own are all asked in every round. Use a rate of 1.")
+
+
+@dataclass(frozen=True, eq=False)
+class Personal:
+    """What everyone ends with: a representation, one for all (1, size) or one each (users, size), and a head each."""
+
+    split: Split
+    representation: Tensor
+    heads: Tensor  # (users, size)
+
+    def accuracy(self, table: UserTable) -> NDArray[np.float64]:
+        """Of each user, the part of its rows in this table that are predicted right; nan where it has none.
+
+        NOT PRIVATE, for experiments: one number per user.
+        """
+        if table.n_users != len(self.heads):
+            raise InputError(f"there are {len(self.heads):,} users with heads. Got {table.n_users:,} in the table.")
+        found = np.empty(table.n_users)
+        for places, (right, rows) in _of_all(self._right, table, self.split, self.representation.shape[-1]):
+            found[places] = np.divide(right, rows, out=np.full(len(rows), np.nan), where=rows > 0)
+        return found
+
+    def _right(self, call: Call) -> tuple[NDArray[Any], NDArray[Any]]:
+        labels, theirs = labels_of(call.y, self.split.classes), torch.from_numpy(call.places)
+        shared = len(self.representation) == 1
+        weights = self.representation[0] if shared else self.representation[theirs]
+        scores = head_scores(self.heads[theirs], represented(self.split, weights, call.X), self.split.head)
+        right = (scores.argmax(dim=-1) == labels) & (labels >= 0)
+        return right.sum(dim=1).numpy(), (labels >= 0).sum(dim=1).numpy()
+
+
+def represented(split: Split, weights: Tensor, X: NDArray[Any]) -> Tensor:
+    """(users, slots, rank): representations by the same weights (size,) or by each one's own (users, size)."""
+    part, rows = own_copy(split.representation), rows_of(X)
+    with torch.no_grad():
+        if weights.ndim == 1:
+            return part(weights, rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+        return torch.stack([part(mine, some) for mine, some in zip(weights, rows, strict=True)])
+
+
+def fine_tuned(
+    split: Split, representation: Tensor, start: Tensor, fit: HeadRule, table: UserTable, slots: int
+) -> Personal:
+    """Users fit their heads on their own rows, from `start` (size,) or (users, size), the representation fixed."""
+    heads = torch.empty(table.n_users, split.head.size)
+
+    def fitted(call: Call) -> Tensor:
+        theirs = torch.from_numpy(call.places)
+        weights = representation[0] if len(representation) == 1 else representation[theirs]
+        Z, labels = represented(split, weights, call.X), labels_of(call.y, split.classes)
+        return fit.fit(start if start.ndim == 1 else start[theirs], Z, labels, split.head)
+
+    for places, found in _of_all(fitted, table, split, representation.shape[-1], slots):
+        heads[torch.from_numpy(places)] = found
+    return Personal(split, representation, heads)
+
+
+def ended(split: Split, weights: Weights, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int) -> Personal:
+    """What users have after the last round of `centaur` or `fedrep` (own: their heads) or, with all weights in
+    `weights`, of `fedavg` (own: None): heads fitted once more, to the last representation."""
+    size = split.representation.size
+    representation, head = torch.tensor(weights)[None, :size], torch.tensor(weights)[size:]
+    return fine_tuned(split, representation, head if own is None else own, fit, table, slots)
+
+
+def ended_ppsgd(split: Split, weights: Weights, own: Tensor) -> Personal:
+    """What users have after the last round of `ppsgd`: the shared head plus their own."""
+    size = split.representation.size
+    flat = torch.tensor(weights)
+    return Personal(split, flat[None, :size], flat[size:] + own)
+
+
+def ended_pmtl(split: Split, own: Tensor, fit: HeadRule, table: UserTable, slots: int) -> Personal:
+    """What users have after the last round of `pmtl`: networks of their own, with heads fitted once more."""
+    size = split.representation.size
+    return fine_tuned(split, own[:, :size], own[:, size:], fit, table, slots)
+
+
+def alone(split: Split, table: UserTable, slots: int, rate: float, batch: int | None, epochs: int) -> Personal:
+    """Everyone trains the same network on their own rows: nothing is shared, nothing is spent."""
+    network = whole(split).representation
+    start, own = torch.tensor(network.weights()), torch.empty(table.n_users, network.size)
+
+    def trained(call: Call) -> Tensor:
+        return descended(network, start, rows_of(call.X), labels_of(call.y, split.classes), rate, batch, epochs)
+
+    for places, found in _of_all(trained, table, split, network.size, slots):
+        own[torch.from_numpy(places)] = found
+    return Personal(split, own[:, : split.representation.size], own[:, split.representation.size :])
+
+
+def _of_all(
+    function: Callable[[Call], Any], table: UserTable, split: Split, vector_size: int, slots: int | None = None
+) -> Iterator[tuple[NDArray[np.int64], Any]]:
+    """The function of all users of a table, some at a time: their places, and what it said. On their own machines."""
+    slots = max(int(table.sizes.max(initial=1)), 1) if slots is None else slots
+    seats = max(seats_of(slots, split.features, vector_size) // 4, 1)
+
+    def with_places(call: Call) -> tuple[NDArray[np.int64], Any]:
+        with one_thread(), torch.no_grad():
+            return call.places, function(call.finite())
+
+    yield from map_blocks(with_places, calls(table.blocks(), slots, seats), default_workers())

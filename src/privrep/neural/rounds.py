@@ -1,0 +1,193 @@
+"""Server rounds: ask users for a clipped sum of updates, average by public numbers, and move the shared weights.
+
+Formal guarantee: every round is one page of `Run.ask`, which clips, charges and adds noise; all else is computed from
+what the pages say and from public facts: the server's optimiser, the next bound, the ratio of signal to noise. So a run
+that is continued reads the pages that stand, repeats the arithmetic, and ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.engines.base import SlotStep
+from privrep.errors import InputError
+from privrep.neural.ghost import OneStep, supported
+from privrep.neural.heads import HeadFit, HeadRule
+from privrep.neural.many import ManySteps
+from privrep.neural.split import Split, Weights
+from privrep.privacy.billboard import Release
+from privrep.privacy.bounds import Array, Bound, Contributions, Losses
+from privrep.privacy.contributions import Shorter
+from privrep.privacy.release import Query, Run
+from privrep.privacy.sampling import Poisson
+
+HALF = Bound(0.5, 1)  # of what a user says of its update's length: one half if it is short, minus one half if not
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the rounds. The defaults are the CENTAUR paper's for EMNIST; all are public and fixed beforehand."""
+
+    rounds: int = 40
+    clip: float = 0.25
+    step_size: float = 0.01  # of users' local steps
+    batch: int | None = None  # rows of a local step; None: all of them
+    epochs: int = 1
+    head_fit: HeadRule = field(default_factory=HeadFit)
+    rate: float = 1.0  # with which each user is asked in a round
+    server: Literal["sgd", "momentum", "adam"] = "sgd"
+    server_rate: float = 1.0
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    floor: float = 1e-3  # of Adam's divisor
+    quantile: float | None = None  # of users' updates: the bound follows it; None: the bound stays
+    quantile_rate: float = 0.2  # how fast, on a logarithmic scale
+    quantile_share: float = 0.05  # of a round's mu^2
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.epochs < 1 or (self.batch is not None and self.batch < 1):
+            raise InputError("rounds, epochs and rows of a batch are whole numbers of at least 1.")
+        if not (self.step_size > 0 and self.server_rate > 0 and self.quantile_rate > 0):
+            raise InputError("the sizes of steps, the users' and the server's, are positive.")
+        if not (0 <= self.momentum < 1 and 0 <= self.second_momentum < 1 and self.floor > 0):
+            raise InputError("the server's momentum lies in [0, 1), and the floor of its divisor is positive.")
+        if self.server not in ("sgd", "momentum", "adam"):
+            raise InputError(f"the server's optimiser is sgd, momentum or adam. Got {self.server!r} instead.")
+        if self.quantile is not None and not 0 < self.quantile < 1:
+            raise InputError(f"the bound can follow a quantile between 0 and 1. Got {self.quantile} instead.")
+        if not 0 < self.quantile_share < 1:
+            raise InputError(f"the quantile's share lies between 0 and 1. Got {self.quantile_share} instead.")
+
+
+@dataclass(frozen=True)
+class Round:
+    """Public facts of a round that is over."""
+
+    clip: float
+    noise: float  # norm of the noise of the average, expected
+    signal: float  # norm of the average without its noise, estimated from the release
+
+    @property
+    def signal_to_noise(self) -> float:
+        return self.signal / self.noise
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Shared weights after the last round, and what the rounds were like."""
+
+    weights: Weights
+    rounds: tuple[Round, ...]
+
+
+def local_step(
+    split: Split, weights: Weights, head_start: Weights, settings: Settings, slots: int
+) -> OneStep | ManySteps:
+    """What users do in a round: one pass for all where they take one step on all their rows, if the layers allow it."""
+    common = (split, weights, head_start, settings.head_fit, settings.step_size, slots)
+    once = settings.epochs == 1 and (settings.batch is None or settings.batch >= slots)
+    if once and supported(split) is None:
+        return OneStep(*common)
+    return ManySteps(*common, settings.batch, settings.epochs)
+
+
+def train(
+    run: Run,
+    start: Weights,
+    make_step: Callable[[Weights], SlotStep],
+    settings: Settings,
+    mu_squared: float,
+    name: str = "round",
+) -> Trained:
+    """All rounds, from public weights. `make_step(weights)` is what users do; it sends contributions named "update".
+
+    Each round is a page `{name}-{t}` that spends `mu_squared`: 1/z^2 with z the noise relative to the sensitivity. Of a
+    sample that is what it would spend if all were asked: `sampling.noise_multiplier_for` plans it.
+    """
+    if run.ledger.budget.relation != "replace-one-user":
+        raise InputError("the average divides by the number of users, which is public under replace-one-user alone.")
+    asked = run.users.count * settings.rate
+    optimiser, clip, facts = _Optimiser(settings, start.astype(np.float64)), settings.clip, []
+    for t in range(1, settings.rounds + 1):
+        step = make_step(optimiser.weights.astype(np.float32))
+        released = _ask(run, f"{name}-{t}", step, len(start), clip, settings, mu_squared)
+        update = released["update"]
+        facts.append(_facts(update, clip, asked))
+        optimiser = optimiser.moved(update.value / asked)
+        if settings.quantile is not None:
+            short = 0.5 + float(released["short"].value[0]) / asked
+            clip *= math.exp(-settings.quantile_rate * (min(max(short, 0.0), 1.0) - settings.quantile))
+    return Trained(optimiser.weights.astype(np.float32), tuple(facts))
+
+
+def _ask(
+    run: Run, page: str, step: SlotStep, size: int, clip: float, settings: Settings, mu_squared: float
+) -> dict[str, Release]:
+    sampling = Poisson(settings.rate)
+    bound = Bound(clip, size)
+    if settings.quantile is None:
+        return run.ask(page, step, {"update": Query(bound, mu_squared)}, sampling=sampling)
+    share = settings.quantile_share * mu_squared
+    queries = {"update": Query(bound, mu_squared - share), "short": Query(HALF, share)}
+    return run.ask(page, _Measured(step, clip), queries, sampling=sampling)
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """A step that also says of each user whether its update is no longer than this."""
+
+    step: SlotStep
+    length: float
+
+    @property
+    def slots(self) -> int:
+        return self.step.slots
+
+    @property
+    def vector_size(self) -> int:
+        return int(getattr(self.step, "vector_size", 0))
+
+    def __call__(
+        self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]
+    ) -> dict[str, Contributions | Losses]:
+        update = self.step(X, y, places)["update"]
+        if isinstance(update, Losses):
+            raise InputError("Losses are for choices; a round adds up updates.")
+        return {"update": update, "short": Shorter(update, self.length)}
+
+
+def _facts(update: Release, clip: float, asked: float) -> Round:
+    expected = len(update.value) * update.sigma**2
+    signal = max(float(update.value @ update.value) - expected, 0.0)
+    return Round(clip, math.sqrt(expected) / asked, math.sqrt(signal) / asked)
+
+
+@dataclass(frozen=True, eq=False)
+class _Optimiser:
+    """The server's, in float64: weights, and averages of past updates and of their squares."""
+
+    settings: Settings
+    weights: Array
+    first: Array | None = None
+    second: Array | None = None
+    steps: int = 0
+
+    def moved(self, update: Array) -> _Optimiser:
+        s, first, second = self.settings, self.first, self.second
+        steps = self.steps + 1
+        if s.server == "sgd":
+            move = update
+        elif s.server == "momentum":
+            move = first = update + (0.0 if first is None else s.momentum * first)
+        else:
+            first = (1 - s.momentum) * update + (0.0 if first is None else s.momentum * first)
+            second = (1 - s.second_momentum) * update**2 + (0.0 if second is None else s.second_momentum * second)
+            size = np.sqrt(second / (1 - s.second_momentum**steps))
+            move = first / (1 - s.momentum**steps) / (size + s.floor)
+        return _Optimiser(s, self.weights + s.server_rate * move, first, second, steps)

@@ -1,0 +1,155 @@
+"""A network in two parts: a representation that all users share, and a head of which everyone has one of their own.
+
+Public weights travel as one flat float32 vector: the trainable parameters of a module, in the module's own order. What
+has `requires_grad=False` is frozen: public, part of the module, in no release. So adapters on a frozen module, or a
+layer on top of a public feature map, are ordinary modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from privrep.errors import InputError
+
+Weights = NDArray[np.float32]
+_Normalisation = nn.modules.batchnorm._NormBase
+_Drop = nn.modules.dropout._DropoutNd
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A module as a function of its flat trainable weights."""
+
+    module: nn.Module
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
+
+    @cached_property
+    def size(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def weights(self) -> Weights:
+        """The module's own, as they are now."""
+        flat = [p.detach().reshape(-1) for p in self.module.parameters() if p.requires_grad]
+        return np.asarray(torch.cat(flat).numpy() if flat else np.zeros(0), dtype=np.float32).copy()
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parameters by name; `flat` may have a leading dimension of users, which they then have, too."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()]).tolist()
+        pieces = torch.tensor_split(flat, ends[:-1], dim=-1) if self.shapes else ()
+        return {
+            name: piece.reshape(*flat.shape[:-1], *shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def __call__(self, flat: Tensor, rows: Tensor) -> Tensor:
+        """The module's output for these rows, with these weights."""
+        result: Tensor = functional_call(self.module, self.named(flat), (rows,))
+        return result
+
+    def load(self, flat: Weights) -> None:
+        """Put the weights into the module itself."""
+        named = self.named(torch.from_numpy(np.ascontiguousarray(flat, dtype=np.float32)))
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                if name in named:
+                    parameter.copy_(named[name])
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Both parts, fitted to each other: rows (r, features) -> (r, rank) -> (r, classes)."""
+
+    representation: Part
+    head: Part
+    features: int
+    rank: int
+    classes: int
+
+
+def split(representation: nn.Module, head: nn.Module, features: int) -> Split:
+    """Both modules, checked: what would carry data from one user to another is refused, and sizes must fit."""
+    for what, module in (("representation", representation), ("head", head)):
+        check_module(module, what)
+        module.eval()
+    rows = torch.cos(torch.arange(2.0 * features)).reshape(2, features)  # public, and of no special kind
+    middle = tried(representation, rows, "representation", f"rows of {features} numbers")
+    if middle.ndim != 2:
+        raise InputError(
+            f"the representation must give each row a vector. Got an output of shape {tuple(middle.shape)} for 2 rows "
+            "instead; end it with nn.Flatten()."
+        )
+    out = tried(head, middle.detach(), "head", f"representations of {middle.shape[1]} numbers")
+    if out.ndim != 2 or out.shape[1] < 2:
+        raise InputError(f"the head must give each row a score for each class. Got shape {tuple(out.shape)} instead.")
+    if not Part(head).size:
+        raise InputError("the head has no trainable parameters, so nobody could have one of their own.")
+    return Split(Part(representation), Part(head), features, int(middle.shape[1]), int(out.shape[1]))
+
+
+def tried(module: nn.Module, rows: Tensor, what: str, given: str) -> Tensor:
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    try:
+        with torch.no_grad():
+            result: Tensor = module(rows)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise InputError(f"the {what} cannot take {given}: {str(error).splitlines()[0]}") from None
+    if not isinstance(result, Tensor) or not result.shape or result.shape[0] != rows.shape[0]:
+        raise InputError(f"the {what} must give one output for each row; it mixes rows or returns no tensor.")
+    with torch.no_grad():
+        other = module(torch.cat([rows[:1], 3 - rows[1:]]))
+    if not torch.equal(result[:1], other[:1]):
+        raise InputError(
+            f"the {what} mixes rows: what it makes of one changes with another, so users would not be apart. Let every "
+            "row be computed by itself."
+        )
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            raise InputError(
+                f"the {what}'s buffer {name!r} changes when rows pass through: it would carry one user's data to the "
+                "next. Remove it, or make it a constant."
+            )
+    return result
+
+
+def check_module(module: nn.Module, what: str) -> None:
+    """Refuse layers that mix rows of different users, keep something of them, or draw random numbers."""
+    for name, layer in module.named_modules():
+        reason = _reason(layer)
+        if reason is not None:
+            kind = type(layer).__name__
+            raise InputError(f"the {what}'s layer {name or '(itself)'!r} is a {kind}: {reason}")
+
+
+def _reason(layer: nn.Module) -> str | None:
+    checks: list[tuple[Callable[[Any], bool], str]] = [
+        (
+            lambda m: isinstance(m, _Normalisation) and not isinstance(m, nn.modules.instancenorm._InstanceNorm),
+            "it averages over the rows of several users and remembers them. Use nn.GroupNorm or nn.LayerNorm instead.",
+        ),
+        (
+            lambda m: isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats,
+            "it remembers averages over users. Use nn.InstanceNorm with track_running_stats=False, or nn.GroupNorm.",
+        ),
+        (
+            lambda m: isinstance(m, _Drop) and m.p > 0,
+            "it draws random numbers, which are drawn in one place here. Remove it, or set p=0.",
+        ),
+        (
+            lambda m: isinstance(m, nn.RReLU),
+            "it draws random numbers, which are drawn in one place here. Use nn.LeakyReLU instead.",
+        ),
+    ]
+    return next((reason for applies, reason in checks if applies(layer)), None)
