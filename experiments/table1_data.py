@@ -115,8 +115,8 @@ def public_maps(image: tuple[int, int, int] | None) -> dict[str, Unit]:
 
 
 def linear_map(image: tuple[int, int, int] | None) -> Unit:
-    """Of the one shared linear layer: few features, so that a budget can carry it."""
-    return Unit(None if image is None else Edges(*image, keep=64), length=8.0)
+    """Of the one shared linear layer: the public features that the default has."""
+    return Unit(None if image is None else Edges(*image, keep=256), length=8.0)
 
 
 def dealt(dataset: str, clients: int, classes_per_client: int, seed: int, sources: Sources) -> Clients:

@@ -76,11 +76,15 @@ def _rows(X: NDArray[Any], y: NDArray[Any], raw: int, classes: int) -> tuple[Ten
 
 
 def classes_agree(run: Run, step: ClassMoments, mu_squared: float) -> bool:
-    """Whether the users' class moments add up to more than noise: then one classifier suits many of them."""
+    """Whether the users' class moments add up to more than noise and chance: then one classifier suits many of them.
+
+    Moments that point anywhere, each of the length of the bound, add up to its square times the number of users.
+    """
     size = step.classes * (run.users.features - step.raw)
     released = run.ask("look", step, {"moments": Query(Bound(DIRECTION_ONLY, size), mu_squared)})["moments"]
-    excess = float(released.value @ released.value) / released.sigma**2 - size
-    return excess > SEEN * math.sqrt(2 * size)
+    chance = 2 * run.users.count * (DIRECTION_ONLY / released.sigma) ** 2
+    found = float(released.value @ released.value) / released.sigma**2
+    return found > size + SEEN * math.sqrt(2 * size) + chance
 
 
 def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:
@@ -93,5 +97,9 @@ def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:
     sizes = np.maximum(values, 0.0) + max(FLOOR * noise, 1e-3 * float(values.max()))
     whitening = vectors / np.sqrt(sizes) @ vectors.T
     turned = whitening @ unpack(released["between"].value) @ whitening
-    basis = whitening @ top_eigenvectors(turned, rank).basis
+    level = float(np.median(np.linalg.eigvalsh(turned)))  # what classes of few rows differ by anyway, in all directions
+    above = turned - level * np.eye(d)
+    top = top_eigenvectors(above, rank).basis
+    strength = np.sqrt(np.maximum(np.diag(top.T @ above @ top), 0.0))
+    basis = whitening @ (top * np.sqrt(strength / max(float(strength.max()), 1e-300)))
     return np.asarray(basis / np.linalg.norm(basis, axis=0).max())
