@@ -1,4 +1,4 @@
-"""The default's own steps and choices: that nobody's numbers depend on others' rows, and that what is decided is right."""
+"""The default's own steps and choices: nobody's numbers depend on others' rows, and what is decided is right."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ def test_left_out_scores_are_those_of_a_head_without_the_row(candidate: Candidat
             hot = torch.nn.functional.one_hot(labels.clamp(min=0), CLASSES)
             residual = (hot - torch.softmax(full, dim=-1)) * (labels >= 0)[..., None]
             some, gram = rows[:, kept].double(), rows[:, kept].double() @ rows[:, kept].double().mT
-            dual = torch.linalg.solve(gram + candidate.ridge * torch.eye(len(kept)).double(), residual[:, kept].double())
+            ridge = candidate.ridge * torch.eye(len(kept)).double()
+            dual = torch.linalg.solve(gram + ridge, residual[:, kept].double())
             expected = expected + candidate.slope * (rows[:, [row]].double() @ some.mT @ dual)[:, 0]
         there = labels[:, row] >= 0
         assert torch.allclose(fits.left_out[there, row].double(), expected[there].double(), atol=1e-4)

