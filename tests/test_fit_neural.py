@@ -268,7 +268,7 @@ def test_networks_and_features_are_made_by_name(folder: Path, capsys: pytest.Cap
         ({"users": {"partition": {"clients": 9, "classes_per_client": 0}}}, "classes_per_client"),
         ({"users": {"validation": 0.1}}, "leave the other out"),
         ({"model": {"classes": None}}, "must say model.classes"),
-        ({"model": {"classes": 2}}, "list every class"),
+        ({"model": {"classes": 2}}, "list of class numbers"),
         ({"model": {"classes": []}}, "whole number or a list of names"),
         ({"model": {"share": "most"}}, "model.share must be one of"),
         ({"model": {"share": "all"}}, "needs a representation"),

@@ -228,3 +228,35 @@ def test_no_users_no_calls(table_of: Callable[..., UserTable]) -> None:
     total = InMemoryUsers(table_of([], 3), 1).bounded_sums(step, BOUNDS)["sum"].total
     assert total.tolist() == [0.0, 0.0, 0.0]
     assert step.seen == []
+
+
+class Fussy:
+    """A step that fails on a number it does not like."""
+
+    slots = 2
+
+    def __call__(self, X, y, places):
+        if (X == 13).any():
+            raise ValueError("thirteen")
+        return {"sum": Vectors(X.sum(axis=1))}
+
+
+def test_a_user_on_whose_rows_the_step_fails_is_one_without_rows():
+    def total(value):
+        X = np.arange(8.0, dtype=np.float32).reshape(8, 1)
+        X[4] = value
+        table = UserTable(X, np.zeros(8), np.arange(0, 9, 2), np.arange(4))
+        return InMemoryUsers(table).bounded_sums(Fussy(), {"sum": Bound(100.0, 1)})["sum"].total[0]
+
+    assert total(13) == total(4) - (4 + 5)
+
+
+class Broken(Fussy):
+    def __call__(self, X, y, places):
+        raise ValueError("always" if not (X == 0).all() else "even without rows")
+
+
+def test_a_step_that_fails_without_rows_is_an_error():
+    table = UserTable(np.ones((4, 1), np.float32), np.zeros(4), np.arange(0, 5, 2), np.arange(2))
+    with pytest.raises(ValueError, match="even without rows"):
+        InMemoryUsers(table).bounded_sums(Broken(), {"sum": Bound(1.0, 1)})

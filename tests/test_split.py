@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from privrep.errors import InputError  # noqa: E402
+from privrep.neural import ghost  # noqa: E402
 from privrep.neural.models import adapted, initialise, lenet, mlp  # noqa: E402
 from privrep.neural.split import Part, split  # noqa: E402
 
@@ -166,3 +167,55 @@ def test_there_must_be_something_to_adapt():
         adapted(nn.Linear(3, 3), 0)
     with pytest.raises(InputError, match="too small"):
         lenet(1, 12)
+
+
+class PositionsFirst(nn.Module):
+    """A linear layer that sees positions before rows, as many transformers do; every row by itself all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, rows):
+        return self.layer(rows.reshape(len(rows), -1, 4).transpose(0, 1)).mean(dim=0)
+
+
+def test_a_layer_that_sees_rows_in_another_order_is_left_to_several_steps():
+    """One pass would clip users in each other's place: the total gradient is right, each one's is not."""
+    both = split(PositionsFirst(), nn.Linear(3, 2), 32)
+    assert "another order" in ghost.supported(both)
+
+
+class Reduced(nn.Module):
+    def __init__(self, reduction):
+        super().__init__()
+        self.layer, self.reduction = nn.Linear(10, 3), reduction
+
+    def forward(self, rows):
+        return self.layer(rows - self.reduction(rows))
+
+
+@pytest.mark.parametrize(
+    "reduction",
+    [torch.min, torch.max, torch.mean, lambda x: x.mean(dim=0), lambda x: x[-1:], lambda x: x.roll(1, 0) * 1e-3],
+    ids=["min", "max", "mean", "mean of columns", "last", "neighbour"],
+)
+def test_rows_that_meet_are_noticed(reduction):
+    with pytest.raises(InputError, match="mixes rows"):
+        split(Reduced(reduction), nn.Linear(3, 2), 10)
+
+
+class Words(nn.Module):
+    def __init__(self, clamped):
+        super().__init__()
+        self.table, self.clamped = nn.Embedding(50, 4), clamped
+
+    def forward(self, rows):
+        rows = rows.nan_to_num().clamp(0, 49) if self.clamped else rows
+        return self.table(rows.long()).flatten(1)
+
+
+def test_a_module_that_fails_on_some_numbers_is_refused():
+    with pytest.raises(InputError, match="clamp its input"):
+        split(Words(clamped=False), nn.Linear(40, 2), 10)
+    assert split(Words(clamped=True), nn.Linear(40, 2), 10).rank == 40

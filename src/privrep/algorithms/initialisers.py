@@ -70,7 +70,7 @@ def top_eigenvectors(moments: Array, rank: int | None) -> Estimate:
     k = rank if rank is not None else rank_above_noise(values, MAX_AUTO_RANK)
     top, half = values[::-1][:k], noise_radius(values) / 2
     spike = (top + np.sqrt(np.maximum(top**2 - 4 * half**2, 0.0))) / 2  # before the noise pushed it up
-    error = np.where(top > edge(values), (half / np.maximum(spike, half)) ** 2, 1.0)
+    error = np.where(top > edge(values), (half / np.maximum(np.maximum(spike, half), 1e-300)) ** 2, 1.0)
     return Estimate(vectors[:, ::-1][:, :k], np.diag(error))
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from privrep.data.categories import MOST_CLASSES
 from privrep.data.files import file_format, is_text, open_parquet, require, unreadable
 from privrep.errors import InputError
 
@@ -40,7 +41,7 @@ class Images:
     """
 
     pixels: NDArray[np.uint8]  # (n, height, width) or (n, height, width, channels)
-    labels: NDArray[np.int64]  # (n,)
+    labels: NDArray[np.int64]  # (n,): positions in `names`; -1 for any other label, and such a row counts for nothing
     names: tuple[str, ...]
     users: NDArray[Any] | None = None  # (n,)
 
@@ -56,11 +57,8 @@ class Images:
                 f"there must be one label (and one user) for each image. Got {counts[0]:,} images and "
                 f"{' and '.join(f'{count:,}' for count in counts[1:])} of those; give files that belong together."
             )
-        if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.names):
-            raise InputError(
-                f"labels must be positions in the list of {len(self.names)} classes. Got {self.labels.min()} to "
-                f"{self.labels.max()}; list every class."
-            )
+        known = (self.labels >= 0) & (self.labels < len(self.names))
+        object.__setattr__(self, "labels", np.where(known, self.labels, -1))  # the dataclass is frozen
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -215,8 +213,8 @@ def _idx(path: _Path, axes: int) -> NDArray[np.uint8]:
 
 
 def _numbered(labels: NDArray[np.int64]) -> tuple[str, ...]:
-    """Classes 0 to the largest label; without a label none."""
-    return tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
+    """Classes 0 to the largest label, MOST_CLASSES at most; without a label none."""
+    return tuple(map(str, range(min(int(labels.max(initial=-1)) + 1, MOST_CLASSES))))
 
 
 def _cifar_binary(files: list[Path], label_bytes: int, coarse: bool) -> Images:
@@ -287,10 +285,7 @@ def _labelled(
         return found, _numbered(found) if names is None else tuple(names)
     listed = tuple(sorted(set(values.tolist()))) if names is None else tuple(names)
     places = {value: place for place, value in enumerate(listed)}
-    strange = next((value for value in values.tolist() if value not in places), None)
-    if strange is not None:
-        raise InputError(f"the label {strange!r} of {path} is not among the classes; list it in names.")
-    return np.array([places[value] for value in values.tolist()], dtype=np.int64), listed
+    return np.array([places.get(value, -1) for value in values.tolist()], dtype=np.int64), listed
 
 
 def _plain(path: _Path, name: str, what: str, column: Any) -> NDArray[Any]:

@@ -208,10 +208,33 @@ def _sum_block(
 def _sum_call(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
     with np.errstate(all="ignore"):
         call, taken = call.finite(), call.taken
-        contributions = step(call.X, call.y, call.places)
+        contributions = _asked(step, call)
         counted = None if taken.all() else taken
         sums = {key: clipped_sum(contributions[key], bound, counted) for key, bound in bounds.items()}
     return int(taken.sum()), 1, sums
+
+
+def _asked(step: SlotStep, call: Call) -> Mapping[str, Contributions | Losses]:
+    """What the users of a call send. Those on whose rows the step fails are users without rows, and nobody hears of it.
+
+    To find them it is asked about each alone, at its seat of a call of the same shape.
+    """
+    try:
+        return step(call.X, call.y, call.places)
+    except Exception:
+        failed = np.array([_fails(step, call.only(seat)) for seat in range(len(call.X))])
+        if not failed.any():
+            raise
+        good = call.without(failed)
+        return step(good.X, good.y, good.places)
+
+
+def _fails(step: SlotStep, call: Call) -> bool:
+    try:
+        step(call.X, call.y, call.places)
+    except Exception:
+        return True
+    return False
 
 
 def _portions(

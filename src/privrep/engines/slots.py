@@ -45,9 +45,16 @@ class Call:
         with np.errstate(all="ignore"):
             if np.isfinite(self.X.sum()) and np.isfinite(self.y.sum()):
                 return self
-        bad = ~(np.isfinite(self.X).all(axis=(1, 2)) & np.isfinite(self.y).all(axis=1))
+        return self.without(~(np.isfinite(self.X).all(axis=(1, 2)) & np.isfinite(self.y).all(axis=1)))
+
+    def without(self, bad: NDArray[np.bool_]) -> Call:
+        """The same call with these users' rows absent."""
         X, y = np.where(bad[:, None, None], 0, self.X), np.where(bad[:, None], ABSENT, self.y)
         return Call(X.astype(self.X.dtype, copy=False), y.astype(self.y.dtype, copy=False), self.places)
+
+    def only(self, seat: int) -> Call:
+        """The same call with the rows of this seat's user alone."""
+        return self.without(np.arange(len(self.X)) != seat)
 
 
 def slots_of(step: object) -> int | None:

@@ -94,8 +94,8 @@ class Centaur:
             if groups is None:
                 raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users.")
             X = UserTable.from_rows(rows_of(X), codes, groups)
-        check_table(X, self.image, self.features, self.n_classes)
-        return self._fit(dataclasses.replace(X, X=rows_of(X.X)))
+        check_table(X, self.image, self.features)
+        return self._fit(dataclasses.replace(X, X=rows_of(X.X), y=X.y.astype(np.float64)))
 
     def _fit(self, table: UserTable) -> Centaur:
         users, features = table.n_users, table.n_features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
 from typing import Any, get_args
 
@@ -42,20 +42,19 @@ def class_numbers(y: Any, classes: int | Sequence[Hashable]) -> NDArray[np.float
     """The place of each label among the classes; -1 for a label that is no class: such a row counts for nothing."""
     if y is None:
         raise InputError("fit takes rows, their classes and the user of each: fit(X, y, groups).")
-    labels = np.asarray(y)
-    if labels.ndim != 1:
-        raise InputError(f"y must have one label for each row. Got shape {labels.shape} instead.")
-    if isinstance(classes, int | np.integer):
-        try:
-            numbers = labels.astype(np.float64)
-        except (TypeError, ValueError):
-            raise InputError(
-                f"y must hold class numbers from 0 to {int(classes) - 1}. Got text or objects; pass classes=[...], a "
-                "list of the names."
-            ) from None
-        return np.where(np.isnan(numbers), -1.0, numbers)
-    known = {name: float(code) for code, name in enumerate(classes)}
-    return np.array([known.get(label, -1.0) for label in labels.tolist()], dtype=np.float64)
+    if isinstance(y, np.ndarray) and y.ndim != 1:
+        raise InputError(f"y must have one label for each row. Got shape {y.shape} instead.")
+    labels = y.tolist() if hasattr(y, "tolist") else list(y)  # one by one: a common type is everybody's
+    names = range(int(classes)) if isinstance(classes, int | np.integer) else classes
+    known = {name: float(code) for code, name in enumerate(names)}
+    return np.array([_number(label, known) for label in labels], dtype=np.float64)
+
+
+def _number(label: Any, known: Mapping[Hashable, float]) -> float:
+    try:
+        return known.get(label.item() if isinstance(label, np.generic) else label, -1.0)
+    except TypeError:  # a list, say: no class
+        return -1.0
 
 
 def known_classes(classes: Any, head: nn.Module | None) -> int | list[Hashable]:
@@ -128,7 +127,7 @@ def _check_image(image: Any, features: Any) -> None:
         raise InputError(f"image must be (height, width, channels), such as (28, 28, 1). Got {image!r} instead.")
 
 
-def check_table(table: UserTable, image: tuple[int, int, int] | None, features: Any, classes: int) -> None:
+def check_table(table: UserTable, image: tuple[int, int, int] | None, features: Any) -> None:
     """Whether there is something to learn from, and whether rows are what the settings say."""
     if table.is_sparse or table.n_targets > 1 or table.n_features < 1:
         raise InputError("rows must be a dense array of numbers with one label each.")
@@ -136,9 +135,6 @@ def check_table(table: UserTable, image: tuple[int, int, int] | None, features: 
         raise InputError("privacy of users needs users: give `groups` at least two of them.")
     if image is not None and math.prod(image) != table.n_features:
         raise InputError(f"rows have {table.n_features} numbers, which is not an image of {tuple(image)}.")
-    y = table.y
-    if not ((y >= 0) & (y < classes) & (y == np.floor(y))).any():
-        raise InputError(f"no row has a label that is one of the {classes} classes; check y and classes.")
     taken = _taken(features)
     if taken is not None and taken != table.n_features:
         raise InputError(f"the feature map takes rows of {taken} numbers, and these have {table.n_features}.")

@@ -203,21 +203,42 @@ def _handled(layer: nn.Module) -> bool:
 
 
 def _checked(part: Part, features: int) -> str | None:
-    """Compare, on public rows, with what automatic differentiation says of the weights."""
-    rows = torch.cos(torch.arange(3.0 * features)).reshape(3, features)
-    weights = torch.from_numpy(part.weights())
-    with captured(part) as seen:
-        out = part(weights, rows)
-    often = next((name for name, calls in seen.items() if len(calls) != 1), None)
-    if often is not None:
-        return f"layer {often!r} is called {len(seen[often])} times for a row"
-    slope = torch.sin(torch.arange(float(out.numel()))).reshape(out.shape)
-    found = _gradients(part, seen, out, slope, 3)
-    weights.requires_grad_()
-    (exact,) = torch.autograd.grad(part(weights, rows), weights, slope)
+    """Compare, on public rows and row by row, with what automatic differentiation says of the weights.
+
+    Row by row: a layer that sees rows in another order than users have them (positions first, as in many transformers)
+    has the right gradient in total, and would have users clipped in each other's place.
+    """
+    for count in (5, 7):  # an inner axis may be as long as one of them, not as both
+        rows = torch.cos(torch.arange(float(count * features))).reshape(count, features)
+        weights = torch.from_numpy(part.weights())
+        with captured(part) as seen:
+            out = part(weights, rows)
+        often = next((name for name, calls in seen.items() if len(calls) != 1), None)
+        if often is not None:
+            return f"layer {often!r} is called {len(seen[often])} times for a row"
+        slope = torch.sin(torch.arange(float(out.numel()))).reshape(out.shape)
+        found = _gradients(part, seen, out, slope, count)
+        weights.requires_grad_()
+        for row in range(count):
+            (exact,) = torch.autograd.grad(part(weights, rows), weights, _only(slope, row))
+            wrong = _differs(part, found, exact, row)
+            if wrong is not None:
+                return f"the weights {wrong!r} act on more than their layer's output, or see rows in another order"
+    return None
+
+
+def _only(slope: Tensor, row: int) -> Tensor:
+    kept = torch.zeros_like(slope)
+    kept[row] = slope[row]
+    return kept
+
+
+def _differs(part: Part, found: Mapping[str, tuple[Tensor, ...]], exact: Tensor, row: int) -> str | None:
+    """The first parameter whose gradient in one row is not what was found."""
+    largest = float(exact.abs().max())
     for name, expected in part.named(exact).items():
         first, *second = found[name]
-        total = (first.flatten(0, 1).mT @ second[0].flatten(0, 1) if second else first.sum(dim=0)).reshape(-1)
-        if not torch.allclose(total, expected.reshape(-1), rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
-            return f"the weights {name!r} act on more than the output of their layer"
+        own = (first[row].mT @ second[0][row] if second else first[row]).reshape(-1)
+        if not torch.allclose(own, expected.reshape(-1), rtol=1e-3, atol=1e-4 * largest):
+            return name
     return None

@@ -101,5 +101,6 @@ def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:
     above = turned - level * np.eye(d)
     top = top_eigenvectors(above, rank).basis
     strength = np.sqrt(np.maximum(np.diag(top.T @ above @ top), 0.0))
-    basis = whitening @ (top * np.sqrt(strength / max(float(strength.max()), 1e-300)))
-    return np.asarray(basis / np.linalg.norm(basis, axis=0).max())
+    largest = float(strength.max())
+    basis = whitening @ (top * np.sqrt(strength / largest) if largest > 0 else top)
+    return np.asarray(basis / max(float(np.linalg.norm(basis, axis=0).max()), 1e-300))

@@ -1,7 +1,7 @@
 """Every user's own head: the shared part weighed against the user's own rows, or the user's rows alone.
 
-Heads never leave their user, so nothing here is released: they use all of a user's rows, and are fitted for groups of
-users of equal size.
+Heads never leave their user, so nothing here is released: they use all of a user's rows, up to MOST_ROWS of them, and
+are fitted for groups of users of equal size.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from privrep.neural.personal import ALONE, AWFUL, Candidate, Fits, Seen, fit, fi
 Floats = NDArray[np.float32]
 BELIEVED = 20.0  # rows of one's own that what all users found counts as
 NUMBERS_AT_ONCE = 1 << 23
+MOST_ROWS = 1024  # of a user's head: pairs of rows are held, and nobody's may stop the fit
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,13 @@ def fit_own_heads(learned: Learned, table: UserTable) -> OwnHeads:
     """A head for every user of the table, whose rows are those the shared part was learned from."""
     parts: list[OwnHeads] = []
     order: list[NDArray[np.int64]] = []
+    table = first_rows(table, MOST_ROWS)
     for positions, size in table.positions_by_size():
         step = max(NUMBERS_AT_ONCE // (size * max(table.n_features, learned.classes, size)), 1)
         for start in range(0, len(positions), step):
             some = positions[start : start + step]
             X, y = table.group(some, size)
-            parts.append(_fit_group(learned, table.ids[some], X, y))
+            parts.append(_fit_group_or_each(learned, table.ids[some], X, y))
             order.append(some)
     without = np.flatnonzero(table.sizes == 0)
     if len(without) or not parts:
@@ -85,11 +87,31 @@ def fit_own_heads(learned: Learned, table: UserTable) -> OwnHeads:
     return _in_order(OwnHeads.join(parts), np.concatenate(order))
 
 
+def first_rows(table: UserTable, most: int) -> UserTable:
+    """The table with the first so many rows of each user."""
+    if not len(table.sizes) or table.sizes.max() <= most:
+        return table
+    place = np.arange(table.n_rows) - np.repeat(table.offsets[:-1] - table.offsets[0], table.sizes)
+    offsets = np.concatenate([[0], np.cumsum(np.minimum(table.sizes, most))]).astype(np.int64)
+    return UserTable(table.X[place < most], table.y[place < most], offsets, table.ids)
+
+
 def _in_order(heads: OwnHeads, places: NDArray[np.int64]) -> OwnHeads:
     back = np.argsort(places)
     return OwnHeads(
         heads.ids[back], heads.alone[back], heads.prior[back], heads.position[back], heads.shared, heads.own
     )
+
+
+def _fit_group_or_each(learned: Learned, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
+    """One on whose rows the network fails has a head without rows."""
+    try:
+        return _fit_group(learned, ids, X, y)
+    except Exception:
+        if len(ids) == 1:
+            return _fit_group(learned, ids, np.zeros_like(X), np.full_like(y, -1))
+        each = [slice(user, user + 1) for user in range(len(ids))]
+        return OwnHeads.join([_fit_group_or_each(learned, ids[u], X[u], y[u]) for u in each])
 
 
 def _fit_group(learned: Learned, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:

@@ -178,6 +178,11 @@ class HeadLosses:
     slots: int
     candidates: tuple[Candidate, ...] = CANDIDATES
 
+    @property
+    def vector_size(self) -> int:
+        """Numbers that are held for a user: pairs of rows, and rows by classes."""
+        return self.slots * (4 * self.slots + 8 * self.view.classes)
+
     def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
         with one_thread(), torch.no_grad():
             labels = labels_of(y, self.view.classes)

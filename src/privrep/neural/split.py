@@ -108,9 +108,14 @@ def tried(module: nn.Module, rows: Tensor, what: str, given: str) -> Tensor:
         raise InputError(f"the {what} cannot take {given}: {str(error).splitlines()[0]}") from None
     if not isinstance(result, Tensor) or not result.shape or result.shape[0] != rows.shape[0]:
         raise InputError(f"the {what} must give one output for each row; it mixes rows or returns no tensor.")
-    with torch.no_grad():
-        other = module(torch.cat([rows[:1], 3 - rows[1:]]))
-    if not torch.equal(result[:1], other[:1]):
+    try:
+        mixes = _mixes(module, rows[0])
+    except Exception as error:
+        raise InputError(
+            f"the {what} fails on some numbers ({str(error).splitlines()[0]}), so one user's rows could stop the fit. "
+            "Let it take any number: clamp its input first."
+        ) from None
+    if mixes:
         raise InputError(
             f"the {what} mixes rows: what it makes of one changes with another, so users would not be apart. Let every "
             "row be computed by itself."
@@ -122,6 +127,24 @@ def tried(module: nn.Module, rows: Tensor, what: str, given: str) -> Tensor:
                 "next. Remove it, or make it a constant."
             )
     return result
+
+
+def _mixes(module: nn.Module, row: Tensor) -> bool:
+    """Whether what the module makes of a row changes with the others, at any place among few or more of them.
+
+    Numbers of every size, and none at all: a sum, a mean, a smallest or largest number of all rows takes one of these.
+    """
+    for count in (2, 5):
+        for place in (0, count - 1):
+            outputs = []
+            for filling in (0.5, 0.0, 1e30, -1e30, float("nan")):
+                rows = torch.full((count, len(row)), filling)
+                rows[place] = row
+                with torch.no_grad():
+                    outputs.append(module(rows)[place])
+            if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
+                return True
+    return False
 
 
 def check_module(module: nn.Module, what: str) -> None:

@@ -110,7 +110,7 @@ class Ledger:
 
         A name that was charged before with the same event is not charged again: that charge belongs to a release that
         was under way when a process died and was never posted, so nothing about it has been seen. Once `posted`, or
-        drawn in this very process, it is refused: one charge never pays for two draws.
+        drawn by this very ledger, it is refused: one charge never pays for two draws.
         """
         if self._closed:
             raise InputError("this ledger is closed: what it charged would be on no record. Open it again.")
