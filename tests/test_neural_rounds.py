@@ -23,6 +23,7 @@ from privrep.neural.models import mlp  # noqa: E402
 from privrep.neural.rounds import Settings, Trained, local_step, train  # noqa: E402
 from privrep.neural.split import split  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
+from privrep.privacy.contributions import Vectors  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
 from privrep.privacy.release import Run  # noqa: E402
@@ -211,6 +212,30 @@ def test_the_bound_follows_the_quantile():
     assert ends[0] == pytest.approx(ends[1], rel=0.1)
     lengths = np.sort(updates(Settings(**settings)).norms())
     assert lengths[int(0.7 * USERS) - 3] <= ends[0] <= lengths[int(0.7 * USERS) + 3]
+
+
+class Slope:
+    """Everybody's update is minus the weights: a server's rate above two goes further and further."""
+
+    slots = 1
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def __call__(self, X, y, places):
+        return {"update": Vectors(np.tile(-self.weights, (len(X), 1)))}
+
+
+@pytest.mark.parametrize("rate", [0.5, 2.5])
+def test_a_server_that_went_too_far_goes_slower(rate):
+    common = {"rounds": 30, "clip": 10.0, "quantile": 0.5, "quantile_rate": 1.0, "server_rate": rate}
+    start = np.ones(3, np.float32)
+    ends = [train(silent(population()), start, Slope, Settings(settle=s, **common), 0.1).weights for s in (1.0, 0.3)]
+    if rate < 2:
+        assert np.array_equal(*ends)  # nothing grew
+    else:
+        assert np.abs(ends[0]).max() > 1
+        assert np.abs(ends[1]).max() < 0.1
 
 
 def test_a_sample_is_averaged_by_its_expected_size():

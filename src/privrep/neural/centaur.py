@@ -51,7 +51,7 @@ class Centaur:
     share           "auto" lets users, budget and sizes decide; "all" of the representation, its "adapters", a "linear"
                     layer, or "nothing"
     image           (height, width, channels) of rows that are images; `features` is their public map, by default edges
-    rows            of a user, the first so many take part in training: a public number. Heads use all rows
+    rows            of a user, the first so many take part in training: a public number. Heads use up to 1,024
     settings        of the rounds: `privrep.neural.rounds.Settings`; `rounds` says how many, where they differ
     random_state    a seed makes the run a simulation, which is not private and says so
     run_folder      where charges and releases are kept, so that the same call continues a fit that was killed

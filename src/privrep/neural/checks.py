@@ -51,9 +51,12 @@ def class_numbers(y: Any, classes: int | Sequence[Hashable]) -> NDArray[np.float
 
 
 def _number(label: Any, known: Mapping[Hashable, float]) -> float:
+    plain = label.item() if isinstance(label, np.generic) else label
     try:
-        return known.get(label.item() if isinstance(label, np.generic) else label, -1.0)
-    except TypeError:  # a list, say: no class
+        if isinstance(plain, str) and plain not in known:
+            plain = float(plain)  # a number written as text
+        return known.get(plain, -1.0)
+    except (TypeError, ValueError):  # a list, or other text: no class
         return -1.0
 
 

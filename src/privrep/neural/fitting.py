@@ -77,6 +77,7 @@ LINEAR = Settings(
     momentum=0.5,
     quantile=0.5,
     quantile_rate=1.0,
+    settle=0.4,
 )
 """Of a linear layer on rows of about unit length."""
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -178,6 +178,7 @@ def numbers_per_row(split: Split) -> int:
     return numbers
 
 
+@lru_cache(maxsize=8)  # by identity: a split does not change
 def supported(split: Split) -> str | None:
     """Why `OneStep` cannot take this representation, or None if it can; `many.ManySteps` takes any."""
     part = own_copy(split.representation)

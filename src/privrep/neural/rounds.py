@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ from privrep.privacy.contributions import Shorter
 from privrep.privacy.release import Query, Run
 from privrep.privacy.sampling import Poisson
 
+GREW = 1.3  # times the least bound so far
 HALF = Bound(0.5, 1)  # of what a user says of its update's length: one half if it is short, minus one half if not
 
 
@@ -49,6 +50,7 @@ class Settings:
     quantile: float | None = None  # of users' updates: the bound follows it; None: the bound stays
     quantile_rate: float = 0.2  # how fast, on a logarithmic scale
     quantile_share: float = 0.05  # of a round's mu^2
+    settle: float = 1.0  # by what the server's rate is multiplied where updates grow again: it went too far
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.epochs < 1 or (self.batch is not None and self.batch < 1):
@@ -61,6 +63,8 @@ class Settings:
             raise InputError(f"the server's optimiser is sgd, momentum or adam. Got {self.server!r} instead.")
         if self.quantile is not None and not 0 < self.quantile < 1:
             raise InputError(f"the bound can follow a quantile between 0 and 1. Got {self.quantile} instead.")
+        if not 0 < self.settle <= 1:
+            raise InputError(f"settle multiplies the server's rate: more than 0, at most 1. Got {self.settle} instead.")
         if not 0 < self.quantile_share < 1:
             raise InputError(f"the quantile's share lies between 0 and 1. Got {self.quantile_share} instead.")
 
@@ -114,6 +118,7 @@ def train(
         raise InputError("the average divides by the number of users, which is public under replace-one-user alone.")
     asked = run.users.count * settings.rate
     optimiser, clip, facts = _Optimiser(settings, start.astype(np.float64)), settings.clip, []
+    least = math.inf
     for t in range(1, settings.rounds + 1):
         step = make_step(optimiser.weights.astype(np.float32))
         released = _ask(run, f"{name}-{t}", step, len(start), clip, settings, mu_squared)
@@ -123,6 +128,9 @@ def train(
         if settings.quantile is not None:
             short = 0.5 + float(released["short"].value[0]) / asked
             clip *= math.exp(-settings.quantile_rate * (min(max(short, 0.0), 1.0) - settings.quantile))
+            if clip > GREW * least:
+                optimiser, least = optimiser.settled(), clip
+            least = min(least, clip)
     return Trained(optimiser.weights.astype(np.float32), tuple(facts))
 
 
@@ -177,6 +185,11 @@ class _Optimiser:
     first: Array | None = None
     second: Array | None = None
     steps: int = 0
+
+    def settled(self) -> _Optimiser:
+        """With a smaller rate, and at rest."""
+        slower = replace(self.settings, server_rate=self.settings.server_rate * self.settings.settle)
+        return self if slower == self.settings else _Optimiser(slower, self.weights)
 
     def moved(self, update: Array) -> _Optimiser:
         s, first, second = self.settings, self.first, self.second
