@@ -336,3 +336,16 @@ def test_every_snippet_of_the_document_runs(
     assert code == 0
     assert "Accuracy on 400 rows held out" in out
     assert Centaur.load("waves").n_classes == 4
+
+
+def test_a_label_that_is_no_class_is_nobodys_class() -> None:
+    """It stays -1 on its way through the names of the classes, also as a place in a list of them."""
+    from privrep.cli.fit_neural import _tables
+    from privrep.data.images import Images
+    from privrep.neural.config import NeuralConfig
+
+    images = Images(np.zeros((4, 2, 2), np.uint8), np.array([0, 9, 1, -1]), ("a", "b"), users=np.array([0, 0, 1, 1]))
+    asked = NeuralConfig(
+        data={}, users={"by": "writers"}, privacy={}, model={"classes": ["b", "a"]}, training={}, out=None
+    )
+    assert _tables(asked, images)[0].y.tolist() == [1, -1, 0, -1]

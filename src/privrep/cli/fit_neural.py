@@ -43,6 +43,9 @@ def fit_neural(
     train, held = _tables(asked, images)
     model = _model(asked, images, train)
     plan = model.planned(train.n_users, train.n_features)
+    unknown = int((train.y < 0).sum())
+    if unknown:
+        note(f"{unknown:,} rows have a label that is none of the classes, and count for nothing {_NOT_PRIVATE}.")
     if check:
         say(plan.words)
         say(f"Checked: {train.n_users:,} users, rows of {train.n_features:,} numbers. Nothing was spent.")
@@ -85,7 +88,7 @@ def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable |
 
     classes = asked.model["classes"]
     listed = classes if isinstance(classes, list) else [str(number) for number in range(classes)]
-    place = np.array([listed.index(name) if name in listed else -1 for name in images.names] or [-1])
+    place = np.array([*(listed.index(name) if name in listed else -1 for name in images.names), -1])  # -1 stays -1
 
     def known(table: UserTable) -> UserTable:
         return replace(table, y=place[table.y.astype(np.int64)].astype(np.float32))

@@ -49,7 +49,7 @@ class Centaur:
                     paper's; without them a linear layer on public features is shared. `pretrained` says that its
                     weights as they are now are public and good for something: they may then stay frozen
     share           "auto" lets users, budget and sizes decide; "all" of the representation, its "adapters", a "linear"
-                    layer, or "nothing"
+                    layer, "directions" in which classes differ, or "nothing"
     image           (height, width, channels) of rows that are images; `features` is their public map, by default edges
     rows            of a user, the first so many take part in training: a public number. Heads use up to 1,024
     settings        of the rounds: `privrep.neural.rounds.Settings`; `rounds` says how many, where they differ

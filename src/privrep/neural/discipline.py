@@ -81,6 +81,10 @@ def decide(offer: Offer, users: int, mu: float, share: Share, rounds: int | None
         words = "Shared: nothing, as asked. Everybody learns alone, and nothing is spent."
         return Plan("nothing", 0, 0, 0.0, words=words)
     plan, other = _linear(offer, users, mu, rounds), _directions(offer, users, mu)
+    if offer.whole:
+        weak = signal(users, mu, wanted, offer.whole)
+        too_large = f" The representation as a whole, {offer.whole:,} numbers with a signal of {weak:.2g}, is too much."
+        plan = replace(plan, words=plan.words + too_large)
     worth = plan.share == "linear" and other.signal >= LEAST_SIGNAL and offer.features <= MOST_PAIRED
     return replace(plan, otherwise=other) if worth else plan
 
@@ -115,9 +119,11 @@ def _planned(
         "linear": f"a linear layer on {features} public features",
         "directions": f"the directions of {features} public features in which classes differ",
     }[share]
+    often = "round" if rounds == 1 else "rounds"
+    verdict = "" if ratio >= LEAST_SIGNAL else ". That is too little: what is released will be mostly noise"
     words = (
-        f"Shared: {what}, {parameters:,} numbers in {rounds} rounds. {users:,} users with this budget have a signal of "
-        f"{ratio:.2g} ({LEAST_SIGNAL} or more is worth while), so they could carry up to "
+        f"Shared: {what}, {parameters:,} numbers in {rounds} {often}. {users:,} users with this budget have a signal "
+        f"of {ratio:.2g}, where {LEAST_SIGNAL} is the least that is worth while{verdict}. They can carry "
         f"{most_parameters(users, mu, rounds):,} numbers."
     )
     return Plan(share, parameters, rounds, ratio, features, rank, words)

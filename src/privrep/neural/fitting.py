@@ -77,7 +77,7 @@ LINEAR = Settings(
     momentum=0.5,
     quantile=0.5,
     quantile_rate=1.0,
-    settle=0.4,
+    settle=0.5,
 )
 """Of a linear layer on rows of about unit length."""
 

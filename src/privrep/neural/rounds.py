@@ -27,7 +27,7 @@ from privrep.privacy.contributions import Shorter
 from privrep.privacy.release import Query, Run
 from privrep.privacy.sampling import Poisson
 
-GREW = 1.3  # times the least bound so far
+GREW = 1.6  # times the least bound so far
 HALF = Bound(0.5, 1)  # of what a user says of its update's length: one half if it is short, minus one half if not
 
 
