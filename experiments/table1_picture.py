@@ -84,6 +84,8 @@ def _against_epsilon(ax: Any, means: Mapping[Key, tuple[float, float, int]], dat
             marks = MARKS[configuration] + LINES[configuration]
             ax.plot(*zip(*points, strict=True), marks, color=COLOURS[method], label=f"{method}, {configuration}")
     ax.set_xscale("log")
+    ax.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
+    ax.minorticks_off()
     ax.set_xlabel("epsilon")
     ax.set_title(f"{dataset}, {clients:,} clients", loc="left", fontsize=10)
     ax.legend(fontsize=7, frameon=False)
