@@ -23,23 +23,20 @@ from privrep.errors import InputError
 from privrep.neural.split import Part
 
 _lock = threading.Lock()
-_inside = 0  # threads that are within
-_outside = 1  # how many threads PyTorch had before the first of them
+_outside: list[int] = []  # how many threads PyTorch had outside, once for each thread that is within
 _within = threading.local()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """PyTorch computes on the calling thread alone: engines have a thread for each core, and sums cut up among threads
-    would round by the number of cores. What was set outside is restored when the last thread leaves."""
-    global _inside, _outside
+    would round by the number of cores. Restores what was set outside, also for threads that start later."""
     if getattr(_within, "yes", False):
         yield
         return
     with _lock:
-        before = torch.get_num_threads()  # also sets this thread up, which would otherwise take the number set last
-        _outside = _outside if _inside else before
-        _inside += 1
+        here = torch.get_num_threads()  # sets this thread up: else it would take what another sets on leaving
+        _outside.append(_outside[0] if _outside else here)
         torch.set_num_threads(1)
     _within.yes = True
     try:
@@ -47,9 +44,7 @@ def one_thread() -> Iterator[None]:
     finally:
         _within.yes = False
         with _lock:
-            _inside -= 1
-            if not _inside:
-                torch.set_num_threads(_outside)
+            torch.set_num_threads(_outside.pop())
 
 
 def own_copy(part: Part) -> Part:
