@@ -101,7 +101,8 @@ def test_what_would_carry_data_between_users_is_refused(layer, words):
 
 
 def test_harmless_layers_are_taken():
-    split(nn.Sequential(nn.Linear(6, 6), nn.GroupNorm(2, 6), nn.LayerNorm(6), nn.Dropout(0)), nn.Linear(6, 4), 6)
+    layers = nn.Linear(6, 6), nn.GroupNorm(2, 6), nn.LayerNorm(6), nn.Dropout(0)
+    assert split(nn.Sequential(*layers), nn.Linear(6, 4), 6).rank == 6
 
 
 @pytest.mark.parametrize("head", [nn.Linear(3, 1), nn.Linear(7, 4), nn.Linear(3, 4).requires_grad_(False), nn.ReLU()])

@@ -217,7 +217,8 @@ def _sum_call(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound
 def _asked(step: SlotStep, call: Call) -> Mapping[str, Contributions | Losses]:
     """What the users of a call send. Those on whose rows the step fails are users without rows, and nobody hears of it.
 
-    To find them it is asked about each alone, at its seat of a call of the same shape.
+    To find them it is asked about each alone, at its seat of a call of the same shape. A step that keeps something of
+    its users is then asked more than once about some: what it keeps may change by that, what it sends stays bounded.
     """
     try:
         return step(call.X, call.y, call.places)
