@@ -1,7 +1,7 @@
 """The noise has the right distribution, and these tests would see it if it had not.
 
 Every test of a random quantity has a false-alarm rate of at most ALARM, two-sided where it has two sides. Secure noise
-cannot be seeded, so about one run of this file in 100,000 goes red by chance. Power: the same statistic, applied to
+cannot be seeded, so about one run of this file in 50,000 goes red by chance. Power: the same statistic, applied to
 draws of the same source at two thirds and three halves of the scale, rejects.
 """
 
@@ -174,11 +174,13 @@ def test_rounding_to_the_grid_is_to_the_nearest_and_exact_on_it() -> None:
 
 
 def test_draws_of_several_threads_are_independent() -> None:
-    """Five lots drawn side by side: no two draws alike, lots uncorrelated (each |r| sqrt(n) > 5.3 by chance
-    with probability 1.2e-7, ten pairs), the whole of the right scale (6 standard errors). A lot drawn twice is seen."""
-    sigma, lots = 2.0**40, 5
-    draws = secure_noise("lots", sigma, lots * DRAWS_AT_A_TIME).reshape(lots, -1).astype(np.float64)
-    assert len(np.unique(draws)) == draws.size
+    """Five lots drawn side by side: no two draws alike (by chance with probability 2e-7), lots uncorrelated (each |r|
+    sqrt(n) > 5.3 by chance with probability 1.2e-7, ten pairs), the whole of the right scale (6 standard errors). A lot
+    drawn twice is seen."""
+    sigma, lots = 2.0**52, 5
+    drawn = secure_noise("lots", sigma, lots * DRAWS_AT_A_TIME)
+    assert len(np.unique(drawn)) == drawn.size == lots * DRAWS_AT_A_TIME
+    draws = drawn.reshape(lots, -1).astype(np.float64)
 
     def largest(values: np.ndarray) -> float:
         return float(np.abs(np.corrcoef(values)[np.triu_indices(lots, 1)]).max()) * np.sqrt(DRAWS_AT_A_TIME)
@@ -187,3 +189,54 @@ def test_draws_of_several_threads_are_independent() -> None:
     assert abs(draws.std() / sigma - 1) < 6 / np.sqrt(2 * draws.size)
     draws[1] = draws[0]
     assert largest(draws) > 5.3
+
+
+@pytest.mark.parametrize("size", [1, 100, DRAWS_AT_A_TIME, DRAWS_AT_A_TIME + 1, 3 * DRAWS_AT_A_TIME - 1])
+def test_as_many_draws_as_asked(size: int) -> None:
+    draws = secure_noise("size", WIDE, size)
+    assert draws.shape == (size,)
+    assert draws.dtype == np.int64
+
+
+def opendp_noise(sigma: float, size: int) -> np.ndarray:
+    """The second opinion: the exact sampler of Canonne, Kamath and Steinke (2020)."""
+    from opendp import domains, measurements, metrics, mod
+
+    mod.enable_features("contrib")
+    vectors = domains.vector_domain(domains.atom_domain(T="i64"))
+    return np.asarray(measurements.make_gaussian(vectors, metrics.l2_distance(T="i64"), sigma)([0] * size))
+
+
+@pytest.mark.parametrize("sigma", [2.3, 1.37 * 2.0**37])
+def test_secure_noise_agrees_with_opendp(sigma: float) -> None:
+    """Chi-square of two samples on 12 cells at ALARM; 8% of sigma are rejected, by 6 standard deviations or more."""
+    opinion = opendp_noise(sigma, 30_000)
+    inner = np.unique(np.rint(norm.ppf(np.arange(1, 12) / 12) * sigma) - 0.5)
+
+    def agree(draws: np.ndarray) -> bool:
+        counts = np.stack([np.bincount(np.searchsorted(inner, x), minlength=len(inner) + 1) for x in (draws, opinion)])
+        sums = counts.sum(axis=1, keepdims=True)
+        expected = counts.sum(axis=0) * sums / sums.sum()
+        return bool(((counts - expected) ** 2 / expected).sum() < chi2.isf(ALARM, len(inner)))
+
+    assert agree(secure_noise("opinion", sigma, 200_000))
+    assert not agree(secure_noise("opinion", sigma * 1.08, 200_000))
+    assert not agree(secure_noise("opinion", sigma / 1.08, 200_000))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 3.7])
+def test_many_secure_draws_fit_the_probabilities_of_the_integers(sigma: float) -> None:
+    draws = secure_noise("many", sigma, 500_000)
+    assert accepts_probabilities(draws, discrete_gaussian(sigma))
+    assert not accepts_probabilities(draws, discrete_gaussian(sigma * 1.02))
+    assert not accepts_probabilities(draws, discrete_gaussian(sigma / 1.02))
+
+
+def test_the_scale_of_many_secure_draws() -> None:
+    """At 300,000 draws, 2% of sigma is 15 standard errors."""
+    sigma = 1.7 * 2.0**40
+    draws = secure_noise("scale", sigma, 300_000)
+    assert accepts_scale(draws, sigma)
+    assert not accepts_scale(draws, sigma * 1.02)
+    assert not accepts_scale(draws, sigma / 1.02)
+    assert abs(draws.mean()) / (sigma / np.sqrt(300_000)) < norm.isf(ALARM / 2)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from privrep.data.groups import Group
 from privrep.data.sparse_rows import SparseRows
 from privrep.data.user_table import UserTable
-from privrep.engines.slots import Call, calls, seats_of, slots_of
+from privrep.engines.slots import BATCH_CALLS, Call, calls, cut_calls, is_whole, seats_of, slots_of, whole_call
 from privrep.errors import InputError
 from privrep.privacy.bounds import (
     MAX_USERS,
@@ -29,7 +31,7 @@ from privrep.privacy.bounds import (
     Losses,
     clipped_sum,
 )
-from privrep.privacy.sampling import Sample
+from privrep.privacy.sampling import FixedSample, Sample
 
 
 class LocalStep(Protocol):
@@ -47,7 +49,11 @@ class LocalStep(Protocol):
     user with a number that is not finite. See `engines.slots` for which users share a call: in calls about a sample
     there are seats that nobody takes, without rows and with -1 for a place, and what a step says of those is not
     counted.
-    A user's contribution must be a function of that user's rows alone, to the last bit: see `local.least_squares`.
+    A step with slots whose attribute `whole` is true is called once, with all users who are asked; `places` are then
+    their numbers in this batch, from 0. It returns terms of a function of the batch, kinds of contributions that say
+    how many of them one user has `touched`. It may look at all rows, and fail on any: then its sums are zero.
+    Of all other steps, a user's contribution must be a function of that user's rows alone, to the last bit: see
+    `local.least_squares`.
     """
 
     def __call__(self, X: Any, y: NDArray[Any]) -> Mapping[str, Contributions | Losses]: ...
@@ -92,7 +98,7 @@ class Users(Protocol):
         step: LocalStep | SlotStep,
         bounds: Mapping[str, Bound | LossBound],
         group: Group | None = None,
-        sample: Sample | None = None,
+        sample: Sample | FixedSample | None = None,
     ) -> dict[str, BoundedSum]:
         """One pass over all users, or those of a group or a sample: every statistic of the step, clipped and summed."""
         ...
@@ -108,7 +114,7 @@ def sum_blocks(
     bounds: Mapping[str, Bound | LossBound],
     workers: int,
     group: Group | None = None,
-    sample: Sample | None = None,
+    sample: Sample | FixedSample | None = None,
     count: int = 0,
 ) -> dict[str, BoundedSum]:
     """Clip and add up the contributions of all users of all blocks, or of those in the group, on several cores.
@@ -116,6 +122,8 @@ def sum_blocks(
     The result does not depend on the number of workers: blocks are added in the order they come. A sample is of `count`
     users, and is for steps with slots alone: calls of others are cut by the rows of users who are not in it.
     """
+    if any(is_whole(step) != (getattr(bound, "touched", None) is not None) for bound in bounds.values()):
+        raise InputError("functions of a whole batch are asked for by bounds that say how much one user touched.")
     totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     users = parts = 0
     for some, portions, sums in _block_sums(blocks, step, bounds, workers, group, sample, count):
@@ -134,7 +142,7 @@ def _block_sums(
     bounds: Mapping[str, Bound | LossBound],
     workers: int,
     group: Group | None,
-    sample: Sample | None,
+    sample: Sample | FixedSample | None,
     count: int,
 ) -> Iterator[_BlockSums]:
     slots = slots_of(step)
@@ -144,11 +152,27 @@ def _block_sums(
         return map_blocks(lambda block: _sum_block(block, step, bounds, group), blocks, workers)
     if group is not None and sample is not None:
         raise InputError("a sample is of all users. Ask a group or a sample, not both.")
-    members, expected = (None, None) if sample is None else (sample.members(count), sample.rate * count)
+    if is_whole(step):
+        if group is not None:
+            raise InputError("a function of a whole batch is asked of everyone or of a sample, not of a group.")
+        call = whole_call(blocks, slots, _places(sample, count))
+        return iter([] if call is None else [_sum_whole(call, step, bounds)])
     first, blocks = _first(blocks)
-    seats = seats_of(slots, first.n_features, getattr(step, "vector_size", 0), expected) if first is not None else 1
-    made = calls(blocks, slots, seats, group, members)
+    features, vector_size = 1 if first is None else first.n_features, getattr(step, "vector_size", 0)
+    if isinstance(sample, FixedSample):
+        seats = min(seats_of(slots, features, vector_size), -(-sample.size // BATCH_CALLS))
+        made = cut_calls(whole_call(blocks, slots, _places(sample, count)), seats)
+    else:
+        members, expected = (None, None) if sample is None else (sample.members(count), sample.rate * count)
+        made = calls(blocks, slots, seats_of(slots, features, vector_size, expected), group, members)
     return map_blocks(lambda call: _sum_call(call, step, bounds), made, workers)
+
+
+def _places(sample: Sample | FixedSample | None, count: int) -> NDArray[np.int64]:
+    """Who is asked, in order."""
+    if isinstance(sample, FixedSample):
+        return sample.ordered(count)
+    return np.arange(count) if sample is None else np.flatnonzero(sample.members(count))
 
 
 def _first(blocks: Iterable[UserTable]) -> tuple[UserTable | None, Iterator[UserTable]]:
@@ -169,13 +193,20 @@ def map_blocks(function: Callable[[Block], Result], blocks: Iterable[Block], wor
     """The function of each block, in order, on several cores; reads only a few blocks ahead of the result it yields."""
     _keep_freed_memory()
     waiting: deque[Future[Result]] = deque()
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+    with _libraries(len(sys.modules)).limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         for block in blocks:
             waiting.append(pool.submit(function, block))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> ThreadpoolController:
+    """Those with threads of their own. To look for them takes longer than a small pass, so it is done again only when
+    another number of modules was imported."""
+    return ThreadpoolController()
 
 
 def _keep_freed_memory() -> None:
@@ -212,6 +243,26 @@ def _sum_call(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound
         counted = None if taken.all() else taken
         sums = {key: clipped_sum(contributions[key], bound, counted) for key, bound in bounds.items()}
     return int(taken.sum()), 1, sums
+
+
+def _sum_whole(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
+    """The clipped terms of a function of the batch, or zeros if it fails, which nobody hears of: it may be for a row.
+    A step that fails even if no row is there is broken, and that is an error."""
+    zeros = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+    if not len(call.places):
+        return 0, 1, zeros
+    with np.errstate(all="ignore"):
+        call = Call(call.X, call.y, np.arange(len(call.places))).finite()
+        try:
+            return len(call.places), 1, _whole_sums(call, step, bounds)
+        except Exception:
+            _whole_sums(call.without(np.ones(len(call.places), bool)), step, bounds)
+            return len(call.places), 1, zeros
+
+
+def _whole_sums(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound]) -> dict[str, Array]:
+    contributions = step(call.X, call.y, call.places)
+    return {key: clipped_sum(contributions[key], bound) for key, bound in bounds.items()}
 
 
 def _asked(step: SlotStep, call: Call) -> Mapping[str, Contributions | Losses]:

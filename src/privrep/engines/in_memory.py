@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from privrep.data.groups import Group
 from privrep.data.user_table import UserTable
 from privrep.engines.base import LocalStep, SlotStep, default_workers, sum_blocks
+from privrep.engines.slots import slots_of
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
-from privrep.privacy.sampling import Sample
+from privrep.privacy.sampling import FixedSample, Sample
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class InMemoryUsers:
         step: LocalStep | SlotStep,
         bounds: Mapping[str, Bound | LossBound],
         group: Group | None = None,
-        sample: Sample | None = None,
+        sample: Sample | FixedSample | None = None,
     ) -> dict[str, BoundedSum]:
-        return sum_blocks(self.table.blocks(), step, bounds, self.workers, group, sample, self.count)
+        by_place = slots_of(step) is not None and self.count > 0  # calls are then cut by users' places, not by blocks
+        blocks = [self.table] if by_place else self.table.blocks()
+        return sum_blocks(blocks, step, bounds, self.workers, group, sample, self.count)

@@ -29,9 +29,10 @@ from privrep.data.readers import TableSource, assembled, checked_batches, column
 from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
 from privrep.data.user_table import Floats, UserTable, block_rows
 from privrep.engines.base import LocalStep, SlotStep, default_workers, sum_blocks
+from privrep.engines.slots import is_whole
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
-from privrep.privacy.sampling import Sample
+from privrep.privacy.sampling import FixedSample, Sample
 
 if sys.platform != "win32":
     import fcntl
@@ -100,10 +101,12 @@ class StreamingUsers:
         step: LocalStep | SlotStep,
         bounds: Mapping[str, Bound | LossBound],
         group: Group | None = None,
-        sample: Sample | None = None,
+        sample: Sample | FixedSample | None = None,
     ) -> dict[str, BoundedSum]:
         if self.source.target is None:
             raise InputError(f"{self.origin.path} was opened without a target; name the target column.")
+        if is_whole(step):
+            raise InputError("a function of a whole batch is asked of rows in memory. Read the file into a table.")
         return sum_blocks(self.blocks(), step, bounds, self.workers, group, sample, self.count)
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:

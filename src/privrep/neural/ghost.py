@@ -59,7 +59,8 @@ class OneStep:
             labels = labels_of(y, self.split.classes)
             users = max(NUMBERS_AT_ONCE // (self._numbers_per_row * self.slots), 1)
             groups = [slice(start, start + users) for start in range(0, len(X), users)]
-            return {"update": Beside(self._joined([self._pieces(X[group], labels[group]) for group in groups]))}
+            pieces = [self._pieces(X[group], labels[group]) for group in groups]
+            return {"update": Beside(joined(self.split.representation, pieces))}
 
     def _pieces(self, X: NDArray[Any], labels: Tensor) -> dict[str, tuple[Tensor, ...]]:
         """By the parameter's name: (output gradients, inputs) of a linear layer's weights, or a vector per user."""
@@ -71,15 +72,16 @@ class OneStep:
         Z = out.detach().reshape(users, self.slots, -1)
         heads = self.head_fit.fit(torch.tensor(self.head_start), Z, labels, self.split.head)
         slope = representation_gradient(heads, Z, labels, self.split.head).mul_(-self.step_size).flatten(0, 1)
-        return _gradients(part, seen, out, slope, users)
+        return gradients(part, seen, out, slope, users)
 
-    def _joined(self, groups: list[dict[str, tuple[Tensor, ...]]]) -> tuple[Contributions, ...]:
-        """All users' contributions to each parameter, in the order of the flat weights."""
-        parts: list[Contributions] = []
-        for name in self.split.representation.shapes:
-            arrays = [_one(several) for several in zip(*(group[name] for group in groups), strict=True)]
-            parts.append(Products(*arrays) if len(arrays) == 2 else Vectors(*arrays))
-        return tuple(parts)
+
+def joined(part: Part, groups: list[dict[str, tuple[Tensor, ...]]]) -> tuple[Contributions, ...]:
+    """All users' contributions to each parameter, in the order of the flat weights, from `gradients` of each group."""
+    parts: list[Contributions] = []
+    for name in part.shapes:
+        arrays = [_one(several) for several in zip(*(group[name] for group in groups), strict=True)]
+        parts.append(Products(*arrays) if len(arrays) == 2 else Vectors(*arrays))
+    return tuple(parts)
 
 
 def _one(several: tuple[Tensor, ...]) -> NDArray[np.float32]:
@@ -128,7 +130,7 @@ def captured(part: Part) -> Iterator[dict[str, list[Seen]]]:
             handle.remove()
 
 
-def _gradients(
+def gradients(
     part: Part, seen: Mapping[str, list[Seen]], out: Tensor, slope: Tensor, users: int
 ) -> dict[str, tuple[Tensor, ...]]:
     """Of all users, by the parameter's name, from the gradient in the representation."""
@@ -178,10 +180,15 @@ def numbers_per_row(split: Split) -> int:
     return numbers
 
 
-@lru_cache(maxsize=8)  # by identity: a split does not change
 def supported(split: Split) -> str | None:
     """Why `OneStep` cannot take this representation, or None if it can; `many.ManySteps` takes any."""
-    part = own_copy(split.representation)
+    return not_by_layers(split.representation, split.features)
+
+
+@lru_cache(maxsize=8)  # by identity: a part does not change
+def not_by_layers(part: Part, features: int) -> str | None:
+    """Why a part's gradients cannot be had layer by layer, as `gradients` has them, or None if they can."""
+    part = own_copy(part)
     layers = dict(part.module.named_modules())
     for name in part.shapes:
         layer = layers[_layer(name)]
@@ -192,7 +199,7 @@ def supported(split: Split) -> str | None:
         return "two layers have weights in common"
     try:
         with one_thread():
-            return _checked(part, split.features)
+            return _checked(part, features)
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         return f"its layers cannot be differentiated one by one: {str(error).splitlines()[0]}"
 
@@ -218,7 +225,7 @@ def _checked(part: Part, features: int) -> str | None:
         if often is not None:
             return f"layer {often!r} is called {len(seen[often])} times for a row"
         slope = torch.sin(torch.arange(float(out.numel()))).reshape(out.shape)
-        found = _gradients(part, seen, out, slope, count)
+        found = gradients(part, seen, out, slope, count)
         weights.requires_grad_()
         for row in range(count):
             (exact,) = torch.autograd.grad(part(weights, rows), weights, _only(slope, row))

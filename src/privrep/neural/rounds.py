@@ -117,7 +117,7 @@ def train(
     if run.ledger.budget.relation != "replace-one-user":
         raise InputError("the average divides by the number of users, which is public under replace-one-user alone.")
     asked = run.users.count * settings.rate
-    optimiser, clip, facts = _Optimiser(settings, start.astype(np.float64)), settings.clip, []
+    optimiser, clip, facts = Optimiser(settings, start.astype(np.float64)), settings.clip, []
     least = math.inf
     for t in range(1, settings.rounds + 1):
         step = make_step(optimiser.weights.astype(np.float32))
@@ -177,7 +177,7 @@ def _facts(update: Release, clip: float, asked: float) -> Round:
 
 
 @dataclass(frozen=True, eq=False)
-class _Optimiser:
+class Optimiser:
     """The server's, in float64: weights, and averages of past updates and of their squares."""
 
     settings: Settings
@@ -186,12 +186,12 @@ class _Optimiser:
     second: Array | None = None
     steps: int = 0
 
-    def settled(self) -> _Optimiser:
+    def settled(self) -> Optimiser:
         """With a smaller rate, and at rest."""
         slower = replace(self.settings, server_rate=self.settings.server_rate * self.settings.settle)
-        return self if slower == self.settings else _Optimiser(slower, self.weights)
+        return self if slower == self.settings else Optimiser(slower, self.weights)
 
-    def moved(self, update: Array) -> _Optimiser:
+    def moved(self, update: Array) -> Optimiser:
         s, first, second = self.settings, self.first, self.second
         steps = self.steps + 1
         if s.server == "sgd":
@@ -203,4 +203,4 @@ class _Optimiser:
             second = (1 - s.second_momentum) * update**2 + (0.0 if second is None else s.second_momentum * second)
             size = np.sqrt(second / (1 - s.second_momentum**steps))
             move = first / (1 - s.momentum**steps) / (size + s.floor)
-        return _Optimiser(s, self.weights + s.server_rate * move, first, second, steps)
+        return Optimiser(s, self.weights + s.server_rate * move, first, second, steps)

@@ -41,7 +41,7 @@ Relation = Literal["replace-one-user", "add-or-remove-one-user"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 CLOSED_FORM = "Gaussian differential privacy, closed form (exact composition of full-participation Gaussian releases)"
 SAMPLED = (
-    "privacy loss distributions, rounded up (Gaussian releases about secret Poisson samples of the users, composed "
+    "privacy loss distributions, rounded up (Gaussian releases about secret samples of the users, composed "
     "numerically with all others)"
 )
 PURE = "closed form of pure releases (exact composition; at a delta of 0, their epsilons added up)"
@@ -52,14 +52,17 @@ MIXED = "closed form of Gaussian and pure releases (exact composition; a pure on
 class Gaussian:
     """A release with Gaussian noise of `noise_multiplier` times its L2 sensitivity; it is (1/noise_multiplier)-GDP.
 
-    With a `group`, only the users of that group were asked, and it costs the others nothing.
+    With a `group`, only the users of that group were asked, and it costs the others nothing. With a `count` it is so
+    many releases, chosen adaptively or not.
     """
 
     noise_multiplier: float
     group: Group | None = None
+    count: int = 1
 
     def __post_init__(self) -> None:
         _check_multiplier(self.noise_multiplier)
+        _check_count(self.count)
 
 
 @dataclass(frozen=True)
@@ -92,26 +95,39 @@ class Sampled:
     """A release with Gaussian noise about a secret Poisson sample: every user is in it with probability `rate`.
 
     The multiplier is the noise over the sensitivity as if everyone were asked: 2C under replace-one-user, C otherwise.
+    With a `count` it is so many releases, each about a sample of its own.
     """
 
     noise_multiplier: float
     rate: float
     relation: Relation
+    count: int = 1
 
     def __post_init__(self) -> None:
-        _check_multiplier(self.noise_multiplier)
-        check_rate(self.rate)
-        if self.noise_multiplier < LEAST_SAMPLED:
-            raise InputError(
-                f"a release about a sample has a noise multiplier of {LEAST_SAMPLED} or more. Got "
-                f"{self.noise_multiplier} instead; spend less on it."
-            )
-        if self.relation not in RELATIONS:
-            raise InputError(f"relation must be one of {', '.join(RELATIONS)}. Got {self.relation!r} instead.")
+        _check_sampled(self)
 
 
-Noisy = Gaussian | Selection | Sampled
+@dataclass(frozen=True)
+class Batched:
+    """A release with Gaussian noise about a secret batch, as `privacy.batches` says: a function of a whole Poisson
+    sample, or anything about a batch of a fixed size that is the part `rate` of the users.
+
+    The multiplier is the noise over the sensitivity of the release given the batch. With a `count` it is so many
+    releases, each about a batch of its own.
+    """
+
+    noise_multiplier: float
+    rate: float
+    relation: Relation
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_sampled(self)
+
+
+Noisy = Gaussian | Selection | Sampled | Batched
 Event = Noisy | Pure
+MOST_RELEASES = 10**6  # of one event
 LEAST_SAMPLED = 0.05  # less noise than this protects nobody, and its losses are too many to add up
 
 
@@ -119,6 +135,24 @@ def check_rate(rate: float) -> None:
     whole = isinstance(rate, int | float) and not isinstance(rate, bool)
     if not (whole and 2.0**-32 <= rate <= 1):
         raise InputError(f"a sampling rate is the probability to be asked, above 0 and up to 1. Got {rate!r} instead.")
+
+
+def _check_sampled(event: Sampled | Batched) -> None:
+    _check_multiplier(event.noise_multiplier)
+    check_rate(event.rate)
+    _check_count(event.count)
+    if event.noise_multiplier < LEAST_SAMPLED:
+        raise InputError(
+            f"a release about a sample has a noise multiplier of {LEAST_SAMPLED} or more. Got "
+            f"{event.noise_multiplier} instead; spend less on it."
+        )
+    if event.relation not in RELATIONS:
+        raise InputError(f"relation must be one of {', '.join(RELATIONS)}. Got {event.relation!r} instead.")
+
+
+def _check_count(count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_RELEASES:
+        raise InputError(f"one charge pays for 1 to {MOST_RELEASES:,} releases. Got {count!r} instead.")
 
 
 def _check_multiplier(noise_multiplier: float) -> None:
@@ -131,24 +165,29 @@ def event_to_json(event: Event) -> dict[str, Any]:
         return {"kind": "pure", "epsilon": event.epsilon}
     if isinstance(event, Selection):
         return {"kind": "selection", "noise_multiplier": event.noise_multiplier, "delta": event.delta}
-    if isinstance(event, Sampled):
+    several = {"count": event.count} if event.count > 1 else {}
+    if isinstance(event, Sampled | Batched):
         sampled = {"noise_multiplier": event.noise_multiplier, "rate": event.rate, "relation": event.relation}
-        return {"kind": "sampled", **sampled}
+        return {"kind": "sampled" if isinstance(event, Sampled) else "batched", **sampled, **several}
     group = event.group
     asked = {} if group is None else {"group": [group.split, int(group.index), int(group.count)]}
-    return {"kind": "gaussian", "noise_multiplier": event.noise_multiplier, **asked}
+    kind = "gaussians" if several else "gaussian"  # a version that knows no counts then refuses it
+    return {"kind": kind, "noise_multiplier": event.noise_multiplier, **asked, **several}
 
 
 def event_from_json(data: Mapping[str, Any]) -> Event:
-    if data.get("kind") == "gaussian":
-        return Gaussian(float(data["noise_multiplier"]), Group(*data["group"]) if "group" in data else None)
-    if data.get("kind") == "selection":
+    kind, names, count = data.get("kind"), data.keys() - {"charge", "kind", "count"}, data.get("count", 1)
+    if kind in ("gaussian", "gaussians") and (kind == "gaussians") == ("count" in data):
+        group = Group(*data["group"]) if "group" in data else None
+        return Gaussian(float(data["noise_multiplier"]), group, count)
+    if kind == "selection":
         return Selection(float(data["noise_multiplier"]), float(data["delta"]))
-    if data.get("kind") == "pure":
+    if kind == "pure":
         return Pure(float(data["epsilon"]))
-    if data.get("kind") == "sampled" and data.keys() - {"charge"} == {"kind", "noise_multiplier", "rate", "relation"}:
-        return Sampled(float(data["noise_multiplier"]), float(data["rate"]), data["relation"])
-    raise InputError(f"unknown privacy event {data.get('kind')!r}: this version of privrep cannot account for it.")
+    if kind in ("sampled", "batched") and names == {"noise_multiplier", "rate", "relation"}:
+        fields = float(data["noise_multiplier"]), float(data["rate"]), data["relation"], count
+        return Sampled(*fields) if kind == "sampled" else Batched(*fields)
+    raise InputError(f"unknown privacy event {kind!r}: this version of privrep cannot account for it.")
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -212,17 +251,18 @@ def total_mu(events: Iterable[Event]) -> float:
 
 def without_samples(events: Iterable[Event]) -> list[Event]:
     """All events but those about samples."""
-    return [event for event in events if not isinstance(event, Sampled)]
+    return [event for event in events if not isinstance(event, Sampled | Batched)]
 
 
 def spending(events: Iterable[Event]) -> Spending | None:
     """All of it, if there are sampled releases, which closed forms do not know."""
     known = [_fail_closed(event) for event in events]
-    draws = Counter(
-        Draw(event.noise_multiplier, event.rate, event.relation == "replace-one-user")
-        for event in known
-        if isinstance(event, Sampled)
-    )
+    draws: Counter[Draw] = Counter()
+    for event in known:
+        if isinstance(event, Sampled | Batched):
+            replaced = event.relation == "replace-one-user"
+            whole = replaced and isinstance(event, Batched)  # under the other relation it costs what a sum does
+            draws[Draw(event.noise_multiplier, event.rate, replaced, whole)] += event.count
     return (
         Spending(tuple(draws.items()), total_mu(without_samples(known)), tuple(pure_epsilons(known))) if draws else None
     )
@@ -281,7 +321,10 @@ def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
     left = delta_left(events, delta)
     if (sampled := spending(events)) is not None:
         return sampled.epsilon(left)
-    losses = [pld.from_gaussian_mechanism(event.noise_multiplier) for event in _of_the_worst_user(events)]
+    losses = [
+        pld.from_gaussian_mechanism(event.noise_multiplier).self_compose(_count(event))
+        for event in _of_the_worst_user(events)
+    ]
     losses += [pld.from_privacy_parameters(DifferentialPrivacyParameters(e, 0)) for e in pure_epsilons(events)]
     if not losses:
         return 0.0
@@ -292,10 +335,14 @@ def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
 def accountant_of(events: Sequence[Event]) -> str:
     """How these events were accounted for, in words."""
     pure = [isinstance(event, Pure) for event in events]
-    sampled = [event.rate for event in events if isinstance(event, Sampled)]
+    sampled = {event.rate: 0 for event in events if isinstance(event, Sampled | Batched)}
+    for event in events:
+        if isinstance(event, Sampled | Batched):
+            sampled[event.rate] += event.count
     words = [SAMPLED if sampled else PURE if pure and all(pure) else MIXED if any(pure) else CLOSED_FORM]
     if sampled:
-        words.append(f"{len(sampled)} about samples, each user in one with probability {_between(sampled)}")
+        many, rates = sum(sampled.values()), _between(list(sampled))
+        words.append(f"{many} about samples, each user in one with probability {rates}")
     if any(isinstance(event, Gaussian) and event.group is not None for event in events):
         words.append("each user is in one group of a split, so that only the costliest group counts")
     aside = math.fsum(event.delta for event in events if isinstance(event, Selection))
@@ -333,10 +380,14 @@ def _of_the_worst_user(events: Iterable[Event]) -> list[Noisy]:
 
 
 def _mu_squared(events: Iterable[Noisy]) -> float:
-    return math.fsum(event.noise_multiplier**-2 for event in events)
+    return math.fsum(_count(event) * event.noise_multiplier**-2 for event in events)
+
+
+def _count(event: Noisy) -> int:
+    return 1 if isinstance(event, Selection) else event.count
 
 
 def _fail_closed(event: Event) -> Event:
-    if not isinstance(event, Gaussian | Selection | Pure | Sampled):
+    if not isinstance(event, Gaussian | Selection | Pure | Sampled | Batched):
         raise InputError(f"no accountant here understands the event {event!r}; it cannot be charged.")
     return event

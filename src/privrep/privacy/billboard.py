@@ -50,6 +50,16 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Walk:
+    """Where a walk ended, after how many steps, and of each statistic how long it is and how noisy it was at a step:
+    `size`, `sigma`, `sensitivity`, `noise_multiplier`. Every field is public; the steps themselves are not here."""
+
+    steps: int
+    state: Mapping[str, Array]
+    noise: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
 class Post:
     """One page of the billboard: the releases of one pass over the users, or values derived from earlier pages."""
 
@@ -122,6 +132,17 @@ class Billboard:
     def post_choice(self, name: str, choice: Choice, *, simulation: bool = False) -> None:
         """Publish what `choose` drew. Called by `Run.choose` and nothing else."""
         self._post(Post(name, {}, {"choice": asdict(choice), **({"simulation": True} if simulation else {})}))
+
+    def walk(self, name: str) -> Walk:
+        page = self._pages[name]
+        facts = page.facts.get("walk", {"steps": 0, "noise": {}})  # another page is a walk of no steps
+        return Walk(int(facts["steps"]), page.arrays, facts["noise"])
+
+    def post_walk(self, name: str, walk: Walk, *, simulation: bool = False) -> None:
+        """Publish where a walk ended. Called by `Run.walk` and nothing else."""
+        noise = {key: dict(facts) for key, facts in walk.noise.items()}
+        marked = {"walk": {"steps": walk.steps, "noise": noise}, **({"simulation": True} if simulation else {})}
+        self._post(Post(name, dict(walk.state), marked))
 
     def post_derived(
         self, name: str, arrays: Mapping[str, Array], facts: Mapping[str, Any], *, simulation: bool = False

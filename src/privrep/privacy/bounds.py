@@ -9,6 +9,11 @@ contribution is not finite counts as the zero vector. Hence the L2 sensitivity o
     (1 + FLOAT_SLACK) * sqrt(2) C   when they are replaced and any two possible contributions have a non-negative inner
                                 product (`acute`: counts, positive semi-definite matrices): |a - b|^2 <= |a|^2 + |b|^2.
 
+A function of a whole batch of users is a sum of terms that are clipped instead of users: one term, or a term for every
+pair of rows. Of a bound that is `touched`, terms that one user can change add up to at most `touched` times C (one term
+counts once, or as often as C as it may be long), and each changes by at most twice its length. What is computed is
+within FLOAT_SLACK/2 * C of that, so the sensitivity is (1 + FLOAT_SLACK) * 2 * touched * C, whichever the relation.
+
 Losses (`LossBound`) are bounded in each entry instead. Every entry of a user's vector is brought into [0, 1] and is
 rounded to a multiple of 1/LEVELS; a user with an entry that is not finite counts as all zeros. Sums are counted in
 levels: integers of at most MAX_USERS * LEVELS = 2^43, which float64 adds up exactly, in any order and in any blocks.
@@ -45,6 +50,7 @@ class Contributions(Protocol):
     `norms` returns, in float64, upper bounds of the exact L2 norms. `weighted_sum` returns sum_i w_i c_i in float64,
     skipping users of weight zero even where their numbers are not finite; its rounding error is at most
     2^-34 * sum_i w_i * norms_i. `acute` says that any two users' possible contributions have a non-negative product.
+    Kinds that are terms of a function of the whole batch say in an attribute `touched` how many one user can change.
     """
 
     @property
@@ -66,24 +72,32 @@ class Losses:
 class Bound:
     """What an algorithm asks of the engine: clip this statistic to `norm`. It cannot assert that a norm is small.
 
-    `acute` asks for contributions of a kind that is acute by construction; the engine refuses any other kind.
+    `acute` asks for contributions of a kind that is acute by construction; the engine refuses any other kind. `touched`
+    asks for a function of the whole batch, of whose terms one user changes at most so many.
     """
 
     norm: float
     size: int  # length of the vector that is summed: a public fact of the question
     acute: bool = False
+    touched: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.norm > 0 and math.isfinite(self.norm)):
             raise InputError(f"a clipping bound must be positive and finite. Got {self.norm} instead.")
         if not 2.0**-400 <= self.norm <= 2.0**500:  # beyond, squares under- or overflow and norms cannot be trusted
             raise InputError(f"a clipping bound must lie between 2^-400 and 2^500. Got {self.norm} instead.")
-
+        if self.touched is not None and (self.acute or not 1 <= self.touched <= MAX_USERS):
+            raise InputError(
+                f"a function of a whole batch is not acute, and one user touches 1 to {MAX_USERS:,} of its terms. Got "
+                f"acute {self.acute} and {self.touched} instead."
+            )
         if not 1 <= self.size <= MAX_SIZE:
             raise InputError(f"one release has between 1 and {MAX_SIZE:,} coordinates. Got {self.size:,} instead.")
 
     def sensitivity(self, relation: Relation) -> float:
         """Of a sum of contributions clipped to this bound; see the module's guarantee."""
+        if self.touched is not None:
+            return 2.0 * self.touched * self.norm * (1 + FLOAT_SLACK)
         replaced = math.sqrt(2.0) if self.acute else 2.0
         factor = 1.0 if relation == "add-or-remove-one-user" else replaced
         return factor * self.norm * (1 + FLOAT_SLACK)
@@ -152,6 +166,7 @@ def _clipped_vectors(contributions: Contributions, bound: Bound, counted: NDArra
     """sum_i c_i * min(1, C/||c_i||) over a group of users; contributions that are not finite count as zero."""
     if bound.acute and not contributions.acute:
         raise InputError(f"{type(contributions).__name__} is not acute by construction; ask for a bound without acute.")
+    _check_touched(contributions, bound)
     norms = contributions.norms()
     finite = np.isfinite(norms) if counted is None else np.isfinite(norms) & counted
     safe = np.where(finite, np.maximum(norms, bound.norm), 1.0)
@@ -163,3 +178,19 @@ def _clipped_vectors(contributions: Contributions, bound: Bound, counted: NDArra
     if not np.isfinite(total).all():  # cannot happen by the contract of Contributions; if it does, nothing is released
         raise ArithmeticError("a clipped sum overflowed: the local step broke its contract, and nothing was released.")
     return total
+
+
+def touched_by_one(contributions: object) -> float | None:
+    """Of a function of the whole batch: how many of its terms one user can change."""
+    touched: float | None = getattr(contributions, "touched", None)
+    return touched
+
+
+def _check_touched(contributions: Contributions, bound: Bound) -> None:
+    kind, touched = type(contributions).__name__, touched_by_one(contributions)
+    if touched is None and bound.touched is not None:
+        raise InputError(f"{kind} is of users one by one; ask for a bound without touched.")
+    if touched is not None and bound.touched is None:
+        raise InputError(f"{kind} is of the whole batch; ask for a bound that says how much of it one user touched.")
+    if touched is not None and bound.touched is not None and not touched <= bound.touched:
+        raise InputError(f"one user touches {touched:g} terms of {kind}, more than the {bound.touched:g} of the bound.")

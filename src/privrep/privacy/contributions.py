@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array, Contributions
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array, Contributions, touched_by_one
 from privrep.privacy.bounds import Losses as Losses
 
 AT_ONCE = 1 << 21  # numbers of users that are made float64 at a time: 16 MB
@@ -239,10 +239,29 @@ class NonNegative:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """One vector of the whole batch, (size,): any function of it, a gradient. Everyone may have changed all of it."""
+
+    acute: ClassVar[bool] = False
+    touched: ClassVar[float] = 1.0
+    vector: NDArray[Any]
+
+    def norms(self) -> Array:
+        return Vectors(self.vector[None]).norms()
+
+    def weighted_sum(self, weights: Array) -> Array:
+        return Vectors(self.vector[None]).weighted_sum(weights)
+
+
+@dataclass(frozen=True)
 class Beside:
     """Several contributions of the same users side by side, as one vector. Acute if all of them are."""
 
     parts: tuple[Contributions, ...]
+
+    @property
+    def touched(self) -> float | None:
+        return _most_touched(self.parts)
 
     @property
     def acute(self) -> bool:
@@ -260,6 +279,10 @@ class Together:
     """The sum of several contributions of the same users, its norm bounded by the sum of their norms."""
 
     parts: tuple[Contributions, ...]
+
+    @property
+    def touched(self) -> float | None:
+        return _most_touched(self.parts)
 
     @property
     def acute(self) -> bool:
@@ -284,11 +307,20 @@ class Shorter:
     of: Contributions
     than: float
 
+    @property
+    def touched(self) -> float | None:
+        return touched_by_one(self.of)
+
     def norms(self) -> Array:
         return np.full(len(self.of.norms()), 0.5)
 
     def weighted_sum(self, weights: Array) -> Array:
         return np.array([weights @ np.where(self.of.norms() <= self.than, 0.5, -0.5)])
+
+
+def _most_touched(parts: tuple[Contributions, ...]) -> float | None:
+    """If any part is of the whole batch; terms of equal number are the same terms, changed by the same users."""
+    return max((each for part in parts if (each := touched_by_one(part)) is not None), default=None)
 
 
 def _added(parts: list[Array]) -> Array:

@@ -18,6 +18,7 @@ from typing import Any
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import (
     RELATIONS,
+    Batched,
     Event,
     Relation,
     Sampled,
@@ -85,9 +86,10 @@ class PrivacyReport:
     def __str__(self) -> str:
         seeded = "  SEEDED: a simulation, not private" if self.seeded else ""
         pure = "" if self.delta else " pure,"
+        releases = sum(getattr(event, "count", 1) for _, event in self.events)
         return (
             f"({self.epsilon:.4g}, {self.delta:g})-DP,{pure} user level, {self.relation}, of a budget of "
-            f"{self.epsilon_budget:g}, {len(self.events)} releases{seeded}"
+            f"{self.epsilon_budget:g}, {releases} releases{seeded}"
         )
 
 
@@ -141,7 +143,7 @@ class Ledger:
                 f"releasing {new} takes Gaussian noise, and that takes a delta: a budget of delta 0 pays for choices "
                 "alone. Give it a delta (1e-6 is usual), or use a method that only chooses."
             )
-        if any(isinstance(event, Sampled) and event.relation != budget.relation for event in events):
+        if any(isinstance(event, Sampled | Batched) and event.relation != budget.relation for event in events):
             raise InputError(f"{new} is priced for another relation than this ledger's, {budget.relation}.")
         if not within_budget(events, budget.epsilon, budget.delta):
             after = epsilon_spent(events, budget.delta)

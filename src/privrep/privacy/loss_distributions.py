@@ -1,5 +1,7 @@
 """The privacy of Poisson-sampled Gaussian releases beside others, in numbers, by privacy loss distributions.
 
+This is about sums over samples. Functions of whole samples, and batches of a fixed size, are in `privacy.batches`.
+
 Formal guarantee. Let a user be in the sample with probability q, independently of the others, and let the noise have
 standard deviation z times the sensitivity under the relation. Scale so that the noise is N(0, I). Given who else is in
 the sample, totals are t without the user, t + c with it, t + c' with it as its neighbour, and what is seen is
@@ -45,6 +47,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any
 
+from privrep.privacy.batches import batch_loss
 from privrep.privacy.composition import largest
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-10  # of delta, left to rounding
@@ -54,11 +57,13 @@ TOLERANCE = 1e-4  # of `most_mu` and `most_pure`: enough for a plan
 
 @dataclass(frozen=True)
 class Draw:
-    """One release about a sample: its noise over its sensitivity, the rate, whether neighbours replace a user."""
+    """One release about a sample: its noise over its sensitivity, the rate, whether neighbours replace a user. If it is
+    `whole`, neighbours replace a user, and it is what `privacy.batches` says; else a sum over a Poisson sample."""
 
     multiplier: float
     rate: float
     replaced: bool
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,8 @@ def _loss_of(draw: Draw, interval: float) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as pld
 
+    if draw.whole:
+        return batch_loss(draw.multiplier, draw.rate, interval)
     relations = NeighboringRelation
     return pld.from_gaussian_mechanism(
         draw.multiplier,

@@ -2,15 +2,15 @@
 
 Noise is the discrete Gaussian on a grid whose step is a power of two. What is released is an integer number of grid
 steps, so the low-order bits of floating-point arithmetic cannot tell neighbours apart (Mironov 2012). `secure_noise`
-uses OpenDP's exact sampler (Canonne, Kamath and Steinke 2020), fed by the operating system's cryptographic generator.
+draws it exactly, as `privacy.discrete_gaussian` proves, fed by the operating system's cryptographic generator.
 
 Formal guarantee, sigma in grid steps. Rounded continuous Gaussian noise would be exactly mu-GDP. The discrete Gaussian
 differs from it, at a point x with |x| <= 40 sigma, by a factor within exp(+-(40^2 + 1) / (12 sigma^2)); beyond lies a
-probability under e^-800. Over a run this adds at most 267 * (sum over released coordinates of 1 / sigma^2) to epsilon
-and e^(epsilon - 780) to delta. A release of `size` coordinates that spends mu_q^2 has sigma >= 2^35 / mu_q, so the sum
-is at most 267 * size * 2^-70 * mu^2, and less than 1e-9 * epsilon for size <= MAX_SIZE and delta <= 0.01: `gaussian_mu`
-leaves that much by rounding mu down, `privacy.composition` leaves it where there are choices, too, and
-`privacy.loss_distributions` where there are samples.
+probability under e^-800, of which a part is never drawn. Over a run this adds at most 267 * (sum over released
+coordinates of 1 / sigma^2) to epsilon and e^(epsilon - 780) to delta. A release of `size` coordinates that spends
+mu_q^2 has sigma >= 2^35 / mu_q, so the sum is at most 267 * size * 2^-70 * mu^2, and less than 1e-9 * epsilon for size
+<= MAX_SIZE and delta <= 0.01: `gaussian_mu` leaves that much by rounding mu down, `privacy.composition` leaves it where
+there are choices, too, and `privacy.loss_distributions` where there are samples.
 
 Choices are drawn by `smallest`: index i with probability proportional to exp(-losses[i] / scale), for integer losses.
 `secure_noise` does it by rejection: a uniform index i is kept with probability exp(-(losses[i] - smallest) / scale), or
@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.privacy.bounds import Array
+from privrep.privacy.discrete_gaussian import discrete_gaussian
 
 Integers = NDArray[np.int64]
 
@@ -90,17 +91,12 @@ class SecureNoise:
     """Exact draws from a cryptographic source."""
 
     def __call__(self, name: str, sigma: float, size: int) -> Integers:
-        from opendp import domains, measurements, metrics, mod
-
         _check(sigma)
-        mod.enable_features("contrib")
-        draw = measurements.make_gaussian(
-            domains.vector_domain(domains.atom_domain(T="i64")), metrics.l2_distance(T="i64"), sigma
-        )
         counts = [min(DRAWS_AT_A_TIME, size - start) for start in range(0, size, DRAWS_AT_A_TIME)]
+        if len(counts) <= 1:
+            return discrete_gaussian(sigma, size, os.urandom)
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # the draws are independent, whichever thread makes them
-            drawn = list(pool.map(lambda count: np.asarray(draw([0] * count), dtype=np.int64), counts))
-        return np.concatenate([np.empty(0, dtype=np.int64), *drawn])
+            return np.concatenate(list(pool.map(lambda count: discrete_gaussian(sigma, count, os.urandom), counts)))
 
     def smallest(self, name: str, losses: Integers, scale: int) -> int:
         _check_choice(losses, scale)
@@ -152,7 +148,7 @@ def _happens_below_one(numerator: int, denominator: int, bits: _Bits) -> bool:
 
 
 secure_noise = SecureNoise()
-DRAWS_AT_A_TIME = 2048
+DRAWS_AT_A_TIME = 2**14  # their bits and numbers stay in the cache of a core
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,27 +10,32 @@ import numpy as np
 
 from privrep.data.groups import Group
 from privrep.engines.base import LocalStep, SlotStep, Users
-from privrep.engines.slots import slots_of
-from privrep.errors import InputError, ResumeError
-from privrep.privacy.accounting import Gaussian, Relation, Sampled, Selection
-from privrep.privacy.billboard import Billboard, Choice, Release, Selected
-from privrep.privacy.bounds import FLOAT_SLACK, LEVELS, Array, Bound, BoundedSum, LossBound
+from privrep.errors import InputError
+from privrep.privacy.accounting import Batched, Gaussian, Sampled
+from privrep.privacy.billboard import Billboard, Choice, Release, Selected, Walk
+from privrep.privacy.bounds import LEVELS, Array, Bound, BoundedSum, LossBound
 from privrep.privacy.exponential import choice_events, scale_in_levels
-from privrep.privacy.ledger import Ledger, noise_multiplier
-from privrep.privacy.noise import WIDEST, NoiseSource, grid_step, to_grid
-from privrep.privacy.sampling import Poisson
+from privrep.privacy.ledger import Ledger
+from privrep.privacy.noise import NoiseSource, to_grid
+from privrep.privacy.plans import (
+    Plan,
+    another_question,
+    check_batches,
+    check_name,
+    check_page,
+    check_share,
+    check_step,
+    events_of,
+    plan_of,
+    sample_events,
+    selection_events,
+    sensitivity_of,
+)
+from privrep.privacy.plans import Query as Query
+from privrep.privacy.sampling import Fixed, Poisson, Sampling
 from privrep.privacy.selection import COUNTED, Holders, Key, chance, counts_bound, threshold
 
-
-@dataclass(frozen=True)
-class Query:
-    """One statistic of a pass: clip every user to `bound.norm`, spend `mu_squared` of the budget on it."""
-
-    bound: Bound
-    mu_squared: float
-
-    def __post_init__(self) -> None:
-        _check_share(self.mu_squared)
+State = dict[str, Array]
 
 
 def release(
@@ -52,7 +56,7 @@ def release(
     """
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
-    plan = {key: _plan(_norm_bound(sums[key]), query.mu_squared, relation) for key, query in queries.items()}
+    plan = {key: plan_of(_norm_bound(sums[key]), query.mu_squared, relation) for key, query in queries.items()}
     ledger.charge(events_of(page, queries, group))
     return {key: _noisy(sums[key], planned, noise, f"{page}/{key}") for key, planned in plan.items()}
 
@@ -61,26 +65,90 @@ def release_about_sample(
     users: Users,
     step: LocalStep | SlotStep,
     queries: Mapping[str, Query],
-    sampling: Poisson,
+    sampling: Sampling,
     ledger: Ledger,
     noise: NoiseSource,
     page: str,
 ) -> dict[str, Release]:
     """Charge the ledger, draw the key of a sample, pass over its members, then add noise to each bounded sum.
 
-    Formal guarantee: the releases are together what `privacy.loss_distributions` proves of the one event charged. If
-    the charge does not fit, no key is drawn. The key and who was in stay in this function; a run that was stopped in it
-    draws another key, and nobody has seen anything of the first.
+    Formal guarantee: the releases are together what `privacy.loss_distributions` or `privacy.batches` proves of the one
+    event charged. If the charge does not fit, no key is drawn. The key and who was in stay in here; a run that was
+    stopped in it draws another key, and nobody has seen anything of the first.
     """
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
-    plan = {key: _plan(query.bound, query.mu_squared, relation, sampled=True) for key, query in queries.items()}
+    plan = {key: plan_of(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
     ledger.charge(sample_events(page, queries, sampling, relation))
+    return _drawn(users, step, queries, plan, sampling, noise, page)
+
+
+def _drawn(
+    users: Users,
+    step: LocalStep | SlotStep,
+    queries: Mapping[str, Query],
+    plan: Mapping[str, Plan],
+    sampling: Sampling | None,
+    noise: NoiseSource,
+    name: str,
+) -> dict[str, Release]:
+    """Noisy sums over a new sample, or over everyone; paid for by who calls this."""
     bounds = {key: query.bound for key, query in queries.items()}
-    sums = users.bounded_sums(step, bounds, sample=sampling.sample(noise.key(page)))
+    sample = None if sampling is None else sampling.sample(noise.key(name))
+    sums = users.bounded_sums(step, bounds) if sample is None else users.bounded_sums(step, bounds, sample=sample)
     if any(sums[key].bound != bound for key, bound in bounds.items()):
         raise InputError("the sums over a sample were clipped to another bound; nothing was released.")
-    return {key: _noisy(sums[key], planned, noise, f"{page}/{key}") for key, planned in plan.items()}
+    return {key: _noisy(sums[key], planned, noise, f"{name}/{key}") for key, planned in plan.items()}
+
+
+def release_walk(
+    users: Users,
+    steps: int,
+    start: Mapping[str, Array],
+    question: Callable[[State], LocalStep | SlotStep],
+    queries: Mapping[str, Query],
+    move: Callable[[State, dict[str, Release]], State],
+    sampling: Sampling | None,
+    ledger: Ledger,
+    noise: NoiseSource,
+    page: str,
+    on_step: Callable[[int], None],
+) -> Walk:
+    """Charge the ledger for all steps, then take them: each draws a key, passes, clips, adds noise, and moves on.
+
+    Formal guarantee: each step's question is made of the releases before it and of public facts, so the steps compose
+    as the one event charged says, `count` of them. The charge is on record before the first key is drawn. The walk
+    returns where it ended, a function of its releases; nothing else of it is kept. One that was stopped on its way is
+    taken anew from the start, with new keys and new noise, and nobody has seen anything of the first.
+    """
+    _check_noise(noise, ledger)
+    relation = ledger.budget.relation
+    plan = {key: plan_of(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
+    bounds = [query.bound for query in queries.values()]
+    state = {key: np.array(value, dtype=np.float64) for key, value in start.items()}
+    step = question(state)
+    check_step(step, bounds, relation, sampling=sampling)
+    ledger.charge(sample_events(page, queries, sampling or Poisson(1), relation, steps))
+    for number in range(steps):
+        state = move(state, _drawn(users, step, queries, plan, sampling, noise, f"{page}/{number}"))
+        on_step(number + 1)
+        if number + 1 < steps:
+            step = question(state)
+            check_step(step, bounds, relation, sampling=sampling)
+    return _walk_of(steps, state, queries, plan)
+
+
+def _walk_of(steps: int, state: Mapping[str, Array], queries: Mapping[str, Query], plan: Mapping[str, Plan]) -> Walk:
+    noise = {
+        key: {
+            "size": float(queries[key].bound.size),
+            "sigma": planned.sigma,
+            "sensitivity": planned.sensitivity,
+            "noise_multiplier": planned.multiplier,
+        }
+        for key, planned in plan.items()
+    }
+    return Walk(steps, {key: np.asarray(value, dtype=np.float64) for key, value in state.items()}, noise)
 
 
 def select(
@@ -92,7 +160,7 @@ def select(
     Nothing of a key below the threshold leaves this function.
     """
     _check_noise(noise, ledger)
-    plan = _plan(COUNTED, mu_squared, ledger.budget.relation)
+    plan = plan_of(COUNTED, mu_squared, ledger.budget.relation)
     least = threshold(plan.sigma, chance(delta, ledger.budget.epsilon))
     keys, counts = holders.private_keys, holders.counted(counts_bound(holders))
     if counts.bound != counts_bound(holders):
@@ -127,41 +195,9 @@ def choose(losses: BoundedSum, epsilon: float, ledger: Ledger, noise: NoiseSourc
     return Choice(noise.smallest(name, totals, scale), bound.size, epsilon, scale / LEVELS)
 
 
-def events_of(page: str, queries: Mapping[str, Query], group: Group | None = None) -> dict[str, Gaussian]:
-    return {f"{page}/{key}": Gaussian(noise_multiplier(query.mu_squared), group) for key, query in queries.items()}
-
-
-def sample_events(
-    page: str, queries: Mapping[str, Query], sampling: Poisson, relation: Relation
-) -> dict[str, Gaussian | Sampled]:
-    """One event for all statistics of a page: they are about one sample, see `privacy.sampling`."""
-    together = math.fsum(query.mu_squared for query in queries.values())
-    return {f"{page}/{'+'.join(queries)}": sampling.event(together, relation)}
-
-
-def selection_events(page: str, mu_squared: float, delta: float) -> dict[str, Selection]:
-    return {f"{page}/keys": Selection(noise_multiplier(mu_squared), delta)}
-
-
 def _check_noise(noise: NoiseSource, ledger: Ledger) -> None:
     if getattr(noise, "seeded", False) and not ledger.seeded:
         raise InputError("seeded noise is a simulation, and this ledger says private. Make it with seeded=True.")
-
-
-@dataclass(frozen=True)
-class _Plan:
-    step: float
-    sensitivity: float
-    multiplier: float
-
-    @property
-    def sigma(self) -> float:
-        return self.multiplier * self.sensitivity
-
-
-def rounding(bound: Bound) -> float:
-    """What rounding onto the grid adds to the distance of two totals: each moves by at most half of this."""
-    return math.sqrt(bound.size) * grid_step(bound.norm)
 
 
 def _norm_bound(total: BoundedSum) -> Bound:
@@ -170,27 +206,7 @@ def _norm_bound(total: BoundedSum) -> Bound:
     return total.bound
 
 
-def sensitivity_of(bound: Bound, relation: Relation, sampled: bool) -> float:
-    """How far the totals of neighbours are apart, on the grid.
-
-    About a sample: under replace-one-user twice how far a user moves a total by being in it, as the proof of
-    `privacy.loss_distributions` asks. Acute bounds gain nothing there.
-    """
-    if not sampled:
-        return bound.sensitivity(relation) + rounding(bound)
-    moved = bound.norm * (1 + FLOAT_SLACK) + rounding(bound)
-    return 2 * moved if relation == "replace-one-user" else moved
-
-
-def _plan(bound: Bound, mu_squared: float, relation: Relation, sampled: bool = False) -> _Plan:
-    step = grid_step(bound.norm)
-    plan = _Plan(step, sensitivity_of(bound, relation, sampled), noise_multiplier(mu_squared))
-    if not 2.0**20 <= plan.sigma / step <= WIDEST:
-        raise InputError(f"a noise multiplier of {plan.multiplier:g} is out of range; change the share of the budget.")
-    return plan
-
-
-def _noisy(total: BoundedSum, plan: _Plan, noise: NoiseSource, name: str) -> Release:
+def _noisy(total: BoundedSum, plan: Plan, noise: NoiseSource, name: str) -> Release:
     integers = to_grid(total.total, plan.step) + noise(name, plan.sigma / plan.step, total.bound.size)
     return Release(integers.astype(np.float64) * plan.step, plan.sigma, plan.sensitivity, plan.multiplier)
 
@@ -215,15 +231,15 @@ class Run:
         step: LocalStep | SlotStep,
         queries: Mapping[str, Query],
         group: Group | None = None,
-        sampling: Poisson | None = None,
+        sampling: Sampling | None = None,
     ) -> dict[str, Release]:
         """Several statistics of one pass over the users, or over those of one group, whom alone it then costs, or over
         a secret sample, which costs everyone less. A pass about a sample that fails has been paid for."""
-        _check_name(page)
+        check_name(page)
         relation = self.ledger.budget.relation
-        sampled = None if sampling is None or sampling.everyone else sampling
-        _check_slots(step, relation, group, sampled)
-        events: Mapping[str, Gaussian | Sampled] = (
+        sampled = self._sampled(sampling)
+        check_step(step, [query.bound for query in queries.values()], relation, group, sampled)
+        events: Mapping[str, Gaussian | Sampled | Batched] = (
             events_of(page, queries, group) if sampled is None else sample_events(page, queries, sampled, relation)
         )
         if page not in self.billboard:
@@ -232,10 +248,10 @@ class Run:
         self.ledger.posted(page, events)
         released = self.billboard.releases(page)
         for key, query in queries.items():
-            wanted = sensitivity_of(query.bound, relation, sampled is not None)
-            _check_page(page, released.get(key), wanted, query.bound.size)
+            wanted = sensitivity_of(query.bound, relation, sampled)
+            check_page(page, released.get(key), wanted, query.bound.size)
         if released.keys() != queries.keys():
-            raise ResumeError(f"page {page!r} answers another question. Use another folder.")
+            raise another_question(page)
         self.on_page(page)
         return released
 
@@ -245,7 +261,7 @@ class Run:
         step: LocalStep | SlotStep,
         queries: Mapping[str, Query],
         group: Group | None,
-        sampled: Poisson | None,
+        sampled: Sampling | None,
     ) -> dict[str, Release]:
         if sampled is not None:
             return release_about_sample(self.users, step, queries, sampled, self.ledger, self.noise, page)
@@ -253,6 +269,49 @@ class Run:
         users = self.users
         sums = users.bounded_sums(step, bounds) if group is None else users.bounded_sums(step, bounds, group=group)
         return release(sums, queries, self.ledger, self.noise, page, group)
+
+    def _sampled(self, sampling: Sampling | None) -> Sampling | None:
+        """None if everyone is asked."""
+        if isinstance(sampling, Fixed):
+            check_batches(sampling, self.ledger.budget.relation, self.users.count)
+        return None if sampling is None or sampling.everyone else sampling
+
+    def walk(
+        self,
+        page: str,
+        steps: int,
+        start: Mapping[str, Array],
+        question: Callable[[State], LocalStep | SlotStep],
+        queries: Mapping[str, Query],
+        move: Callable[[State, dict[str, Release]], State],
+        sampling: Sampling | None = None,
+        on_step: Callable[[int], None] = lambda number: None,
+    ) -> State:
+        """Many small passes, each about a new sample or about everyone, under one charge and on one page: training.
+
+        From the public state `start`, `question` makes the step of a pass and `move` the next state, which has the same
+        names and shapes, of public numbers alone. The last state is what is posted and returned. `mu_squared` of a
+        query is what one step spends on it. A page that stands is read, as in `ask`. `on_step` hears how many steps
+        were taken, and nobody hears more before the end.
+        """
+        check_name(page)
+        relation, sampled = self.ledger.budget.relation, self._sampled(sampling)
+        events = sample_events(page, queries, sampled or Poisson(1), relation, steps)
+        if page not in self.billboard:
+            asked = (steps, start, question, queries, move, sampled)
+            walk = release_walk(self.users, *asked, self.ledger, self.noise, page, on_step)
+            self.billboard.post_walk(page, walk, simulation=self.ledger.seeded)
+        self.ledger.posted(page, events)
+        walk = self.billboard.walk(page)
+        shapes = {key: np.shape(value) for key, value in start.items()}
+        if walk.steps != steps or {key: value.shape for key, value in walk.state.items()} != shapes:
+            raise another_question(page)
+        for key, query in queries.items():
+            facts, wanted = walk.noise.get(key, {}), sensitivity_of(query.bound, relation, sampled)
+            if facts.get("size") != query.bound.size or not math.isclose(facts["sensitivity"], wanted, rel_tol=1e-6):
+                raise another_question(page)
+        self.on_page(page)
+        return dict(walk.state)
 
     def select(self, page: str, holders: Holders, mu_squared: float, delta: float) -> tuple[Key, ...]:
         """`select_page` on this run's ledger and billboard. The users of `holders` are those of the run."""
@@ -266,11 +325,11 @@ class Run:
         `step` returns {"losses": Losses}, the loss in [0, 1] of each user by each candidate. It costs epsilon, with no
         delta. Choose before splitting what `ledger.capacity` then says. A page that stands is read, as in `ask`.
         """
-        _check_name(page)
+        check_name(page)
         candidates, epsilon = int(candidates), float(epsilon)
         bound, events = LossBound(candidates), choice_events(page, epsilon)
         scale = scale_in_levels(bound, epsilon, self.ledger.budget.relation) / LEVELS
-        _check_slots(step, self.ledger.budget.relation)
+        check_step(step, [bound], self.ledger.budget.relation)
         if page not in self.billboard:
             losses = self.users.bounded_sums(step, {"losses": bound})["losses"]
             choice = choose(losses, epsilon, self.ledger, self.noise, page)
@@ -278,7 +337,7 @@ class Run:
         self.ledger.posted(page, events)
         choice = self.billboard.choice(page)
         if choice != Choice(choice.index, candidates, epsilon, scale) or not 0 <= choice.index < candidates:
-            raise ResumeError(f"page {page!r} answers another question. Use another folder.")
+            raise another_question(page)
         self.on_page(page)
         return choice.index
 
@@ -302,48 +361,12 @@ def select_page(
     Select before splitting what `ledger.capacity` then says. The keys' noisy counts are on the page:
     `billboard.selected(page)`. A page that stands is read, as in `Run.ask`.
     """
-    _check_name(page)
-    _check_share(mu_squared)
+    check_name(page)
+    check_share(mu_squared)
     if page not in billboard:
         selected = select(holders, mu_squared, delta, ledger, noise, page)
         billboard.post_selection(page, selected, simulation=ledger.seeded)
     ledger.posted(page, selection_events(page, mu_squared, delta))
     selected = billboard.selected(page)
-    _check_page(page, selected.counts, sensitivity_of(COUNTED, ledger.budget.relation, False), len(selected.keys))
+    check_page(page, selected.counts, sensitivity_of(COUNTED, ledger.budget.relation), len(selected.keys))
     return selected.keys
-
-
-def _check_page(page: str, released: Release | None, sensitivity: float, size: int) -> None:
-    """Whether a page that stands answers this very question."""
-    if (
-        released is None
-        or released.value.shape != (size,)
-        or not math.isclose(released.sensitivity, sensitivity, rel_tol=1e-6)
-    ):
-        raise ResumeError(f"page {page!r} answers another question. Use another folder.")
-
-
-def _check_slots(
-    step: LocalStep | SlotStep, relation: Relation, group: Group | None = None, sampled: Poisson | None = None
-) -> None:
-    """Whether the guarantee of `engines.slots`, which samples rest on, holds for this question."""
-    slots = slots_of(step)
-    if slots is not None and relation != "replace-one-user":
-        raise InputError("a step with slots goes by users' places, which shift when one comes: use replace-one-user.")
-    if sampled is not None and slots is None:
-        raise InputError("a sample is asked by a step with slots. Give the step a public number of rows a user.")
-    if sampled is not None and group is not None:
-        raise InputError("a sample is of all users. Ask a group or a sample, not both.")
-
-
-def _check_share(mu_squared: float) -> None:
-    if not (mu_squared > 0 and math.isfinite(mu_squared)):
-        raise InputError(
-            f"a release must spend a positive part of the budget. Got {mu_squared} of mu^2 instead. (A budget of delta "
-            "0 has none: it pays for choices alone.)"
-        )
-
-
-def _check_name(page: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", page):
-        raise InputError(f"a page is named with letters, digits, - and _. Got {page!r} instead.")

@@ -1,8 +1,10 @@
-"""Poisson samples of users: who is asked and what that costs, decided by one object.
+"""Samples of users: who is asked and what that costs, decided by one object.
 
-Formal guarantee. Every user is in a sample with probability `rate`, independently of all others and of earlier samples,
-and nobody learns who was: the key that decides it is drawn after the charge, and is never written nor posted. What a
-release about a sample costs is what `privacy.loss_distributions` proves of `Sampled` events.
+Formal guarantee. Of a `Poisson` sample, every user is in it with probability `rate`, independently of all others and of
+earlier samples. A `Fixed` one has `size` of `count` users in an order, and all such lists are equally likely. Nobody
+learns who was in: the key that decides it is drawn after the charge, and is never written nor posted. What a sum over a
+Poisson sample costs is what `privacy.loss_distributions` proves of `Sampled` events; what a function of a whole Poisson
+sample costs, or anything about a fixed one, is what `privacy.batches` proves of `Batched` events.
 
 All statistics of one page are about one sample, so they are one event. Divided by their standard deviations and laid
 side by side they are one Gaussian release, whose multiplier z has 1/z^2 = sum of their mu^2. They are not charged one
@@ -23,6 +25,7 @@ from scipy.optimize import brentq
 from privrep.errors import BudgetExceeded, InputError
 from privrep.privacy.accounting import (
     LEAST_SAMPLED,
+    Batched,
     Event,
     Gaussian,
     Relation,
@@ -31,6 +34,7 @@ from privrep.privacy.accounting import (
     epsilon_spent,
     within_budget,
 )
+from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.ledger import Budget
 
 MOST_NOISE = 2.0**20  # of a plan; with more a release says nothing
@@ -64,10 +68,17 @@ class Poisson:
     def everyone(self) -> bool:
         return self.rate == 1
 
-    def event(self, mu_squared: float, relation: Relation) -> Gaussian | Sampled:
-        """The price of a page that would spend this much of mu^2 if everyone were asked."""
+    def event(
+        self, mu_squared: float, relation: Relation, whole: bool = False, steps: int = 1
+    ) -> Gaussian | Sampled | Batched:
+        """The price of a page that would spend this much of mu^2 if everyone were asked, or of `steps` such. A `whole`
+        one is about functions of the sample, whatever they are, not sums over it."""
         multiplier = 1 / math.sqrt(mu_squared)
-        return Gaussian(multiplier) if self.everyone else Sampled(multiplier, self.rate, relation)
+        if self.everyone:
+            return Gaussian(multiplier, count=steps)
+        if whole:
+            return Batched(multiplier, self.rate, relation, steps)
+        return Sampled(multiplier, self.rate, relation, steps)
 
     def sample(self, key: bytes) -> Sample:
         if self.everyone:
@@ -75,21 +86,94 @@ class Poisson:
         return Sample(self.rate, key)
 
 
+@dataclass(frozen=True)
+class FixedSample:
+    """Who is in, and in what order: a secret. By place, from the words of SHAKE-256, as in `Sample`."""
+
+    size: int
+    key: bytes = field(repr=False)
+
+    def ordered(self, count: int) -> NDArray[np.int64]:
+        """`size` different places of 0 to count - 1; all lists of so many are equally likely.
+
+        Words make uniform places, one after the other, and those that came before are passed over. A word too large
+        for all places to be equally likely is passed over, too.
+        """
+        most, words = (1 << 64) // count * count - 1, 2 * self.size + 16
+        while True:
+            drawn = np.frombuffer(hashlib.shake_256(self.key).digest(8 * words), dtype="<u8")
+            places = (drawn[drawn <= np.uint64(most)] % np.uint64(count)).astype(np.int64)
+            first = np.unique(places, return_index=True)[1]
+            if len(first) >= self.size:
+                return places[np.sort(first)[: self.size]]
+            words *= 2  # the longer stream begins as the shorter one
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always `size` of `count` users are asked: sampler and price in one, for replace-one-user alone."""
+
+    size: int
+    count: int
+
+    def __post_init__(self) -> None:
+        numbers = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in (self.size, self.count))
+        if not (numbers and 1 <= self.size <= self.count <= MAX_USERS):
+            raise InputError(
+                f"a batch has a whole number of users, from 1 to all of them. Got {self.size!r} of {self.count!r}."
+            )
+
+    @property
+    def rate(self) -> float:
+        return self.size / self.count
+
+    @property
+    def everyone(self) -> bool:
+        return self.size == self.count
+
+    def event(self, mu_squared: float, relation: Relation, whole: bool = False, steps: int = 1) -> Gaussian | Batched:
+        """The price of a page that would spend this much of mu^2 if everyone were asked, or of `steps` such; the same
+        for sums and for functions of the whole batch."""
+        self.check_relation(relation)
+        multiplier = 1 / math.sqrt(mu_squared)
+        return Gaussian(multiplier, count=steps) if self.everyone else Batched(multiplier, self.rate, relation, steps)
+
+    def check_relation(self, relation: Relation) -> None:
+        if relation != "replace-one-user":
+            raise InputError(
+                "batches of a fixed size say how many users there are: use replace-one-user, or a Poisson sample."
+            )
+
+    def sample(self, key: bytes) -> FixedSample:
+        if self.everyone:
+            raise InputError("a batch of all users is everyone, and there is no sample to draw.")
+        return FixedSample(self.size, key)
+
+
+Sampling = Poisson | Fixed
+
+
 def noise_multiplier_for(
-    budget: Budget, rate: float, rounds: int, mu_squared_before: float = 0.0, beside: Sequence[Event] = ()
+    budget: Budget,
+    rate: float | Sampling,
+    rounds: int,
+    mu_squared_before: float = 0.0,
+    beside: Sequence[Event] = (),
+    whole: bool = False,
 ) -> float:
     """The least noise, but for MARGIN, with which a ledger accepts `rounds` pages about samples of this rate, beside
     releases to all that spend `mu_squared_before` and other events, such as choices.
 
-    The noise is relative to the sensitivity, and 1/noise^2 is what the queries of one page may spend in all.
+    The noise is relative to the sensitivity, and 1/noise^2 is what the queries of one page may spend in all. With
+    `whole`, they are functions of the whole sample.
     """
     if not rounds >= 1 or not 0 <= mu_squared_before < math.inf:
         raise InputError(f"a plan has one round or more, after others. Got {rounds} after {mu_squared_before} instead.")
-    sampling = Poisson(rate)
+    sampling = rate if isinstance(rate, Poisson | Fixed) else Poisson(rate)
     before = [*beside, *([Gaussian(mu_squared_before**-0.5)] if mu_squared_before > 0 else [])]
 
     def all_of(multiplier: float) -> list[Event]:
-        return [*before, *[sampling.event(multiplier**-2, budget.relation)] * rounds]
+        return [*before, sampling.event(multiplier**-2, budget.relation, whole, rounds)]
 
     def excess(log_multiplier: float) -> float:
         spent = epsilon_spent(all_of(math.exp(log_multiplier)), budget.delta)

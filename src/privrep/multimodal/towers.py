@@ -1,0 +1,130 @@
+"""Two encoders and a temperature as one model with flat public weights, and how rows are images and texts.
+
+The weights are those of the image encoder, then of the text encoder, then the logarithm of the scale of similarities if
+it is learned. What has `requires_grad=False` is frozen: public, and in no release.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from privrep.errors import InputError
+from privrep.multimodal.pairs import Floats, Pairs
+from privrep.neural.split import Part, Weights, check_module, tried
+
+AT_ONCE = 256  # rows of a forward pass that nobody differentiates
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Public facts of rows: how many numbers are an image's, and the public texts that a target names."""
+
+    image_numbers: int
+    text_numbers: int  # of a caption in the row; 0 where all captions are in the bank
+    bank: Floats
+
+    @property
+    def free(self) -> int:
+        """The target of a row that holds its own caption."""
+        return len(self.bank)
+
+    def targets(self, y: NDArray[Any]) -> NDArray[np.int64]:
+        """The caption of each row, -1 where there is none: absent rows, and rows whose target is no caption."""
+        most = self.free if self.text_numbers else self.free - 1
+        good = (y >= 0) & (y <= most) & (y == np.floor(y))
+        return np.where(good, y, -1).astype(np.int64)
+
+    def images(self, rows: Tensor) -> Tensor:
+        return rows[:, : self.image_numbers].contiguous()
+
+    def texts(self, rows: Tensor, targets: Tensor) -> Tensor:
+        """The text of each row; zeros where it has none."""
+        found = torch.zeros(len(rows), self.bank.shape[1])
+        listed = (targets >= 0) & (targets < self.free)
+        found[listed] = torch.from_numpy(self.bank)[targets[listed]]
+        if self.text_numbers:
+            own = targets == self.free
+            found[own] = rows[own, self.image_numbers :]
+        return found
+
+
+def layout_of(pairs: Pairs) -> Layout:
+    return Layout(pairs.image_numbers, pairs.text_numbers, pairs.bank)
+
+
+@dataclass(frozen=True, eq=False)
+class Towers:
+    """The model. `cosine` says that embeddings of images count by their direction alone; those of texts always do."""
+
+    image: Part
+    text: Part
+    dim: int
+    learn_scale: bool = False
+    cosine: bool = True
+
+    @property
+    def size(self) -> int:
+        return self.image.size + self.text.size + self.learn_scale
+
+    def weights(self, temperature: float) -> Weights:
+        """The modules' own, as they are now."""
+        scale = [np.float32(-math.log(temperature))] if self.learn_scale else []
+        return np.concatenate([self.image.weights(), self.text.weights(), np.array(scale, np.float32)])
+
+    def pieces(self, weights: Weights, temperature: float) -> tuple[Tensor, Tensor, float]:
+        """Weights of images, weights of texts, and the logarithm of the scale."""
+        image, both = self.image.size, self.image.size + self.text.size
+        log_scale = float(weights[both]) if self.learn_scale else -math.log(temperature)
+        return torch.tensor(weights[:image]), torch.tensor(weights[image:both]), min(log_scale, math.log(MOST_SCALE))
+
+    def of_images(self, weights: Weights, rows: Floats, temperature: float = 1.0) -> Floats:
+        return _embedded(self.image, self.pieces(weights, temperature)[0], rows)
+
+    def of_texts(self, weights: Weights, rows: Floats, temperature: float = 1.0) -> Floats:
+        return _embedded(self.text, self.pieces(weights, temperature)[1], rows)
+
+
+MOST_SCALE = 100.0  # of similarities, as in CLIP
+
+
+def towers(
+    image: nn.Module,
+    text: nn.Module,
+    image_numbers: int,
+    text_numbers: int,
+    learn_scale: bool = False,
+    cosine: bool = True,
+) -> Towers:
+    """Both modules, checked: what would carry one user's data to another is refused, and sizes must fit."""
+    dims = []
+    for what, module, numbers in (("image encoder", image, image_numbers), ("text encoder", text, text_numbers)):
+        check_module(module, what)
+        module.eval()
+        rows = torch.cos(torch.arange(2.0 * numbers)).reshape(2, numbers)
+        out = tried(module, rows, what, f"rows of {numbers} numbers")
+        if out.ndim != 2:
+            raise InputError(f"the {what} must give each row a vector. Got shape {tuple(out.shape)} for 2 rows.")
+        dims.append(int(out.shape[1]))
+    if dims[0] != dims[1]:
+        raise InputError(f"embeddings of images have {dims[0]} numbers and those of texts {dims[1]}; project one side.")
+    if not Part(image).size + Part(text).size:
+        raise InputError("neither encoder has a trainable parameter, so there is nothing to learn.")
+    return Towers(Part(image), Part(text), dims[0], learn_scale, cosine)
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Directions; a row of zeros stays one."""
+    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+
+
+def _embedded(part: Part, flat: Tensor, rows: Floats) -> Floats:
+    with torch.no_grad():
+        some = [part(flat, torch.from_numpy(rows[start : start + AT_ONCE])) for start in range(0, len(rows), AT_ONCE)]
+    return np.asarray(torch.cat(some).numpy() if some else np.zeros((0, 1), np.float32))

@@ -1,0 +1,172 @@
+"""Training as a walk of noisy steps: charge, sample, clip, add noise, move; some steps a page, so that a killed run goes
+on from the last page without drawing any noise twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from privrep.errors import InputError
+from privrep.multimodal.bank import BankStep
+from privrep.multimodal.batch import BatchStep
+from privrep.multimodal.inside import InsideStep, check_inside
+from privrep.multimodal.towers import Layout, Towers
+from privrep.neural.rounds import Optimiser
+from privrep.neural.rounds import Settings as Server
+from privrep.neural.split import Weights
+from privrep.privacy.billboard import Release
+from privrep.privacy.bounds import Array, Bound
+from privrep.privacy.release import Query, Run, State
+from privrep.privacy.sampling import Fixed, Poisson, Sampling, noise_multiplier_for
+
+Mechanism = Literal["bank", "batch", "inside"]
+Step = BankStep | BatchStep | InsideStep
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the steps; every number is public."""
+
+    mechanism: Mechanism = "bank"
+    steps: int = 40
+    batch: int | None = None  # users of a batch, on average where it is a Poisson sample; None: everyone, in every step
+    sampling: Literal["poisson", "fixed"] = "poisson"
+    clip: float = 1.0  # of a user's gradient ("bank"), of the batch's ("batch"), of what a user moves ("inside")
+    rate: float = 1e-3
+    optimiser: Literal["sgd", "momentum", "adam"] = "adam"
+    betas: tuple[float, float] = (0.9, 0.98)
+    floor: float = 1e-6  # of Adam's divisor
+    average: float = 0.0  # the share of the steps, the last ones, whose weights are averaged
+    page: int = 50  # steps of a page
+    chunk: int = 256  # rows that are differentiated at a time ("batch")
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in ("bank", "batch", "inside"):
+            raise InputError(f"mechanism is bank, batch or inside. Got {self.mechanism!r} instead.")
+        if self.sampling not in ("poisson", "fixed"):
+            raise InputError(f"sampling is poisson or fixed. Got {self.sampling!r} instead.")
+        if min(self.steps, self.page, self.chunk) < 1 or (self.batch is not None and self.batch < 1):
+            raise InputError("steps, steps of a page, rows of a chunk and users of a batch are whole numbers, 1 or more.")
+        if not (self.clip > 0 and self.rate > 0 and 0 <= self.average <= 1):
+            raise InputError("clip and rate are positive, and the share of steps to average lies between 0 and 1.")
+        if self.mechanism == "inside" and (self.batch is None or self.sampling != "fixed"):
+            raise InputError("clipping inside the loss takes batches of a fixed size: say batch and sampling='fixed'.")
+        self.server()
+
+    def server(self) -> Server:
+        first, second = self.betas
+        return Server(
+            rounds=self.steps,
+            server=self.optimiser,
+            server_rate=self.rate,
+            momentum=first,
+            second_momentum=second,
+            floor=self.floor,
+        )
+
+    def asked(self, users: int) -> Sampling | None:
+        """Who is asked in a step; None if everyone is."""
+        if self.batch is None or self.batch >= users:
+            return None
+        return Fixed(self.batch, users) if self.sampling == "fixed" else Poisson(self.batch / users)
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked in a step, but for the weights: all of it public."""
+
+    towers: Towers
+    layout: Layout
+    settings: Settings
+    temperature: float
+    slots: int
+    users: int
+
+    def step(self, weights: Weights) -> Step:
+        common = (self.towers, weights, self.layout, self.temperature, self.slots)
+        if self.settings.mechanism == "bank":
+            return BankStep(*common)
+        if self.settings.mechanism == "batch":
+            return BatchStep(*common, self.settings.chunk)
+        return InsideStep(*common, min(self.settings.batch or self.users, self.users))
+
+    def bound(self, step: Step) -> Bound:
+        """"bank": every user is clipped. "batch": the gradient is one term, and any user may change all of it."""
+        clip = self.settings.clip
+        if isinstance(step, InsideStep):
+            return step.bound(clip)
+        return Bound(clip, step.size, touched=1 if isinstance(step, BatchStep) else None)
+
+    @property
+    def divisor(self) -> float:
+        """Of what is released: the number of users asked, on average; a gradient of a batch is a mean already."""
+        asked = min(self.settings.batch or self.users, self.users)
+        return 1.0 if self.settings.mechanism == "batch" else float(asked)
+
+    def check(self) -> None:
+        if self.settings.mechanism == "inside":
+            check_inside(self.towers)
+        if self.settings.mechanism == "bank" and self.layout.free < 2:
+            raise InputError("the bank has fewer than two public captions to tell apart; give more, or use 'batch'.")
+
+
+def planned_multiplier(run: Run, settings: Settings) -> float:
+    """The noise of every step, relative to its sensitivity, that spends what the budget has."""
+    sampling, budget = settings.asked(run.users.count), run.ledger.budget
+    if sampling is None:
+        return math.sqrt(settings.steps / run.ledger.capacity)
+    return noise_multiplier_for(budget, sampling, settings.steps, whole=settings.mechanism != "bank")
+
+
+def train(
+    run: Run, question: Question, start: Weights, multiplier: float, on_step: Callable[[int], None] = lambda done: None
+) -> Weights:
+    """All steps, from public weights: pages `steps-1`, `steps-2` and so on, each with where its steps ended."""
+    settings, state = question.settings, _start(start)
+    question.check()
+    done = 0
+    while done < settings.steps:
+        steps, before = min(settings.page, settings.steps - done), done
+        first = question.step(state["weights"].astype(np.float32))
+        query = {"gradient": Query(question.bound(first), multiplier**-2)}
+        state = run.walk(
+            f"steps-{done // settings.page + 1}",
+            steps,
+            state,
+            lambda state: question.step(state["weights"].astype(np.float32)),
+            query,
+            lambda state, released: _moved(state, released, question),
+            settings.asked(run.users.count),
+            lambda number, before=before: on_step(before + number),  # type: ignore[misc]
+        )
+        done += steps
+        on_step(done)
+    return (state["average"] if settings.average else state["weights"]).astype(np.float32)
+
+
+def _start(weights: Weights) -> State:
+    zeros = np.zeros(len(weights))
+    return {"weights": weights.astype(np.float64), "first": zeros, "second": zeros, "average": zeros, "taken": np.zeros(1)}
+
+
+def _moved(state: State, released: dict[str, Release], question: Question) -> State:
+    """One step of the optimiser by a noisy gradient: public arithmetic."""
+    settings, weights = question.settings, state["weights"]
+    step = question.step(weights.astype(np.float32))
+    gradient = step.gradient(released["gradient"].value / question.divisor)
+    return moved(state, gradient, settings)
+
+
+def moved(state: State, gradient: Array, settings: Settings) -> State:
+    """The next state: weights, the optimiser's averages, and the average of the last weights."""
+    steps = int(state["taken"][0])
+    before = Optimiser(settings.server(), state["weights"], state["first"], state["second"], steps)
+    after = before.moved(-gradient)
+    averaged = steps + 1 - math.floor(settings.steps * (1 - settings.average))
+    mean = state["average"] + (after.weights - state["average"]) / averaged if averaged > 0 else state["average"]
+    first, second = (state[key] if value is None else value for key, value in (("first", after.first), ("second", after.second)))
+    return {"weights": after.weights, "first": first, "second": second, "average": mean, "taken": np.array([steps + 1.0])}
