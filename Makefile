@@ -12,7 +12,11 @@ $(VENV)/core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/core
-	$(PIP) install --constraint constraints.txt --editable '.[dev,torch]'
+	$(PIP) install --constraint constraints.txt --editable '.[dev,multimodal,captions]'
+	touch $@
+
+$(VENV)/multimodal: $(VENV)/core
+	$(PIP) install --constraint constraints.txt --editable '.[multimodal,captions]'
 	touch $@
 
 $(VENV)/neural: $(VENV)/core

@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=1_000_000)
     arguments = parser.parse_args()
     X, y = population(arguments.users, seed=1)
-    product(X[:100], y[:100])  # loads OpenDP and warms the BLAS
+    product(X[:100], y[:100])  # warms the noise and the BLAS
     ours = best_of(lambda: product(X, y), 5)
     theirs = best_of(lambda: straight(X, y), 5)
     print(f"whole fit, {arguments.users:,} users x {ROWS} rows x {FEATURES} features, rank {RANK}, float32, best of 5")

@@ -216,6 +216,7 @@ RULES = {
             "algorithms/baselines.py",  # labelled not private
             "algorithms/class_baselines.py",  # labelled not private
             "neural/baselines.py",  # labelled not private
+            "multimodal/baselines.py",  # labelled not private
         ),
     ),
     "users are asked for sums": Rule(
@@ -225,6 +226,7 @@ RULES = {
             "algorithms/baselines.py",  # labelled not private
             "algorithms/class_baselines.py",  # labelled not private
             "neural/baselines.py",  # labelled not private
+            "multimodal/baselines.py",  # labelled not private
             "engines/projected.py",  # an engine made of another hands the question on
         ),
     ),

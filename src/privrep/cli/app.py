@@ -13,6 +13,7 @@ from privrep import __version__
 from privrep.cli.budget import budget
 from privrep.cli.demo import demo
 from privrep.cli.fit import fit
+from privrep.cli.fit_clip import fit_multimodal
 from privrep.cli.fit_neural import fit_neural
 from privrep.cli.inspect import inspect
 from privrep.cli.personalize import personalize
@@ -27,8 +28,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, fit, fit_neural, personalize, predict, inspect, budget):
-    app.command()(command)
+for command in (demo, fit, fit_neural, fit_multimodal, personalize, predict, inspect, budget):
+    app.command("fit-clip" if command is fit_multimodal else None)(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

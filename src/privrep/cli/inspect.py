@@ -13,6 +13,7 @@ from rich.table import Table
 from privrep.cli.shared import NOISE_MULTIPLIER, console, right, shout
 
 if TYPE_CHECKING:
+    from privrep.multimodal.inspection import Inspection as ClipInspection
     from privrep.neural.inspection import Inspection as NeuralInspection
     from privrep.report.spending import Spent
     from privrep.report.words import Inspection
@@ -23,12 +24,13 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """What was spent and what it means: what is protected, against whom, and what is not."""
+    from privrep.multimodal import inspection as clip
     from privrep.neural import inspection as neural
     from privrep.report import words
     from privrep.report.spending import share_spent
 
-    if neural.is_neural(folder):
-        network = neural.inspect_folder(folder)
+    if neural.is_neural(folder) or clip.is_multimodal(folder):
+        network = neural.inspect_folder(folder) if neural.is_neural(folder) else clip.inspect_folder(folder)
         _show(folder, network, network.as_json(), network.sections(), network.share_spent, as_json)
         return
     found = words.inspect_folder(folder)
@@ -37,7 +39,7 @@ def inspect(
 
 def _show(
     folder: Path,
-    found: Inspection | NeuralInspection,
+    found: Inspection | NeuralInspection | ClipInspection,
     data: dict[str, Any],
     sections: list[tuple[str, list[str]]],
     spent: float,

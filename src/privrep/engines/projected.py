@@ -17,7 +17,7 @@ from privrep.engines.slots import slots_of
 from privrep.errors import InputError
 from privrep.local.margins import Projection
 from privrep.privacy.bounds import Bound, BoundedSum, Contributions, LossBound, Losses
-from privrep.privacy.sampling import Sample
+from privrep.privacy.sampling import FixedSample, Sample
 
 
 def project(users: Users, projection: Projection) -> Users:
@@ -60,7 +60,7 @@ class ProjectedUsers:
         step: LocalStep | SlotStep,
         bounds: Mapping[str, Bound | LossBound],
         group: Group | None = None,
-        sample: Sample | None = None,
+        sample: Sample | FixedSample | None = None,
     ) -> dict[str, BoundedSum]:
         if slots_of(step) is not None or sample is not None:
             raise InputError("projected users take no steps with slots. Project the rows of a table in memory first.")

@@ -19,6 +19,7 @@ and the encoder's gradient follows from it without the users.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,10 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from privrep.multimodal.towers import Layout, Towers, unit
+from privrep.multimodal.towers import AT_ONCE, Layout, Towers, unit
 from privrep.neural.ghost import captured, gradients, joined, not_by_layers
 from privrep.neural.heads import one_thread, own_copy, rows_of
 from privrep.neural.split import Part, Weights
@@ -52,13 +53,19 @@ class BankStep:
     def size(self) -> int:
         """How many numbers are released."""
         t = self.towers
-        return t.image.size + self._own_texts * t.text.size + self._bank_learns * t.dim * self.layout.free + t.learn_scale
+        return (
+            t.image.size + self._own_texts * t.text.size + self._bank_learns * t.dim * self.layout.free + t.learn_scale
+        )
+
+    @cached_property
+    def by_layers(self) -> bool:
+        """Whether gradients are had layer by layer, as products, and not one by one."""
+        return all(not_by_layers(part, numbers) is None for part, numbers in self._parts())
 
     @cached_property
     def vector_size(self) -> int:
-        """Numbers that are held for each user: all of its gradient, if that is not made of products."""
-        parts = self._parts()
-        return 0 if all(not_by_layers(part, numbers) is None for part, numbers in parts) else self.size
+        """Numbers of a user's that are held as a vector: weights of convolutions, or all if they are had one by one."""
+        return sum(_kernel_weights(part) for part, _ in self._parts()) if self.by_layers else self.size
 
     @property
     def _own_texts(self) -> bool:
@@ -88,18 +95,19 @@ class BankStep:
             targets = torch.from_numpy(self.layout.targets(y))
             there = (targets >= 0).float()
             shares = there / there.sum(dim=1, keepdim=True).clamp_min(1)
-            if self.vector_size:
-                return {"gradient": Vectors(self._one_by_one(X, targets, shares))}
-            return {"gradient": Beside(self._by_layers(X, targets.flatten(), shares.flatten()))}
+            if self.by_layers:
+                return {"gradient": Beside(self._layer_by_layer(X, targets.flatten(), shares.flatten()))}
+            return {"gradient": Vectors(self._one_by_one(X, targets, shares))}
 
-    def _by_layers(self, X: NDArray[Any], targets: Tensor, shares: Tensor) -> tuple[Contributions, ...]:
+    def _layer_by_layer(self, X: NDArray[Any], targets: Tensor, shares: Tensor) -> tuple[Contributions, ...]:
         users, (image_weights, text_weights, log_scale) = len(X), self._pieces
         rows = rows_of(X).flatten(0, 1)
         image, text = own_copy(self.towers.image), own_copy(self.towers.text)
         with captured(image) as seen_images:
             a = image(image_weights, self.layout.images(rows))
+        words = self._texts(rows, targets)
         with captured(text) as seen_texts:
-            b = text(text_weights, self.layout.texts(rows, targets)) if self.layout.text_numbers else None
+            b = None if words is None else text(text_weights, words)
         scales = torch.full((len(rows),), log_scale, requires_grad=True)
         slope = self._slopes(a, b, scales, targets, shares)
         parts: list[Contributions] = []
@@ -118,7 +126,7 @@ class BankStep:
         with torch.enable_grad():
             left = a.detach().requires_grad_()
             right = None if b is None else b.detach().requires_grad_()
-            logits = self._logits(left, right, scales, targets)
+            logits = self._logits(left, self._bank, right, scales[:, None], targets)
             losses = _losses(logits, targets) * shares
             wanted = [left, scales] + ([] if right is None else [right])
             found = torch.autograd.grad(losses.sum(), wanted)
@@ -127,41 +135,44 @@ class BankStep:
             chances[torch.arange(len(targets)), targets.clamp_min(0)] -= 1
             chances *= shares[:, None]
             scaled = self._directed(left) * scales.exp()[:, None]
-        return _Slopes(found[0], found[2] if right is not None else None, found[1], chances[:, : self.layout.free], scaled)
+        return _Slopes(
+            found[0], found[2] if right is not None else None, found[1], chances[:, : self.layout.free], scaled
+        )
 
     def _directed(self, images: Tensor) -> Tensor:
         return unit(images) if self.towers.cosine else images
 
-    def _logits(self, images: Tensor, texts: Tensor | None, log_scales: Tensor, targets: Tensor) -> Tensor:
+    def _logits(self, images: Tensor, bank: Tensor, texts: Tensor | None, log_scale: Tensor, targets: Tensor) -> Tensor:
         """Of each row, for every caption of the bank and then, where rows have captions, for its own."""
-        u = self._directed(images)
-        logits = u @ self._bank.T
-        if texts is not None:
-            own = (u * unit(texts)).sum(dim=1).masked_fill(targets != self.layout.free, -torch.inf)
-            logits = torch.cat([logits, own[:, None]], dim=1)
-        return logits * log_scales.exp()[:, None]
+        u, scale = self._directed(images), log_scale.exp()
+        logits = u @ bank.T * scale
+        if texts is None:
+            return logits
+        own = (u * unit(texts)).sum(dim=1, keepdim=True) * scale
+        return torch.cat([logits, own.masked_fill(targets[:, None] != self.layout.free, -torch.inf)], dim=1)
 
     def _one_by_one(self, X: NDArray[Any], targets: Tensor, shares: Tensor) -> NDArray[np.float32]:
         """The gradient of each user, (users, size), for encoders of any kind."""
         rows, towers, (image_weights, text_weights, log_scale) = rows_of(X), self.towers, self._pieces
-        own_texts = torch.stack([self.layout.texts(r, t) for r, t in zip(rows, targets, strict=True)])
+        texts = self._texts(rows.flatten(0, 1), targets.flatten())
         image, text = own_copy(towers.image), own_copy(towers.text)
 
-        def loss(weights: tuple[Tensor, ...], r: Tensor, words: Tensor, target: Tensor, share: Tensor) -> Tensor:
+        def loss(weights: tuple[Tensor, ...], r: Tensor, words: Tensor | None, target: Tensor, share: Tensor) -> Tensor:
             of_images, of_texts, bank, scale = weights
             a = image(of_images, r[:, : self.layout.image_numbers])
-            u = unit(a) if towers.cosine else a
-            logits = u @ bank.T
-            if self.layout.text_numbers:
-                own = (u * unit(text(of_texts, words))).sum(dim=1).masked_fill(target != self.layout.free, -torch.inf)
-                logits = torch.cat([logits, own[:, None]], dim=1)
-            return (_losses(logits * scale.exp(), target) * share).sum()
+            b = None if words is None else text(of_texts, words)
+            return (_losses(self._logits(a, bank, b, scale, target), target) * share).sum()
 
         values = (image_weights, text_weights, self._bank, torch.tensor(log_scale))
-        found = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(values, rows, own_texts, targets, shares)
+        words = None if texts is None else texts.reshape(*rows.shape[:2], -1)
+        each = vmap(grad(loss), in_dims=(None, 0, None if words is None else 0, 0, 0))
+        found = each(values, rows, words, targets, shares)
         kept = [towers.image.size > 0, self._own_texts, self._bank_learns, towers.learn_scale]
         flat = [part.detach().reshape(len(X), -1) for part, keep in zip(found, kept, strict=True) if keep]
         return np.asarray(torch.cat(flat, dim=1).numpy())
+
+    def _texts(self, rows: Tensor, targets: Tensor) -> Tensor | None:
+        return self.layout.texts(rows, targets) if self.layout.text_numbers else None
 
     def gradient(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
         """In all weights, from what was released: the bank's embeddings are the text encoder's doing. Public."""
@@ -175,12 +186,19 @@ class BankStep:
         return np.concatenate([image, text, scale])
 
     def _through_texts(self, slope: NDArray[np.float64]) -> NDArray[np.float64]:
-        flat = self._pieces[1].clone().requires_grad_()
-        with torch.enable_grad():
-            found = unit(self.towers.text(flat, torch.from_numpy(self.layout.bank)))
-            outward = torch.from_numpy(slope.reshape(found.shape)).float()
-            (result,) = torch.autograd.grad(found, flat, outward)
-        return result.double().numpy()
+        """The gradient in the text encoder's weights from the slope in the bank's embeddings, some texts at a time."""
+        text, flat = own_copy(self.towers.text), self._pieces[1].clone().requires_grad_()
+        outward, bank = (
+            torch.from_numpy(slope).float().reshape(self.layout.free, -1),
+            torch.from_numpy(self.layout.bank),
+        )
+        total = np.zeros(len(flat))
+        for start in range(0, self.layout.free, AT_ONCE):
+            some = slice(start, start + AT_ONCE)
+            with one_thread(), torch.enable_grad():
+                (part,) = torch.autograd.grad(unit(text(flat, bank[some])), flat, outward[some])
+            total += part.double().numpy()
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,3 +219,8 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
 def _by_user(rows: Tensor, users: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(rows.detach().reshape(users, -1, rows.shape[1]).numpy())
 
+
+def _kernel_weights(part: Part) -> int:
+    layers = dict(part.module.named_modules())
+    shapes = part.shapes.items()
+    return sum(math.prod(s) for name, s in shapes if isinstance(layers[name.rpartition(".")[0]], nn.Conv2d))

@@ -2,8 +2,8 @@
 
 The loss contrasts every pair with the others of the batch, so it is no sum over pairs. Formal guarantee: the clipped
 gradient lies in a ball of radius c, so that replacing, adding or removing a pair moves it by up to 2c, whatever the
-relation. Noise of standard deviation sigma c therefore has a multiplier of sigma/2 relative to the sensitivity, and that
-is what is charged (`privacy.batches`), by the sampling that was used.
+relation. Noise of standard deviation sigma c therefore has a multiplier of sigma/2 relative to the sensitivity, and
+that is what is charged (`privacy.batches`), by the sampling that was used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class BatchStep:
     def _gradient(self, rows: Tensor, targets: Tensor) -> Tensor:
         if len(rows) < 2:  # nothing to tell apart
             return torch.zeros(self.size)
-        towers, (image_weights, text_weights, log_scale) = self.towers, self.towers.pieces(self.weights, self.temperature)
+        towers, (image_weights, text_weights, log_scale) = (
+            self.towers,
+            self.towers.pieces(self.weights, self.temperature),
+        )
         images, texts = self.layout.images(rows), self.layout.texts(rows, targets)
         with torch.no_grad():
             a, b = (

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 from torch import nn
 
-from privrep.multimodal.towers import Layout, Towers
-from privrep.multimodal.training import Mechanism, Settings
+from privrep.multimodal.centre import Centred
+from privrep.multimodal.towers import Towers
+from privrep.multimodal.training import Mechanism, Sampler, Settings
 
 STEPS = 40
-LOGIT_NOISE = 1.4  # standard deviation that noise may add to the logits of a row of length one
-FASTEST = 20.0  # rate of a linear projection: beyond it steps overshoot
+LOGIT_NOISE = 1.1  # standard deviation that noise may add to the logits of a row of length one, from a start of zeros
+CAREFUL = 0.35  # the same, from a start that knows something
+CLIP = 0.2  # far below most gradients: those of rows that are told apart well count, too
+FASTEST = 200.0  # rate with that clip: beyond it steps overshoot
 
 
-def settings_for(
-    mechanism: Mechanism, model: Towers, layout: Layout, users: int, mu: float, temperature: float
-) -> Settings:
+def settings_for(mechanism: Mechanism, model: Towers, users: int, mu: float, temperature: float) -> Settings:
     """Settings of the steps.
 
     A linear projection of unit features with free lengths (`cosine=False`) has a convex loss under "bank". T steps of
-    rate r on everyone, clipped to C, leave noise of standard deviation 2 C r T / (users mu) in every weight: the rate is
-    such that the logits of a row have noise of LOGIT_NOISE, or FASTEST if that is less. So a small budget goes a short
-    way, and stops early.
+    rate r on everyone, clipped to C, leave noise of standard deviation 2 C r T / (users mu) in every weight: the rate
+    is such that the logits of a row have noise of LOGIT_NOISE, or FASTEST if that is less. So a small budget goes a
+    short way, and stops early; and less noise is let into weights that are good for something as they are.
     """
-    convex = isinstance(model.image.module, nn.Linear) and not model.cosine and not model.text.size
+    convex = linear(model.image.module) and not model.cosine and not model.text.size
     if mechanism == "bank" and convex:
-        rate = min(FASTEST, LOGIT_NOISE * temperature * users * mu / (2 * STEPS))
-        return Settings("bank", STEPS, None, clip=1.0, rate=rate, optimiser="sgd", average=0.5, page=10)
+        noise = CAREFUL if model.image.weights().any() else LOGIT_NOISE
+        rate = min(FASTEST, noise * temperature * users * mu / (2 * CLIP * STEPS))
+        return Settings("bank", STEPS, None, clip=CLIP, rate=rate, optimiser="sgd", average=0.5, page=10)
     batch = max(min(users // 4, 1024), min(users, 2))
-    sampling = "fixed" if mechanism == "inside" else "poisson"
-    return Settings(mechanism, 4 * STEPS, batch, sampling=sampling, clip=0.1 if mechanism == "batch" else 1.0, rate=1e-3)
+    sampling: Sampler = "fixed" if mechanism == "inside" else "poisson"
+    return Settings(
+        mechanism, 4 * STEPS, batch, sampling=sampling, clip=0.1 if mechanism == "batch" else 1.0, rate=1e-3
+    )
+
+
+def linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer on features, centred or not."""
+    if isinstance(module, nn.Sequential):
+        return len(module) == 2 and isinstance(module[0], Centred) and isinstance(module[1], nn.Linear)
+    return isinstance(module, nn.Linear)

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from privrep.errors import InputError
 from privrep.multimodal.pairs import Floats, Pairs
+from privrep.neural.heads import own_copy
 from privrep.neural.split import Part, Weights, check_module, tried
 
+MOST_SCALE = 100.0  # of similarities, as in CLIP
 AT_ONCE = 256  # rows of a forward pass that nobody differentiates
 
 
@@ -85,13 +87,10 @@ class Towers:
         return torch.tensor(weights[:image]), torch.tensor(weights[image:both]), min(log_scale, math.log(MOST_SCALE))
 
     def of_images(self, weights: Weights, rows: Floats, temperature: float = 1.0) -> Floats:
-        return _embedded(self.image, self.pieces(weights, temperature)[0], rows)
+        return _embedded(self.image, self.pieces(weights, temperature)[0], rows, self.dim)
 
     def of_texts(self, weights: Weights, rows: Floats, temperature: float = 1.0) -> Floats:
-        return _embedded(self.text, self.pieces(weights, temperature)[1], rows)
-
-
-MOST_SCALE = 100.0  # of similarities, as in CLIP
+        return _embedded(self.text, self.pieces(weights, temperature)[1], rows, self.dim)
 
 
 def towers(
@@ -124,7 +123,8 @@ def unit(rows: Tensor) -> Tensor:
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
 
-def _embedded(part: Part, flat: Tensor, rows: Floats) -> Floats:
+def _embedded(part: Part, flat: Tensor, rows: Floats, dim: int) -> Floats:
+    part = own_copy(part)  # steps of other threads copy the module, which must not hold these weights meanwhile
     with torch.no_grad():
         some = [part(flat, torch.from_numpy(rows[start : start + AT_ONCE])) for start in range(0, len(rows), AT_ONCE)]
-    return np.asarray(torch.cat(some).numpy() if some else np.zeros((0, 1), np.float32))
+    return np.asarray(torch.cat(some).numpy() if some else np.zeros((0, dim), np.float32))

@@ -1,5 +1,5 @@
-"""Training as a walk of noisy steps: charge, sample, clip, add noise, move; some steps a page, so that a killed run goes
-on from the last page without drawing any noise twice."""
+"""Training as a walk of noisy steps: charge, sample, clip, add noise, move; some steps a page, so that a killed run
+goes on from the last page without drawing any noise twice."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from privrep.privacy.release import Query, Run, State
 from privrep.privacy.sampling import Fixed, Poisson, Sampling, noise_multiplier_for
 
 Mechanism = Literal["bank", "batch", "inside"]
+Sampler = Literal["poisson", "fixed"]
 Step = BankStep | BatchStep | InsideStep
 
 
@@ -34,7 +35,7 @@ class Settings:
     mechanism: Mechanism = "bank"
     steps: int = 40
     batch: int | None = None  # users of a batch, on average where it is a Poisson sample; None: everyone, in every step
-    sampling: Literal["poisson", "fixed"] = "poisson"
+    sampling: Sampler = "poisson"
     clip: float = 1.0  # of a user's gradient ("bank"), of the batch's ("batch"), of what a user moves ("inside")
     rate: float = 1e-3
     optimiser: Literal["sgd", "momentum", "adam"] = "adam"
@@ -49,10 +50,15 @@ class Settings:
             raise InputError(f"mechanism is bank, batch or inside. Got {self.mechanism!r} instead.")
         if self.sampling not in ("poisson", "fixed"):
             raise InputError(f"sampling is poisson or fixed. Got {self.sampling!r} instead.")
-        if min(self.steps, self.page, self.chunk) < 1 or (self.batch is not None and self.batch < 1):
-            raise InputError("steps, steps of a page, rows of a chunk and users of a batch are whole numbers, 1 or more.")
-        if not (self.clip > 0 and self.rate > 0 and 0 <= self.average <= 1):
-            raise InputError("clip and rate are positive, and the share of steps to average lies between 0 and 1.")
+        counts = (self.steps, self.page, self.chunk, *(() if self.batch is None else (self.batch,)))
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in counts):
+            raise InputError(
+                "steps, steps of a page, rows of a chunk and users of a batch are whole numbers, 1 or more."
+            )
+        if not (0 < self.clip < math.inf and 0 < self.rate < math.inf and 0 <= self.average <= 1):
+            raise InputError(
+                "clip and rate are positive and finite, and the share of steps to average lies between 0 and 1."
+            )
         if self.mechanism == "inside" and (self.batch is None or self.sampling != "fixed"):
             raise InputError("clipping inside the loss takes batches of a fixed size: say batch and sampling='fixed'.")
         self.server()
@@ -95,7 +101,7 @@ class Question:
         return InsideStep(*common, min(self.settings.batch or self.users, self.users))
 
     def bound(self, step: Step) -> Bound:
-        """"bank": every user is clipped. "batch": the gradient is one term, and any user may change all of it."""
+        """ "bank": every user is clipped. "batch": the gradient is one term, and any user may change all of it."""
         clip = self.settings.clip
         if isinstance(step, InsideStep):
             return step.bound(clip)
@@ -108,25 +114,30 @@ class Question:
         return 1.0 if self.settings.mechanism == "batch" else float(asked)
 
     def check(self) -> None:
+        if not self.users:
+            raise InputError("there are no users to learn from; give pairs.")
         if self.settings.mechanism == "inside":
             check_inside(self.towers)
         if self.settings.mechanism == "bank" and self.layout.free < 2:
             raise InputError("the bank has fewer than two public captions to tell apart; give more, or use 'batch'.")
 
 
-def planned_multiplier(run: Run, settings: Settings) -> float:
-    """The noise of every step, relative to its sensitivity, that spends what the budget has."""
+def planned_multiplier(run: Run, settings: Settings, mu_squared_before: float = 0.0) -> float:
+    """The noise of every step, relative to its sensitivity, that spends what the budget has beside this much."""
     sampling, budget = settings.asked(run.users.count), run.ledger.budget
     if sampling is None:
-        return math.sqrt(settings.steps / run.ledger.capacity)
-    return noise_multiplier_for(budget, sampling, settings.steps, whole=settings.mechanism != "bank")
+        return math.sqrt(settings.steps / (run.ledger.capacity - mu_squared_before))
+    whole = settings.mechanism != "bank"
+    return noise_multiplier_for(budget, sampling, settings.steps, mu_squared_before, whole=whole)
 
 
 def train(
     run: Run, question: Question, start: Weights, multiplier: float, on_step: Callable[[int], None] = lambda done: None
 ) -> Weights:
     """All steps, from public weights: pages `steps-1`, `steps-2` and so on, each with where its steps ended."""
-    settings, state = question.settings, _start(start)
+    settings, state = question.settings, start_state(start)
+    if run.ledger.budget.relation != "replace-one-user":
+        raise InputError("steps go by the number of users, which is public under replace-one-user alone: use that.")
     question.check()
     done = 0
     while done < settings.steps:
@@ -148,9 +159,15 @@ def train(
     return (state["average"] if settings.average else state["weights"]).astype(np.float32)
 
 
-def _start(weights: Weights) -> State:
+def start_state(weights: Weights) -> State:
     zeros = np.zeros(len(weights))
-    return {"weights": weights.astype(np.float64), "first": zeros, "second": zeros, "average": zeros, "taken": np.zeros(1)}
+    return {
+        "weights": weights.astype(np.float64),
+        "first": zeros,
+        "second": zeros,
+        "average": zeros,
+        "taken": np.zeros(1),
+    }
 
 
 def _moved(state: State, released: dict[str, Release], question: Question) -> State:
@@ -166,7 +183,15 @@ def moved(state: State, gradient: Array, settings: Settings) -> State:
     steps = int(state["taken"][0])
     before = Optimiser(settings.server(), state["weights"], state["first"], state["second"], steps)
     after = before.moved(-gradient)
-    averaged = steps + 1 - math.floor(settings.steps * (1 - settings.average))
+    averaged = steps + 1 - settings.steps + max(round(settings.steps * settings.average), 1)
     mean = state["average"] + (after.weights - state["average"]) / averaged if averaged > 0 else state["average"]
-    first, second = (state[key] if value is None else value for key, value in (("first", after.first), ("second", after.second)))
-    return {"weights": after.weights, "first": first, "second": second, "average": mean, "taken": np.array([steps + 1.0])}
+    first, second = (
+        state[key] if value is None else value for key, value in (("first", after.first), ("second", after.second))
+    )
+    return {
+        "weights": after.weights,
+        "first": first,
+        "second": second,
+        "average": mean,
+        "taken": np.array([steps + 1.0]),
+    }

@@ -17,7 +17,7 @@ from privrep.errors import InputError
 from privrep.neural.discipline import Share
 
 PATH, TEXT, WHOLE, NUMBER, YES, TABLE = "a path", "text", "a whole number", "a number", "true or false", "a table"
-SIZE, NAMES = "[height, width]", "a whole number or a list of names"
+SIZE, NAMES, TEXTS = "[height, width]", "a whole number or a list of names", "a list of texts"
 _KEYS: dict[str, dict[str, str]] = {
     "data": {
         "kind": TEXT,
@@ -89,13 +89,7 @@ class NeuralConfig:
 
 def read_config(path: Path) -> NeuralConfig:
     """The settings in a TOML file; every mistake is one sentence that names the key."""
-    if not path.is_file():
-        raise InputError(f"there is no file {path}; check the path.")
-    try:
-        with open(path, "rb") as file:
-            found = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a TOML file: {error}.") from None
+    found = read_toml(path)
     _check_section("", found, {name: TABLE for name in _KEYS if "." not in name})
     sections = {name: dict(found.get(name, {})) for name in _KEYS if "." not in name}
     for name, section in sections.items():
@@ -114,7 +108,29 @@ def read_config(path: Path) -> NeuralConfig:
     return NeuralConfig(**sections, out=None if folder is None else path.parent / folder)
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file says, unchecked."""
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a TOML file: {error}.") from None
+
+
 def _check_section(name: str, section: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    check_section(name, section, known, _NEEDED.get(name, ()), _CHOICES)
+
+
+def check_section(
+    name: str,
+    section: Mapping[str, Any],
+    known: Mapping[str, str],
+    needed: Sequence[str],
+    choices: Mapping[str, Sequence[str]],
+) -> None:
+    """Whether all keys of a section are known, those that are needed are there, and values are of their kind."""
     for key, value in section.items():
         full = f"{name}.{key}" if name else key
         if key not in known:
@@ -123,9 +139,9 @@ def _check_section(name: str, section: Mapping[str, Any], known: Mapping[str, st
             raise InputError(f"the config has no {'key' if name else 'section'} {full}; {there}")
         if not _fits(value, known[key]):
             raise InputError(f"{full} must be {known[key]}. Got {value!r} instead.")
-        if full in _CHOICES and value not in _CHOICES[full]:
-            raise InputError(f"{full} must be one of {', '.join(_CHOICES[full])}. Got {value!r} instead.")
-    for key in _NEEDED.get(name, ()):
+        if full in choices and value not in choices[full]:
+            raise InputError(f"{full} must be one of {', '.join(choices[full])}. Got {value!r} instead.")
+    for key in needed:
         if key not in section:
             raise InputError(f"the config must say {name}.{key}, {known[key]}.")
 
@@ -134,9 +150,9 @@ def _fits(value: Any, kind: str) -> bool:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if kind == SIZE:
         return isinstance(value, list) and len(value) == 2 and all(_fits(v, WHOLE) and v > 0 for v in value)
-    if kind == NAMES:
+    if kind in (NAMES, TEXTS):
         named = isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
-        return (whole and value > 0) or named
+        return named or (kind == NAMES and whole and value > 0)
     checks = {
         PATH: isinstance(value, str) and bool(value),
         TEXT: isinstance(value, str),

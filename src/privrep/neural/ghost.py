@@ -207,7 +207,7 @@ def not_by_layers(part: Part, features: int) -> str | None:
 def _handled(layer: nn.Module) -> bool:
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return type(layer) is nn.Linear
+    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
 
 
 def _checked(part: Part, features: int) -> str | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from privrep import model as models
 from privrep.errors import InputError
-from privrep.privacy.accounting import Sampled, without_samples
+from privrep.privacy.accounting import Batched, Sampled
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
 from privrep.report import words
@@ -43,22 +44,11 @@ class Inspection:
 
     @property
     def share_spent(self) -> float:
-        whole = whole_budget(self.privacy)
-        return max(1 - self.ledger.remaining / whole, 0.0)
+        return share_of(self.ledger)
 
     @property
     def releases(self) -> list[Spent]:
-        """Every release and its share; samples, which no mu measures, share evenly what others have not spent."""
-        report = self.privacy
-        events = dict(report.events)
-        plain = replace(report, events=tuple((n, e) for n, e in report.events if not isinstance(e, Sampled)))
-        known = {spent.name: replace(spent, purpose=_purpose(spent.name)) for spent in releases(plain)}
-        samples = len(events) - len(without_samples(events.values()))
-        rest = self.share_spent - sum(spent.share for spent in known.values())
-        for name, event in events.items():
-            if isinstance(event, Sampled):
-                known[name] = Spent(name, _purpose(name), event.noise_multiplier, rest / samples)
-        return [known[name] for name in events]
+        return shares(self.privacy, self.share_spent, _purpose)
 
     def sections(self) -> list[tuple[str, list[str]]]:
         """Headings and their sentences, as `report.words` has them for other models."""
@@ -78,7 +68,7 @@ class Inspection:
         lines = ["CENTAUR: a part that all share, learned privately, and a head of everyone's own.", plan["words"]]
         if other is not None and self.shared is None:
             lines.append(f"Or, if a class turns out not to mean the same to everybody: {other['words']}")
-        rates = {event.rate for _, event in self.privacy.events if isinstance(event, Sampled)}
+        rates = {event.rate for _, event in self.privacy.events if isinstance(event, Sampled | Batched)}
         if rates:
             lines.append(f"Each round asks a secret sample of the users, each with probability {min(rates):g}.")
         return lines
@@ -115,6 +105,25 @@ class Inspection:
             **{key: self.described[key] for key in ("config", "plan", "user_count", "feature_count")},
             "words": dict(self.sections()),
         }
+
+
+def share_of(ledger: Ledger) -> float:
+    """Of the budget: what no release to all users could spend any more."""
+    return max(1 - ledger.remaining / whole_budget(ledger.report()), 0.0)
+
+
+def shares(report: PrivacyReport, spent: float, purpose: Callable[[str], str]) -> list[Spent]:
+    """Every release and its share; samples, which no mu measures, share what others have not spent, each step alike."""
+    events = dict(report.events)
+    samples = {name: event for name, event in events.items() if isinstance(event, Sampled | Batched)}
+    plain = replace(report, events=tuple((name, event) for name, event in events.items() if name not in samples))
+    known = {one.name: replace(one, purpose=purpose(one.name)) for one in releases(plain)}
+    rest = spent - sum(one.share for one in known.values())
+    steps = sum(event.count for event in samples.values())
+    for name, event in samples.items():
+        share = rest * event.count / steps
+        known[name] = Spent(name, purpose(name), event.noise_multiplier, share, count=event.count)
+    return [known[name] for name in events]
 
 
 def is_neural(folder: Path) -> bool:

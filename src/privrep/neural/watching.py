@@ -20,7 +20,7 @@ from privrep.neural.heads import cross_entropy, head_scores, labels_of, one_thre
 from privrep.neural.many import ManySteps
 from privrep.privacy.billboard import Release
 from privrep.privacy.release import Query, Run
-from privrep.privacy.sampling import Poisson
+from privrep.privacy.sampling import Sampling
 
 USERS = 64  # the first of the table
 
@@ -40,7 +40,7 @@ class WatchedRun(Run):
         step: LocalStep | SlotStep,
         queries: Mapping[str, Query],
         group: Group | None = None,
-        sampling: Poisson | None = None,
+        sampling: Sampling | None = None,
     ) -> dict[str, Release]:
         released = super().ask(page, step, queries, group, sampling)
         inner = getattr(step, "step", step)  # of a step that also measures lengths

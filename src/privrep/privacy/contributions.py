@@ -16,7 +16,8 @@ from privrep.privacy.bounds import Losses as Losses
 AT_ONCE = 1 << 21  # numbers of users that are made float64 at a time: 16 MB
 GRAM_ROWS = 1 << 12  # of a user, for norms of products by Gram matrices; wider or longer ones are multiplied out
 GRAM_WIDTH = 1 << 22
-SUM_ROWS = 1 << 11  # rows of products that one matrix product adds up
+SUM_ROWS = 1 << 11  # rows of products that are added up before others
+FEW_ROWS = 1 << 9  # of them, in one matrix product
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ class Products:
       GRAM_ROWS and GRAM_WIDTH. A true norm of m / 65 or more is then below the root of what is computed plus
       33 * 2^-28 m, and a smaller one is below m / 64: adding 1e-6 m is enough for the first. The product itself gives
       the norm but for 2 (rows + p q) u m, which 1e-6 m covers for all sizes that a release may have.
-    * Sums. At most SUM_ROWS rows of weighted terms in one matrix product err by 2^-41.9 of their mass, and adding at
-      most 2^12 products to each other by 2^-41: 64 times the two is 2^-34.4 of the norms.
+    * Sums. At most SUM_ROWS rows of weighted terms, added up in any order, err by 2^-41.9 of their mass, and adding at
+      most 2^12 such sums to each other by 2^-41: 64 times the two is 2^-34.4 of the norms.
     """
 
     acute: ClassVar[bool] = False
@@ -171,8 +172,18 @@ class Products:
         left, right = (array if len(used) == users else array[used] for array in (self.left, self.right))
         left, right, each = left.reshape(-1, p), right.reshape(-1, q), np.repeat(weights[used], rows)[:, None]
         for some in _portions(len(each), SUM_ROWS):
-            total += left[some].astype(np.float64).T @ (right[some] * each[some])
+            total += _weighted_product(left[some], right[some], each[some])
         return total.ravel()
+
+
+def _weighted_product(left: NDArray[Any], right: NDArray[Any], each: Array) -> Array:
+    """The sum over rows of each left_r right_r^T. Few rows are made float64 at a time, so that wide ones stay in the
+    cache, and weights go to the narrower side."""
+    total, narrow = np.zeros((left.shape[1], right.shape[1])), left.shape[1] <= right.shape[1]
+    for some in _portions(len(each), FEW_ROWS):
+        a, b = (left[some] * each[some], right[some]) if narrow else (left[some], right[some] * each[some])
+        total += a.astype(np.float64, copy=False).T @ b.astype(np.float64, copy=False)
+    return total
 
 
 def _norms_by_gram(left: Array, right: Array) -> Array:

@@ -68,12 +68,15 @@ class Spent:
     group: Group | None = None
     delta: float = 0.0  # what a selection sets aside of delta
     epsilon: float = 0.0  # what a choice spends, with no delta
+    count: int = 1  # releases that one charge paid for: steps of a walk
 
     @property
     def remark(self) -> str:
         """What the share alone does not tell."""
         if self.group is not None:
             return f"group {self.group.index + 1} of {self.group.count}"
+        if self.count > 1:
+            return f"{self.count:,} steps"
         if self.epsilon:
             return f"epsilon {self.epsilon:.4g}, pure"
         return f"{self.delta:.3g} of delta" if self.delta else ""
@@ -110,8 +113,9 @@ def releases(report: PrivacyReport) -> list[Spent]:
         if isinstance(event, Pure):
             return Spent(name, purpose(name), None, choices * event.epsilon / pure, epsilon=event.epsilon)
         group = event.group if isinstance(event, Gaussian) else None
-        delta = event.delta if isinstance(event, Selection) else 0.0
-        return Spent(name, purpose(name), event.noise_multiplier, event.noise_multiplier**-2 / total, group, delta)
+        delta, count = (event.delta, 1) if isinstance(event, Selection) else (0.0, event.count)
+        share = count * event.noise_multiplier**-2 / total
+        return Spent(name, purpose(name), event.noise_multiplier, share, group, delta, count=count)
 
     return [spent(name, event) for name, event in report.events]
 

@@ -1,0 +1,146 @@
+"""`privrep fit-clip`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from privrep.cli.learning import stoppable
+from privrep.cli.shared import note, say, shout
+from privrep.errors import InputError
+
+if TYPE_CHECKING:
+    from privrep.multimodal.assembly import Prepared
+    from privrep.multimodal.config import MultimodalConfig
+    from privrep.multimodal.dp_clip import DPClip, Plan
+    from privrep.multimodal.sources import Inputs
+
+_NOT_PRIVATE = "(not private: for your eyes)"
+
+
+def fit_multimodal(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Data, encoders, privacy and training.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the model; else output.folder. Continues a stopped fit.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what would be done, and spend nothing.")] = False,
+) -> None:
+    """Learn to match images and texts privately (DP-CLIP)."""
+    from privrep.multimodal.config import read_config
+
+    asked = read_config(config)
+    folder = out or asked.out
+    if folder is None and not check:
+        raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
+    if folder is not None and not check and (folder / "model.json").is_file():
+        raise InputError(f"{folder} holds a finished model: use it, or choose another folder and spend another budget.")
+    with _progress() as bar:
+        made, test = _prepared(asked, bar)
+        if check:
+            _say_plan(made.model.planned(made.pairs), asked, made.model)
+            say("Nothing was spent.")
+            return
+        assert folder is not None
+        if (folder / "run.json").is_file():
+            note(f"Continuing the run in {folder}: pages that stand are read, and nothing is spent twice.")
+        _fit(made, folder, bar, asked)
+    _summarise(made, folder, test)
+
+
+def _prepared(asked: MultimodalConfig, bar: _Bar) -> tuple[Prepared, Inputs | None]:
+    from privrep.multimodal.sources import read_inputs
+
+    try:
+        from privrep.multimodal.assembly import prepared
+    except ModuleNotFoundError as error:
+        raise InputError(f"this needs {error.name}: pip install 'privrep[multimodal]'.") from None
+    inputs, test = read_inputs(asked.data)
+    bar.begin("encoding", len(inputs.images))
+    return prepared(asked, inputs, bar.at), test
+
+
+def _fit(made: Prepared, folder: Path, bar: _Bar, asked: MultimodalConfig) -> None:
+    from privrep.multimodal.assembly import keep_texts
+
+    def on_plan(plan: Plan) -> None:
+        _say_plan(plan, asked, made.model)
+        bar.begin("training", plan.settings.steps)
+
+    model = made.model
+    model.run_folder, model.on_plan, model.on_step = folder, on_plan, bar.at
+    with stoppable(folder):
+        model.fit(made.pairs)
+        keep_texts(folder, model.modules[1])
+
+
+def _say_plan(plan: Plan, asked: MultimodalConfig, model: DPClip) -> None:
+    several = f"a user, of whom the first {model.pairs_per_user:,} pairs take part"
+    unit = "a pair" if asked.data["unit"] == "pair" else several
+    say(f"Plan: {plan.words}.")
+    say(f"The unit of privacy is {unit}; the public texts ({made_of(asked)}) are not protected.")
+
+
+def made_of(asked: MultimodalConfig) -> str:
+    if "classes" in asked.data:
+        return f"prompts of {len(asked.data['classes']):,} classes"
+    return Path(asked.data["bank"]).name if "bank" in asked.data else "none"
+
+
+class _Bar:
+    """Progress on the operator's screen: images encoded, then steps taken."""
+
+    def __init__(self, shown: Any) -> None:
+        self._shown, self._task = shown, None
+
+    def begin(self, what: str, total: int) -> None:
+        if self._task is not None:
+            self._shown.remove_task(self._task)
+        self._task = self._shown.add_task(what, total=total)
+
+    def at(self, done: int, /) -> None:
+        self._shown.update(self._task, completed=done)
+
+
+@contextmanager
+def _progress() -> Iterator[_Bar]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        yield _Bar(shown)
+
+
+def _summarise(made: Prepared, folder: Path, test: Inputs | None) -> None:
+    report = made.model.privacy_
+    say(f"Model: {folder}")
+    say(f"Privacy: {report}")
+    if test is not None:
+        say(f"{_measured(made, test)} {_NOT_PRIVATE}")
+    if report.seeded:
+        shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
+    else:
+        say(f"All of {folder} but {folder / 'private'} may be published; cached features may not.")
+    say(f"To use it: privrep.multimodal.assembly.load(CONFIG.toml). What it means: privrep inspect {folder}")
+
+
+def _measured(made: Prepared, test: Inputs) -> str:
+    from privrep.multimodal.assembly import caption_rows
+    from privrep.multimodal.evaluation import retrieval, zero_shot
+
+    images = made.model.images(made.sides.image_rows(test.images))
+    if test.labels is not None:
+        assert made.class_of_text is not None
+        found = zero_shot(images, made.model.texts(made.pairs.bank), made.class_of_text, test.labels)
+        return f"Zero-shot accuracy on {len(images):,} test images: {found.accuracy:.3f}"
+    texts = made.model.texts(caption_rows(made.sides, test))
+    image_of = range(len(images)) if test.image_of is None else test.image_of
+    recall = retrieval(images, texts, image_of)
+    both = (recall.image_to_text, recall.text_to_image)
+    words = ["/".join(f"{share:.3f}" for share in found.values()) for found in both]
+    return f"Recall at 1/5/10 on {len(images):,} test images: of texts {words[0]}, of images {words[1]}"

@@ -1,0 +1,29 @@
+"""The same training without privacy, for comparison. Nothing here is private."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from privrep.engines.base import Users
+from privrep.errors import InputError
+from privrep.multimodal.training import Question, moved, start_state
+from privrep.neural.split import Weights
+
+NO_CLIP = 2.0**40  # a bound that no gradient reaches
+
+
+def train_openly(users: Users, question: Question, start: Weights, clipped: bool = False) -> Weights:
+    """NOT PRIVATE: the steps of `training.train` on everyone, without noise, and clipped only if that is asked for."""
+    settings, state = question.settings, start_state(start)
+    question.check()
+    if settings.asked(users.count) is not None:
+        raise InputError("open training is of everyone in every step: leave batch at None.")
+    for _ in range(settings.steps):
+        step = question.step(state["weights"].astype(np.float32))
+        bound = question.bound(step)
+        bound = bound if clipped else replace(bound, norm=NO_CLIP)
+        total = users.bounded_sums(step, {"gradient": bound})["gradient"].total
+        state = moved(state, step.gradient(total / question.divisor), settings)
+    return (state["average"] if settings.average else state["weights"]).astype(np.float32)

@@ -1,0 +1,116 @@
+"""What the config of `privrep fit-clip` names, read: images or features of them, labels or captions, users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data import images as readers
+from privrep.errors import InputError
+from privrep.multimodal.pairs import CaptionedImages, Floats, read_flickr8k, split_by_image
+
+HELD_OUT_SEED = 0  # of Flickr8k's images, by their names: public
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Pairs before they are encoded. Without `image_of` each image is in one pair."""
+
+    images: NDArray[Any]  # uint8 pixels (images, height, width[, 3]) or features (images, numbers)
+    labels: NDArray[np.int64] | None = None
+    captions: list[str] | Floats | None = None
+    image_of: NDArray[np.int64] | None = None  # the image of each caption
+    users: NDArray[Any] | None = None
+
+
+def read_inputs(data: Mapping[str, Any]) -> tuple[Inputs, Inputs | None]:
+    """The users' pairs, and those to measure with, if the config names some."""
+    test = data.get("test")
+    if data["kind"] == "flickr8k":
+        found = read_flickr8k(data["path"], data.get("most"))
+        held = 0 if test is None else test["held_out"]
+        parts = split_by_image(found, [max(len(found) - held, 0), held], HELD_OUT_SEED)
+        return _captioned(parts[0]), _captioned(parts[1]) if held else None
+    train = _users_named(_read(data), data)
+    return train, None if test is None else _read({**data, **test, "unit": "pair"})
+
+
+def public_texts(data: Mapping[str, Any]) -> list[str]:
+    """The captions of a text file, a line each."""
+    lines = [line.strip() for line in _lines(data["bank"])]
+    return [line for line in lines if line]
+
+
+def text_features(data: Mapping[str, Any]) -> tuple[Floats, NDArray[np.int64] | None]:
+    """Features of public texts from a NumPy archive, and the class of each, where it tells."""
+    arrays = readers._arrays(data["bank"], ("texts",), ("classes",))
+    classes = arrays.get("classes")
+    return arrays["texts"].astype(np.float32), None if classes is None else classes.astype(np.int64)
+
+
+def _read(data: Mapping[str, Any]) -> Inputs:
+    if data["kind"] == "features":
+        return _features(data)
+    found = _images(data)
+    classes = list(data["classes"])
+    place = np.array([*(classes.index(name) if name in classes else -1 for name in found.names), -1])
+    pixels = found.pixels[..., 0] if found.pixels.ndim == 4 and found.pixels.shape[3] == 1 else found.pixels
+    return Inputs(pixels, place[found.labels], users=found.users if data["unit"] == "user" else None)
+
+
+def _images(data: Mapping[str, Any]) -> readers.Images:
+    kind, names = data["kind"], data["classes"]
+    size, colour = tuple(data.get("size", ())), data.get("colour", True)
+    if kind == "idx":
+        return readers.read_idx(data["images"], data["labels"], data.get("transpose", False), names)
+    if kind == "cifar":
+        found = readers.read_cifar(data["path"], data.get("part", "train"), data.get("coarse", False))
+        return readers.Images(found.pixels, found.labels, tuple(names))
+    if kind == "npz":
+        return readers.read_npz(data["path"], names)
+    if kind == "folder":
+        return readers.read_image_folder(data["path"], size, colour, users=data["unit"] == "user")
+    columns = data["columns"]
+    user = columns.get("user", columns["label"])
+    return readers.read_image_parquet(data["path"], columns["image"], columns["label"], user, size, colour)
+
+
+def _features(data: Mapping[str, Any]) -> Inputs:
+    arrays = readers._arrays(data["path"], ("images",), ("labels", "captions", "users"))
+    labels, captions = arrays.get("labels"), arrays.get("captions")
+    if (labels is None) == (captions is None):
+        raise InputError(f"{data['path']} must hold either labels or captions beside images; write it so.")
+    if labels is not None and labels.dtype.kind not in "iu":
+        raise InputError(f"labels of {data['path']} must be whole numbers. Got {labels.dtype} instead.")
+    users = arrays.get("users") if data["unit"] == "user" else None
+    return Inputs(arrays["images"], None if labels is None else labels.astype(np.int64), captions=captions, users=users)
+
+
+def _users_named(inputs: Inputs, data: Mapping[str, Any]) -> Inputs:
+    if data["unit"] == "pair":
+        return inputs
+    users = np.array(_lines(data["users"])) if "users" in data else inputs.users
+    if users is None:
+        raise InputError(f'data.unit is "user", and {data["path"]} names no users; name them in data.users.')
+    if len(users) != len(inputs.images):
+        raise InputError(f"every image needs its user. Got {len(inputs.images):,} images and {len(users):,} users.")
+    return Inputs(inputs.images, inputs.labels, inputs.captions, users=users)
+
+
+def _captioned(found: CaptionedImages) -> Inputs:
+    texts, image_of = found.flat()
+    return Inputs(found.pixels, captions=texts, image_of=image_of, users=image_of)
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text in UTF-8; write it so.") from None
