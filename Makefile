@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint benchmark figure1 jester frontier classes writers margin table1 benchmark-neural clean
+.PHONY: demo test lint benchmark figure1 jester frontier classes writers margin table1 benchmark-neural dp-clip benchmark-multimodal clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,16 @@ table1: $(VENV)/neural   ## CENTAUR and its baselines on images; needs ../shared
 
 benchmark-neural: $(VENV)/neural   ## one round against a loop over users
 	$(BIN)/python -m benchmarks.neural
+
+dp-clip: $(VENV)/multimodal   ## DP-CLIP on images and photographs; needs ../shared/data, Debian's dataset-fashion-mnist
+	$(BIN)/python -m experiments.dp_clip
+	$(BIN)/python -m experiments.dp_clip_retrieval
+	$(BIN)/python -m experiments.dp_clip_linear
+	$(BIN)/python -m experiments.dp_blip
+
+benchmark-multimodal: $(VENV)/dev   ## one private step against the same without privacy; exact noise
+	$(BIN)/python -m benchmarks.multimodal
+	$(BIN)/python -m benchmarks.noise
 
 clean:
 	rm -rf $(VENV) demo

@@ -49,7 +49,7 @@ from privrep.multimodal.baselines import train_openly
 from privrep.multimodal.centre import Centred, TextSpace
 from privrep.multimodal.defaults import settings_for
 from privrep.multimodal.dp_clip import DPClip
-from privrep.multimodal.encoders import Projection
+from privrep.multimodal.encoders import Projection, blank
 from privrep.multimodal.evaluation import linear_probe, zero_shot
 from privrep.multimodal.membership import membership, pair_scores
 from privrep.multimodal.pairs import Pairs, captions_by_class, labelled
@@ -66,7 +66,7 @@ DIM, TEMPERATURE, CENTRE = 16, 0.1, 0.03
 CHOSEN = {  # by --choose
     "batch": Settings("batch", 200, 1024, clip=0.1, rate=0.03, optimiser="adam", page=50),
     "inside": Settings("inside", 100, 1024, "fixed", clip=1.0, rate=0.01, optimiser="adam", average=0.5, page=25),
-    OPEN: Settings("bank", 40, None, rate=4.0, optimiser="sgd", average=0.5),
+    OPEN: Settings("bank", 40, None, rate=8.0, optimiser="sgd", average=0.5),
 }
 GRIDS: dict[str, dict[str, tuple[float | int, ...]]] = {
     "batch": {"rate": (0.001, 0.003, 0.01, 0.03), "steps": (20, 200)},
@@ -171,13 +171,6 @@ def fitted(data: Labelled, method: str, epsilon: float, seed: int, settings: Set
         random_state=int(np.random.default_rng([SEED, seed]).integers(2**31)),
     )
     return model.fit(pairs)
-
-
-def blank(numbers: int, dim: int) -> nn.Linear:
-    """A projection of zeros: no embedding has a direction before something is learned."""
-    module = nn.Linear(numbers, dim, bias=False)
-    nn.init.zeros_(module.weight)
-    return module
 
 
 def _opened(pairs: Pairs, projection: nn.Module, space: nn.Module, settings: Settings | None) -> Opened:

@@ -279,12 +279,13 @@ class Mean:
     slots: int = 2
     whole: bool = True
     times: float = 1.0
+    many: int = 1 << 20
     seen: list[tuple[Any, Any, Any]] = field(default_factory=list)
 
     def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
         self.seen.append((X.copy(), y.copy(), places.copy()))
-        if (X == 13).any():
-            raise ValueError("thirteen")
+        if (X == 13).any() or (y != -1).any(axis=1).sum() > self.many:
+            raise ValueError("thirteen, or too many")
         return {"mean": Whole(self.times * X.sum(axis=(0, 1)) / max((y != -1).sum(), 1))}
 
 
@@ -342,8 +343,12 @@ def test_a_batch_gradient_is_clipped_as_one_and_counts_as_zero_if_it_is_not_fini
 
 
 def test_a_row_that_makes_a_whole_step_fail_is_not_heard_of_and_a_broken_step_is() -> None:
-    failed = InMemoryUsers(table(value=13.0)).bounded_sums(Mean(), WHOLE)["mean"].total
-    assert failed.tolist() == [0.0, 0.0]
+    failed, absent = (
+        InMemoryUsers(table(value=value)).bounded_sums(Mean(), WHOLE)["mean"].total for value in (13.0, math.nan)
+    )
+    assert failed.tolist() == absent.tolist()  # whose row it is counts as one without rows
+    at_odds = InMemoryUsers(table()).bounded_sums(Mean(many=3), WHOLE)["mean"].total
+    assert at_odds.tolist() == [0.0, 0.0]  # it fails, and on nobody alone
     step = Mean()
     InMemoryUsers(table(value=math.nan)).bounded_sums(step, WHOLE)
     assert (step.seen[0][1][0] == -1).all()  # whose row is not finite is absent

@@ -17,9 +17,9 @@ from torch.nn import functional  # noqa: E402
 from privrep.engines.in_memory import InMemoryUsers  # noqa: E402
 from privrep.errors import InputError, PrivrepError  # noqa: E402
 from privrep.multimodal import dp_clip  # noqa: E402
-from privrep.multimodal.defaults import LOGIT_NOISE, settings_for  # noqa: E402
+from privrep.multimodal.defaults import CAREFUL, LOGIT_NOISE, settings_for  # noqa: E402
 from privrep.multimodal.dp_clip import DPClip  # noqa: E402
-from privrep.multimodal.encoders import Projection  # noqa: E402
+from privrep.multimodal.encoders import Projection, blank  # noqa: E402
 from privrep.multimodal.pairs import captioned, labelled  # noqa: E402
 from privrep.multimodal.towers import layout_of, towers  # noqa: E402
 from privrep.multimodal.training import Question, Settings, moved, planned_multiplier, start_state, train  # noqa: E402
@@ -381,11 +381,13 @@ def test_settings_are_chosen_from_public_numbers(mechanism):
 
 def test_a_convex_loss_is_descended_on_everyone_as_far_as_the_budget_goes():
     image, text = encoders()
-    model = towers(image, text.requires_grad_(False), IMAGE, TEXT, cosine=False)
-    small, large = (settings_for("bank", model, 1000, mu, 0.1) for mu in (0.01, 100.0))
-    assert small.asked(1000) is None
-    assert small.rate < large.rate
-    assert small.rate * small.steps * 2 / (1000 * 0.01) == pytest.approx(LOGIT_NOISE * 0.1)
+    text.requires_grad_(False)
+    for start, noise in ((image, CAREFUL), (blank(IMAGE, int(text(torch.zeros(1, TEXT)).shape[1])), LOGIT_NOISE)):
+        model = towers(start, text, IMAGE, TEXT, cosine=False)
+        small, large = (settings_for("bank", model, 1000, mu, 0.1) for mu in (0.01, 100.0))
+        assert small.asked(1000) is None
+        assert small.rate < large.rate
+        assert small.clip * small.rate * small.steps * 2 / (1000 * 0.01) == pytest.approx(noise * 0.1)
     found = DPClip(image, text, epsilon=20.0, cosine=False, random_state=1).fit(of_classes(400))
     assert accuracy(found) > 0.8
     assert found.settings_.optimiser == "sgd"

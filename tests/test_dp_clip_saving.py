@@ -155,7 +155,7 @@ def test_another_fit_does_not_go_on_with_a_run(options: dict[str, Any], where: s
     with pytest.raises(ResumeError, match="user_count"):
         small(run_folder=tmp_path / "run").fit(made_up(61))
     other = made_up()
-    bank = Pairs(other.table, other.image_numbers, 0, BANK + 1)
+    bank = Pairs(other.table, other.image_numbers, 0, BANK + 1, other.unit)
     with pytest.raises(ResumeError, match=r"bank\.hash"):
         small(run_folder=tmp_path / "run").fit(bank)
 

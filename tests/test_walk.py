@@ -19,7 +19,7 @@ from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import Vectors, Whole
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.release import Query, Run, release_about_sample
 from privrep.privacy.sampling import Fixed, FixedSample, Poisson
 
 REPLACE = "replace-one-user"
@@ -208,6 +208,34 @@ def test_a_walk_that_was_killed_is_taken_anew_and_paid_for_once(
     ledger.close()
     assert read_ledger(path).epsilon == spent
     assert Billboard.read(tmp_path / "board")["walk"].arrays["at"].tolist() == end["at"].tolist()
+
+
+def test_a_walk_whose_own_code_fails_is_never_taken_again(
+    users: InMemoryUsers, tmp_path: Path, open_ledger: Callable[..., Ledger]
+) -> None:
+    def fails(state: Any, releases: Any) -> Any:
+        if state["steps"][0] == 2:
+            raise ValueError("whatever was drawn")
+        return moved(state, releases)
+
+    def loses(state: Any, releases: Any) -> Any:
+        return {"at": moved(state, releases)["at"]}
+
+    for number, (move, error) in enumerate(((fails, ValueError), (loses, InputError))):
+        path, board = tmp_path / f"{number}.jsonl", Billboard()
+        ledger = open_ledger(BUDGET, path)
+        with pytest.raises(error):
+            walk(Run(users, ledger, board, Spy(path)), move=move)
+        ledger.close()
+        assert "walk" not in board
+        with pytest.raises(ResumeError, match="was made before"):
+            walk(Run(users, open_ledger(BUDGET, path), board, Spy(path)))
+
+
+def test_batches_of_other_users_are_refused_below_the_run_too(users: InMemoryUsers) -> None:
+    asked = (Towards(START["at"]), QUERIES, Fixed(2, 10**6), Ledger(BUDGET), Spy(), "page")
+    with pytest.raises(InputError, match="and there are 20"):
+        release_about_sample(users, *asked)
 
 
 def test_a_page_that_answers_another_question_is_not_read(users: InMemoryUsers) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
     from privrep.estimators import CentaurLinear, PersonalHead, PrivAltMin, PrivateFedRep
     from privrep.margin import PrivateMarginSelector
+    from privrep.multimodal.dp_clip import DPClip as DPClip
     from privrep.neural.centaur import Centaur as Centaur
     from privrep.privacy.ledger import PrivacyReport
     from privrep.ratings import PrivateFactorization, Taste
@@ -27,6 +28,7 @@ _WHERE = {
     "Centaur": "privrep.neural.centaur",  # needs PyTorch, so it is not in __all__
     "CentaurLinear": "privrep.estimators",
     "ClassPopulation": "privrep.data.class_population",
+    "DPClip": "privrep.multimodal.dp_clip",  # needs PyTorch, too
     "InputError": "privrep.errors",
     "NothingLearned": "privrep.errors",
     "PersonalClassifier": "privrep.classifier",
@@ -76,7 +78,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError(f"{name} needs PyTorch: pip install 'privrep[torch]'.") from None
+        extra = "multimodal" if name == "DPClip" else "torch"
+        raise ImportError(f"{name} needs PyTorch: pip install 'privrep[{extra}]'.") from None
 
 
 def __dir__() -> list[str]:

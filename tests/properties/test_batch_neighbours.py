@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from privrep.engines import base
 from privrep.engines.in_memory import InMemoryUsers
+from privrep.errors import InputError
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import Whole
 from privrep.privacy.sampling import FixedSample, Poisson
@@ -48,6 +49,7 @@ class Pairs:
 
     slots: int = SLOTS
     whole: bool = True
+    counted: int = SLOTS
 
     def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
         rows, there = X.reshape(-1, FEATURES), (y != -1).ravel()
@@ -59,7 +61,7 @@ class Pairs:
             sides.append((part, direction, length))
         (x, u, zl), (t, v, zr) = sides
         slopes = 1 / (1 + np.exp(-4 * (u @ v.T))) - np.eye(len(u))
-        return {"pairs": Similarities(x, t, u, v, zl, zr, slopes * np.outer(there, there), self.slots, 3.0)}
+        return {"pairs": Similarities(x, t, u, v, zl, zr, slopes * np.outer(there, there), self.counted, 3.0)}
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,38 @@ def test_similarities_of_a_batch_move_by_what_one_user_touches(name: str, count:
         for some in (users, [*users[:who], SWAPS[name](rng), *users[who + 1 :]])
     )
     assert np.linalg.norm(after - before) <= bound.sensitivity("replace-one-user")
+
+
+@dataclass(frozen=True)
+class Fragile(Pairs):
+    """Fails on some rows: a frozen layer that cannot take them."""
+
+    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+        if (X == 13).any():
+            raise ValueError("thirteen")
+        return super().__call__(X, y, places)
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 8), st.integers(0, 2**32 - 1))
+def test_a_row_on_which_similarities_fail_moves_no_more_than_any_other(count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    users = population(rng, count)
+    firsts = [(np.full((SLOTS, FEATURES), value, np.float32), np.zeros(SLOTS)) for value in (0.5, 13, np.nan)]
+    bound = Bound(0.01, SIZE, touched=touched_terms(count * SLOTS, SLOTS, 3.0))
+    before, after, absent = (
+        InMemoryUsers(table([first, *users[1:]]), 1).bounded_sums(Fragile(), {"pairs": bound})["pairs"].total
+        for first in firsts
+    )
+    assert np.linalg.norm(after - before) <= bound.sensitivity("replace-one-user")
+    assert np.array_equal(after, absent)
+
+
+def test_terms_counted_for_other_rows_a_user_are_refused() -> None:
+    users = population(np.random.default_rng(1), 4)
+    bound = Bound(1.0, SIZE, touched=1e4)
+    with pytest.raises(InputError, match="another number of rows"):
+        InMemoryUsers(table(users), 1).bounded_sums(Pairs(counted=1), {"pairs": bound})
 
 
 def test_similarities_of_others_stay_the_same_to_the_last_bit() -> None:

@@ -21,7 +21,7 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
     say(f"Model: {out}")
     say(
         f"Privacy: epsilon {report.epsilon:.4g} of {report.epsilon_budget:g} spent, delta {report.delta:g}, "
-        f"user level, {report.relation}"
+        f"{report.unit} level, {report.relation}"
     )
     for line in _contents(fitted, fitted.heads, asked):
         say(line)

@@ -38,22 +38,20 @@ class LocalStep(Protocol):
     """What users compute on their own rows, given public values: a frozen dataclass of public arrays and numbers.
 
     Called with a group of users of equal size, X of shape (users, rows, features) and y of shape (users, rows), or
-    (users, rows, targets) where there are several; returns their contributions to each statistic. A step that makes
-    one vector per user says how long it is in an attribute `vector_size`, and is called with fewer users where those
-    are long. A step whose attribute `sparse` is true gets `SparseRows` where the users' rows are sparse, and says in
+    (users, rows, targets) where there are several; returns their contributions to each statistic. A step that makes one
+    vector per user says how long it is in an attribute `vector_size`, and is called with fewer users where those are
+    long. A step whose attribute `sparse` is true gets `SparseRows` where the users' rows are sparse, and says in
     `sparse_vector_size` if it makes a dense vector of each user's; any other step gets dense rows, of few users at a
-    time.
-    A step that says in an attribute `slots` how many rows of each user it takes is called with X of shape
-    (users, slots, features), y of shape (users, slots) and `places`, the positions of these users in the population. Of
-    a user with more rows it gets the first, and rows that are missing are zero, with -1 for y; so are all rows of a
-    user with a number that is not finite. See `engines.slots` for which users share a call: in calls about a sample
-    there are seats that nobody takes, without rows and with -1 for a place, and what a step says of those is not
-    counted.
-    A step with slots whose attribute `whole` is true is called once, with all users who are asked; `places` are then
-    their numbers in this batch, from 0. It returns terms of a function of the batch, kinds of contributions that say
-    how many of them one user has `touched`. It may look at all rows, and fail on any: then its sums are zero.
-    Of all other steps, a user's contribution must be a function of that user's rows alone, to the last bit: see
-    `local.least_squares`.
+    time. A step that says in an attribute `slots` how many rows of each user it takes is called with X of shape (users,
+    slots, features), y of shape (users, slots) and `places`, the positions of these users in the population. Of a user
+    with more rows it gets the first, and rows that are missing are zero, with -1 for y; so are all rows of a user with
+    a number that is not finite. See `engines.slots` for which users share a call: in calls about a sample there are
+    seats that nobody takes, without rows and with -1 for a place, and what a step says of those is not counted. A step
+    with slots whose attribute `whole` is true is called once, with all users who are asked; `places` are then their
+    numbers in this batch, from 0. It returns terms of a function of the batch, kinds of contributions that say how many
+    of them one user has `touched`. It may look at all rows, and fail on those of some: if it does, it must fail on some
+    user's alone, who is then one without rows. Of all other steps, a user's contribution must be a function of that
+    user's rows alone, to the last bit: see `local.least_squares`.
     """
 
     def __call__(self, X: Any, y: NDArray[Any]) -> Mapping[str, Contributions | Losses]: ...
@@ -246,8 +244,12 @@ def _sum_call(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound
 
 
 def _sum_whole(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
-    """The clipped terms of a function of the batch, or zeros if it fails, which nobody hears of: it may be for a row.
-    A step that fails even if no row is there is broken, and that is an error."""
+    """The clipped terms of a function of the batch. Users on whose rows it fails alone are users without rows, at their
+    seats, and nobody hears of it: other users' terms stay what they are.
+
+    If it fails even then, it is an error, except where the function is one term that any user may change wholly: there
+    zero is as good a value as any other. A step that fails if no row is there is broken, and always an error.
+    """
     zeros = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     if not len(call.places):
         return 0, 1, zeros
@@ -256,12 +258,23 @@ def _sum_whole(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBoun
         try:
             return len(call.places), 1, _whole_sums(call, step, bounds)
         except Exception:
+            failed = np.array([_fails(step, call.only(seat)) for seat in range(len(call.X))])
             _whole_sums(call.without(np.ones(len(call.places), bool)), step, bounds)
+        try:
+            return len(call.places), 1, _whole_sums(call.without(failed), step, bounds)
+        except Exception:
+            if any(getattr(bound, "touched", None) != 1 for bound in bounds.values()):
+                raise InputError(
+                    "a function of the batch fails, and on nobody's rows alone; nothing was released."
+                ) from None
             return len(call.places), 1, zeros
 
 
 def _whole_sums(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound]) -> dict[str, Array]:
     contributions = step(call.X, call.y, call.places)
+    for kind in contributions.values():
+        if getattr(kind, "slots", step.slots) != step.slots:
+            raise InputError("terms of a batch were counted for another number of rows a user than the step has.")
     return {key: clipped_sum(contributions[key], bound) for key, bound in bounds.items()}
 
 

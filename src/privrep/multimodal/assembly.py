@@ -28,6 +28,7 @@ from privrep.multimodal.encoders import (
     MINILM_TOKENS,
     Encoder,
     Projection,
+    blank,
     cached,
     clip_encoders,
     described,
@@ -231,10 +232,8 @@ def _wheels(asked: MultimodalConfig, side: int, once: Once) -> Sides:
             text = Projection(text_numbers, dim, seed=2)
         if whole and network:
             return projected(network, dim, seed=1).module, text
-        image = Projection(numbers, dim, seed=1)
-        if asked.linear and not asked.cosine:
-            nn.init.zeros_(image.weight)  # no embedding has a direction before something is learned
-        return image, text
+        free = asked.linear and not asked.cosine
+        return blank(numbers, dim) if free else Projection(numbers, dim, seed=1), text
 
     return Sides(image_rows, text_rows if words else None, modules)
 

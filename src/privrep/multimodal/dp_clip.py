@@ -112,7 +112,7 @@ class DPClip:
         spent twice. Rows are not compared: they must be the same.
         """
         question, budget = self._question(pairs)
-        self.described_ = saving.describe(self, question, budget)
+        self.described_ = saving.describe(self, question, budget, pairs.unit)
         if self.run_folder is not None:
             saving.claim(Path(self.run_folder), self.described_)
         self.settings_ = question.settings
@@ -166,7 +166,7 @@ class DPClip:
             ledger.close()
         self.towers_, self.noise_multiplier_ = question.towers, multiplier
         self.ledger_, self.billboard_ = ledger, billboard
-        self.privacy_: PrivacyReport = ledger.report()
+        self.privacy_: PrivacyReport = replace(ledger.report(), unit=pairs.unit)
 
     def save(self, folder: str | Path, overwrite: bool = False) -> None:
         """Write the trained weights, the ledger and every release to a folder, all of which may be published."""
@@ -183,7 +183,7 @@ class DPClip:
         model.towers_ = model.towers_of(saved.layout, saved.mean)
         model.weights_, model.noise_multiplier_ = saved.weights(model.towers_.size), saved.noise_multiplier
         model.ledger_, model.billboard_ = saved.ledger, saved.billboard
-        model.privacy_ = saved.ledger.report()
+        model.privacy_ = replace(saved.ledger.report(), unit=saved.described["unit"])
         return model
 
     @property

@@ -76,6 +76,14 @@ class Projection(nn.Linear):
         initialise(self, f"projection {seed}")
 
 
+def blank(numbers: int, dim: int) -> nn.Linear:
+    """A linear map of zeros, to begin with where embeddings of images have free lengths (`cosine=False`): nothing is
+    known before something is learned."""
+    module = nn.Linear(numbers, dim, bias=False)
+    nn.init.zeros_(module.weight)
+    return module
+
+
 def projected(encoder: Encoder, dim: int, seed: int) -> Encoder:
     """The same encoder with a linear projection of its embeddings to `dim` numbers, trainable."""
     module = nn.Sequential(encoder.module, Projection(encoder.dim, dim, seed))
@@ -190,9 +198,9 @@ def cached(path: str | os.PathLike[str], of: str, make: Callable[[], Floats]) ->
             raise InputError(f"{path} holds {said}, not {of}; delete it or choose another name.")
         return np.asarray(found, dtype=np.float32)
     result = np.ascontiguousarray(make(), dtype=np.float32)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    with open(unfinished, "wb") as stream:
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
         np.savez(stream, features=result, of=np.array(of))
     os.replace(unfinished, path)
     return result

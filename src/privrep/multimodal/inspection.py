@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ _MECHANISM = {
 }
 _PURPOSE = {"centre": "mean of the images' features", "steps": "steps on the encoders"}
 _COVERED = "It covers all that this folder holds outside private/: the trained weights, the ledger and every page."
+_PAIR = "The unit is a pair of an image and a text: a person with several pairs is protected less, each pair by itself."
 _NOT_PROTECTED = (
     "Membership and the number of users: that someone is among the users is taken as known.",
     "The bank of captions, class names and prompts: taken as public facts.",
@@ -48,7 +49,7 @@ class Inspection:
 
     @property
     def privacy(self) -> PrivacyReport:
-        return self.ledger.report()
+        return replace(self.ledger.report(), unit=self.described["unit"])
 
     @property
     def share_spent(self) -> float:
@@ -66,6 +67,8 @@ class Inspection:
             words.Inspection(self.folder, self.finished, like, models.Columns(), report, None, None)
         )
         protected = [_COVERED if line.startswith("It covers") else line for line in common[0][1]]
+        if self.described["unit"] == "pair":
+            protected = [_PAIR if line.startswith("The unit is") else line for line in protected]
         most = config["pairs_per_user"]
         protected.append(f"Of each user the first {f'{most:,} pairs take' if most > 1 else 'pair takes'} part.")
         kept = [

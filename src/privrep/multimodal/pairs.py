@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from privrep.errors import InputError
 
 Floats = NDArray[np.float32]
 Users = Sequence[Hashable] | NDArray[Any]
+Unit = Literal["pair", "user"]
 MOST_CAPTIONS = 1 << 24  # whole numbers up to here are exact in float32
 
 TEMPLATES = (
@@ -73,6 +74,7 @@ class Pairs:
     image_numbers: int
     text_numbers: int  # of a free caption in the row; 0 where all captions come from the bank
     bank: Floats  # (texts, numbers of a text), public
+    unit: Unit = "user"  # what the owner of the data calls a user of the table: for the record
 
     def __post_init__(self) -> None:
         if self.bank.ndim != 2 or self.bank.dtype != np.float32 or not np.isfinite(self.bank).all():
@@ -145,7 +147,8 @@ def labelled(
     sizes = np.array([len(choice) for choice in choices])
     padded = np.array([np.resize(choice, sizes.max()) for choice in choices])
     y = padded[found, _turns(groups, users is None) % sizes[found]]
-    return Pairs(UserTable.from_rows(rows, y.astype(np.float32), groups), rows.shape[1], 0, texts)
+    table = UserTable.from_rows(rows, y.astype(np.float32), groups)
+    return Pairs(table, rows.shape[1], 0, texts, "pair" if users is None else "user")
 
 
 def captioned(
@@ -161,7 +164,7 @@ def captioned(
     public = np.zeros((0, texts.shape[1]), np.float32) if bank is None else _rows(bank, "the bank")
     y = np.full(len(rows), len(public), dtype=np.float32)
     table = UserTable.from_rows(np.concatenate([rows, texts], axis=1), y, _groups(users, len(rows)))
-    return Pairs(table, rows.shape[1], texts.shape[1], public)
+    return Pairs(table, rows.shape[1], texts.shape[1], public, "pair" if users is None else "user")
 
 
 def _rows(values: NDArray[Any], what: str) -> Floats:

@@ -43,12 +43,13 @@ _SAME = ("mechanism", "temperature", "learn_temperature", "cosine", "centre", "p
 _SIDES = ("image", "text")
 
 
-def describe(model: DPClip, question: Question, budget: Budget) -> Described:
+def describe(model: DPClip, question: Question, budget: Budget, unit: str) -> Described:
     """All public facts of a fit: what a run must agree in to be continued, and what a model is made of again."""
     bank, layout = np.ascontiguousarray(question.layout.bank), question.layout
     described = {
         "format": FORMAT,
         "user_count": question.users,
+        "unit": unit,
         "image_numbers": layout.image_numbers,
         "text_numbers": layout.text_numbers,
         "bank": {"texts": len(bank), "numbers": bank.shape[1], "hash": hashlib.sha256(bank.tobytes()).hexdigest()[:32]},

@@ -101,7 +101,7 @@ def towers(
     learn_scale: bool = False,
     cosine: bool = True,
 ) -> Towers:
-    """Both modules, checked: what would carry one user's data to another is refused, and sizes must fit."""
+    """Both modules, checked: layers known to carry one user's data to another are refused, and sizes must fit."""
     dims = []
     for what, module, numbers in (("image encoder", image, image_numbers), ("text encoder", text, text_numbers)):
         check_module(module, what)

@@ -82,13 +82,14 @@ class PrivacyReport:
     accountant: str
     events: tuple[tuple[str, Event], ...]
     seeded: bool
+    unit: str = "user"  # what is protected as a whole: the word for a user of the run
 
     def __str__(self) -> str:
         seeded = "  SEEDED: a simulation, not private" if self.seeded else ""
         pure = "" if self.delta else " pure,"
         releases = sum(getattr(event, "count", 1) for _, event in self.events)
         return (
-            f"({self.epsilon:.4g}, {self.delta:g})-DP,{pure} user level, {self.relation}, of a budget of "
+            f"({self.epsilon:.4g}, {self.delta:g})-DP,{pure} {self.unit} level, {self.relation}, of a budget of "
             f"{self.epsilon_budget:g}, {releases} releases{seeded}"
         )
 
@@ -157,6 +158,12 @@ class Ledger:
         for name, event in events.items():
             if self._entries.get(name) != event:
                 raise ResumeError(f"the billboard has {name!r}, which this ledger never charged at that price.")
+        if page not in self._posted:
+            self._write([{"posted": page}])
+            self._posted.add(page)
+
+    def abandoned(self, page: str) -> None:
+        """Record that a page will never stand although something of it was drawn: its charges pay for no other draw."""
         if page not in self._posted:
             self._write([{"posted": page}])
             self._posted.add(page)

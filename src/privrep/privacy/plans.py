@@ -126,7 +126,10 @@ def check_step(
         raise InputError("how many terms one user touches depends on the size of the batch: use a fixed one (Fixed).")
 
 
-def check_batches(sampling: Fixed, relation: Relation, count: int) -> None:
+def check_batches(sampling: Sampling | None, relation: Relation, count: int) -> None:
+    """Whether batches of a fixed size are of these users, and the relation is one for them."""
+    if not isinstance(sampling, Fixed):
+        return
     sampling.check_relation(relation)
     if sampling.count != count:
         raise InputError(f"these batches are of {sampling.count:,} users, and there are {count:,}. Say how many.")

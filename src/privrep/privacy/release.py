@@ -78,6 +78,7 @@ def release_about_sample(
     """
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
+    check_batches(sampling, relation, users.count)
     plan = {key: plan_of(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
     ledger.charge(sample_events(page, queries, sampling, relation))
     return _drawn(users, step, queries, plan, sampling, noise, page)
@@ -119,10 +120,13 @@ def release_walk(
     Formal guarantee: each step's question is made of the releases before it and of public facts, so the steps compose
     as the one event charged says, `count` of them. The charge is on record before the first key is drawn. The walk
     returns where it ended, a function of its releases; nothing else of it is kept. One that was stopped on its way is
-    taken anew from the start, with new keys and new noise, and nobody has seen anything of the first.
+    taken anew from the start, with new keys and new noise, and nobody has seen anything of the first. `question` and
+    `move` see releases before they are posted: they must keep nothing of them. If one of them fails, it may be for what
+    was drawn: the walk is abandoned, its charge stands, and it is never taken again.
     """
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
+    check_batches(sampling, relation, users.count)
     plan = {key: plan_of(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
     bounds = [query.bound for query in queries.values()]
     state = {key: np.array(value, dtype=np.float64) for key, value in start.items()}
@@ -130,12 +134,23 @@ def release_walk(
     check_step(step, bounds, relation, sampling=sampling)
     ledger.charge(sample_events(page, queries, sampling or Poisson(1), relation, steps))
     for number in range(steps):
-        state = move(state, _drawn(users, step, queries, plan, sampling, noise, f"{page}/{number}"))
+        released = _drawn(users, step, queries, plan, sampling, noise, f"{page}/{number}")
+        try:
+            state = move(state, released)
+            _check_state(state, start)
+            if number + 1 < steps:
+                step = question(state)
+                check_step(step, bounds, relation, sampling=sampling)
+        except Exception:
+            ledger.abandoned(page)
+            raise
         on_step(number + 1)
-        if number + 1 < steps:
-            step = question(state)
-            check_step(step, bounds, relation, sampling=sampling)
     return _walk_of(steps, state, queries, plan)
+
+
+def _check_state(state: Mapping[str, Array], start: Mapping[str, Array]) -> None:
+    if {key: np.shape(value) for key, value in state.items()} != {key: np.shape(value) for key, value in start.items()}:
+        raise InputError("a step of a walk must leave the same names and shapes of public numbers that it began with.")
 
 
 def _walk_of(steps: int, state: Mapping[str, Array], queries: Mapping[str, Query], plan: Mapping[str, Plan]) -> Walk:
