@@ -18,7 +18,17 @@ from threadpoolctl import ThreadpoolController
 from privrep.data.groups import Group
 from privrep.data.sparse_rows import SparseRows
 from privrep.data.user_table import UserTable
-from privrep.engines.slots import BATCH_CALLS, Call, calls, cut_calls, is_whole, seats_of, slots_of, whole_call
+from privrep.engines.slots import (
+    BATCH_CALLS,
+    SMALL_CALL,
+    Call,
+    calls,
+    cut_calls,
+    is_whole,
+    seats_of,
+    slots_of,
+    whole_call,
+)
 from privrep.errors import InputError
 from privrep.privacy.bounds import (
     MAX_USERS,
@@ -158,7 +168,10 @@ def _block_sums(
     first, blocks = _first(blocks)
     features, vector_size = 1 if first is None else first.n_features, getattr(step, "vector_size", 0)
     if isinstance(sample, FixedSample):
-        seats = min(seats_of(slots, features, vector_size), -(-sample.size // BATCH_CALLS))
+        least = SMALL_CALL // (slots * features)
+        seats = min(
+            seats_of(slots, features, vector_size), max(-(-sample.size // BATCH_CALLS), min(least, sample.size))
+        )
         made = cut_calls(whole_call(blocks, slots, _places(sample, count)), seats)
     else:
         members, expected = (None, None) if sample is None else (sample.members(count), sample.rate * count)

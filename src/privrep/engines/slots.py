@@ -33,6 +33,7 @@ NUMBERS = 1 << 23  # of the rows of one call
 VECTOR_NUMBERS = 1 << 22  # of the vectors that a step makes of one call
 LOAD = 16  # calls of a sample, roughly: with many, seats are taken evenly, and few stay empty
 BATCH_CALLS = 4  # calls of a batch of fixed size, or more: some for every core
+SMALL_CALL = 1 << 21  # numbers that are not worth cutting up
 WAITING = 8  # calls of a sample that wait for their seats to be taken
 
 
