@@ -130,7 +130,7 @@ def test_a_fit_from_a_file_writes_a_model_that_loads(folder: Path, capsys: pytes
         "told apart from the public captions",
         "steps-3/gradient",
         "4 steps",
-        "the first pair takes part",
+        "at the level of pairs",
     ):
         assert part in out, part
     data = json.loads(run(capsys, "inspect", folder / "model", "--json")[1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,6 +122,7 @@ def keep_texts(folder: Path, text: nn.Module) -> None:
     if isinstance(text, TextSpace):
         arrays = {name: np.ascontiguousarray(value.numpy()) for name, value in text.state_dict().items()}
         save_file(arrays, str(folder / TEXT_SPACE))
+        os.chmod(folder / TEXT_SPACE, 0o644)  # made of public texts, as public as the rest of the folder
 
 
 def _kept_texts(folder: Path) -> nn.Module | None:

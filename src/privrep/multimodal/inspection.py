@@ -68,9 +68,11 @@ class Inspection:
         )
         protected = [_COVERED if line.startswith("It covers") else line for line in common[0][1]]
         if self.described["unit"] == "pair":
-            protected = [_PAIR if line.startswith("The unit is") else line for line in protected]
-        most = config["pairs_per_user"]
-        protected.append(f"Of each user the first {f'{most:,} pairs take' if most > 1 else 'pair takes'} part.")
+            protected = [_PAIR if line.startswith("The unit is") else _of_pairs(line) for line in protected]
+            common = [(heading, [_of_pairs(line) for line in lines]) for heading, lines in common]
+        else:
+            most = config["pairs_per_user"]
+            protected.append(f"Of each user the first {f'{most:,} pairs take' if most > 1 else 'pair takes'} part.")
         kept = [
             part for part in common[1:] if part[0] not in ("What is not protected", "The method", "The representation")
         ]
@@ -103,7 +105,8 @@ class Inspection:
         names = [self.described["modules"][side]["class"] for side in ("image", "text")]
         return [
             f"Trained weights of two modules, {names[0]} and {names[1]}, of {self.described['user_count']:,} users.",
-            f"To use it: privrep.multimodal.dp_clip.DPClip.load({self.folder!r}, image_encoder, text_encoder).",
+            f"To use it: privrep.multimodal.dp_clip.DPClip.load({self.folder!r}, image_encoder, text_encoder), or, "
+            "after privrep fit-clip, privrep.multimodal.assembly.load(CONFIG.toml).",
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -167,3 +170,18 @@ def read_described(path: Path) -> dict[str, Any]:
         for side in ("image", "text"):
             described["modules"][side]["class"]
     return dict(described)
+
+
+def _of_pairs(line: str) -> str:
+    """The same sentence where every user is one pair."""
+    said = {
+        "at the level of users": "at the level of pairs",
+        "Whatever one user's rows are, they make": "Whatever one pair is, it makes",
+        "in the rows, any or all, of one user": "in one pair",
+        "The number of users": "The number of pairs",
+        "the users' rows": "the pairs",
+        "all the other users together": "all the other pairs together",
+    }
+    for users, pairs in said.items():
+        line = line.replace(users, pairs)
+    return line
