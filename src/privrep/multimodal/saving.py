@@ -24,13 +24,14 @@ import numpy as np
 from torch import nn
 
 from privrep import model as models
-from privrep.errors import InputError, ResumeError
+from privrep.errors import InputError
 from privrep.multimodal.centre import PAGE, mean_of
 from privrep.multimodal.inspection import FORMAT, read_described
 from privrep.multimodal.pairs import Floats
 from privrep.multimodal.towers import Layout
 from privrep.multimodal.training import Question, Settings
-from privrep.neural.saving import _differs, _new_folder, fingerprint
+from privrep.neural.folders import claim_folder, finish_folder, new_folder
+from privrep.neural.saving import fingerprint
 from privrep.neural.split import Weights
 from privrep.privacy.billboard import Billboard, Walk
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
@@ -72,40 +73,17 @@ def _prints(module: nn.Module) -> dict[str, str]:
 
 def claim(folder: Path, described: Described) -> None:
     """Make the folder of a run, or check that the one that stands is of this very run."""
-    if (folder / "model.json").is_file():
-        raise InputError(
-            f"{folder} holds a finished model: load it, or choose another folder and spend another budget."
-        )
-    path = folder / "run.json"
-    if path.is_file():
-        with models.damage_explained(folder, "run.json"):
-            stands = json.loads(path.read_text())
-        if stands != described:
-            raise ResumeError(
-                f"{folder} holds a run with other settings, weights, texts or users ({_differs(stands, described)}). "
-                "Continue it with the same arguments, or choose another folder."
-            )
-        return
-    others = [] if not folder.is_dir() else [file.name for file in folder.iterdir() if file.name != "run.tmp"]
-    if others or (folder.exists() and not folder.is_dir()):  # run.tmp: whoever wrote run.json was killed
-        raise InputError(f"{folder} is not an empty folder and holds no run of privrep. Choose another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    models.write_json(path, described)
+    claim_folder(folder, described, "settings, weights, texts or users")
 
 
 def finish(folder: Path, described: Described) -> None:
     """Write model.json into the folder of a run: from then on it is a model."""
-    models.write_json(folder / "model.json", described)
-    (folder / "run.json").unlink(missing_ok=True)
+    finish_folder(folder, described)
 
 
 def save(folder: Path, described: Described, ledger: Ledger, billboard: Billboard, overwrite: bool) -> None:
     """Write a model to a folder, all of it or nothing."""
-    if folder.exists() and not overwrite:
-        raise InputError(f"{folder} exists already. Choose another folder, or pass overwrite=True.")
-    if folder.exists() and not (folder / "model.json").is_file():
-        raise InputError(f"{folder} is not a model folder, so it is not overwritten. Choose another folder.")
-    with _new_folder(folder) as new:
+    with new_folder(folder, overwrite) as new:
         ledger.write(new / "ledger.jsonl")
         billboard.write(new / "billboard")
         finish(new, described)

@@ -15,9 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +27,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from privrep import model as models
-from privrep.errors import InputError, ResumeError
+from privrep.errors import InputError
 from privrep.neural.checks import known_classes
 from privrep.neural.discipline import Plan
 from privrep.neural.features import FeatureMap, Frozen, from_json
 from privrep.neural.fitting import Leading, Learned, PriorHeads, Shape, directions_split, linear_split
+from privrep.neural.folders import claim_folder, finish_folder, new_folder
 from privrep.neural.heads import HeadFit
 from privrep.neural.inspection import FORMAT, read_described
 from privrep.neural.own_heads import OwnHeads
@@ -52,33 +51,14 @@ Described = dict[str, Any]
 def claim(folder: Path, described: Described) -> None:
     """Make the folder of a run, or check that the one that stands is of this very run."""
     _check_names(described)
-    if (folder / "model.json").is_file():
-        raise InputError(
-            f"{folder} holds a finished model: load it, or choose another folder and spend another budget."
-        )
-    path, wanted = folder / "run.json", json.loads(json.dumps({"format": FORMAT, **described}))
-    if path.is_file():
-        with models.damage_explained(folder, "run.json"):
-            stands = json.loads(path.read_text())
-        if stands != wanted:
-            raise ResumeError(
-                f"{folder} holds a run with other settings, weights or users ({_differs(stands, wanted)}). Continue it "
-                "with the same arguments, or choose another folder."
-            )
-        return
-    others = [] if not folder.is_dir() else [file.name for file in folder.iterdir() if file.name != "run.tmp"]
-    if others or (folder.exists() and not folder.is_dir()):  # run.tmp: whoever wrote run.json was killed
-        raise InputError(f"{folder} is not an empty folder and holds no run of privrep. Choose another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    models.write_json(path, wanted)
+    claim_folder(folder, json.loads(json.dumps({"format": FORMAT, **described})), "settings, weights or users")
 
 
 def finish(folder: Path, described: Described, heads: OwnHeads | None) -> None:
     """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
     if heads is not None:
         write_heads(heads, folder)
-    models.write_json(folder / "model.json", {"format": FORMAT, **described})
-    (folder / "run.json").unlink(missing_ok=True)
+    finish_folder(folder, {"format": FORMAT, **described})
 
 
 def save(
@@ -86,32 +66,10 @@ def save(
 ) -> None:
     """Write a model to a folder, all of it or nothing."""
     _check_names(described)
-    if folder.exists() and not overwrite:
-        raise InputError(f"{folder} exists already. Choose another folder, or pass overwrite=True.")
-    if folder.exists() and not (folder / "model.json").is_file():
-        raise InputError(f"{folder} is not a model folder, so it is not overwritten. Choose another folder.")
-    with _new_folder(folder) as new:
+    with new_folder(folder, overwrite) as new:
         ledger.write(new / "ledger.jsonl")
         billboard.write(new / "billboard")
         finish(new, described, heads)
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write to that becomes `folder` when all went well; what stood there stays when not."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:  # for the owner only
-        new, old = Path(temporary) / "new", Path(temporary) / "old"
-        new.mkdir(mode=0o755)
-        yield new
-        if folder.exists():
-            os.replace(folder, old)
-        try:
-            os.replace(new, folder)
-        except BaseException:
-            if old.exists():
-                os.replace(old, folder)
-            raise
 
 
 @dataclass(frozen=True)
@@ -350,16 +308,3 @@ def _check_names(described: Described) -> None:
     classes = described["config"]["classes"]
     if isinstance(classes, list) and not all(isinstance(name, str | int | float) for name in classes):
         raise InputError("a model can be saved only if its classes are named by texts or numbers; rename them.")
-
-
-def _differs(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str:
-    """The first place where two descriptions differ."""
-    if not isinstance(stands, dict):
-        return within or "run.json"
-    for key in (*wanted, *stands):
-        if key not in stands or key not in wanted:
-            return f"{within}{key}"
-        if stands[key] != wanted[key]:
-            inner = isinstance(wanted[key], dict) and isinstance(stands[key], dict)
-            return _differs(stands[key], wanted[key], f"{within}{key}.") if inner else f"{within}{key}"
-    return "nothing"
