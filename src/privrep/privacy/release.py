@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from privrep.privacy.billboard import Billboard, Choice, Release, Selected, Walk
 from privrep.privacy.bounds import LEVELS, Array, Bound, BoundedSum, LossBound
 from privrep.privacy.exponential import choice_events, scale_in_levels
 from privrep.privacy.ledger import Ledger
-from privrep.privacy.noise import Integers, NoiseSource, to_grid
+from privrep.privacy.noise import NoiseSource, to_grid
 from privrep.privacy.plans import (
     Plan,
     another_question,
@@ -94,19 +93,13 @@ def _drawn(
     noise: NoiseSource,
     name: str,
 ) -> dict[str, Release]:
-    """Noisy sums over a new sample, or over everyone; paid for by who calls this. Noise, which depends on no sum, is
-    drawn while the users are asked."""
+    """Noisy sums over a new sample, or over everyone; paid for by who calls this."""
     bounds = {key: query.bound for key, query in queries.items()}
     sample = None if sampling is None else sampling.sample(noise.key(name))
-    with ThreadPoolExecutor(1) as pool:
-        drawn = {
-            key: pool.submit(noise, f"{name}/{key}", planned.sigma / planned.step, bounds[key].size)
-            for key, planned in plan.items()
-        }
-        sums = users.bounded_sums(step, bounds) if sample is None else users.bounded_sums(step, bounds, sample=sample)
+    sums = users.bounded_sums(step, bounds) if sample is None else users.bounded_sums(step, bounds, sample=sample)
     if any(sums[key].bound != bound for key, bound in bounds.items()):
         raise InputError("the sums over a sample were clipped to another bound; nothing was released.")
-    return {key: _with_noise(sums[key], planned, drawn[key].result()) for key, planned in plan.items()}
+    return {key: _noisy(sums[key], planned, noise, f"{name}/{key}") for key, planned in plan.items()}
 
 
 def release_walk(
@@ -229,11 +222,7 @@ def _norm_bound(total: BoundedSum) -> Bound:
 
 
 def _noisy(total: BoundedSum, plan: Plan, noise: NoiseSource, name: str) -> Release:
-    return _with_noise(total, plan, noise(name, plan.sigma / plan.step, total.bound.size))
-
-
-def _with_noise(total: BoundedSum, plan: Plan, drawn: Integers) -> Release:
-    integers = to_grid(total.total, plan.step) + drawn
+    integers = to_grid(total.total, plan.step) + noise(name, plan.sigma / plan.step, total.bound.size)
     return Release(integers.astype(np.float64) * plan.step, plan.sigma, plan.sensitivity, plan.multiplier)
 
 
