@@ -353,8 +353,9 @@ def test_a_row_that_makes_a_whole_step_fail_is_not_heard_of_and_a_broken_step_is
     InMemoryUsers(table(value=math.nan)).bounded_sums(step, WHOLE)
     assert (step.seen[0][1][0] == -1).all()  # whose row is not finite is absent
     for broken in (Bound(1.0, 3, touched=1), Bound(1.0, 2)):
-        with pytest.raises(InputError):
+        with pytest.raises(InputError) as told:
             InMemoryUsers(table()).bounded_sums(Mean(), {"mean": broken})
+        assert told.value.__context__ is None  # of the batch itself nothing is said
     empty = InMemoryUsers(table(0)).bounded_sums(Mean(), WHOLE)["mean"].total
     assert empty.tolist() == [0.0, 0.0]
 

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
@@ -268,11 +269,10 @@ def _sum_whole(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBoun
         return 0, 1, zeros
     with np.errstate(all="ignore"):
         call = Call(call.X, call.y, np.arange(len(call.places))).finite()
-        try:
+        with suppress(Exception):  # whose rows it was for stays unsaid: no error below has this one as its cause
             return len(call.places), 1, _whole_sums(call, step, bounds)
-        except Exception:
-            failed = np.array([_fails(step, call.only(seat)) for seat in range(len(call.X))])
-            _whole_sums(call.without(np.ones(len(call.places), bool)), step, bounds)
+        failed = np.array([_fails(step, call.only(seat)) for seat in range(len(call.X))])
+        _whole_sums(call.without(np.ones(len(call.places), bool)), step, bounds)
         try:
             return len(call.places), 1, _whole_sums(call.without(failed), step, bounds)
         except Exception:
