@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint benchmark figure1 jester frontier classes writers margin table1 benchmark-neural dp-clip benchmark-multimodal clean
+.PHONY: demo federated-demo test lint benchmark figure1 jester frontier classes writers margin table1 benchmark-neural dp-clip benchmark-multimodal clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -12,11 +12,15 @@ $(VENV)/core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/core
-	$(PIP) install --constraint constraints.txt --editable '.[dev,multimodal,captions]'
+	$(PIP) install --constraint constraints.txt --editable '.[dev,multimodal,captions,federated]'
 	touch $@
 
 $(VENV)/multimodal: $(VENV)/core
 	$(PIP) install --constraint constraints.txt --editable '.[multimodal,captions]'
+	touch $@
+
+$(VENV)/federated: $(VENV)/core
+	$(PIP) install --constraint constraints.txt --editable '.[federated]'
 	touch $@
 
 $(VENV)/neural: $(VENV)/core
@@ -25,6 +29,9 @@ $(VENV)/neural: $(VENV)/core
 
 demo: $(VENV)/core   ## train on an embedded population, print a table, write demo/
 	$(BIN)/privrep demo --out demo --overwrite
+
+federated-demo: $(VENV)/federated   ## one server and three nodes on loopback, a table, federated-demo/
+	$(BIN)/privrep federate demo --out federated-demo --overwrite
 
 test: $(VENV)/dev lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -78,4 +85,4 @@ benchmark-multimodal: $(VENV)/dev   ## one private step against the same without
 	$(BIN)/python -m benchmarks.noise
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo federated-demo

@@ -160,6 +160,7 @@ RULES = {
             "data/margins.py",  # synthetic, too
             "multimodal/linear_theory.py",  # synthetic pairs, and a start near a truth that is known
             "demo.py",  # a synthetic population, made with data/synthetic.py
+            "federated/demo.py",  # the same
             "algorithms/initialisers.py",  # public random bases, seeded by their name and size
             "algorithms/margin_selection.py",  # a public projection, seeded by its size
             "algorithms/nets.py",  # public candidates, seeded by the page and their number
@@ -179,7 +180,8 @@ RULES = {
             "margin.py",
             "neural/centaur.py",
             "multimodal/dp_clip.py",
-        ),  # the last four pick the source; they call none
+            "federated/node.py",
+        ),  # the last five pick the source; they call none
     ),
     "a noise source is called": Rule(calls("noise", "secure_noise", "smallest"), ("privacy/release.py",)),
     "the key of a sample is drawn": Rule(calls("key"), ("privacy/release.py",)),
@@ -188,6 +190,8 @@ RULES = {
         (
             "engines/base.py",  # of a sample
             "engines/slots.py",  # of a group
+            "engines/flower/users.py",  # to tell each node of its own users
+            "engines/flower/node.py",  # a node that goes through its users one by one
         ),
     ),
     "samples are made": Rule(
@@ -196,6 +200,7 @@ RULES = {
             "privacy/sampling.py",
             "privacy/release.py",
             "demo.py",  # of a synthetic population
+            "federated/demo.py",  # the same
         ),
     ),
     "sampled releases are priced": Rule(
@@ -213,6 +218,7 @@ RULES = {
         reads("total"),
         (
             "privacy/release.py",
+            "engines/flower/node.py",  # a node sends it to the server that it was told to trust
             "algorithms/baselines.py",  # labelled not private
             "algorithms/class_baselines.py",  # labelled not private
             "neural/baselines.py",  # labelled not private
@@ -223,6 +229,7 @@ RULES = {
         calls("bounded_sums", "counted"),
         (
             "privacy/release.py",
+            "engines/flower/node.py",  # hands the server's question on to the users of its own
             "algorithms/baselines.py",  # labelled not private
             "algorithms/class_baselines.py",  # labelled not private
             "neural/baselines.py",  # labelled not private
@@ -241,12 +248,19 @@ RULES = {
         calls("post_releases", "post_selection", "post_choice", "post_walk"), ("privacy/release.py",)
     ),
     "derived pages are posted": Rule(calls("post_derived"), ("privacy/release.py",)),
-    "budget is spent": Rule(calls("charge"), ("privacy/release.py",)),
-    "releases are made": Rule(constructs("Release"), ("privacy/release.py", "privacy/billboard.py")),
+    "budget is spent": Rule(calls("charge"), ("privacy/release.py", "privacy/machines.py")),
+    "releases are made": Rule(
+        constructs("Release"), ("privacy/release.py", "privacy/machines.py", "privacy/billboard.py")
+    ),
     "walks are made": Rule(constructs("Walk"), ("privacy/release.py", "privacy/billboard.py")),
     "choices are made": Rule(constructs("Choice"), ("privacy/release.py", "privacy/billboard.py")),
     "what makes a choice private is computed": Rule(
-        calls("scale_in_levels", "LossBound"), ("privacy/release.py", "privacy/exponential.py")
+        calls("scale_in_levels", "LossBound"),
+        (
+            "privacy/release.py",
+            "privacy/exponential.py",
+            "engines/flower/messages.py",  # reads the bound that a server sent
+        ),
     ),
     "the insides of ledger and billboard are touched": Rule(
         reads("_entries", "_pages", "_capacity"), ("privacy/ledger.py", "privacy/billboard.py")

@@ -12,10 +12,12 @@ import typer
 from privrep import __version__
 from privrep.cli.budget import budget
 from privrep.cli.demo import demo
+from privrep.cli.federate import federate
 from privrep.cli.fit import fit
 from privrep.cli.fit_clip import fit_multimodal
 from privrep.cli.fit_neural import fit_neural
 from privrep.cli.inspect import inspect
+from privrep.cli.node import node
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
 from privrep.errors import PrivrepError
@@ -30,6 +32,8 @@ app = typer.Typer(
 )
 for command in (demo, fit, fit_neural, fit_multimodal, personalize, predict, inspect, budget):
     app.command("fit-clip" if command is fit_multimodal else None)(command)
+for group in (federate, node):
+    app.add_typer(group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -244,7 +244,7 @@ def _sum_block(
             contributions = step(*finite_rows(X, y))
             portions += 1
             for key, bound in bounds.items():
-                sums[key] += clipped_sum(contributions[key], bound)
+                sums[key] += clipped_sum(contributions[key], bound, users=len(X))
     return int(chosen.sum()), portions, sums
 
 
@@ -253,7 +253,7 @@ def _sum_call(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound
         call, taken = call.finite(), call.taken
         contributions = _asked(step, call)
         counted = None if taken.all() else taken
-        sums = {key: clipped_sum(contributions[key], bound, counted) for key, bound in bounds.items()}
+        sums = {key: clipped_sum(contributions[key], bound, counted, len(taken)) for key, bound in bounds.items()}
     return int(taken.sum()), 1, sums
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from privrep.data.user_table import UserTable, find_users
+from privrep.engines.base import Users
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.errors import InputError, NothingLearned
 from privrep.neural import saving
@@ -98,26 +99,31 @@ class Centaur:
         return self._fit(dataclasses.replace(X, X=rows_of(X.X), y=X.y.astype(np.float64)))
 
     def _fit(self, table: UserTable) -> Centaur:
-        users, features = table.n_users, table.n_features
-        plan = self.planned(users, features)
-        self.n_features_in_, self.map_ = features, self._map(plan, features)
-        self.described_ = saving.describe(self, plan, users, features)
-        folder = None if self.run_folder is None else Path(self.run_folder)
-        if folder is not None:
-            saving.claim(folder, self.described_)
-        shape = self._shape_of(plan)
-        prepared = dataclasses.replace(table, X=self._columns(table.X, shape.raw))
-        self._learn(prepared, plan, shape, folder)
-        self.heads_: OwnHeads | None = fit_own_heads(self.learned_, prepared)
-        if folder is not None:
-            saving.finish(folder, self.described_, self.heads_)
+        plan = self._begin(table.n_users, table.n_features)
+        prepared = self._prepared(table, plan)
+        self._learn(InMemoryUsers(prepared), plan, prepared)
+        self._finish(fit_own_heads(self.learned_, prepared))
         if plan.share == "nothing":
             warnings.warn(NothingLearned(plan.words), stacklevel=3)
         return self
 
-    def _learn(self, prepared: UserTable, plan: Plan, shape: Shape, folder: Path | None) -> None:
-        """All that is released; with a folder every charge and page is there before it is used."""
-        seed, told, heard = self.random_state, self.on_page, self.on_loss
+    def _begin(self, users: int, features: int) -> Plan:
+        """What follows from public sizes: the plan, the features of rows, and, with a folder, whose run it is."""
+        plan = self.planned(users, features)
+        self.n_features_in_, self.map_ = features, self._map(plan, features)
+        self.described_ = saving.describe(self, plan, users, features)
+        if self._folder is not None:
+            saving.claim(self._folder, self.described_)
+        return plan
+
+    def _prepared(self, table: UserTable, plan: Plan) -> UserTable:
+        """The table with rows as steps and heads get them."""
+        return dataclasses.replace(table, X=self._columns(table.X, self._shape_of(plan).raw))
+
+    def _learn(self, users: Users, plan: Plan, watched: UserTable | None = None) -> None:
+        """All that is released, of users whose rows are prepared, wherever those are; `watched` are the rows of which
+        `on_loss` hears. With a folder every charge and page is there before it is used."""
+        seed, told, heard, folder = self.random_state, self.on_page, self.on_loss, self._folder
         given = self._given(plan, self.n_features_in_)
         budget, path = Budget(self.epsilon, self.delta), None if folder is None else folder / "ledger.jsonl"
         ledger = Ledger(budget, seeded=seed is not None, path=path)
@@ -125,17 +131,26 @@ class Centaur:
             billboard = Billboard(None if folder is None else folder / "billboard")
             noise = secure_noise if seed is None else simulated_noise(seed)
             on_page = (lambda page: None) if told is None else (lambda page: told(page, ledger.epsilon))
-            users = InMemoryUsers(prepared)
             run = (
                 Run(users, ledger, billboard, noise, on_page)
-                if heard is None
-                else WatchedRun(users, ledger, billboard, noise, on_page, heard, prepared)
+                if heard is None or watched is None
+                else WatchedRun(users, ledger, billboard, noise, on_page, heard, watched)
             )
-            self.learned_: Learned = learn(run, plan, given, shape, self.settings)
+            self.learned_: Learned = learn(run, plan, given, self._shape_of(plan), self.settings)
         finally:
             ledger.close()
         self.plan_, self.ledger_, self.billboard_ = self.learned_.plan, ledger, billboard
         self.privacy_: PrivacyReport = ledger.report()
+
+    def _finish(self, heads: OwnHeads | None) -> None:
+        """The model is whole, with the heads of its users or without any."""
+        self.heads_: OwnHeads | None = heads
+        if self._folder is not None:
+            saving.finish(self._folder, self.described_, heads)
+
+    @property
+    def _folder(self) -> Path | None:
+        return None if self.run_folder is None else Path(self.run_folder)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the model. Everything but folder/private is safe to publish."""

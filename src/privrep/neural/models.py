@@ -24,7 +24,7 @@ class Images(nn.Module):
         self.shape = (side, side, channels)
 
     def forward(self, rows: Tensor) -> Tensor:
-        return rows.reshape(-1, *self.shape).permute(0, 3, 1, 2).contiguous()
+        return rows.reshape(len(rows), *self.shape).permute(0, 3, 1, 2).contiguous()
 
 
 def mlp(

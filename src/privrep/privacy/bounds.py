@@ -134,18 +134,28 @@ class BoundedSum:
 
 
 def clipped_sum(
-    contributions: Contributions | Losses, bound: Bound | LossBound, counted: NDArray[np.bool_] | None = None
+    contributions: Contributions | Losses,
+    bound: Bound | LossBound,
+    counted: NDArray[np.bool_] | None = None,
+    users: int | None = None,
 ) -> Array:
     """What a group of users adds to a sum under this bound; see the module's guarantee. With `counted`, those of the
-    group who count; what the others sent is not looked at."""
+    group who count; what the others sent is not looked at. With `users`, refuses more or fewer contributions than
+    so many: a user who sent two would be clipped twice."""
     if isinstance(bound, LossBound):
         if not isinstance(contributions, Losses):
             raise InputError(f"a choice asks for Losses. The local step sent {type(contributions).__name__} instead.")
         values = contributions.values
+        _check_users(len(values), users)
         return _clipped_losses(values if counted is None else values[counted], bound)
     if isinstance(contributions, Losses):
         raise InputError("Losses are for choices. Send another kind of contributions where a sum is asked for.")
-    return _clipped_vectors(contributions, bound, counted)
+    return _clipped_vectors(contributions, bound, counted, users)
+
+
+def _check_users(sent: int, users: int | None) -> None:
+    if users is not None and sent != users:
+        raise InputError(f"a local step sent {sent:,} contributions of {users:,} users; it must send one of each.")
 
 
 def _clipped_losses(values: NDArray[Any], bound: LossBound) -> Array:
@@ -162,12 +172,15 @@ def _clipped_losses(values: NDArray[Any], bound: LossBound) -> Array:
     return levels.sum(axis=0, dtype=np.float64)
 
 
-def _clipped_vectors(contributions: Contributions, bound: Bound, counted: NDArray[np.bool_] | None) -> Array:
+def _clipped_vectors(
+    contributions: Contributions, bound: Bound, counted: NDArray[np.bool_] | None, users: int | None
+) -> Array:
     """sum_i c_i * min(1, C/||c_i||) over a group of users; contributions that are not finite count as zero."""
     if bound.acute and not contributions.acute:
         raise InputError(f"{type(contributions).__name__} is not acute by construction; ask for a bound without acute.")
     _check_touched(contributions, bound)
     norms = contributions.norms()
+    _check_users(len(norms), users)
     finite = np.isfinite(norms) if counted is None else np.isfinite(norms) & counted
     safe = np.where(finite, np.maximum(norms, bound.norm), 1.0)
     weights = np.where(finite, bound.norm / safe, 0.0)

@@ -16,6 +16,7 @@ from privrep.privacy.billboard import Billboard, Choice, Release, Selected, Walk
 from privrep.privacy.bounds import LEVELS, Array, Bound, BoundedSum, LossBound
 from privrep.privacy.exponential import choice_events, scale_in_levels
 from privrep.privacy.ledger import Ledger
+from privrep.privacy.machines import is_noisy, release_by_machines
 from privrep.privacy.noise import NoiseSource, to_grid
 from privrep.privacy.plans import (
     Plan,
@@ -278,6 +279,12 @@ class Run:
         group: Group | None,
         sampled: Sampling | None,
     ) -> dict[str, Release]:
+        if is_noisy(self.users):
+            if sampled is not None:
+                raise InputError(
+                    "who asks for a sample knows it, so machines that add the noise are all asked: rate 1."
+                )
+            return release_by_machines(self.users, step, queries, self.ledger, page, group)
         if sampled is not None:
             return release_about_sample(self.users, step, queries, sampled, self.ledger, self.noise, page)
         bounds = {key: query.bound for key, query in queries.items()}

@@ -56,6 +56,19 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Told(Sample):
+    """Who is in among the users of one machine, as told by who drew the sample; the key stays there, so that nobody
+    learns of other machines' users. `mask` is of these users, in their order."""
+
+    mask: NDArray[np.bool_] = field(repr=False, default_factory=lambda: np.zeros(0, bool))
+
+    def members(self, count: int) -> NDArray[np.bool_]:
+        if self.mask.shape != (count,):
+            raise InputError(f"a sample tells of {len(self.mask):,} users, and here are {count:,}.")
+        return self.mask
+
+
+@dataclass(frozen=True)
 class Poisson:
     """Each user is asked with probability `rate`: sampler and price in one. At a rate of 1 everyone is asked."""
 

@@ -1,0 +1,291 @@
+"""`privrep federate`: one server, nodes with users of their own, and nothing but bounded sums between them."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from privrep.cli.shared import console, note, right, say, shout
+from privrep.errors import InputError
+
+if TYPE_CHECKING:
+    from privrep.federated.demo import Outcome
+    from privrep.federated.tasks import Task
+
+federate = typer.Typer(
+    name="federate",
+    help="Learn together, every node keeping its users' rows and heads: a server, its nodes, and the keys for both.",
+    no_args_is_help=True,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Privacy, model, federation and server.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Neither TLS nor keys: on loopback alone, to try things out.")
+]
+NEEDED = "federations need Flower: pip install 'privrep[federated]'."
+
+
+@federate.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's keys; made if it is not there.")],
+    node: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A node that may join; once for each.")] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="Name or IP address at which nodes find the server, besides this machine."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the nodes' own keys go, a folder each; FOLDER/carry if left out.")
+    ] = None,
+) -> None:
+    """Make the certificate of a server and the keys of its nodes. Called again it adds nodes, or changes the hosts."""
+    _need_flower()
+    from privrep.federated.credentials import make_keys
+
+    carry, names, hosts = out or folder / "carry", node or [], host or []
+    if make_keys(folder, carry, names, hosts):
+        say(f"Server: {folder / 'server.pem'}, valid for a year, for localhost{''.join(f', {name}' for name in hosts)}")
+    for name in names:
+        say(f"Node {name}: carry {carry / name} there over a safe way, and delete it here")
+    say(f"Keep {folder} to yourself: whoever has ca.key can pose as the server.")
+
+
+@federate.command()
+def serve(
+    config: ConfigFile,
+    out: Annotated[Path, typer.Option(help="Folder of the model. The same command continues a stopped run.")],
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder that `federate keys` made; else server.keys of the config.")
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Wait for nodes, learn from the sums they send, and give all of them the public model."""
+    _need_flower(out.with_name(f"{out.name}.federation"))
+    from privrep.federated.config import read_config
+    from privrep.federated.credentials import read_node_keys, server_tls
+
+    asked = read_config(config)
+    folder, tls, node_keys = keys or asked.keys, None, None
+    if insecure:
+        _allow_insecure(asked.host)
+    elif folder is None:
+        raise InputError(
+            "say where the keys of server and nodes are, --keys KEYS; make them with: privrep federate keys KEYS "
+            "--node NAME"
+        )
+    else:
+        tls, node_keys = server_tls(folder, asked.host), read_node_keys(folder)
+        note(f"Nodes that may join: {', '.join(node_keys)}")
+    from privrep.federated.server import serve as run
+
+    again = f"{out} keeps what was done: run the same command to continue; nothing is spent twice, and nodes wait."
+    with _stoppable(again):
+        run(
+            asked.task,
+            out,
+            asked.settings,
+            host=asked.host,
+            port=asked.port,
+            tls=tls,
+            node_keys=node_keys,
+            say=note,
+            on_page=_pages(out),
+            on_address=lambda host, port: note(f"Listening at {host}:{port}"),
+        )
+    _summarise(out, asked.task)
+
+
+@federate.command()
+def join(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server is.")],
+    data: Annotated[Path, typer.Option(help="This node's users and their rows: Parquet, CSV or .npz.")],
+    folder: Annotated[Path, typer.Option(help="This node's own folder: its model, and its users' heads.")],
+    key: Annotated[Path | None, typer.Option(help="This node's node.key, as `federate keys` made it.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="The ca.pem that came with it: how the server is known.")] = None,
+    own_noise: Annotated[
+        bool, typer.Option("--own-noise", help="Join only if this node adds the noise: no exact sum ever leaves it.")
+    ] = False,
+    most_epsilon: Annotated[
+        float | None, typer.Option(metavar="EPSILON", help="With it: the most that the server may learn of a user.")
+    ] = None,
+    simulation: Annotated[
+        bool, typer.Option("--simulation", help="Seeded noise will do: NOT PRIVATE. For experiments.")
+    ] = False,
+    insecure: Insecure = False,
+) -> None:
+    """Take part with the users of one file. Their rows and heads stay here; clipped sums are what the server gets."""
+    _need_flower(folder)
+    from privrep.federated.credentials import read_ca, read_node_key
+
+    host = _host(address)
+    if insecure:
+        if key is not None or ca is not None:
+            raise InputError("--insecure uses neither keys nor certificates; leave it, or --key and --ca, out.")
+        _allow_insecure(host)
+    elif key is None or ca is None:
+        raise InputError("say who this node is and how it knows the server: --key node.key --ca ca.pem.")
+    else:
+        read_node_key(key)
+        read_ca(ca)
+    if most_epsilon is not None and not (own_noise and most_epsilon > 0):
+        raise InputError("--most-epsilon is a positive number, and goes with --own-noise.")
+    if not data.is_file():
+        raise InputError(f"there is no file {data}; check the path.")
+    from privrep.federated.node import join as run
+
+    with _stoppable(f"run the same command to go on; {folder} keeps what this node has."):
+        run(
+            address,
+            data,
+            folder,
+            key=key,
+            ca=ca,
+            insecure=insecure,
+            own_noise=own_noise,
+            most_epsilon=math.inf if most_epsilon is None else most_epsilon,
+            simulation=simulation,
+            say=note,
+        )
+    say(f"Model: {folder / 'model'}   its users' heads: {folder / 'model' / 'private'} (readable by you alone)")
+    say(f"Predict with: privrep node predict {folder} TABLE --out FILE")
+
+
+@federate.command()
+def simulate(
+    config: ConfigFile,
+    data: Annotated[list[Path], typer.Option(metavar="FILE", help="One file, dealt to --nodes; or one for each node.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to. The same command continues a stopped run.")],
+    nodes: Annotated[int | None, typer.Option(help="How many nodes share the users of one file.")] = None,
+) -> None:
+    """A whole federation in this process, without a network: the same steps, sums and messages."""
+    _need_flower(out.with_name(f"{out.name}.federation"))
+    from privrep.federated.config import read_config
+
+    asked = read_config(config)
+    if len(data) > 1 and nodes is not None and nodes != len(data):
+        raise InputError(f"--nodes is for one file; here each of {len(data)} files is a node. Leave it out.")
+    missing = next((path for path in data if not path.is_file()), None)
+    if missing is not None:
+        raise InputError(f"there is no file {missing}; check the path.")
+    from privrep.federated.simulation import simulate as run
+
+    again = f"{out} keeps what was done: run the same command to continue; nothing is spent twice."
+    with tempfile.TemporaryDirectory(prefix="privrep-") as scratch, _stoppable(again):
+        files = data if len(data) > 1 else _dealt(data[0], asked.task, nodes or 3, Path(scratch))
+        run(asked.task, files, out, asked.settings, say=note, on_page=_pages(out))
+    _summarise(out, asked.task)
+
+
+@federate.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder to write to; it must not be there.")] = Path("federated-demo"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo there.")] = False,
+) -> None:
+    """One server and three nodes, real processes on loopback with TLS and keys; then a table of results."""
+    _need_flower()
+    from privrep.federated.demo import NOTE, run_demo
+
+    with _stoppable("the server and the nodes of the demo were stopped, too."):
+        outcome = run_demo(out, say=note, overwrite=overwrite)
+    console().print(_table(outcome))
+    say(NOTE)
+    say(f"Server's folder, public: {outcome.server}   nodes' folders: {', '.join(map(str, outcome.nodes))}")
+    say(f"Next: privrep inspect {outcome.server}")
+    say(f"      privrep node predict {outcome.nodes[0]} {outcome.rows} --out predictions.csv")
+
+
+# What commands share
+
+
+def _need_flower(folder: Path | None = None) -> None:
+    """One sentence where Flower is not installed; else nothing of its own leaves this machine or this run's folder."""
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError(NEEDED)
+    from privrep.engines.flower import quiet  # noqa: F401 - settings that Flower reads as it is imported
+
+    if folder is not None:
+        os.environ["FLWR_HOME"] = str((folder / "flower").absolute())
+
+
+def _allow_insecure(host: str) -> None:
+    from privrep.federated.credentials import is_loopback
+
+    if not is_loopback(host):
+        raise InputError(
+            f"--insecure is for loopback alone, 127.0.0.1 or localhost, and {host} is another machine's way in; make "
+            "keys with: privrep federate keys KEYS --node NAME"
+        )
+    shout("INSECURE: no TLS and no keys. Any process on this machine can read along and pose as a node or the server.")
+
+
+def _host(address: str) -> str:
+    """The host of HOST:PORT, without the brackets of an IPv6 address."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16 or "/" in host:
+        raise InputError(f"the server's address is HOST:PORT, as in 192.0.2.7:9092. Got {address!r} instead.")
+    return host.removeprefix("[").removesuffix("]")
+
+
+@contextmanager
+def _stoppable(after: str) -> Iterator[None]:
+    """Ctrl-C ends with a word on how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"privrep: stopped; {after}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _pages(folder: Path) -> Callable[[str], None]:
+    """Says every page of the billboard and what was spent so far."""
+    from privrep.privacy.ledger import read_report
+
+    def page(name: str) -> None:
+        spent = read_report(folder / "ledger.jsonl").epsilon
+        note(f"{name.replace('-', ' ')}: epsilon {spent:.3f} spent")
+
+    return page
+
+
+def _dealt(path: Path, task: Task, nodes: int, folder: Path) -> list[Path]:
+    from privrep.federated.dealing import deal
+
+    given: dict[str, Any] = task.to_json()
+    archive, columns = path.suffix.lower() == ".npz", given["columns"]
+    if not archive and columns is None:
+        raise InputError(f"the config names no model.columns, as {path} would need; name them, or give a .npz archive.")
+    images = given.get("image") is not None
+    return deal(path, ("writers" if images else "users") if archive else columns["user"], nodes, folder)
+
+
+def _summarise(out: Path, task: Task) -> None:
+    from privrep.privacy.ledger import read_report
+
+    report = read_report(out / "ledger.jsonl")
+    say(f"Model: {out}")
+    say(
+        f"Privacy: epsilon {report.epsilon:.4g} of {report.epsilon_budget:g} spent, delta {report.delta:g}, "
+        f"{report.unit} level, {report.relation}"
+    )
+    if task.seed is not None:
+        shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
+    say(f"Nodes keep it, and their users' heads, in folders of their own. What it means: privrep inspect {out}")
+
+
+def _table(outcome: Outcome) -> Table:
+    table = Table("how", "mean squared error", "epsilon", "seconds", title=outcome.title)
+    right(table, 1, 2, 3)
+    for row in outcome.table:
+        epsilon = "no privacy" if row.epsilon is None else f"{row.epsilon:.3g}"
+        seconds, style = f"{row.seconds:.1f}" if row.seconds else "", "bold" if row.private else ""
+        table.add_row(row.method, f"{row.error:#.3g}", epsilon, seconds, style=style)
+    return table

@@ -1,0 +1,256 @@
+"""A node: its users' rows and heads, a folder that nobody else reads, and the Flower client app that answers for it.
+
+FOLDER/node.key          the node's key, where none was given
+FOLDER/model/            the public model, once it has come, and in model/private the heads of this node's users
+FOLDER/noise/RUN/        ledger and billboard of the noisy sums that this node released in a run, if it adds the noise
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.engines.flower import quiet as quiet  # isort: skip
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from privrep.engines.flower.messages import Question, Refusal, packed, refusal, unpacked
+from privrep.engines.flower.node import Apart, answer
+from privrep.engines.flower.users import Facts
+from privrep.errors import InputError, PrivrepError
+from privrep.federated.credentials import read_node_key
+from privrep.federated.tasks import Task, task_from_json
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.noise import secure_noise, simulated_noise
+from privrep.privacy.release import Run
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Host:
+    """Who answers for the users of one file. `own_noise` says that nothing but noisy sums may leave; `most_epsilon` is
+    then the most that the server may learn about a user; `simulation` allows noise that the server can reproduce."""
+
+    data: Path
+    folder: Path
+    say: Say
+    own_noise: bool = False
+    most_epsilon: float = math.inf
+    simulation: bool = False
+    run: str | None = None
+    kept: bool = False
+    _task: Task | None = None
+    _users: Apart | None = None
+    _own: Run | None = None
+    _files: ExitStack = field(default_factory=ExitStack)
+
+    def app(self) -> ClientApp:
+        """A Flower client app of this host. What goes wrong is said here, and one word of it to the server."""
+        app = ClientApp()
+        app.query("hello")(self._answering(self.hello, "no-data"))
+        app.train("sums")(self._answering(self.sums, "refused"))
+        app.query("model")(self._answering(self.model, "failed"))
+        return app
+
+    def _answering(
+        self, function: Callable[[RecordDict], RecordDict], otherwise: Refusal
+    ) -> Callable[[Message, Context], Message]:
+        def call(message: Message, context: Context) -> Message:
+            try:
+                content = function(message.content)
+            except _UnknownRun:
+                content = refusal("unknown-run")
+            except (PrivrepError, OSError) as error:
+                self.say(f"not answered: {error}")
+                content = refusal(otherwise)
+            except Exception as error:
+                self.say(f"not answered: {type(error).__name__}: {error}")
+                content = refusal("failed")
+            return Message(content, reply_to=message)
+
+        return call
+
+    def hello(self, content: RecordDict) -> RecordDict:
+        """Learn what a run is about, and say how many users there are. Once all nodes are known, open the rows."""
+        fields, arrays = unpacked(content)
+        if set(fields) != {"run", "name", "task", "begin", "noise"} or arrays or not isinstance(fields["run"], str):
+            raise InputError("the server's hello has other fields than this version of privrep knows.")
+        self._check_folder(fields["run"])
+        task = task_from_json(fields["task"])
+        if not fields["begin"]:
+            self.close()
+            self.say(f"asked to take part as {fields['name']}: {_words(task, fields['noise'])}")
+            self._check_noise(task, fields["noise"])
+            return packed(asdict(Facts.of(task.facts(self.data))))
+        if self.run != fields["run"] or self._users is None:
+            self._open(task, fields)
+        return packed({"ready": True})
+
+    def _open(self, task: Task, fields: Mapping[str, Any]) -> None:
+        self.close()
+        self._check_noise(task, fields["noise"])
+        users: Any = self._files.enter_context(task.open(self.data))
+        self._task, self._users = task, Apart(users)
+        if fields["noise"] is not None:
+            self._own = self._own_run(task, fields["run"], str(fields["name"]), fields["noise"])
+        self.run = fields["run"]
+
+    def _check_noise(self, task: Task, noise: Mapping[str, Any] | None) -> None:
+        if noise is None:
+            if self.own_noise:
+                raise InputError("the server wants exact sums, and this node was started with noise of its own alone.")
+            return
+        if set(noise) != {"epsilon"} or not isinstance(noise["epsilon"], int | float):
+            raise InputError("the server's hello says nothing of what it may learn.")
+        if not noise["epsilon"] <= self.most_epsilon:
+            raise InputError(
+                f"the server could learn epsilon {noise['epsilon']:g} of a user of this node, which was started with "
+                f"{self.most_epsilon:g} as the most."
+            )
+        if task.seed is not None and not self.simulation:
+            raise InputError("the server asks for noise that it can reproduce; only a simulation may do that.")
+
+    def _own_run(self, task: Task, run: str, name: str, noise: Mapping[str, Any]) -> Run:
+        """Of this node's own releases: a page that stands is never drawn again."""
+        folder = self.folder / "noise" / run
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        budget = Budget(float(noise["epsilon"]), task.delta, task.relation)
+        ledger = Ledger(budget, seeded=task.seed is not None, path=folder / "ledger.jsonl")
+        self._files.callback(ledger.close)
+        source = secure_noise if task.seed is None else simulated_noise(_seed_of(task.seed, name))
+        assert self._users is not None
+        return Run(self._users, ledger, Billboard(folder / "billboard"), source)
+
+    def sums(self, content: RecordDict) -> RecordDict:
+        """One pass over the users."""
+        users = self._users
+        if users is None:
+            raise _UnknownRun
+        question = Question.of(content, users.features, users.targets)
+        if question.run != self.run:
+            raise _UnknownRun
+        return answer(question, users, self._own).content()
+
+    def model(self, content: RecordDict) -> RecordDict:
+        """Keep the public model, and make the heads of this node's users."""
+        fields, arrays = unpacked(content)
+        if set(fields) != {"run", "task", "files"} or not isinstance(fields["files"], list):
+            raise InputError("the server's model has other fields than this version of privrep knows.")
+        self._check_folder(fields["run"])
+        if not self._has_model(fields["run"]):
+            task = task_from_json(fields["task"])
+            with task.open(self.data) as users:
+                new = _written(self.folder, fields["files"], arrays)
+                heads = task.keep(new, users)
+            (self.folder / "run.json").write_text(json.dumps({"run": fields["run"]}))
+            shutil.rmtree(self.folder / "model", ignore_errors=True)
+            os.replace(new, self.folder / "model")
+            self.say(f"the model is in {self.folder / 'model'}, with the heads of {heads:,} users (yours alone)")
+        self.kept = True
+        return packed({"kept": True})
+
+    def _has_model(self, run: str) -> bool:
+        known = self.folder / "run.json"
+        return (self.folder / "model" / "model.json").is_file() and json.loads(known.read_text()) == {"run": run}
+
+    def _check_folder(self, run: str) -> None:
+        if (self.folder / "model").exists() and not self._has_model(run):
+            raise InputError(f"{self.folder} holds the model of another run; join with another --folder.")
+
+    def close(self) -> None:
+        self._files.close()
+        self._task = self._users = self._own = self.run = None
+
+
+class _UnknownRun(Exception):
+    """The server asks about a run that this process was not told of: it was started anew."""
+
+
+def join(
+    address: str,
+    data: Path,
+    folder: Path,
+    *,
+    key: Path | None,
+    ca: Path | None,
+    insecure: bool = False,
+    own_noise: bool = False,
+    most_epsilon: float = math.inf,
+    simulation: bool = False,
+    say: Say,
+) -> None:
+    """Answer for the users of a file until the model has come and the heads are made; see `Host` for the rest."""
+    from privrep.engines.flower.supernode import run_node
+
+    if not data.is_file():
+        raise InputError(f"there is no file {data}; check the path.")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.chmod(folder, 0o700)
+    host = Host(data, folder, say, own_noise, most_epsilon, simulation)
+    try:
+        run_node(
+            host.app(),
+            address,
+            read_node_key(key) if key is not None else _own_key(folder / "node.key"),
+            folder / "flower-number",
+            ca=ca,
+            insecure=insecure,
+            done=lambda: host.kept,
+            say=say,
+        )
+    finally:
+        host.close()
+
+
+def _written(folder: Path, names: list[Any], arrays: Mapping[str, NDArray[Any]]) -> Path:
+    """The files of a model, in a new folder beside where it will be. Names are of files of a model folder alone."""
+    new = folder / "model.new"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(mode=0o700, parents=True)
+    if len(arrays) != len(names):
+        raise InputError("the server's model has other files than it names.")
+    for number, name in enumerate(names):
+        parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+        blob = arrays.get(f"file.{number}")
+        known = parts in (("model.json",), ("ledger.jsonl",)) or (len(parts) == 2 and parts[0] == "billboard")
+        if not known or ".." in parts or blob is None or blob.dtype != np.uint8 or blob.ndim != 1:
+            raise InputError("the server's model holds files that are not of a model.")
+        path = new.joinpath(*parts)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(blob.tobytes())
+    return new
+
+
+def _own_key(path: Path) -> Any:
+    """The key by which a server that lets anyone in knows this node again."""
+    if not path.is_file():
+        key = ec.generate_private_key(ec.SECP384R1())
+        form, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(key.private_bytes(serialization.Encoding.PEM, form, plain))
+    return read_node_key(path)
+
+
+def _seed_of(seed: int, name: str) -> int:
+    """Of a simulated node: every node's noise is its own."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "little")
+
+
+def _words(task: Task, noise: Any) -> str:
+    sums = "the server sees exact sums of this node's users" if noise is None else "this node adds noise of its own"
+    return f"epsilon {task.epsilon:g}, delta {task.delta:g}, {task.relation}; {sums}"

@@ -1,0 +1,252 @@
+"""The server of a federation: who takes part, what is learned, and the model to everyone at the end.
+
+FOLDER                   the run, and at its end the model: all of it safe to publish
+FOLDER.federation/       for the operator: who takes part and with how many users (roster.json), and what happened (log)
+
+A server that was stopped goes on with the same command: the roster stands, pages on the billboard are read, charges are
+never made twice, and the run is a new one for Flower alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.engines.flower import quiet as quiet  # isort: skip
+from flwr.app import RecordDict
+
+from privrep.engines.flower.conversation import Conversation, Nodes
+from privrep.engines.flower.messages import packed, unpacked
+from privrep.engines.flower.users import Facts, FlowerUsers, NoisyFlowerUsers
+from privrep.errors import InputError
+from privrep.federated.credentials import ServerTls
+from privrep.federated.settings import Settings
+from privrep.federated.tasks import Task
+from privrep.privacy.accounting import gaussian_epsilon
+from privrep.privacy.ledger import Budget
+
+Say = Callable[[str], None]
+ROUNDING = 1e-6  # of the epsilon that nodes allow the server, so that the last release fits
+LOOK = 0.1  # seconds between two looks for nodes
+
+
+def serve(
+    task: Task,
+    folder: Path,
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    tls: ServerTls | None,
+    node_keys: Mapping[str, bytes] | None,
+    say: Say,
+    on_page: Callable[[str], None],
+    on_address: Callable[[str, int], None] = lambda host, port: None,
+) -> None:
+    """Listen for nodes, learn, and hand out the model. `node_keys` None lets any node in, on loopback alone."""
+    from privrep.engines.flower.link import Tls, open_link
+
+    files = None if tls is None else Tls(tls.certificate, tls.key)
+    with open_link(host, port, files, node_keys) as link:
+        on_address(host, link.port)
+        run_federation(link, task, folder, settings, None if node_keys is None else len(node_keys), say, on_page)
+
+
+def run_federation(
+    nodes: Nodes,
+    task: Task,
+    folder: Path,
+    settings: Settings,
+    expected: int | None,
+    say: Say,
+    on_page: Callable[[str], None],
+) -> None:
+    """The whole run, wherever the nodes are. `expected` is how many there can be, if that is known."""
+    books = _Books(folder, say)
+    noise = _noise(task, settings)
+    books.claim(task, settings)
+    greetings = _Greetings(books, task, noise)
+    talk = Conversation(nodes, settings, books.say, greetings)
+    roster = books.roster() or _joined(talk, nodes, settings, expected, books, greetings)
+    total = sum(facts.users for facts in roster.values())
+    greetings.begin(task.with_users(total))
+    shape = (greetings.task.features, greetings.task.targets, greetings.task.sparse)
+    users = (
+        FlowerUsers(talk, books.run, roster, shape)
+        if noise is None
+        else NoisyFlowerUsers(talk, books.run, roster, shape, settings.noise_nodes)
+    )
+    books.say(f"{len(roster)} nodes with {users.count:,} users take part")
+    if not (folder / "model.json").is_file():
+        talk.collect("hello", "begin", set(roster), greetings, _ready, lambda names: True)
+        greetings.task.learn(users, folder, on_page)
+    _hand_out(talk, nodes, greetings.task, folder, books, settings)
+
+
+class _Books:
+    """What the operator keeps: the run's name, the roster, the log."""
+
+    def __init__(self, folder: Path, say: Say) -> None:
+        self._said = say
+        self.place = folder.with_name(folder.name + ".federation")
+        self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(self.place, 0o700)
+        self._model = folder
+        self.run = ""
+
+    def claim(self, task: Task, settings: Settings) -> None:
+        """The run of this folder: a new one, or the one that stands if it is about the same."""
+        path = self.place / "run.json"
+        asked = json.loads(
+            json.dumps({"task": task.to_json(), "noise": settings.noise, "noise_nodes": settings.noise_nodes})
+        )
+        if path.is_file():
+            stands = json.loads(path.read_text())
+            if {name: stands[name] for name in asked} != asked:
+                raise InputError(
+                    f"{self._model} holds a run with other settings. Continue it with the same configuration, or "
+                    "choose another folder."
+                )
+            self.run = stands["run"]
+            self.say("going on with the run that stands")
+            return
+        seed = f"{time.time_ns()} {os.getpid()} {self._model.resolve()}"  # a name, not a secret
+        self.run = hashlib.sha256(seed.encode()).hexdigest()[:16]
+        _write(path, {"run": self.run, **asked})
+
+    def roster(self) -> dict[str, Facts]:
+        path = self.place / "roster.json"
+        if not path.is_file():
+            return {}
+        return {name: Facts.of(fields) for name, fields in json.loads(path.read_text()).items()}
+
+    def keep_roster(self, roster: Mapping[str, Facts]) -> None:
+        _write(self.place / "roster.json", {name: asdict(facts) for name, facts in sorted(roster.items())})
+
+    def say(self, what: str) -> None:
+        with open(self.place / "log", "a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n")
+        self._said(what)
+
+
+class _Greetings:
+    """The hello of a run: at first a question after facts, then, with the number of all users, the beginning."""
+
+    def __init__(self, books: _Books, task: Task, noise: dict[str, float] | None) -> None:
+        self._books, self.task, self._noise, self._begun = books, task, noise, False
+
+    def begin(self, task: Task) -> None:
+        self.task, self._begun = task, True
+
+    def __call__(self, name: str) -> RecordDict:
+        fields = {"run": self._books.run, "name": name, "task": self.task.to_json()}
+        return packed({**fields, "begin": self._begun, "noise": self._noise})
+
+
+def _noise(task: Task, settings: Settings) -> dict[str, float] | None:
+    """What the server may learn of a user from the noisy sums of its node; None if it is trusted with exact ones."""
+    if settings.noise == "server":
+        return None
+    budget = Budget(task.epsilon, task.delta, task.relation)
+    if task.relation != "replace-one-user":
+        raise InputError("nodes say how many users they have, so noise of the nodes goes with replace-one-user alone.")
+    if not budget.delta:
+        raise InputError("noise of the nodes is Gaussian, and takes a delta above 0.")
+    epsilon = gaussian_epsilon(task.delta, budget.mu * math.sqrt(settings.noise_nodes)) * (1 + ROUNDING)
+    if settings.server_epsilon is not None and epsilon > settings.server_epsilon * (1 + 2 * ROUNDING):
+        raise InputError(
+            f"with noise_nodes = {settings.noise_nodes} the server would learn epsilon {epsilon:.3g} of a user, and "
+            f"server_epsilon is {settings.server_epsilon:g}. Let fewer nodes make up the noise, or lower epsilon."
+        )
+    return {"epsilon": epsilon}
+
+
+def _joined(
+    talk: Conversation,
+    nodes: Nodes,
+    settings: Settings,
+    expected: int | None,
+    books: _Books,
+    greetings: _Greetings,
+) -> dict[str, Facts]:
+    """Who takes part: all that have joined when `min_nodes` have, and a while was given to the others."""
+    roster: dict[str, Facts] = {}
+    began, enough_since = time.monotonic(), math.inf
+    least = max(settings.min_nodes, settings.noise_nodes)
+    refusing: set[str] = set()
+    books.say(f"waiting for {least} nodes or more")
+    while True:
+        new = set(nodes.nodes()) - set(roster) - refusing
+        if new:
+            found = talk.collect("hello", "hello", new, greetings, _facts, lambda names: True)
+            refusing |= new - set(found)
+            for name, facts in sorted(found.items()):
+                books.say(f"{name} joined with {facts.users:,} users")
+            roster |= found
+        now = time.monotonic()
+        if len(roster) >= least:
+            enough_since = min(enough_since, now)
+            if len(roster) >= (expected or math.inf) or now - enough_since > min(settings.round_timeout, 10.0):
+                break
+        if now - began > settings.wait:
+            raise InputError(
+                f"{len(roster)} nodes joined in {settings.wait:g} s, and it takes {least}; nothing was spent."
+            )
+        time.sleep(LOOK)
+    books.keep_roster(roster)
+    return roster
+
+
+def _facts(name: str, content: RecordDict) -> Facts:
+    fields, arrays = unpacked(content)
+    if arrays:
+        raise InputError("a node's facts come without arrays")
+    return Facts.of(fields)
+
+
+def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books: _Books, settings: Settings) -> None:
+    """The public model to all nodes that are there, and to those of the roster that come back in time."""
+    names: list[str] = []
+    arrays: dict[str, NDArray[np.uint8]] = {}
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if path.is_file() and inside.parts[0] != "private":
+            arrays[f"file.{len(names)}"] = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+            names.append(inside.as_posix())
+    content = packed({"run": books.run, "task": task.to_json(), "files": names}, arrays)
+    wanted = set(books.roster()) | set(nodes.nodes())
+    found = talk.collect("model", "model", wanted, lambda name: content, _kept, lambda names: True)
+    missing = sorted(wanted - set(found))
+    after = f"; {', '.join(missing)} can use the published folder: privrep node personalize" if missing else ""
+    books.say(f"{len(found)} nodes have the model{after}")
+
+
+def _ready(name: str, content: RecordDict) -> bool:
+    fields, arrays = unpacked(content)
+    if fields != {"ready": True} or arrays:
+        raise InputError("it says something else than that it is ready")
+    return True
+
+
+def _kept(name: str, content: RecordDict) -> bool:
+    fields, arrays = unpacked(content)
+    if fields != {"kept": True} or arrays:
+        raise InputError("it says something else than that it kept the model")
+    return True
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(data, file, indent=1)
+    os.replace(temporary, path)
