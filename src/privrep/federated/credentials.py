@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from privrep.engines.flower.loopback import is_loopback as is_loopback
 from privrep.errors import InputError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -43,14 +44,6 @@ class ServerTls:
     ca: Path
     certificate: Path
     key: Path
-
-
-def is_loopback(host: str) -> bool:
-    """Whether what is sent to this host stays on this machine. Of names, localhost alone is taken to."""
-    if host == "localhost":
-        return True
-    address = _address(host)
-    return address is not None and address.is_loopback
 
 
 # Making them

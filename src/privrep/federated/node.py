@@ -2,6 +2,7 @@
 
 FOLDER/node.key          the node's key, where none was given
 FOLDER/model/            the public model, once it has come, and in model/private the heads of this node's users
+FOLDER/hello.json        what the run is about, for a process that is started anew
 FOLDER/noise/RUN/        ledger and billboard of the noisy sums that this node released in a run, if it adds the noise
 """
 
@@ -11,9 +12,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -27,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from privrep.engines.base import Users
 from privrep.engines.flower.messages import Question, Refusal, packed, refusal, unpacked
 from privrep.engines.flower.node import Apart, answer
 from privrep.engines.flower.users import Facts
@@ -39,6 +42,7 @@ from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Run
 
 Say = Callable[[str], None]
+_RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # a run's name, which is a folder's, too
 
 
 @dataclass
@@ -99,6 +103,7 @@ class Host:
             return packed(asdict(Facts.of(task.facts(self.data))))
         if self.run != fields["run"] or self._users is None:
             self._open(task, fields)
+            _write(self.folder / "hello.json", fields)
         return packed({"ready": True})
 
     def _open(self, task: Task, fields: Mapping[str, Any]) -> None:
@@ -122,6 +127,8 @@ class Host:
                 f"the server could learn epsilon {noise['epsilon']:g} of a user of this node, which was started with "
                 f"{self.most_epsilon:g} as the most."
             )
+        if task.relation != "replace-one-user":
+            raise InputError("the server knows how many users there are, so noise is for replace-one-user alone.")
         if task.seed is not None and not self.simulation:
             raise InputError("the server asks for noise that it can reproduce; only a simulation may do that.")
 
@@ -138,13 +145,21 @@ class Host:
 
     def sums(self, content: RecordDict) -> RecordDict:
         """One pass over the users."""
+        asked = unpacked(content)[0].get("run")
+        if self._users is None or asked != self.run:
+            self._come_back(asked)
         users = self._users
-        if users is None:
-            raise _UnknownRun
+        assert users is not None
         question = Question.of(content, users.features, users.targets)
-        if question.run != self.run:
-            raise _UnknownRun
         return answer(question, users, self._own).content()
+
+    def _come_back(self, run: Any) -> None:
+        """Open the rows of a run that an earlier process of this node took part in."""
+        known = self.folder / "hello.json"
+        fields = json.loads(known.read_text()) if known.is_file() else {}
+        if not isinstance(run, str) or fields.get("run") != run:
+            raise _UnknownRun
+        self._open(task_from_json(fields["task"]), fields)
 
     def model(self, content: RecordDict) -> RecordDict:
         """Keep the public model, and make the heads of this node's users."""
@@ -154,23 +169,36 @@ class Host:
         self._check_folder(fields["run"])
         if not self._has_model(fields["run"]):
             task = task_from_json(fields["task"])
-            with task.open(self.data) as users:
+            with self._opened(task, fields["run"]) as users:
                 new = _written(self.folder, fields["files"], arrays)
                 heads = task.keep(new, users)
-            (self.folder / "run.json").write_text(json.dumps({"run": fields["run"]}))
+            _write(self.folder / "run.json", {"run": fields["run"]})
             shutil.rmtree(self.folder / "model", ignore_errors=True)
             os.replace(new, self.folder / "model")
             self.say(f"the model is in {self.folder / 'model'}, with the heads of {heads:,} users (yours alone)")
         self.kept = True
         return packed({"kept": True})
 
+    def _opened(self, task: Task, run: str) -> AbstractContextManager[Users]:
+        """The users, who may be there already."""
+        if self._users is not None and self.run == run:
+            return nullcontext(self._users.users)
+        return task.open(self.data)
+
     def _has_model(self, run: str) -> bool:
         known = self.folder / "run.json"
         return (self.folder / "model" / "model.json").is_file() and json.loads(known.read_text()) == {"run": run}
 
     def _check_folder(self, run: str) -> None:
+        if not isinstance(run, str) or not _RUN.fullmatch(run):
+            raise InputError("the server's run has a name that is none.")
         if (self.folder / "model").exists() and not self._has_model(run):
             raise InputError(f"{self.folder} holds the model of another run; join with another --folder.")
+        if any(other.name != run for other in (self.folder / "noise").glob("*")):
+            raise InputError(
+                f"{self.folder} keeps the account of another run, which may have spent all that the server may learn. "
+                "If this run may learn as much again, join with another --folder."
+            )
 
     def close(self) -> None:
         self._files.close()
@@ -192,15 +220,22 @@ def join(
     own_noise: bool = False,
     most_epsilon: float = math.inf,
     simulation: bool = False,
+    give_up: float = math.inf,
     say: Say,
 ) -> None:
-    """Answer for the users of a file until the model has come and the heads are made; see `Host` for the rest."""
+    """Answer for the users of a file until the model has come and the heads are made; see `Host` for the rest.
+
+    A server that is away is waited for, `give_up` seconds at most.
+    """
     from privrep.engines.flower.supernode import run_node
 
     if not data.is_file():
         raise InputError(f"there is no file {data}; check the path.")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.chmod(folder, 0o700)
+    if (folder / "model" / "model.json").is_file():
+        say(f"{folder} has the model of its run already; to take part in another, join with another --folder")
+        return
     host = Host(data, folder, say, own_noise, most_epsilon, simulation)
     try:
         run_node(
@@ -211,6 +246,7 @@ def join(
             ca=ca,
             insecure=insecure,
             done=lambda: host.kept,
+            give_up=give_up,
             say=say,
         )
     finally:
@@ -234,6 +270,12 @@ def _written(folder: Path, names: list[Any], arrays: Mapping[str, NDArray[Any]])
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(blob.tobytes())
     return new
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(data))
+    os.replace(temporary, path)
 
 
 def _own_key(path: Path) -> Any:

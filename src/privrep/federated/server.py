@@ -27,12 +27,13 @@ from flwr.app import RecordDict
 
 from privrep.engines.flower.conversation import Conversation, Nodes
 from privrep.engines.flower.messages import packed, unpacked
-from privrep.engines.flower.users import Facts, FlowerUsers, NoisyFlowerUsers
+from privrep.engines.flower.users import MAX_USERS_TIMES_NODES, Facts, FlowerUsers, NoisyFlowerUsers
 from privrep.errors import InputError
 from privrep.federated.credentials import ServerTls
 from privrep.federated.settings import Settings
 from privrep.federated.tasks import Task
 from privrep.privacy.accounting import gaussian_epsilon
+from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.ledger import Budget
 
 Say = Callable[[str], None]
@@ -88,7 +89,7 @@ def run_federation(
     )
     books.say(f"{len(roster)} nodes with {users.count:,} users take part")
     if not (folder / "model.json").is_file():
-        talk.collect("hello", "begin", set(roster), greetings, _ready, lambda names: True)
+        talk.collect("hello", "begin", set(roster), greetings, _ready, lambda names: True, everyone=True)
         greetings.task.learn(users, folder, on_page)
     _hand_out(talk, nodes, greetings.task, folder, books, settings)
 
@@ -188,11 +189,15 @@ def _joined(
     while True:
         new = set(nodes.nodes()) - set(roster) - refusing
         if new:
-            found = talk.collect("hello", "hello", new, greetings, _facts, lambda names: True)
-            refusing |= new - set(found)
+            found = talk.collect("hello", "hello", new, greetings, _facts, lambda names: True, everyone=True)
+            refusing |= new - set(found) - talk.missing  # who is silent is asked again
             for name, facts in sorted(found.items()):
-                books.say(f"{name} joined with {facts.users:,} users")
-            roster |= found
+                if _fits(facts, roster):
+                    books.say(f"{name} joined with {facts.users:,} users")
+                    roster[name] = facts
+                else:
+                    books.say(f"{name} is left out: its rows are of another shape, or its users too many for one sum")
+                    refusing.add(name)
         now = time.monotonic()
         if len(roster) >= least:
             enough_since = min(enough_since, now)
@@ -205,6 +210,13 @@ def _joined(
         time.sleep(LOOK)
     books.keep_roster(roster)
     return roster
+
+
+def _fits(facts: Facts, roster: Mapping[str, Facts]) -> bool:
+    """Whether a node can join these: one that cannot is to stop nobody else."""
+    shapes = {(each.features, each.targets, each.sparse) for each in (facts, *roster.values())}
+    users = facts.users + sum(each.users for each in roster.values())
+    return len(shapes) == 1 and users <= MAX_USERS and users * (len(roster) + 1) <= MAX_USERS_TIMES_NODES
 
 
 def _facts(name: str, content: RecordDict) -> Facts:
@@ -225,7 +237,7 @@ def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books:
             names.append(inside.as_posix())
     content = packed({"run": books.run, "task": task.to_json(), "files": names}, arrays)
     wanted = set(books.roster()) | set(nodes.nodes())
-    found = talk.collect("model", "model", wanted, lambda name: content, _kept, lambda names: True)
+    found = talk.collect("model", "model", wanted, lambda name: content, _kept, lambda names: True, everyone=True)
     missing = sorted(wanted - set(found))
     after = f"; {', '.join(missing)} can use the published folder: privrep node personalize" if missing else ""
     books.say(f"{len(found)} nodes have the model{after}")

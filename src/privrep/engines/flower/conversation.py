@@ -55,6 +55,7 @@ class Conversation:
     say: Callable[[str], None]
     greet: Callable[[str], RecordDict]
     _missing: set[str] = field(default_factory=set)  # did not answer last time, so nobody waits for them alone
+    _late: dict[str, str] = field(default_factory=dict)  # message -> node that did not answer it in time
 
     def answers(
         self,
@@ -68,7 +69,9 @@ class Conversation:
 
         def content(name: str) -> RecordDict:
             question = questions[name]
-            return contents.setdefault(id(question), question.content())
+            if id(question) not in contents:
+                contents[id(question)] = question.content()
+            return contents[id(question)]
 
         def enough(names: set[str]) -> bool:
             some = sum(users[name] for name in names)
@@ -97,11 +100,15 @@ class Conversation:
         content: Callable[[str], RecordDict],
         read: Callable[[str, RecordDict], Kept],
         enough: Callable[[set[str]], bool],
+        everyone: bool = False,
     ) -> dict[str, Kept]:
         """Ask these nodes, by name, until all have answered; or, once the time of a round is over, enough of them.
 
-        Those that were missing last time are asked, too, but not waited for. An answer that `read` refuses is left out.
+        Those that were missing last time are asked, too, but, unless `everyone` is waited for, not waited for: until
+        they are heard of, be it too late. An answer that `read` refuses is left out.
         """
+        if everyone:
+            self._missing.clear()
         round_ = _Round(self, kind, what, content, read, set(names))
         began = time.monotonic()
         while round_.waiting:
@@ -122,6 +129,11 @@ class Conversation:
         round_.forget()
         return round_.found
 
+    @property
+    def missing(self) -> set[str]:
+        """Who did not answer last time."""
+        return set(self._missing)
+
     def greeted(self, name: str, number: int) -> None:
         """Tell a node that came back what the run is about. Its answer is not waited for."""
         self.nodes.grid.push_messages([_message(self.greet(name), number, "hello", self.pace.wait)])
@@ -135,6 +147,7 @@ class _Round:
         self.waiting, self.found = waiting, dict[str, Any]()
         self._asked: dict[str, str] = {}  # message -> node
         self._when: dict[str, float] = {}
+        self._greeted: set[str] = set()
 
     def ask_again(self) -> None:
         """Those that are there and were not asked, or long ago."""
@@ -152,18 +165,29 @@ class _Round:
                 self._talk.say(f"{self._what}: asked {name} again")
 
     def hear(self) -> None:
-        if not self._asked:
-            return
-        for reply in self._talk.nodes.grid.pull_messages(list(self._asked)):
-            name = self._asked.pop(reply.metadata.reply_to_message_id, None)
-            if name is None or name not in self.waiting:
-                if name is not None:
-                    self._talk.say(f"{self._what}: {name} answered twice; once counts")
+        """Answers are fetched one by one: one that Flower cannot read is nobody else's trouble."""
+        late, say = self._talk._late, self._talk.say
+        for number in [*self._asked, *late]:
+            try:
+                replies = list(self._talk.nodes.grid.pull_messages([number]))
+                content = replies[0].content if replies and not replies[0].has_error() else None
+            except Exception:
+                say(f"{self._what}: {self._asked.get(number) or late[number]} is left out: its answer is damaged")
+                self.waiting.discard(self._asked.pop(number, ""))
+                late.pop(number, None)
                 continue
-            if reply.has_error():
-                self._when.pop(name, None)  # it left; if it comes back it is asked again
+            if not replies:
                 continue
-            self._take(name, reply.content)
+            name, too_late = self._asked.pop(number, ""), late.pop(number, "")
+            if content is None:
+                continue  # it left; if it comes back it is asked again
+            if too_late:
+                say(f"{self._what}: {too_late} answered an earlier question, too late")
+                self._talk._missing.discard(too_late)
+            elif name not in self.waiting:
+                say(f"{self._what}: {name} answered twice; once counts")
+            else:
+                self._take(name, content)
 
     def _take(self, name: str, content: RecordDict) -> None:
         say = self._talk.say
@@ -180,7 +204,9 @@ class _Round:
             if number is not None:
                 say(f"{name} came back")
                 self._talk.greeted(name, number)
-            self._when.pop(name, None)
+            if name not in self._greeted:  # at once, but not over and over
+                self._greeted.add(name)
+                self._when.pop(name, None)
             return
         if reason is not None:
             say(f"{self._what}: {name} cannot answer ({reason}); see its own log")
@@ -188,6 +214,7 @@ class _Round:
 
     def forget(self) -> None:
         """Answers that come now come too late."""
+        self._talk._late.update({number: name for number, name in self._asked.items() if name in self.waiting})
         self._asked.clear()
 
 

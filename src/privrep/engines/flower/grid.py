@@ -39,10 +39,10 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         done = [name for name in message_ids if name in self._replies and self._replies[name].done()]
-        replies = [self._replies[name].result() for name in done]
+        replies = [self._replies[name] for name in done]
         for name in done:
             self._replies[name] = Future()  # delivered, and never done again
-        return replies
+        return [reply.result() for reply in replies]
 
     def get_node_ids(self) -> list[int]:
         return list(self._apps)

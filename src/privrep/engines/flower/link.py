@@ -16,7 +16,7 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 from privrep.engines.flower import quiet  # isort: skip
 import uvicorn
+from flwr.app import Message
 from flwr.common.constant import (
     HEARTBEAT_DEFAULT_INTERVAL,
     NOOP_ACCOUNT_NAME,
@@ -31,16 +32,20 @@ from flwr.common.constant import (
     SUPERLINK_NODE_ID,
     SubStatus,
 )
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.main import create_app
 from flwr.superlink.servicer.runtime import runtime_handlers
 
+from privrep.engines.flower.loopback import is_loopback
 from privrep.errors import InputError
 
 OPEN = "/v1/fleet/"  # paths that are reachable from outside
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 BEATS = 5.0  # seconds between two signs of life of the server's own task
 
 
@@ -95,10 +100,42 @@ class InProcessGrid(HttpGrid):
     def __init__(self, state: Any, task: Any) -> None:
         super().__init__(token="in-process")
         self._handlers = _Handlers(state, task)
+        self._arriving: dict[str, Any] = {}  # replies of which parts are still to come, by what they reply to
 
     @property
     def _runtime_client(self) -> Any:
         return self._handlers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies that have come whole; Flower's own waits for parts of one, a second at a time. One that cannot be
+        read is an error, once."""
+        wanted = list(message_ids)
+        new = [number for number in wanted if number not in self._arriving]
+        if new:
+            found = self._handlers.PullMessages(PullAppMessagesRequest(message_ids=new))
+            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                self._arriving[message.metadata.reply_to_message_id] = tree
+        whole = (self._whole(number) for number in wanted if number in self._arriving)
+        return [message for message in whole if message is not None]
+
+    def _whole(self, number: str) -> Message | None:
+        tree, run_id = self._arriving[number], self.run.run_id
+        parts = {}
+        for part in iterate_object_tree(tree):
+            asked = PullObjectRequest(node=self.node, run_id=run_id, object_id=part.object_id)
+            found = self._handlers.PullObject(asked)
+            if found.object_found and not found.object_available:
+                return None
+            parts[part.object_id] = found.object_content
+        del self._arriving[number]
+        self._handlers.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=tree.object_id)
+        )
+        message = inflate_object_from_contents(tree.object_id, parts)
+        if not isinstance(message, Message):
+            raise InputError("a node sent something that is no message.")
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message
 
 
 class _Handlers:
@@ -130,9 +167,9 @@ class _Handlers:
 def open_link(host: str, port: int, tls: Tls | None, node_keys: Mapping[str, bytes] | None) -> Iterator[Link]:
     """Listen at this address (port 0: any that is free) until the block is left. `node_keys` are the public keys of the
     nodes that may join, by name; None lets anyone in, and is for loopback alone, as is `tls` None."""
-    if (tls is None or node_keys is None) and host not in LOOPBACK:
+    if (tls is None or node_keys is None) and not is_loopback(host):
         raise InputError(
-            f"without TLS and node keys a server listens on loopback alone ({LOOPBACK[0]}). Got {host} instead."
+            f"without TLS and node keys a server listens on loopback alone (127.0.0.1). Got {host} instead."
         )
     quiet.hush()
     listening = _bound(host, port)

@@ -1,8 +1,8 @@
 """What a node does with a question: one pass over its own users, clipped there, with noise of its own if so agreed.
 
 Formal guarantee: an answer is what the node's engine makes of its users, each clipped by itself. Whether a node answers
-does not depend on what its users hold: a user on whose rows a step fails counts as one who sends zeros (`Apart`), and a
-step that fails on made-up rows is refused before any row is looked at again. So a user changes a sum by no more than
+does not depend on what its users hold: a step that fails on made-up rows is refused before any row is looked at, and a
+user on whose rows another step fails counts as one who sends zeros (`Apart`). So a user changes a sum by no more than
 the bound says even if others share the node. How long an answer takes may depend on rows; see docs/federated.md.
 """
 
@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from privrep.data.groups import Group
 from privrep.data.user_table import UserTable
 from privrep.engines.base import LocalStep, SlotStep, Users
 from privrep.engines.flower.messages import Answer, Question
 from privrep.engines.in_memory import InMemoryUsers
+from privrep.engines.slots import slots_of
 from privrep.engines.streaming import StreamingUsers
 from privrep.errors import InputError
 from privrep.privacy.bounds import Array, Bound, BoundedSum, LossBound
@@ -29,7 +32,11 @@ PUBLIC_ROWS = 8  # of a made-up user
 
 @dataclass(frozen=True)
 class Apart:
-    """An engine whose users cannot stop each other: whoever a step fails on sends zeros."""
+    """An engine whose users cannot stop each other: whoever a step fails on sends zeros.
+
+    What a step makes of a user is the same to the last bit whether it is called with others or alone, so the others'
+    sums stay what they are. Steps with slots, of which that is true at one seat alone, are set apart by the engine.
+    """
 
     users: InMemoryUsers | StreamingUsers
 
@@ -56,43 +63,60 @@ class Apart:
         group: Group | None = None,
         sample: Sample | FixedSample | None = None,
     ) -> dict[str, BoundedSum]:
+        if isinstance(sample, FixedSample):
+            raise InputError("batches of a fixed size need all rows in one place.")
+        chosen = np.ones(self.count, bool) if sample is None else sample.members(self.count)
+        self._check_public(step, bounds)
         try:
             return self.users.bounded_sums(step, bounds, group, sample)
         except Exception:  # whose rows it was for stays unsaid
-            pass
-        self._check_public(step, bounds)
-        if isinstance(sample, FixedSample):
-            raise InputError("batches of a fixed size need all rows in one place.")
-        chosen = None if sample is None else sample.members(self.count)
+            if slots_of(step) is not None:  # the engine has set such users apart already
+                raise InputError("the server's step fails, and on nobody's rows alone.") from None
         totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
-        for place, user in enumerate(self._one_by_one()):
-            if chosen is not None and not chosen[place]:
-                continue
-            try:
-                found = InMemoryUsers(user, 1).bounded_sums(step, bounds, group)
-            except Exception:
-                continue
-            for key, total in totals.items():
-                total += found[key].total
+        for place, block in self._blocks():
+            for key, part in _one_by_one(block, chosen[place : place + block.n_users], step, bounds, group).items():
+                totals[key] += part
         return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
 
-    def _one_by_one(self) -> Iterator[UserTable]:
-        blocks = self.users.table.blocks() if isinstance(self.users, InMemoryUsers) else self.users.blocks()
-        for block in blocks:
-            for place in range(block.n_users):
-                yield block.users(place, place + 1)
+    def _blocks(self) -> Iterator[tuple[int, UserTable]]:
+        """Of users, and the place of the first."""
+        place = 0
+        for block in self.users.table.blocks() if isinstance(self.users, InMemoryUsers) else self.users.blocks():
+            yield place, block
+            place += block.n_users
 
     def _check_public(self, step: LocalStep | SlotStep, bounds: Mapping[str, Bound | LossBound]) -> None:
         """Refuse a step that fails on made-up rows: that is nobody's secret."""
         X = np.cos(np.arange(1.0, PUBLIC_ROWS * self.features + 1)).reshape(PUBLIC_ROWS, -1).astype(np.float32)
         y = (np.arange(PUBLIC_ROWS * self.targets) % 2).astype(np.float64)
         made_up = UserTable.from_rows(
-            X, y if self.targets == 1 else y.reshape(PUBLIC_ROWS, -1), np.zeros(PUBLIC_ROWS, np.int64)
+            csr_array(X) if self.sparse else X,
+            y if self.targets == 1 else y.reshape(PUBLIC_ROWS, -1),
+            np.zeros(PUBLIC_ROWS, np.int64),
         )
         try:
             InMemoryUsers(made_up, 1).bounded_sums(step, bounds)
         except Exception as error:
             raise InputError(f"the server's step fails on any rows ({type(error).__name__}).") from None
+
+
+def _one_by_one(
+    block: UserTable,
+    chosen: NDArray[np.bool_],
+    step: LocalStep | SlotStep,
+    bounds: Mapping[str, Bound | LossBound],
+    group: Group | None,
+) -> dict[str, Array]:
+    """The sums of those who are chosen, without those on whom the step fails."""
+    totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+    for place in np.flatnonzero(chosen).tolist():
+        try:
+            found = InMemoryUsers(block.users(place, place + 1), 1).bounded_sums(step, bounds, group)
+        except Exception:
+            continue
+        for key, total in totals.items():
+            total += found[key].total
+    return totals
 
 
 def answer(question: Question, users: Users, own: Run | None) -> Answer:

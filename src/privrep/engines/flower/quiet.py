@@ -12,9 +12,10 @@ for _name, _value in {
 }.items():
     os.environ[_name] = _value  # read when Flower is imported, and by processes it starts
 
+os.environ.pop("FLWR_DATABASE", None)  # messages are kept in memory, and go with the process
 logging.getLogger("httpx").setLevel(logging.WARNING)  # names every request
 
 
-def hush(level: int = logging.ERROR) -> None:
+def hush(level: int = logging.CRITICAL) -> None:
     """Flower's own log, of less than this, stays unwritten: what happens to nodes is said in our own words."""
     logging.getLogger("flwr").setLevel(level)

@@ -66,22 +66,27 @@ def run_node(
     ca: Path | None,
     insecure: bool,
     done: Callable[[], bool],
+    give_up: float,
     say: Say,
 ) -> None:
-    """Answer messages until `done`. A server that goes away is waited for. `key` is the node's private key (an elliptic
-    curve key of `cryptography`); `number_file` keeps Flower's number of the node, for its next start."""
+    """Answer messages until `done`. A server that goes away is waited for, `give_up` seconds at most. `key` is the
+    node's private key (an elliptic curve key of `cryptography`); `number_file` keeps Flower's number of the node, for
+    its next start."""
     quiet.hush()
-    away = False
+    away, since, joined = False, time.monotonic(), False
     while not done():
         try:
             with _client(address, key, ca, insecure) as client, _joined(client, key, number_file, insecure) as node:
-                say(f"joined {address}" if not away else f"joined {address} again")
-                away = False
+                say(f"joined {address} again" if joined else f"joined {address}")
+                away, joined = False, True
                 _answer(app, client, node, done)
         except Away as error:
             if not away:
                 say(f"{address} is away ({error}); trying again")
+                since = time.monotonic()
             away = True
+            if time.monotonic() - since > give_up:
+                raise InputError(f"{address} has been away for {give_up:g} s; join again when it is there.") from None
             time.sleep(AGAIN)
 
 
@@ -112,6 +117,7 @@ def _fetched(client: FleetHttpClient, node: Node, run_id: int, tree: Any) -> Mes
         make_pull_object_fn_protobuf(client.PullObject, node, run_id),
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run_id),
         return_type=Message,
+        initial_backoff=BUSY,
     )
     message.metadata.__dict__["_message_id"] = tree.object_id
     return message
@@ -168,12 +174,13 @@ def _activated(client: FleetHttpClient, public_key: bytes, number_file: Path, in
     asked = ActivateNodeRequest(public_key=public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
     for _ in range(TRIES):
         with _trouble(refused=False):
-            if insecure:  # a server that lets anyone in; it may know this key already
-                with suppress(httpx.HTTPStatusError):
-                    client.RegisterNode(RegisterNodeFleetRequest(public_key=public_key))
             with suppress(httpx.HTTPStatusError):
                 number: int = client.ActivateNode(asked).node_id
                 return number
+            if insecure:  # perhaps a server that lets anyone in, and does not know this key yet
+                with suppress(httpx.HTTPStatusError):
+                    client.RegisterNode(RegisterNodeFleetRequest(public_key=public_key))
+                    continue
             with suppress(httpx.HTTPStatusError, OSError, ValueError):
                 client.DeactivateNode(DeactivateNodeRequest(node_id=int(number_file.read_text())))
         time.sleep(AGAIN)

@@ -1,0 +1,68 @@
+"""A server app and a client app for those who run Flower themselves, by `flwr run` and `flower-supernode`.
+
+    [tool.flwr.app.components]
+    serverapp = "privrep.federated.apps:server"
+    clientapp = "privrep.federated.apps:client"
+    [tool.flwr.app.config]
+    config = "/where/federate.toml"
+    out = "/where/model"
+
+A node is started with --node-config 'data="/where/rows.parquet" folder="/where/node"'. The same messages travel as with
+`privrep federate`. What differs is Flower's: a node runs the code that the server sends along, a process is started for
+every message, and rounds take seconds. See docs/federated.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from privrep.engines.flower import quiet as quiet  # isort: skip
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from privrep.errors import InputError
+from privrep.federated.config import read_config
+from privrep.federated.node import Host
+from privrep.federated.server import run_federation
+
+server = ServerApp()
+client = ClientApp()
+
+
+class GridNodes:
+    """The nodes of a SuperLink that is run by others, named by Flower's numbers for them."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def nodes(self) -> dict[str, int]:
+        return {f"node-{number}": number for number in self.grid.get_node_ids()}
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    asked = read_config(_path(context.run_config, "config"))
+    out = _path(context.run_config, "out")
+    run_federation(GridNodes(grid), asked.task, out, asked.settings, None, print, print)
+
+
+def _path(config: Any, name: str) -> Path:
+    if not isinstance(config.get(name), str):
+        raise InputError(f"Flower's configuration must say {name}, a path.")
+    return Path(config[name])
+
+
+def _handle(message: Message, context: Context) -> Message:
+    folder = _path(context.node_config, "folder")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    host = Host(_path(context.node_config, "data"), folder, print)
+    try:
+        return host.app()(message, context)
+    finally:
+        host.close()
+
+
+for _category, _action in ((client.query, "hello"), (client.train, "sums"), (client.query, "model")):
+    _category(_action)(_handle)
