@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-
 from experiments.figure1 import DELTA, Setting, draw
+
 from privrep import model as models
 from privrep.config import Columns, Config
 from privrep.data.user_table import UserTable
@@ -96,9 +96,7 @@ class Rounds:
 
 def task_of(setting: Setting) -> TableTask:
     names = tuple(f"x{j}" for j in range(setting.features))
-    return TableTask(
-        Config(rank=setting.rank, epsilon=EPSILON, delta=DELTA, seed=SEED), Columns("user", ("y",), names)
-    )
+    return TableTask(Config(rank=setting.rank, epsilon=EPSILON, delta=DELTA, seed=SEED), Columns("user", ("y",), names))
 
 
 def write(table: UserTable, path: Path) -> None:

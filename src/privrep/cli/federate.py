@@ -117,6 +117,12 @@ def join(
     most_epsilon: Annotated[
         float | None, typer.Option(metavar="EPSILON", help="With it: the most that the server may learn of a user.")
     ] = None,
+    most_delta: Annotated[
+        float | None, typer.Option(metavar="DELTA", help="With it: the largest delta; 1e-5 if left out.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Join only if this column names the users, as it should.")
+    ] = None,
     simulation: Annotated[
         bool, typer.Option("--simulation", help="Seeded noise will do: NOT PRIVATE. For experiments.")
     ] = False,
@@ -138,9 +144,12 @@ def join(
         read_ca(ca)
     if most_epsilon is not None and not (own_noise and most_epsilon > 0):
         raise InputError("--most-epsilon is a positive number, and goes with --own-noise.")
+    if most_delta is not None and not (own_noise and 0 < most_delta < 1):
+        raise InputError("--most-delta lies between 0 and 1, and goes with --own-noise.")
     if not data.is_file():
         raise InputError(f"there is no file {data}; check the path.")
     from privrep.federated.node import join as run
+    from privrep.federated.settings import MOST_DELTA
 
     with _stoppable(f"run the same command to go on; {folder} keeps what this node has."):
         run(
@@ -152,6 +161,8 @@ def join(
             insecure=insecure,
             own_noise=own_noise,
             most_epsilon=math.inf if most_epsilon is None else most_epsilon,
+            most_delta=MOST_DELTA if most_delta is None else most_delta,
+            user=user,
             simulation=simulation,
             say=note,
         )

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
+from privrep.cli.shared import check_file, new_file, open_text, say
 from privrep.errors import InputError
 
+if TYPE_CHECKING:
+    from privrep.federated.neural_heads import Predictions
+
 NodeFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that was given to `federate join`.")]
+NodeFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A Parquet or CSV file; of a neural model, or a NumPy archive, .npz.")
+]
 
 node = typer.Typer(
     name="node",
@@ -23,19 +31,39 @@ node = typer.Typer(
 )
 
 
-def _on_node(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command, given the folder of a node rather than of a model."""
+def _on_node(command: Callable[..., None], neural: Callable[..., None]) -> Callable[..., None]:
+    """The same command, given the folder of a node rather than of a model; `neural` does it for a neural model.
+
+    It has the options of both, and refuses those that are not of the folder's kind of model.
+    """
+    asked, own = inspect.signature(command, eval_str=True), inspect.signature(neural, eval_str=True).parameters
 
     @functools.wraps(command)
     def run(folder: Path, **given: Any) -> None:
-        command(model_folder(folder), **given)
+        from privrep.neural.inspection import is_neural
 
-    asked = inspect.signature(command, eval_str=True)
-    parameters = [p.replace(annotation=NodeFolder) if p.name == "folder" else p for p in asked.parameters.values()]
+        model = model_folder(folder)
+        known, where = (own, folder) if is_neural(model) else (asked.parameters, model)
+        for parameter in parameters:
+            name = parameter.name
+            if name not in known and given.get(name, parameter.default) != parameter.default:
+                kind = "models of tables" if known is own else "neural models"
+                raise InputError(f"--{name.replace('_', '-')} is for {kind}; leave it out for {folder}.")
+        (neural if known is own else command)(where, **{name: value for name, value in given.items() if name in known})
+
+    parameters = [_of_both(p, own.get(p.name)) for p in asked.parameters.values()]
+    parameters += [p for p in own.values() if p.name not in asked.parameters]
     run.__signature__ = asked.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__doc__ = f"{inspect.getdoc(command)}\n\n{inspect.getdoc(neural)}"
     del run.__wrapped__
     return run
+
+
+def _of_both(parameter: inspect.Parameter, own: inspect.Parameter | None) -> inspect.Parameter:
+    """The parameter as the neural command describes it, where it does."""
+    described = own is not None and hasattr(own.annotation, "__metadata__")
+    return parameter.replace(annotation=own.annotation) if own is not None and described else parameter
 
 
 def model_folder(folder: Path) -> Path:
@@ -49,5 +77,73 @@ def model_folder(folder: Path) -> Path:
     return model
 
 
-for _command in (personalize, predict):
-    node.command()(_on_node(_command))
+# Neural models
+
+
+def _personalize_network(folder: NodeFolder, table: NodeFile, replace: bool = False) -> None:
+    """Of a neural model, FILE is read as `federate join` reads it, labels and all."""
+    joined = _neural_heads().personalize(folder, table, replace)
+    note = f"{joined.replaced:,} with a new head, " if joined.replaced else ""
+    more, where = joined.came - joined.replaced, folder / "model" / "private"
+    say(f"Users: {more:,} more, {note}{joined.total:,} in all, in {where}")
+
+
+def _predict_network(
+    folder: NodeFolder,
+    table: NodeFile,
+    out: Annotated[Path, typer.Option(help="File to write: .parquet, .csv or .csv.gz; of a neural model, or .npz.")],
+    overwrite: bool = False,
+    proba: Annotated[
+        bool, typer.Option("--proba", help="Of a neural model: the probability of each class, too.")
+    ] = False,
+) -> None:
+    """Of a neural model, FILE is read as `federate join` reads it, but needs no labels, and what is written of each row
+    is its `user` and `prediction` and, with --proba, `probability_CLASS` of each class.
+    """
+    from privrep.data.readers import SUFFIXES
+
+    suffix = check_file(out, overwrite, (*SUFFIXES, ".npz"), folder / "model")
+    found = _neural_heads().predict(folder, table, proba)
+    with new_file(out) as temporary:
+        _write(found, temporary, suffix)
+    say(
+        f"{len(found.users):,} rows with their predictions: {out} (readable by you alone: made by private heads, not "
+        "covered by the privacy guarantee)"
+    )
+
+
+def _neural_heads() -> Any:
+    try:
+        from privrep.federated import neural_heads
+    except ImportError:
+        raise InputError("neural models need PyTorch; install privrep[torch].") from None
+    return neural_heads
+
+
+def _write(found: Predictions, path: Path, suffix: str) -> None:
+    """By the suffix, not the path: that is of a temporary file with another ending. An archive has the probabilities in
+    one array, and in another the classes they are of."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"user": found.users.tolist(), "prediction": found.classes.tolist()}
+    if suffix == ".npz":
+        arrays = {name: np.array(values) for name, values in columns.items()}
+        if found.probabilities is not None:
+            arrays |= {"probability": found.probabilities, "classes": found.names}
+        with open(path, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        return
+    if found.probabilities is not None:
+        each = zip(found.names.tolist(), found.probabilities.T.tolist(), strict=True)
+        columns |= {f"probability_{name}": values for name, values in each}
+    if suffix in (".csv", ".csv.gz"):
+        with open_text(path, "w", packed=suffix == ".csv.gz") as text:
+            csv.writer(text, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=True)])
+    else:
+        pq.write_table(pa.table(columns), path)
+
+
+for _command, _neural in ((personalize, _personalize_network), (predict, _predict_network)):
+    node.command()(_on_node(_command, _neural))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from privrep import model as models
 from privrep.config import Columns
 from privrep.data.categories import MOST_CLASSES, Listed
-from privrep.data.images import read_npz
+from privrep.data.images import Images, read_npz
 from privrep.data.partition import natural_table
 from privrep.data.readers import TableSource, read_table
 from privrep.data.user_table import UserTable
@@ -111,6 +111,12 @@ class NeuralTask:
         return "replace-one-user"
 
     @property
+    def user(self) -> str:
+        if self.columns is not None:
+            return self.columns.user
+        return "users" if self.image is None else "writers"
+
+    @property
     def features(self) -> int:
         model, plan = self._planned()
         own = model.n_features_in_ if model.map_ is None else model.map_.size
@@ -145,7 +151,7 @@ class NeuralTask:
         return cls(**read_fields(cls, kept, "the task", others))
 
     def facts(self, path: Path) -> Facts:
-        table = self._table(path)
+        table = self.table(path)
         return {"users": table.n_users, "features": table.n_features, "targets": 1, "sparse": False}
 
     def with_users(self, total: int) -> NeuralTask:
@@ -154,7 +160,7 @@ class NeuralTask:
     @contextmanager
     def open(self, path: Path) -> Iterator[Users]:
         model, plan = self._planned()
-        table = self._table(path)
+        table = self.table(path)
         if self.users is None or table.n_users > self.users:
             raise InputError(f"{path} has more users than the server says there are on all nodes; join again.")
         yield InMemoryUsers(model._prepared(table, plan))
@@ -162,7 +168,7 @@ class NeuralTask:
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
         task = self if self.users is not None else self.with_users(users.count)
         if (folder / "model.json").is_file():
-            task._check_own(folder)
+            task.check_own(folder)
             return
         if task.users != users.count:
             raise InputError(f"the task is of {task.users:,} users. Got {users.count:,} instead.")
@@ -174,7 +180,7 @@ class NeuralTask:
             warnings.warn(NothingLearned(plan.words), stacklevel=2)
 
     def keep(self, folder: Path, users: Users) -> int:
-        self._check_own(folder)
+        self.check_own(folder)
         model = Centaur.load(folder)
         if not isinstance(users, InMemoryUsers):
             raise InputError("heads are made where their users' rows are: keep takes the users that open gave.")
@@ -184,7 +190,7 @@ class NeuralTask:
         saving.write_heads(heads, folder)
         return len(heads.ids)
 
-    def _check_own(self, folder: Path) -> None:
+    def check_own(self, folder: Path) -> None:
         """Whether the model of a folder is of this task."""
         found = saving.read(folder).described
         described = json.loads(json.dumps(self._planned()[0].described_))
@@ -234,10 +240,12 @@ class NeuralTask:
             raise InputError(f"image, map, columns or width must say how many numbers a row has. Got {found} instead.")
         return told[0]
 
-    def _table(self, path: Path) -> UserTable:
-        """The rows of a file as they stand there."""
-        archive = path.name.lower().endswith(".npz")
-        table = (_images if self.image is not None else _rows)(self, path) if archive else self._read_table(path)
+    def table(self, path: Path, text_ids: bool = False) -> UserTable:
+        """The rows of a file as they stand there; `text_ids` reads the ids of a CSV file as text in any case."""
+        if not path.name.lower().endswith(".npz"):
+            table = self._read_table(path, text_ids)
+        else:
+            table = (_images if self.image is not None else _rows)(self, path)
         table = replace(table, X=rows_of(table.X), y=table.y.astype(np.float64))
         if table.n_features != self._row_width() or not table.n_users:
             raise InputError(
@@ -246,11 +254,21 @@ class NeuralTask:
             )
         return table
 
-    def _read_table(self, path: Path) -> UserTable:
+    def _read_table(self, path: Path, text_ids: bool) -> UserTable:
+        columns = self.columns_for(path)
+        return read_table(
+            TableSource(path, columns.user, columns.targets, columns.features, text_ids, classes=self._listed)
+        )
+
+    def columns_for(self, path: Path) -> Columns:
+        """The columns of a table, which a task about archives alone does not name."""
         if self.columns is None:
             raise InputError(f"the task names no columns, as {path} would need; give a NumPy archive, .npz.")
-        columns = self.columns
-        return read_table(TableSource(path, columns.user, columns.targets, columns.features, classes=self._listed))
+        return self.columns
+
+    def check_images(self, images: Images, path: Path) -> None:
+        if images.shape != self.image:
+            raise InputError(f"{path} has images of {images.shape}, and the task takes {self.image}; resize them.")
 
     @property
     def _listed(self) -> Listed:
@@ -263,20 +281,19 @@ class NeuralTask:
 def _images(task: NeuralTask, path: Path) -> UserTable:
     """Images as `privrep fit-neural` reads them: labels are places among the classes."""
     images = read_npz(path, list(map(str, task._listed)))
-    if images.shape != task.image:
-        raise InputError(f"{path} has images of {images.shape}, and the task takes {task.image}; resize them.")
+    task.check_images(images, path)
     return natural_table(images)
 
 
 def _rows(task: NeuralTask, path: Path) -> UserTable:
-    arrays = _arrays(path, ("X", "y", "users"))
+    arrays = read_arrays(path, ("X", "y", "users"))
     X, y, users = arrays["X"], arrays["y"], arrays["users"]
     if y.ndim != 1 or users.ndim != 1 or users.dtype.kind not in "iuU":
         raise InputError(f"y and users of {path} must be lists, of labels and of integers or texts; write them so.")
     return UserTable.from_rows(rows_of(X), class_numbers(y, task._listed), users)
 
 
-def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
     try:
@@ -286,7 +303,8 @@ def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path} cannot be read as a NumPy archive ({error}); write it with numpy.savez.") from None
     if missing:
-        raise InputError(f"{path} has no array {missing[0]!r}; write it with numpy.savez(X=..., y=..., users=...).")
+        wanted = ", ".join(f"{name}=..." for name in names)
+        raise InputError(f"{path} has no array {missing[0]!r}; write it with numpy.savez({wanted}).")
     return arrays
 
 

@@ -35,6 +35,7 @@ from privrep.engines.flower.node import Apart, answer
 from privrep.engines.flower.users import Facts
 from privrep.errors import InputError, PrivrepError
 from privrep.federated.credentials import read_node_key
+from privrep.federated.settings import MOST_DELTA
 from privrep.federated.tasks import Task, task_from_json
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
@@ -47,14 +48,17 @@ _RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # a run's name, which is a folde
 
 @dataclass
 class Host:
-    """Who answers for the users of one file. `own_noise` says that nothing but noisy sums may leave; `most_epsilon` is
-    then the most that the server may learn about a user; `simulation` allows noise that the server can reproduce."""
+    """Who answers for the users of one file. `own_noise` says that nothing but noisy sums may leave; `most_epsilon` and
+    `most_delta` are then the most that the server may learn about a user. `user` is the column that names users, if the
+    server is not to say which; `simulation` allows noise that the server can reproduce."""
 
     data: Path
     folder: Path
     say: Say
     own_noise: bool = False
     most_epsilon: float = math.inf
+    most_delta: float = MOST_DELTA
+    user: str | None = None
     simulation: bool = False
     run: str | None = None
     kept: bool = False
@@ -92,14 +96,14 @@ class Host:
     def hello(self, content: RecordDict) -> RecordDict:
         """Learn what a run is about, and say how many users there are. Once all nodes are known, open the rows."""
         fields, arrays = unpacked(content)
-        if set(fields) != {"run", "name", "task", "begin", "noise"} or arrays or not isinstance(fields["run"], str):
+        if set(fields) != {"run", "name", "task", "begin", "noise"} or arrays or not _is_run(fields["run"]):
             raise InputError("the server's hello has other fields than this version of privrep knows.")
         self._check_folder(fields["run"])
         task = task_from_json(fields["task"])
         if not fields["begin"]:
             self.close()
             self.say(f"asked to take part as {fields['name']}: {_words(task, fields['noise'])}")
-            self._check_noise(task, fields["noise"])
+            self._check_task(task, fields["noise"])
             return packed(asdict(Facts.of(task.facts(self.data))))
         if self.run != fields["run"] or self._users is None:
             self._open(task, fields)
@@ -108,14 +112,17 @@ class Host:
 
     def _open(self, task: Task, fields: Mapping[str, Any]) -> None:
         self.close()
-        self._check_noise(task, fields["noise"])
+        self._check_task(task, fields["noise"])
         users: Any = self._files.enter_context(task.open(self.data))
         self._task, self._users = task, Apart(users)
         if fields["noise"] is not None:
             self._own = self._own_run(task, fields["run"], str(fields["name"]), fields["noise"])
         self.run = fields["run"]
 
-    def _check_noise(self, task: Task, noise: Mapping[str, Any] | None) -> None:
+    def _check_task(self, task: Task, noise: Mapping[str, Any] | None) -> None:
+        """Refuse what this node was not started for."""
+        if self.user is not None and task.user != self.user:
+            raise InputError(f"the server takes {task.user!r} for the users' names, and this node {self.user!r}.")
         if noise is None:
             if self.own_noise:
                 raise InputError("the server wants exact sums, and this node was started with noise of its own alone.")
@@ -129,12 +136,21 @@ class Host:
             )
         if task.relation != "replace-one-user":
             raise InputError("the server knows how many users there are, so noise is for replace-one-user alone.")
+        if self.own_noise and not task.delta <= self.most_delta:
+            raise InputError(f"the server's delta is {task.delta:g}, and {self.most_delta:g} is the most here.")
         if task.seed is not None and not self.simulation:
             raise InputError("the server asks for noise that it can reproduce; only a simulation may do that.")
 
     def _own_run(self, task: Task, run: str, name: str, noise: Mapping[str, Any]) -> Run:
-        """Of this node's own releases: a page that stands is never drawn again."""
+        """Of this node's own releases: a page that stands is never drawn again, and a folder is for one run, so that
+        what a server can learn is not multiplied by runs that it starts."""
         folder = self.folder / "noise" / run
+        others = [path.name for path in folder.parent.glob("*") if path.name != run]
+        if others:
+            raise InputError(
+                f"{self.folder} has released noisy sums in another run ({others[0]}), and a folder is for one: the "
+                "same users in another run spend anew. If you want that, join with another --folder."
+            )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         budget = Budget(float(noise["epsilon"]), task.delta, task.relation)
         ledger = Ledger(budget, seeded=task.seed is not None, path=folder / "ledger.jsonl")
@@ -164,11 +180,17 @@ class Host:
     def model(self, content: RecordDict) -> RecordDict:
         """Keep the public model, and make the heads of this node's users."""
         fields, arrays = unpacked(content)
-        if set(fields) != {"run", "task", "files"} or not isinstance(fields["files"], list):
+        if (
+            set(fields) != {"run", "task", "files"}
+            or not isinstance(fields["files"], list)
+            or not _is_run(fields["run"])
+        ):
             raise InputError("the server's model has other fields than this version of privrep knows.")
         self._check_folder(fields["run"])
         if not self._has_model(fields["run"]):
             task = task_from_json(fields["task"])
+            if self.user is not None and task.user != self.user:
+                raise InputError(f"the model is of users named by {task.user!r}, and this node's by {self.user!r}.")
             with self._opened(task, fields["run"]) as users:
                 new = _written(self.folder, fields["files"], arrays)
                 heads = task.keep(new, users)
@@ -219,6 +241,8 @@ def join(
     insecure: bool = False,
     own_noise: bool = False,
     most_epsilon: float = math.inf,
+    most_delta: float = MOST_DELTA,
+    user: str | None = None,
     simulation: bool = False,
     give_up: float = math.inf,
     say: Say,
@@ -236,7 +260,7 @@ def join(
     if (folder / "model" / "model.json").is_file():
         say(f"{folder} has the model of its run already; to take part in another, join with another --folder")
         return
-    host = Host(data, folder, say, own_noise, most_epsilon, simulation)
+    host = Host(data, folder, say, own_noise, most_epsilon, most_delta, user, simulation)
     try:
         run_node(
             host.app(),
@@ -270,6 +294,11 @@ def _written(folder: Path, names: list[Any], arrays: Mapping[str, NDArray[Any]])
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(blob.tobytes())
     return new
+
+
+def _is_run(name: Any) -> bool:
+    """Runs have names by which folders can be called."""
+    return isinstance(name, str) and re.fullmatch(r"[0-9a-f]{16}", name) is not None
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

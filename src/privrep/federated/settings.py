@@ -10,6 +10,7 @@ from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_USERS
 
 NoiseBy = Literal["server", "nodes"]
+MOST_DELTA = 1e-5  # that a node with noise of its own allows, if it says nothing else
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ class Task(Protocol):
     @property
     def seed(self) -> int | None: ...
     @property
+    def user(self) -> str:
+        """The column, or array, that names the user of each row."""
+        ...
+
+    @property
     def features(self) -> int:
         """How many numbers steps see of a row; of a neural task only `with_users` can tell."""
         ...
@@ -132,6 +137,10 @@ class TableTask:
     @property
     def seed(self) -> int | None:
         return self.config.seed
+
+    @property
+    def user(self) -> str:
+        return self.columns.user
 
     @property
     def features(self) -> int:

@@ -1,0 +1,192 @@
+"""A node's own heads of a neural model, the server away: predictions by them, and heads for users who come later.
+
+Files are those that the node's task reads (`federated.neural_task`). Nothing here is released: rows, heads and
+predictions stay on the node, and no privacy is spent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data.images import Images
+from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
+from privrep.data.user_table import find_users
+from privrep.errors import InputError
+from privrep.federated.neural_task import NeuralTask, read_arrays
+from privrep.federated.tasks import task_from_json
+from privrep.neural import saving
+from privrep.neural.centaur import Centaur
+from privrep.neural.checks import rows_of
+from privrep.neural.own_heads import OwnHeads, fit_own_heads
+
+_KINDS = {int: "integers", float: "decimal numbers", bytes: "bytes"}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of the rows of a file, in its order. Private: heads made them."""
+
+    users: NDArray[Any]
+    classes: NDArray[Any]  # predicted, one for each row
+    names: NDArray[Any]  # of the columns of `probabilities`
+    probabilities: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How many users got a head, how many of those had one, and how many have one now."""
+
+    came: int
+    replaced: int
+    total: int
+
+
+def predict(folder: Path, path: Path, probabilities: bool = False) -> Predictions:
+    """The class of each row by its user's own head, as `Centaur.predict` has it; FOLDER is a node's."""
+    task, model = _opened(folder)
+    advice = f"privrep node personalize {folder} FILE"
+    if model.heads_ is None:
+        raise InputError(f"{folder / 'model'} holds no heads (private/); make some with: {advice}")
+    rows, users = _rows(task, path, _kind(model.heads_.ids) == "text")
+    _check_width(rows, model, path)
+    _check_kinds(model.heads_.ids, users, path, folder)
+    unknown = np.flatnonzero(find_users(model.heads_.ids, users) < 0)
+    if len(unknown):
+        raise InputError(
+            f"user {users.tolist()[unknown[0]]!r} in row {unknown[0] + 1} of {path} has no head in {folder}; make one "
+            f"from some rows with their labels: {advice}"
+        )
+    scores = model._scores(rows, users)
+    _check_finite(scores, path)
+    found = model.classes_[scores.argmax(axis=1)]
+    return Predictions(users, found, model.classes_, model.predict_proba(rows, users) if probabilities else None)
+
+
+def personalize(folder: Path, path: Path, replace: bool = False) -> Joined:
+    """Heads for the users of a file, from their rows and the public part, joined to those of the node's folder.
+
+    A user who has one gets another only with `replace`. On an error the heads are what they were.
+    """
+    task, model = _opened(folder)
+    old = model.heads_
+    table = task.table(path, text_ids=old is not None and _kind(old.ids) == "text")
+    _check_finite(table.X, path, np.repeat(table.ids, table.sizes))
+    known = np.zeros(table.n_users, dtype=bool)
+    stay = np.ones(0 if old is None else len(old.ids), dtype=bool)
+    if old is not None:
+        _check_kinds(old.ids, table.ids, path, folder)
+        position = find_users(old.ids, table.ids)
+        known = position >= 0
+        stay[position[known]] = False
+    if known.any() and not replace:
+        raise InputError(
+            f"user {table.ids[known].tolist()[0]!r} of {path} has a head in {folder} already; leave it out, or pass "
+            "--replace."
+        )
+    prepared = dataclasses.replace(table, X=model._columns(table.X, model.learned_.raw))
+    heads = fit_own_heads(model.learned_, prepared)
+    if old is not None:
+        heads = _join(_chosen(old, stay), _chosen(heads, np.ones(len(heads.ids), dtype=bool)))
+    saving.write_heads(heads, folder / "model")
+    return Joined(table.n_users, int(known.sum()), len(heads.ids))
+
+
+def _opened(folder: Path) -> tuple[NeuralTask, Centaur]:
+    """The task and the model of a node's folder."""
+    hello, model = folder / "hello.json", folder / "model"
+    if not hello.is_file():
+        raise InputError(
+            f"{folder} has no hello.json, which says how files are read, as a folder has that was copied in part; read "
+            f"the model in Python, by Centaur.load({str(model)!r})."
+        )
+    try:
+        task = task_from_json(json.loads(hello.read_text())["task"])
+    except (ValueError, LookupError, TypeError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise InputError(f"{folder} is damaged (hello.json: {reason}); restore it from a copy.") from None
+    if not isinstance(task, NeuralTask):
+        raise InputError(f"{hello} is of a model of tables, and {model} is a neural one; restore them from a copy.")
+    task.check_own(model)
+    return task, Centaur.load(model)
+
+
+# Rows whose labels are not asked for
+
+
+def _rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """The rows of a file and the user of each, in its order; labels, where there are any, are not read."""
+    if not path.name.lower().endswith(".npz"):
+        rows, users = _table_rows(task, path, text_ids)
+    elif task.image is not None:
+        arrays = read_arrays(path, ("images", "writers"))
+        pixels, users = arrays["images"], arrays["writers"]
+        images = Images(pixels, np.full(len(pixels), -1) if pixels.ndim else pixels, ())
+        task.check_images(images, path)
+        rows = images.rows()
+    else:
+        arrays = read_arrays(path, ("X", "users"))
+        rows, users = rows_of(arrays["X"]), arrays["users"]
+    if users.ndim != 1 or len(users) != len(rows) or not len(rows):
+        raise InputError(f"{path} must have rows, and one user for each. Got {len(rows):,} and {users.shape} instead.")
+    return rows, users
+
+
+def _table_rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    columns = task.columns_for(path)
+    source = TableSource(path, columns.user, None, columns.features, text_ids)
+    users, rows = [], []
+    for batch in checked_batches(source):
+        users.append(user_ids(batch.column(0)))
+        rows.append(rows_of(assembled(source, [list(map(column_values, batch.columns[1:]))], batch.num_rows)[0]))
+    return np.concatenate(rows), np.concatenate(users)
+
+
+def _check_width(rows: NDArray[Any], model: Centaur, path: Path) -> None:
+    if rows.shape[1] != model.n_features_in_:
+        raise InputError(
+            f"{path} has rows of {rows.shape[1]:,} numbers, and the model takes rows of {model.n_features_in_:,}; give "
+            "a file of such rows."
+        )
+
+
+def _check_finite(values: NDArray[Any], path: Path, users: NDArray[Any] | None = None) -> None:
+    """Of each row: a number that is none would make a class of nothing."""
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(bad):
+        where = f"row {bad[0] + 1}" if users is None else f"a row of user {users.tolist()[bad[0]]!r}"
+        raise InputError(f"{where} of {path} has numbers that are not finite, or too large; mend it or leave it out.")
+
+
+# Users
+
+
+def _kind(ids: NDArray[Any]) -> str:
+    return _KINDS.get(type(ids[:1].tolist()[0]), "text")
+
+
+def _check_kinds(old: NDArray[Any], new: NDArray[Any], path: Path, folder: Path) -> None:
+    if _kind(old) != _kind(new):
+        raise InputError(f"the users of {path} are {_kind(new)}, those of {folder} are {_kind(old)}; write them alike.")
+
+
+def _chosen(heads: OwnHeads, chosen: NDArray[np.bool_]) -> OwnHeads:
+    """The heads of the chosen users (a mask), weights in the order of the users, as `OwnHeads.join` takes them."""
+    alone, place = heads.alone[chosen], heads.position[chosen]
+    position = np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1
+    weights = heads.shared[place[~alone]], heads.own[place[alone]]
+    return OwnHeads(heads.ids[chosen], alone, heads.prior[chosen], position, *weights)
+
+
+def _join(old: OwnHeads, new: OwnHeads) -> OwnHeads:
+    """Both, the ids as they are: integers of two kinds have no common one in NumPy but decimal numbers."""
+    ids = np.empty(len(old.ids) + len(new.ids), dtype=object)
+    ids[:] = old.ids.tolist() + new.ids.tolist()
+    joined = OwnHeads.join([old, new])
+    return dataclasses.replace(joined, ids=ids)
