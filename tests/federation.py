@@ -204,13 +204,22 @@ def federation(
     simulation: bool = True,
     **settings: Any,
 ) -> Iterator[Federation]:
+    """`noise` is what nodes are told when only the engine is asked; more than one of `noise_nodes` means theirs."""
     hosts = {}
     for name, path in zip(NODES, files, strict=False):
         (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        hosts[name] = Host(path, folder / name, lambda what: None, own_noise, most_epsilon, simulation)
+        hosts[name] = Host(
+            path,
+            folder / name,
+            lambda what: None,
+            own_noise=own_noise,
+            most_epsilon=most_epsilon,
+            simulation=simulation,
+        )
     inner = LocalNodes({name: host.app() for name, host in hosts.items()})
     try:
-        yield Federation(task, hosts, Wire(inner, fault), Settings(**{**PATIENT, **settings}), noise=noise)
+        given = {**PATIENT, **settings, **({"noise": "nodes"} if settings.get("noise_nodes", 1) > 1 else {})}
+        yield Federation(task, hosts, Wire(inner, fault), Settings(**given), noise=noise)
     finally:
         inner.grid.close()
         for host in hosts.values():

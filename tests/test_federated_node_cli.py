@@ -294,6 +294,14 @@ def test_ids_of_unsigned_integers_stay_integers(node: Node, capsys: Capture) -> 
     assert heads.ids.tolist() == [*range(USERS), 300, 301]
 
 
+@pytest.mark.parametrize("node", ["csv"], indirect=True)
+def test_ids_of_text_stay_text_where_they_look_like_integers(node: Node, tmp_path: Path, capsys: Capture) -> None:
+    path, out = node.file(made_up(21, 1, 4)), tmp_path / "p.parquet"
+    assert run(capsys, "personalize", node.folder, path)[0] == 0
+    assert run(capsys, "predict", node.folder, path, "--out", out)[0] == 0
+    assert set(pq.read_table(out)["user"].to_pylist()) == {"021"}
+
+
 def test_what_is_wrong_with_a_file_is_one_sentence_and_nothing_changes(
     node: Node, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -85,7 +85,7 @@ def _personalize_network(folder: NodeFolder, table: NodeFile, replace: bool = Fa
     joined = _neural_heads().personalize(folder, table, replace)
     note = f"{joined.replaced:,} with a new head, " if joined.replaced else ""
     more, where = joined.came - joined.replaced, folder / "model" / "private"
-    say(f"Users: {more:,} more, {note}{joined.total:,} in all, in {where}")
+    say(f"Users: {more:,} more, {note}{joined.in_all:,} in all, in {where}")
 
 
 def _predict_network(

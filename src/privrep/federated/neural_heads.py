@@ -45,7 +45,7 @@ class Joined:
 
     came: int
     replaced: int
-    total: int
+    in_all: int
 
 
 def predict(folder: Path, path: Path, probabilities: bool = False) -> Predictions:

@@ -60,6 +60,7 @@ class OwnHeads:
 
     @classmethod
     def join(cls, parts: Iterable[OwnHeads]) -> OwnHeads:
+        """One after the other. Of each part the weights must be in the order of its users."""
         parts = list(parts)
         joined = {name: np.concatenate([getattr(p, name) for p in parts]) for name in cls.__dataclass_fields__}
         alone = joined["alone"]
