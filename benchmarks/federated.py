@@ -143,7 +143,7 @@ def over_tls(task: TableTask, files: list[Path], folder: Path) -> tuple[Rounds, 
         serve(
             task,
             folder / "model",
-            Settings(min_nodes=len(files)),
+            Settings(min_nodes=len(files), round_timeout=10.0),
             host="127.0.0.1",
             port=0,
             tls=server_tls(keys, "127.0.0.1"),

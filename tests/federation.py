@@ -24,6 +24,7 @@ from privrep.engines.flower.conversation import Conversation
 from privrep.engines.flower.grid import LocalNodes
 from privrep.engines.flower.messages import packed, unpacked
 from privrep.engines.flower.users import Facts, FlowerUsers, NoisyFlowerUsers
+from privrep.federated.agreement import Agreement
 from privrep.federated.node import Host
 from privrep.federated.server import run_federation
 from privrep.federated.settings import Settings
@@ -199,8 +200,7 @@ def federation(
     *,
     fault: Fault = honest,
     noise: dict[str, float] | None = None,
-    own_noise: bool = False,
-    most_epsilon: float = float("inf"),
+    agreed: Agreement | None = None,
     simulation: bool = True,
     **settings: Any,
 ) -> Iterator[Federation]:
@@ -208,14 +208,7 @@ def federation(
     hosts = {}
     for name, path in zip(NODES, files, strict=False):
         (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        hosts[name] = Host(
-            path,
-            folder / name,
-            lambda what: None,
-            own_noise=own_noise,
-            most_epsilon=most_epsilon,
-            simulation=simulation,
-        )
+        hosts[name] = Host(path, folder / name, lambda what: None, agreed=agreed, simulation=simulation)
     inner = LocalNodes({name: host.app() for name, host in hosts.items()})
     try:
         given = {**PATIENT, **settings, **({"noise": "nodes"} if settings.get("noise_nodes", 1) > 1 else {})}

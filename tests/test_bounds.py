@@ -216,3 +216,31 @@ def test_no_users_no_sum() -> None:
     table = UserTable(np.zeros((0, 3)), np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0))
     total = InMemoryUsers(table, 1).bounded_sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].total
     assert np.array_equal(total, np.zeros(3))
+
+
+@dataclass(frozen=True)
+class Lying:
+    """Contributions whose norms are not what they say."""
+
+    acute = False
+    vectors: np.ndarray
+    said: float
+
+    def norms(self) -> Any:
+        return np.full(len(self.vectors), self.said)
+
+    def weighted_sum(self, weights: Any) -> Any:
+        return weights @ self.vectors
+
+
+@pytest.mark.parametrize("said", [-1.0, -np.inf, np.nan, -5e-324])
+def test_a_norm_that_is_none_counts_as_a_user_who_sends_zeros(said: float) -> None:
+    vectors = np.full((3, 2), 1e9)
+    assert not clipped_sum(Lying(vectors, said), Bound(1.0, 2)).any()
+    assert clipped_sum(Lying(vectors, 1e10), Bound(1.0, 2)).any()  # one that is a norm counts
+
+
+def test_a_step_that_sends_more_contributions_than_there_are_users_is_refused() -> None:
+    with pytest.raises(InputError, match="sent 3 contributions of 2 users"):
+        clipped_sum(Vectors(np.ones((3, 2))), Bound(1.0, 2), users=2)
+    assert clipped_sum(Vectors(np.ones((2, 2))), Bound(1.0, 2), users=2).shape == (2,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import signal
 import subprocess
@@ -112,7 +111,7 @@ def test_everything_a_table_may_say(tmp_path: Path) -> None:
         'task = "classification"\nclasses = ["b", "a"]\nloss = "hinge"\nrank = 2\nstart = "spectral"\n'
         "intercept = false\nsafety_net = false\nscale = {x0 = 1, x1 = 2.5, x2 = 3}\n[federation]\nmin_users = 20\n"
         'min_nodes = 3\nwait = 60\nround_timeout = 5.5\nresend = 2\npoll = 0.1\nnoise = "nodes"\nnoise_nodes = 2\n'
-        'server_epsilon = 9.0\n[server]\nhost = "192.0.2.7"\nport = 0\nkeys = "my/keys"\n'
+        'server_epsilon = 9.0\nmost_users = 50\n[server]\nhost = "192.0.2.7"\nport = 0\nkeys = "my/keys"\n'
     )
     found = read(tmp_path, text)
     task: Any = found.task
@@ -129,7 +128,7 @@ def test_everything_a_table_may_say(tmp_path: Path) -> None:
         loss="hinge",
     )
     assert task.columns.classes == ("a", "b")
-    assert found.settings == Settings(20, 3, 60, 5.5, 2, 0.1, "nodes", 2, 9.0)
+    assert found.settings == Settings(20, 3, 60, 5.5, 2, 0.1, "nodes", 2, 9.0, 50)
     assert (found.host, found.port, found.keys) == ("192.0.2.7", 0, tmp_path / "my/keys")
 
 
@@ -354,12 +353,15 @@ def test_join_hands_on_what_it_checked(tmp_path: Path, capsys: pytest.CaptureFix
     given = recorder.given
     assert (given["address"], given["data"], given["folder"]) == ("[::1]:9092", data, folder)
     assert (given["key"], given["ca"], given["insecure"]) == (carried / "node.key", carried / "ca.pem", False)
-    assert (given["own_noise"], given["most_epsilon"], given["simulation"]) == (False, math.inf, False)
+    assert (given["agreed"], given["simulation"]) == (None, False)
     assert f"privrep node predict {folder}" in printed
-    assert run(capsys, *with_keys, "--own-noise", "--most-epsilon", "3", "--simulation")[0] == 0
+    agreed = config(tmp_path, TABLE + '[federation]\nnoise = "nodes"\nnoise_nodes = 2\n')
+    assert run(capsys, *with_keys, "--agreed", agreed, "--simulation")[0] == 0
     given = recorder.given
-    assert (given["own_noise"], given["most_epsilon"], given["simulation"]) == (True, 3.0, True)
-    assert "goes with --own-noise" in refused(capsys, *with_keys, "--most-epsilon", "3")
+    assert given["agreed"].task == read_config(agreed).task
+    assert given["agreed"].noise["epsilon"] > given["agreed"].task.epsilon  # two nodes make up the noise
+    assert given["simulation"]
+    assert "there is no file" in refused(capsys, *with_keys, "--agreed", tmp_path / "none.toml")
     assert "leave it, or --key and --ca, out" in refused(capsys, *with_keys, "--insecure")
     (carried / "node.key").chmod(0o644)
     assert "others can read" in refused(capsys, *with_keys)

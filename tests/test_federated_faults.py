@@ -45,6 +45,7 @@ from privrep.engines.flower.conversation import Conversation
 from privrep.engines.flower.messages import REFUSALS, Answer, packed, unpacked
 from privrep.engines.flower.users import Facts, FlowerUsers
 from privrep.errors import InputError
+from privrep.federated.agreement import Agreement
 from privrep.federated.settings import Settings
 from privrep.federated.tasks import TableTask
 from privrep.local.steps import CELLS, FeatureSizes
@@ -592,28 +593,39 @@ def hello(task: TableTask, noise: dict[str, Any] | None, run: str = RUN) -> Reco
 ADDED = replace(PRIVATE, config=replace(PRIVATE.config, relation="add-or-remove-one-user", scale=(1.0,) * FEATURES))
 
 
-def test_a_node_takes_part_on_its_own_terms_alone(files: list[Path], tmp_path: Path) -> None:
-    options = {"simulation": False, "own_noise": True, "most_epsilon": 5.0}
-    with federation(PRIVATE, files, tmp_path / "nodes", **options) as fed:
+def test_a_node_takes_part_in_what_was_agreed_on_alone(files: list[Path], tmp_path: Path) -> None:
+    agreed = Agreement(PRIVATE, {"epsilon": 5.0})
+    with federation(PRIVATE, files, tmp_path / "nodes", agreed=agreed, simulation=False) as fed:
         host = fed.hosts["a"]
         for given, words in [
-            (hello(PRIVATE, None), "exact sums"),
-            (hello(PRIVATE, {"epsilon": 5.1}), "as the most"),
-            (hello(PRIVATE, {"epsilon": 1.0, "more": 1}), "says nothing"),
-            (hello(PRIVATE, {"epsilon": "1"}), "says nothing"),
-            (hello(TASK, {"epsilon": 1.0}), "can reproduce"),
-            (hello(ADDED, {"epsilon": 1.0}), "replace-one-user"),
-            (hello(PRIVATE, {"epsilon": 1.0}, "../../elsewhere"), "other fields"),
+            (hello(PRIVATE, None), "plan for the noise"),
+            (hello(PRIVATE, {"epsilon": 5.1}), "plan for the noise"),
+            (hello(PRIVATE, {"epsilon": 5.0, "more": 1}), "plan for the noise"),
+            (hello(PRIVATE, {"epsilon": "5"}), "plan for the noise"),
+            (hello(TASK, {"epsilon": 5.0}), "not the one that was agreed on"),
+            (hello(ADDED, {"epsilon": 5.0}), "not the one that was agreed on"),
+            (hello(PRIVATE, {"epsilon": 5.0}, "../../elsewhere"), "other fields|name that is none"),
         ]:
             with pytest.raises(InputError, match=words):
                 host.hello(given)
         assert not list((tmp_path / "nodes" / "a").iterdir())
         assert unpacked(host.hello(hello(PRIVATE, {"epsilon": 5.0})))[0] == {"ready": True}
-        with pytest.raises(InputError, match="account of another run"):  # which would begin a new ledger
+        with pytest.raises(InputError, match="another run"):  # which would begin a new ledger
             host.hello(hello(PRIVATE, {"epsilon": 5.0}, RUN[::-1]))
+
+
+def test_a_run_of_a_node_keeps_its_noise_and_its_budget(files: list[Path], tmp_path: Path) -> None:
+    with federation(PRIVATE, files, tmp_path / "nodes", simulation=False) as fed:
+        host = fed.hosts["a"]
+        with pytest.raises(InputError, match="can reproduce"):
+            host.hello(hello(TASK, {"epsilon": 5.0}))
+        assert unpacked(host.hello(hello(PRIVATE, {"epsilon": 5.0})))[0] == {"ready": True}
         host.close()
         with pytest.raises(InputError, match="another budget"):
-            host.hello(hello(PRIVATE, {"epsilon": 4.0}))
+            host.hello(hello(PRIVATE, {"epsilon": 50.0}))
+        host.close()
+        with pytest.raises(InputError, match="exact sums now"):
+            host.hello(hello(PRIVATE, None))
 
 
 def test_exact_sums_are_not_asked_of_nodes_with_noise_nor_noisy_ones_of_others(

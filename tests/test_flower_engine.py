@@ -90,7 +90,7 @@ def neural_task(**options: Any) -> Any:
     pytest.importorskip("torch").set_num_threads(1)
     from privrep.federated.neural_task import NeuralTask
 
-    usual = {"classes": 2, "epsilon": 50.0, "delta": 1e-5, "rows": ROWS, "rounds": 3, "seed": 0, "width": FEATURES}
+    usual = {"classes": 2, "epsilon": 50.0, "delta": 1e-5, "rows": ROWS, "rounds": 1, "seed": 0, "width": FEATURES}
     return NeuralTask(**{**usual, **options})
 
 

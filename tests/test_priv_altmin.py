@@ -453,3 +453,15 @@ def test_learns_nothing_from_nothing():
     table = UserTable(np.zeros((400, 6)), np.zeros(400), np.arange(0, 401, 4), np.arange(100))
     assert priv_altmin(run_on(table, 1.0), 2).mostly_noise
     assert paper_altmin(run_on(table, 1.0), 2).mostly_noise
+
+
+@pytest.mark.parametrize("norms", [(-1.0, 1.0), (1.0, 0.0), (np.nan, 1.0)])
+def test_equations_with_a_norm_that_is_none_are_refused(norms: tuple[float, float]) -> None:
+    with pytest.raises(InputError, match="norms must be positive"):
+        NormalEquations(basis(4, 2), np.eye(4)[:, 2:], Frame.plain(4), *norms, ridge=0.1, intercept=False)
+
+
+def test_a_step_leaves_the_rows_of_one_user_as_they_are() -> None:
+    X, y = np.ones((1, 8, 4)), np.ones((1, 8))
+    QuarterEquations(basis(4, 2), eta=1e-3, zeta=2.0)(X, y)
+    assert (X == 1).all()

@@ -26,8 +26,10 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, BoundedSum, Contributions
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
+from privrep.privacy.machines import Noisy
 from privrep.privacy.noise import NoiseSource, grid_step, secure_noise, simulated_noise, to_grid
 from privrep.privacy.release import Query, Run, release
+from privrep.privacy.sampling import Poisson
 
 REPLACE = Budget(2.0, 1e-6)
 ADD = Budget(2.0, 1e-6, "add-or-remove-one-user")
@@ -364,3 +366,71 @@ def test_the_events_charged_are_named_by_page_and_statistic(users: Watched, spy:
     Run(users, ledger, Billboard(), spy).ask("round-3", Means(), queries())
     wanted = Gaussian(noise_multiplier(SHARE))
     assert dict(ledger.report().events) == {"round-3/mean": wanted, "round-3/largest": wanted}
+
+
+def test_users_are_not_asked_for_what_cannot_be_paid() -> None:
+    users = Watched(InMemoryUsers(UserTable.from_rows(np.ones((6, 2)), np.zeros(6), np.repeat([0, 1, 2], 2))))
+    run = Run(users, Ledger(REPLACE), Billboard(None), secure_noise)
+    with pytest.raises(BudgetExceeded):
+        run.ask("mean", Means(), {"mean": Query(Bound(1.0, 2), 2 * REPLACE.mu**2)})
+    assert not users.passes
+    run.ask("mean", Means(), {"mean": Query(Bound(1.0, 2), SHARE)})
+    assert users.passes
+
+
+class Machines:
+    """Users on machines that add noise: three of them, or as much as is said."""
+
+    count, features, targets, sparse = 3, 2, 1, False
+
+    def __init__(self, sigma: float = 1e9, size: int = 2) -> None:
+        self.sigma, self.size = sigma, size
+
+    def bounded_sums(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("exact sums were asked for")
+
+    def noisy_sums(self, page: str, *_: Any) -> dict[str, Noisy]:
+        return {"mean": Noisy(np.zeros(self.size), self.sigma)}
+
+
+def noisy_run(users: Any, budget: Budget = REPLACE) -> Run:
+    return Run(users, Ledger(budget), Billboard(None), secure_noise)
+
+
+def test_machines_that_add_the_noise_are_asked_for_nothing_else() -> None:
+    query = {"mean": Query(Bound(1.0, 2), SHARE)}
+    released = noisy_run(Machines()).ask("mean", Means(), query)["mean"]
+    assert released.sigma == 1e9
+    assert released.noise_multiplier == pytest.approx(1e9 / released.sensitivity)
+    run = noisy_run(Machines())
+    with pytest.raises(InputError, match="whose sums are exact"):
+        run.walk("walk", 2, {}, lambda state: Means(), query, lambda state, released: state)
+    with pytest.raises(InputError, match="all asked"):
+        run.ask("sampled", Slotted(), query, sampling=Poisson(0.5))
+    with pytest.raises(AssertionError, match="exact sums"):
+        run.choose("choice", Means(), 3, 0.1)
+    assert run.ledger.epsilon == 0
+
+
+@pytest.mark.parametrize(
+    ("users", "budget", "words"),
+    [
+        (Machines(sigma=1e-3), REPLACE, "less than what was charged"),
+        (Machines(sigma=math.nan), REPLACE, "less than what was charged"),
+        (Machines(size=3), REPLACE, "another size"),
+        (Machines(), ADD, "replace-one-user"),
+    ],
+)
+def test_noise_of_machines_that_is_too_little_is_not_released(users: Machines, budget: Budget, words: str) -> None:
+    run = noisy_run(users, budget)
+    with pytest.raises(InputError, match=words):
+        run.ask("mean", Means(), {"mean": Query(Bound(1.0, 2), 0.25 * budget.mu**2)})
+    assert "mean" not in run.billboard
+
+
+@dataclass(frozen=True)
+class Slotted:
+    slots: int = 2
+
+    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Contributions]:
+        return {"mean": Vectors(X.mean(axis=1))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import sys
 import tempfile
@@ -111,17 +110,11 @@ def join(
     folder: Annotated[Path, typer.Option(help="This node's own folder: its model, and its users' heads.")],
     key: Annotated[Path | None, typer.Option(help="This node's node.key, as `federate keys` made it.")] = None,
     ca: Annotated[Path | None, typer.Option(help="The ca.pem that came with it: how the server is known.")] = None,
-    own_noise: Annotated[
-        bool, typer.Option("--own-noise", help="Join only if this node adds the noise: no exact sum ever leaves it.")
-    ] = False,
-    most_epsilon: Annotated[
-        float | None, typer.Option(metavar="EPSILON", help="With it: the most that the server may learn of a user.")
-    ] = None,
-    most_delta: Annotated[
-        float | None, typer.Option(metavar="DELTA", help="With it: the largest delta; 1e-5 if left out.")
-    ] = None,
-    user: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Join only if this column names the users, as it should.")
+    agreed: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG.toml", help="The server's configuration, as agreed on: join only if it asks for just that."
+        ),
     ] = None,
     simulation: Annotated[
         bool, typer.Option("--simulation", help="Seeded noise will do: NOT PRIVATE. For experiments.")
@@ -142,14 +135,13 @@ def join(
     else:
         read_node_key(key)
         read_ca(ca)
-    if most_epsilon is not None and not (own_noise and most_epsilon > 0):
-        raise InputError("--most-epsilon is a positive number, and goes with --own-noise.")
-    if most_delta is not None and not (own_noise and 0 < most_delta < 1):
-        raise InputError("--most-delta lies between 0 and 1, and goes with --own-noise.")
     if not data.is_file():
         raise InputError(f"there is no file {data}; check the path.")
+    from privrep.federated.agreement import Agreement
+    from privrep.federated.config import read_config
     from privrep.federated.node import join as run
-    from privrep.federated.settings import MOST_DELTA
+
+    known = None if agreed is None else read_config(agreed)
 
     with _stoppable(f"run the same command to go on; {folder} keeps what this node has."):
         run(
@@ -159,15 +151,12 @@ def join(
             key=key,
             ca=ca,
             insecure=insecure,
-            own_noise=own_noise,
-            most_epsilon=math.inf if most_epsilon is None else most_epsilon,
-            most_delta=MOST_DELTA if most_delta is None else most_delta,
-            user=user,
+            agreed=None if known is None else Agreement.of(known.task, known.settings),
             simulation=simulation,
             say=note,
         )
     say(f"Model: {folder / 'model'}   its users' heads: {folder / 'model' / 'private'} (readable by you alone)")
-    say(f"Predict with: privrep node predict {folder} TABLE --out FILE")
+    say(f"Predict with: privrep node predict {folder} ROWS --out FILE")
 
 
 @federate.command()

@@ -14,6 +14,7 @@ every message, and rounds take seconds. See docs/federated.md.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def _path(config: Any, name: str) -> Path:
 def _handle(message: Message, context: Context) -> Message:
     folder = _path(context.node_config, "folder")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.chmod(folder, 0o700)
     host = Host(_path(context.node_config, "data"), folder, print)
     try:
         return host.app()(message, context)

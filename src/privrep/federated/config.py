@@ -37,6 +37,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "noise": TEXT,
         "noise_nodes": WHOLE,
         "server_epsilon": NUMBER,
+        "most_users": WHOLE,
     },
     "server": {"host": TEXT, "port": WHOLE, "keys": PATH},
     "training": {

@@ -111,10 +111,8 @@ class NeuralTask:
         return "replace-one-user"
 
     @property
-    def user(self) -> str:
-        if self.columns is not None:
-            return self.columns.user
-        return "users" if self.image is None else "writers"
+    def file_shape(self) -> tuple[int, int, bool]:
+        return self._row_width(), 1, False
 
     @property
     def features(self) -> int:

@@ -34,8 +34,9 @@ from privrep.engines.flower.messages import Question, Refusal, packed, refusal, 
 from privrep.engines.flower.node import Apart, answer
 from privrep.engines.flower.users import Facts
 from privrep.errors import InputError, PrivrepError
-from privrep.federated.credentials import read_node_key
-from privrep.federated.settings import MOST_DELTA
+from privrep.federated.agreement import Agreement
+from privrep.federated.books import write_private
+from privrep.federated.credentials import is_loopback, read_node_key
 from privrep.federated.tasks import Task, task_from_json
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
@@ -44,21 +45,18 @@ from privrep.privacy.release import Run
 
 Say = Callable[[str], None]
 _RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # a run's name, which is a folder's, too
+_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)  # a node's, which is shown
 
 
 @dataclass
 class Host:
-    """Who answers for the users of one file. `own_noise` says that nothing but noisy sums may leave; `most_epsilon` and
-    `most_delta` are then the most that the server may learn about a user. `user` is the column that names users, if the
-    server is not to say which; `simulation` allows noise that the server can reproduce."""
+    """Who answers for the users of one file. `agreed` is what alone it takes part in; without it, what the server says
+    is taken on trust. `simulation` allows noise of its own that the server can reproduce."""
 
     data: Path
     folder: Path
     say: Say
-    own_noise: bool = False
-    most_epsilon: float = math.inf
-    most_delta: float = MOST_DELTA
-    user: str | None = None
+    agreed: Agreement | None = None
     simulation: bool = False
     run: str | None = None
     kept: bool = False
@@ -66,6 +64,11 @@ class Host:
     _users: Apart | None = None
     _own: Run | None = None
     _files: ExitStack = field(default_factory=ExitStack)
+    _facts: Facts | None = None
+
+    def __post_init__(self) -> None:
+        if self.agreed is not None:  # what is wrong with the file is found here, and not by the server's questions
+            self._facts = Facts.of(self.agreed.task.facts(self.data))
 
     def app(self) -> ClientApp:
         """A Flower client app of this host. What goes wrong is said here, and one word of it to the server."""
@@ -96,48 +99,41 @@ class Host:
     def hello(self, content: RecordDict) -> RecordDict:
         """Learn what a run is about, and say how many users there are. Once all nodes are known, open the rows."""
         fields, arrays = unpacked(content)
-        if set(fields) != {"run", "name", "task", "begin", "noise"} or arrays or not _is_run(fields["run"]):
+        if set(fields) != {"run", "name", "task", "begin", "noise"} or arrays:
             raise InputError("the server's hello has other fields than this version of privrep knows.")
+        if not _is(_RUN, fields["run"]) or not _is(_NAME, fields["name"]):
+            raise InputError("the server calls its run, or this node, by a name that is none.")
         self._check_folder(fields["run"])
         task = task_from_json(fields["task"])
         if not fields["begin"]:
             self.close()
             self.say(f"asked to take part as {fields['name']}: {_words(task, fields['noise'])}")
-            self._check_task(task, fields["noise"])
-            return packed(asdict(Facts.of(task.facts(self.data))))
+            self._check_task(task, fields["run"], fields["noise"])
+            return packed(asdict(self._facts or Facts.of(task.facts(self.data))))
         if self.run != fields["run"] or self._users is None:
             self._open(task, fields)
-            _write(self.folder / "hello.json", fields)
+            write_private(self.folder / "hello.json", fields)
         return packed({"ready": True})
 
     def _open(self, task: Task, fields: Mapping[str, Any]) -> None:
         self.close()
-        self._check_task(task, fields["noise"])
+        self._check_task(task, fields["run"], fields["noise"])
         users: Any = self._files.enter_context(task.open(self.data))
         self._task, self._users = task, Apart(users)
         if fields["noise"] is not None:
             self._own = self._own_run(task, fields["run"], str(fields["name"]), fields["noise"])
         self.run = fields["run"]
 
-    def _check_task(self, task: Task, noise: Mapping[str, Any] | None) -> None:
+    def _check_task(self, task: Task, run: str, noise: Any) -> None:
         """Refuse what this node was not started for."""
-        if self.user is not None and task.user != self.user:
-            raise InputError(f"the server takes {task.user!r} for the users' names, and this node {self.user!r}.")
+        if self.agreed is not None:
+            self.agreed.check(task, noise)
         if noise is None:
-            if self.own_noise:
-                raise InputError("the server wants exact sums, and this node was started with noise of its own alone.")
+            if (self.folder / "noise" / run).exists():
+                raise InputError("in this run this node adds noise of its own; the server wants exact sums now.")
             return
         if set(noise) != {"epsilon"} or not isinstance(noise["epsilon"], int | float):
             raise InputError("the server's hello says nothing of what it may learn.")
-        if not noise["epsilon"] <= self.most_epsilon:
-            raise InputError(
-                f"the server could learn epsilon {noise['epsilon']:g} of a user of this node, which was started with "
-                f"{self.most_epsilon:g} as the most."
-            )
-        if task.relation != "replace-one-user":
-            raise InputError("the server knows how many users there are, so noise is for replace-one-user alone.")
-        if self.own_noise and not task.delta <= self.most_delta:
-            raise InputError(f"the server's delta is {task.delta:g}, and {self.most_delta:g} is the most here.")
         if task.seed is not None and not self.simulation:
             raise InputError("the server asks for noise that it can reproduce; only a simulation may do that.")
 
@@ -151,7 +147,8 @@ class Host:
                 f"{self.folder} has released noisy sums in another run ({others[0]}), and a folder is for one: the "
                 "same users in another run spend anew. If you want that, join with another --folder."
             )
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.parent.mkdir(exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
         budget = Budget(float(noise["epsilon"]), task.delta, task.relation)
         ledger = Ledger(budget, seeded=task.seed is not None, path=folder / "ledger.jsonl")
         self._files.callback(ledger.close)
@@ -183,18 +180,18 @@ class Host:
         if (
             set(fields) != {"run", "task", "files"}
             or not isinstance(fields["files"], list)
-            or not _is_run(fields["run"])
+            or not _is(_RUN, fields["run"])
         ):
             raise InputError("the server's model has other fields than this version of privrep knows.")
         self._check_folder(fields["run"])
         if not self._has_model(fields["run"]):
             task = task_from_json(fields["task"])
-            if self.user is not None and task.user != self.user:
-                raise InputError(f"the model is of users named by {task.user!r}, and this node's by {self.user!r}.")
+            if self.agreed is not None:
+                self.agreed.check(task, self.agreed.noise)
             with self._opened(task, fields["run"]) as users:
                 new = _written(self.folder, fields["files"], arrays)
                 heads = task.keep(new, users)
-            _write(self.folder / "run.json", {"run": fields["run"]})
+            write_private(self.folder / "run.json", {"run": fields["run"]})
             shutil.rmtree(self.folder / "model", ignore_errors=True)
             os.replace(new, self.folder / "model")
             self.say(f"the model is in {self.folder / 'model'}, with the heads of {heads:,} users (yours alone)")
@@ -239,10 +236,7 @@ def join(
     key: Path | None,
     ca: Path | None,
     insecure: bool = False,
-    own_noise: bool = False,
-    most_epsilon: float = math.inf,
-    most_delta: float = MOST_DELTA,
-    user: str | None = None,
+    agreed: Agreement | None = None,
     simulation: bool = False,
     give_up: float = math.inf,
     say: Say,
@@ -255,12 +249,14 @@ def join(
 
     if not data.is_file():
         raise InputError(f"there is no file {data}; check the path.")
+    if insecure and not is_loopback(address.rpartition(":")[0].strip("[]")):
+        raise InputError(f"without TLS a node joins a server on this machine alone. Got {address} instead.")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.chmod(folder, 0o700)
     if (folder / "model" / "model.json").is_file():
         say(f"{folder} has the model of its run already; to take part in another, join with another --folder")
         return
-    host = Host(data, folder, say, own_noise, most_epsilon, most_delta, user, simulation)
+    host = Host(data, folder, say, agreed, simulation)
     try:
         run_node(
             host.app(),
@@ -296,15 +292,8 @@ def _written(folder: Path, names: list[Any], arrays: Mapping[str, NDArray[Any]])
     return new
 
 
-def _is_run(name: Any) -> bool:
-    """Runs have names by which folders can be called."""
-    return isinstance(name, str) and re.fullmatch(r"[0-9a-f]{16}", name) is not None
-
-
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data))
-    os.replace(temporary, path)
+def _is(pattern: re.Pattern[str], name: Any) -> bool:
+    return isinstance(name, str) and pattern.fullmatch(name) is not None
 
 
 def _own_key(path: Path) -> Any:

@@ -9,15 +9,10 @@ never made twice, and the run is a new one for Flower alone.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +24,14 @@ from privrep.engines.flower.conversation import Conversation, Nodes
 from privrep.engines.flower.messages import packed, unpacked
 from privrep.engines.flower.users import MAX_USERS_TIMES_NODES, Facts, FlowerUsers, NoisyFlowerUsers
 from privrep.errors import InputError
+from privrep.federated.agreement import server_view
+from privrep.federated.books import Books
 from privrep.federated.credentials import ServerTls
 from privrep.federated.settings import Settings
 from privrep.federated.tasks import Task
-from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.bounds import MAX_USERS
-from privrep.privacy.ledger import Budget
 
 Say = Callable[[str], None]
-ROUNDING = 1e-6  # of the epsilon that nodes allow the server, so that the last release fits
 LOOK = 0.1  # seconds between two looks for nodes
 
 
@@ -73,8 +67,8 @@ def run_federation(
     on_page: Callable[[str], None],
 ) -> None:
     """The whole run, wherever the nodes are. `expected` is how many there can be, if that is known."""
-    books = _Books(folder, say)
-    noise = _noise(task, settings)
+    books = Books(folder, say)
+    noise = server_view(task, settings)
     books.claim(task, settings)
     greetings = _Greetings(books, task, noise)
     talk = Conversation(nodes, settings, books.say, greetings)
@@ -94,56 +88,10 @@ def run_federation(
     _hand_out(talk, nodes, greetings.task, folder, books, settings)
 
 
-class _Books:
-    """What the operator keeps: the run's name, the roster, the log."""
-
-    def __init__(self, folder: Path, say: Say) -> None:
-        self._said = say
-        self.place = folder.with_name(folder.name + ".federation")
-        self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(self.place, 0o700)
-        self._model = folder
-        self.run = ""
-
-    def claim(self, task: Task, settings: Settings) -> None:
-        """The run of this folder: a new one, or the one that stands if it is about the same."""
-        path = self.place / "run.json"
-        asked = json.loads(
-            json.dumps({"task": task.to_json(), "noise": settings.noise, "noise_nodes": settings.noise_nodes})
-        )
-        if path.is_file():
-            stands = json.loads(path.read_text())
-            if {name: stands[name] for name in asked} != asked:
-                raise InputError(
-                    f"{self._model} holds a run with other settings. Continue it with the same configuration, or "
-                    "choose another folder."
-                )
-            self.run = stands["run"]
-            self.say("going on with the run that stands")
-            return
-        seed = f"{time.time_ns()} {os.getpid()} {self._model.resolve()}"  # a name, not a secret
-        self.run = hashlib.sha256(seed.encode()).hexdigest()[:16]
-        _write(path, {"run": self.run, **asked})
-
-    def roster(self) -> dict[str, Facts]:
-        path = self.place / "roster.json"
-        if not path.is_file():
-            return {}
-        return {name: Facts.of(fields) for name, fields in json.loads(path.read_text()).items()}
-
-    def keep_roster(self, roster: Mapping[str, Facts]) -> None:
-        _write(self.place / "roster.json", {name: asdict(facts) for name, facts in sorted(roster.items())})
-
-    def say(self, what: str) -> None:
-        with open(self.place / "log", "a", encoding="utf-8") as log:
-            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n")
-        self._said(what)
-
-
 class _Greetings:
     """The hello of a run: at first a question after facts, then, with the number of all users, the beginning."""
 
-    def __init__(self, books: _Books, task: Task, noise: dict[str, float] | None) -> None:
+    def __init__(self, books: Books, task: Task, noise: dict[str, float] | None) -> None:
         self._books, self.task, self._noise, self._begun = books, task, noise, False
 
     def begin(self, task: Task) -> None:
@@ -154,30 +102,12 @@ class _Greetings:
         return packed({**fields, "begin": self._begun, "noise": self._noise})
 
 
-def _noise(task: Task, settings: Settings) -> dict[str, float] | None:
-    """What the server may learn of a user from the noisy sums of its node; None if it is trusted with exact ones."""
-    if settings.noise == "server":
-        return None
-    budget = Budget(task.epsilon, task.delta, task.relation)
-    if task.relation != "replace-one-user":
-        raise InputError("nodes say how many users they have, so noise of the nodes goes with replace-one-user alone.")
-    if not budget.delta:
-        raise InputError("noise of the nodes is Gaussian, and takes a delta above 0.")
-    epsilon = gaussian_epsilon(task.delta, budget.mu * math.sqrt(settings.noise_nodes)) * (1 + ROUNDING)
-    if settings.server_epsilon is not None and epsilon > settings.server_epsilon * (1 + 2 * ROUNDING):
-        raise InputError(
-            f"with noise_nodes = {settings.noise_nodes} the server would learn epsilon {epsilon:.3g} of a user, and "
-            f"server_epsilon is {settings.server_epsilon:g}. Let fewer nodes make up the noise, or lower epsilon."
-        )
-    return {"epsilon": epsilon}
-
-
 def _joined(
     talk: Conversation,
     nodes: Nodes,
     settings: Settings,
     expected: int | None,
-    books: _Books,
+    books: Books,
     greetings: _Greetings,
 ) -> dict[str, Facts]:
     """Who takes part: all that have joined when `min_nodes` have, and a while was given to the others."""
@@ -192,7 +122,7 @@ def _joined(
             found = talk.collect("hello", "hello", new, greetings, _facts, lambda names: True, everyone=True)
             refusing |= new - set(found) - talk.missing  # who is silent is asked again
             for name, facts in sorted(found.items()):
-                if _fits(facts, roster):
+                if facts.users <= settings.most_users and _fits(facts, roster, greetings.task):
                     books.say(f"{name} joined with {facts.users:,} users")
                     roster[name] = facts
                 else:
@@ -212,11 +142,11 @@ def _joined(
     return roster
 
 
-def _fits(facts: Facts, roster: Mapping[str, Facts]) -> bool:
+def _fits(facts: Facts, roster: Mapping[str, Facts], task: Task) -> bool:
     """Whether a node can join these: one that cannot is to stop nobody else."""
-    shapes = {(each.features, each.targets, each.sparse) for each in (facts, *roster.values())}
     users = facts.users + sum(each.users for each in roster.values())
-    return len(shapes) == 1 and users <= MAX_USERS and users * (len(roster) + 1) <= MAX_USERS_TIMES_NODES
+    shape = (facts.features, facts.targets, facts.sparse)
+    return shape == task.file_shape and users <= MAX_USERS and users * (len(roster) + 1) <= MAX_USERS_TIMES_NODES
 
 
 def _facts(name: str, content: RecordDict) -> Facts:
@@ -226,15 +156,13 @@ def _facts(name: str, content: RecordDict) -> Facts:
     return Facts.of(fields)
 
 
-def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books: _Books, settings: Settings) -> None:
+def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books: Books, settings: Settings) -> None:
     """The public model to all nodes that are there, and to those of the roster that come back in time."""
     names: list[str] = []
     arrays: dict[str, NDArray[np.uint8]] = {}
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        if path.is_file() and inside.parts[0] != "private":
-            arrays[f"file.{len(names)}"] = np.frombuffer(path.read_bytes(), dtype=np.uint8)
-            names.append(inside.as_posix())
+    for path in [folder / "ledger.jsonl", folder / "model.json", *sorted((folder / "billboard").iterdir())]:
+        arrays[f"file.{len(names)}"] = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+        names.append(path.relative_to(folder).as_posix())
     content = packed({"run": books.run, "task": task.to_json(), "files": names}, arrays)
     wanted = set(books.roster()) | set(nodes.nodes())
     found = talk.collect("model", "model", wanted, lambda name: content, _kept, lambda names: True, everyone=True)
@@ -255,10 +183,3 @@ def _kept(name: str, content: RecordDict) -> bool:
     if fields != {"kept": True} or arrays:
         raise InputError("it says something else than that it kept the model")
     return True
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(data, file, indent=1)
-    os.replace(temporary, path)

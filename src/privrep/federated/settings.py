@@ -10,7 +10,6 @@ from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_USERS
 
 NoiseBy = Literal["server", "nodes"]
-MOST_DELTA = 1e-5  # that a node with noise of its own allows, if it says nothing else
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,10 @@ class Settings:
     noise: NoiseBy = "server"
     noise_nodes: int = 1
     server_epsilon: float | None = None  # the most that a node lets the server learn; None: what the run needs
+    most_users: int = MAX_USERS  # of one node: who says it has more is left out
 
     def __post_init__(self) -> None:
-        for name in ("min_users", "min_nodes", "noise_nodes"):
+        for name in ("min_users", "most_users", "min_nodes", "noise_nodes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_USERS:
                 raise InputError(f"{name} must be a whole number from 1 to {MAX_USERS:,}. Got {value!r} instead.")

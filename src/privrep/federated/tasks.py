@@ -57,8 +57,8 @@ class Task(Protocol):
     @property
     def seed(self) -> int | None: ...
     @property
-    def user(self) -> str:
-        """The column, or array, that names the user of each row."""
+    def file_shape(self) -> tuple[int, int, bool]:
+        """Numbers and targets of a row of a node's file, and whether it is sparse: what `facts` must say."""
         ...
 
     @property
@@ -139,8 +139,8 @@ class TableTask:
         return self.config.seed
 
     @property
-    def user(self) -> str:
-        return self.columns.user
+    def file_shape(self) -> tuple[int, int, bool]:
+        return self.features, self.targets, self.sparse
 
     @property
     def features(self) -> int:

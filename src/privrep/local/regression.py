@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from privrep.errors import InputError
 from privrep.local.frame import Frame
 from privrep.local.least_squares import (
     Floats,
@@ -40,6 +41,10 @@ class NormalEquations:
     normal_norm: float  # of A
     ridge: float
     intercept: bool
+
+    def __post_init__(self) -> None:
+        if not (self.norm > 0 and self.normal_norm > 0):
+            raise InputError(f"norms must be positive. Got {self.norm} and {self.normal_norm} instead.")
 
     @property
     def vector_size(self) -> int:
@@ -97,7 +102,7 @@ class QuarterEquations:
         heads = least_squares_heads(np.ascontiguousarray(X[:, :quarter]) @ self.U, y[:, :quarter])
         rows = np.ascontiguousarray(X[:, quarter:half])
         lengths = np.sqrt((rows**2).sum(axis=2)) * _lengths(heads)[:, None]
-        rows *= np.minimum(1.0, self.eta / lengths)[:, :, None]
+        rows = rows * np.minimum(1.0, self.eta / lengths)[:, :, None]  # X may be the users' own
         targets = np.clip(y[:, quarter:half], -self.zeta, self.zeta) / (half - quarter)
         pull = (np.ascontiguousarray(targets)[:, None, :] @ rows)[:, 0]
         right = (heads[:, :, None] * pull[:, None, :]).reshape(users, -1)

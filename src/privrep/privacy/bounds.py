@@ -181,7 +181,8 @@ def _clipped_vectors(
     _check_touched(contributions, bound)
     norms = contributions.norms()
     _check_users(len(norms), users)
-    finite = np.isfinite(norms) if counted is None else np.isfinite(norms) & counted
+    finite = np.isfinite(norms) & (norms >= 0)  # a norm that is none is not to be believed: it would not be clipped
+    finite = finite if counted is None else finite & counted
     safe = np.where(finite, np.maximum(norms, bound.norm), 1.0)
     weights = np.where(finite, bound.norm / safe, 0.0)
     weights[weights < 2.0**-1000] = 0.0  # next to the smallest of numbers, rounding could double a weight

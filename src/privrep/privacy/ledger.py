@@ -137,6 +137,12 @@ class Ledger:
         self._entries.update(new)
         self._drawn.update(events)
 
+    def check_affordable(self, events: Mapping[str, Event]) -> None:
+        """Raise what `charge` would if these do not fit, and charge nothing: before rows are looked at for nothing."""
+        new = {name: event for name, event in events.items() if name not in self._entries}
+        if new:
+            self._check_fits([*self._entries.values(), *new.values()], ", ".join(new))
+
     def _check_fits(self, events: list[Event], new: str) -> None:
         budget, pures = self.budget, pure_epsilons(events)
         if not budget.delta and len(pures) < len(events):

@@ -287,6 +287,7 @@ class Run:
             return release_by_machines(self.users, step, queries, self.ledger, page, group)
         if sampled is not None:
             return release_about_sample(self.users, step, queries, sampled, self.ledger, self.noise, page)
+        self.ledger.check_affordable(events_of(page, queries, group))
         bounds = {key: query.bound for key, query in queries.items()}
         users = self.users
         sums = users.bounded_sums(step, bounds) if group is None else users.bounded_sums(step, bounds, group=group)
@@ -317,6 +318,8 @@ class Run:
         were taken, and nobody hears more before the end.
         """
         check_name(page)
+        if is_noisy(self.users):
+            raise InputError("a walk's steps are seen by nobody on their way: it is for users whose sums are exact.")
         relation, sampled = self.ledger.budget.relation, self._sampled(sampling)
         events = sample_events(page, queries, sampled or Poisson(1), relation, steps)
         if page not in self.billboard:

@@ -46,6 +46,7 @@ from privrep.engines.flower.loopback import is_loopback
 from privrep.errors import InputError
 
 OPEN = "/v1/fleet/"  # paths that are reachable from outside
+MOST_BYTES = 1 << 27  # of one request: a sum of 16 million numbers
 BEATS = 5.0  # seconds between two signs of life of the server's own task
 
 
@@ -208,7 +209,9 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def _serving(app: Any, tls: Tls | None) -> uvicorn.Server:
     files: dict[str, Any] = {} if tls is None else {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
-    settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75, **files)
+    settings = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=75, **files
+    )
     return uvicorn.Server(settings)
 
 
@@ -230,14 +233,21 @@ def _name_of(key: bytes) -> str:
 
 
 class _FleetAlone:
-    """An application of which nothing but the Fleet interface is there."""
+    """An application of which nothing but the Fleet interface is there, for requests that are not too long: Flower
+    reads all of one before it looks at the signature."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(OPEN):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
-            await send({"type": "http.response.body", "body": b""})
+        if scope["type"] != "http":
+            return
+        status = 404
+        if scope["path"].startswith(OPEN):
+            length = dict(scope["headers"]).get(b"content-length", b"")
+            if length.isdigit() and int(length) <= MOST_BYTES:
+                await self._app(scope, receive, send)
+                return
+            status = 413
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})

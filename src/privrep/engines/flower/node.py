@@ -19,6 +19,7 @@ from privrep.data.groups import Group
 from privrep.data.user_table import UserTable
 from privrep.engines.base import LocalStep, SlotStep, Users
 from privrep.engines.flower.messages import Answer, Question
+from privrep.engines.flower.users import check_sums
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.engines.slots import slots_of
 from privrep.engines.streaming import StreamingUsers
@@ -67,6 +68,19 @@ class Apart:
             raise InputError("batches of a fixed size need all rows in one place.")
         chosen = np.ones(self.count, bool) if sample is None else sample.members(self.count)
         self._check_public(step, bounds)
+        sums = self._sums(step, bounds, group, sample, chosen)
+        totals = {key: one.total for key, one in sums.items()}
+        check_sums(bounds, totals, self.count)  # as the server will, and before there is noise on them
+        return sums
+
+    def _sums(
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None,
+        sample: Sample | None,
+        chosen: NDArray[np.bool_],
+    ) -> dict[str, BoundedSum]:
         try:
             return self.users.bounded_sums(step, bounds, group, sample)
         except Exception:  # whose rows it was for stays unsaid

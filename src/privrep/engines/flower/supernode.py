@@ -16,10 +16,10 @@ from typing import Any
 
 from privrep.engines.flower import quiet  # isort: skip
 import httpx
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, ErrorCode
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -106,7 +106,10 @@ def _answer(app: ClientApp, client: FleetHttpClient, node: Node, done: Callable[
             message = _fetched(client, node, run_id, found.message_object_trees[0])
         context = Context(run_id, node.node_id, {}, RecordDict(), {})
         started = time.monotonic()
-        reply = app(message, context)
+        try:
+            reply = app(message, context)
+        except Exception:  # of a kind that the app does not know
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "failed"), reply_to=message)
         with _trouble():
             _send(client, node, run_id, reply, time.monotonic() - started)
 
