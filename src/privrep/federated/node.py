@@ -134,6 +134,8 @@ class Host:
             return
         if set(noise) != {"epsilon"} or not isinstance(noise["epsilon"], int | float):
             raise InputError("the server's hello says nothing of what it may learn.")
+        if task.relation != "replace-one-user":
+            raise InputError("a node says how many users it has, so noise of its own goes with replace-one-user alone.")
         if task.seed is not None and not self.simulation:
             raise InputError("the server asks for noise that it can reproduce; only a simulation may do that.")
 
