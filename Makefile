@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo federated-demo test lint benchmark figure1 jester frontier classes writers margin table1 benchmark-neural dp-clip benchmark-multimodal clean
+.PHONY: demo federated-demo test lint benchmark figure1 jester frontier classes writers margin table1 benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -83,6 +83,9 @@ dp-clip: $(VENV)/multimodal   ## DP-CLIP on images and photographs; needs ../sha
 benchmark-multimodal: $(VENV)/dev   ## one private step against the same without privacy; exact noise
 	$(BIN)/python -m benchmarks.multimodal
 	$(BIN)/python -m benchmarks.noise
+
+benchmark-federated: $(VENV)/federated   ## rounds over nodes against the same in memory
+	$(BIN)/python -m benchmarks.federated
 
 clean:
 	rm -rf $(VENV) demo federated-demo

@@ -5,8 +5,8 @@
 A round is what lies between two pages: a trip to all nodes, their passes over their users, checks, noise, the ledger
 and the billboard on disk, and the server's own arithmetic. First in memory, then with the users on two simulated nodes
 of this process, then on nodes that are processes of their own and come over TLS, with keys, through loopback. Bytes are
-counted on the wire, by a relay between nodes and server: TLS, headers and looks for messages included. All other
-settings are the defaults; the noise is seeded, so all three learn the same.
+counted on the wire, by a relay between nodes and server: TLS, headers and looks for messages included. Settings
+that make a round faster or slower are the defaults; the noise is seeded, so all three learn the same.
 """
 
 from __future__ import annotations

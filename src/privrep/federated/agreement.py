@@ -64,6 +64,12 @@ def server_view(task: Task, settings: Settings) -> dict[str, float] | None:
     return {"epsilon": epsilon}
 
 
+def nodes_view(task: Task, noise_nodes: int, others: int) -> float:
+    """Epsilon of what is published to someone who can subtract all noise but that of so many other nodes."""
+    budget = Budget(task.epsilon, task.delta, task.relation)
+    return gaussian_epsilon(task.delta, budget.mu * math.sqrt(max(noise_nodes / others, 1.0)))
+
+
 def _plain(task: Task) -> dict[str, Any]:
     """The task as it travels, but for the number of users, which is known when all have joined."""
     fields: dict[str, Any] = json.loads(json.dumps(task.to_json()))

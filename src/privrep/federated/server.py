@@ -24,7 +24,7 @@ from privrep.engines.flower.conversation import Conversation, Nodes
 from privrep.engines.flower.messages import packed, unpacked
 from privrep.engines.flower.users import MAX_USERS_TIMES_NODES, Facts, FlowerUsers, NoisyFlowerUsers
 from privrep.errors import InputError
-from privrep.federated.agreement import server_view
+from privrep.federated.agreement import nodes_view, server_view
 from privrep.federated.books import Books
 from privrep.federated.credentials import ServerTls
 from privrep.federated.settings import Settings
@@ -82,6 +82,9 @@ def run_federation(
         else NoisyFlowerUsers(talk, books.run, roster, shape, settings.noise_nodes)
     )
     books.say(f"{len(roster)} nodes with {users.count:,} users take part")
+    if noise is not None and settings.noise_nodes >= len(roster) > 1:
+        view = nodes_view(task, settings.noise_nodes, len(roster) - 1)
+        books.say(f"each node knows its own noise: of other nodes' users it learns epsilon {view:.3g}; see noise_nodes")
     if not (folder / "model.json").is_file():
         talk.collect("hello", "begin", set(roster), greetings, _ready, lambda names: True, everyone=True)
         greetings.task.learn(users, folder, on_page)

@@ -166,10 +166,12 @@ def _joined(client: FleetHttpClient, key: Any, number_file: Path, insecure: bool
     beats.start()
     try:
         yield node
-    finally:
-        beats.stop()
+    except BaseException:
         with suppress(httpx.HTTPError, RuntimeError):
             client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+        raise
+    finally:  # who is done stays active until its signs of life end: Flower drops answers of nodes that have left
+        beats.stop()
 
 
 def _activated(client: FleetHttpClient, public_key: bytes, number_file: Path, insecure: bool) -> int:
