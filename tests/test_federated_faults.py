@@ -746,3 +746,33 @@ def test_a_run_with_other_settings_is_not_continued(files: list[Path], tmp_path:
     other = TableTask(Config(1, **{**BUDGET, "epsilon": 2.0}), COLUMNS)
     with federation(other, files, tmp_path / "nodes") as fed, pytest.raises(InputError, match="other settings"):
         fed.run(tmp_path / "run")
+
+
+def test_what_the_server_hears_of_its_model_does_not_depend_on_rows(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> int:
+        raise ArithmeticError("x0 of user 7 is 3.25")
+
+    monkeypatch.setattr(TableTask, "keep", fails)
+    with federation(TASK, files, tmp_path / "nodes") as fed:
+        fed.run(tmp_path / "out")
+        said = [passed.fields for passed in fed.wire.record if (passed.way, passed.kind) == ("up", "model")]
+    assert said == [{"kept": True}] * len(NODES)
+    assert all((tmp_path / "nodes" / name / "model" / "model.json").is_file() for name in NODES)
+    assert not list((tmp_path / "nodes").glob("*/model/private/*"))
+
+
+def test_a_model_of_another_task_is_not_handed_out(files: list[Path], tmp_path: Path) -> None:
+    with federation(TASK, files, tmp_path / "nodes") as fed:
+        fed.run(tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("for the operator alone")
+    other = replace(TASK, config=replace(TASK.config, epsilon=19.0))
+    shutil.rmtree(tmp_path / "out.federation")
+    with federation(other, files, tmp_path / "others") as fed, pytest.raises(InputError, match="another task"):
+        fed.run(tmp_path / "out")
+    with federation(TASK, files, tmp_path / "again") as fed:
+        shutil.rmtree(tmp_path / "out.federation")
+        fed.run(tmp_path / "out")
+        assert fed.heard("3 nodes have the model")
+        assert not any("notes.txt" in passed.fields.get("files", ()) for passed in fed.wire.record)

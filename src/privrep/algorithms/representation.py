@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -134,5 +135,7 @@ def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float])
     """What `publish` posted."""
     frame = Frame(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
     ratings = Ratings(arrays["offset"], facts["residual"]) if "offset" in arrays else None
+    if ratings is not None and not 0 < ratings.residual < math.inf:
+        raise ValueError("its residual is not a positive number")
     votes = facts.get("preference"), facts.get("precision"), arrays.get("centre")
     return Representation(arrays["basis"], frame, facts["error"], arrays["spread"], ratings, *votes)

@@ -38,7 +38,7 @@ class Agreement:
             raise InputError(
                 "the server's task is not the one that was agreed on; see hello.json, and ask its operator."
             )
-        if noise != self.noise:
+        if not _same(noise, self.noise):
             raise InputError("the server's plan for the noise is not what was agreed on; ask its operator.")
 
 
@@ -62,6 +62,15 @@ def server_view(task: Task, settings: Settings) -> dict[str, float] | None:
             f"server_epsilon is {settings.server_epsilon:g}. Let fewer nodes make up the noise, or lower epsilon."
         )
     return {"epsilon": epsilon}
+
+
+def _same(noise: Any, agreed: Mapping[str, float] | None) -> bool:
+    """Epsilon is computed on both machines, and may differ in its last digits."""
+    if noise is None or agreed is None:
+        return noise is None and agreed is None
+    if not isinstance(noise, dict) or set(noise) != {"epsilon"} or not isinstance(noise["epsilon"], int | float):
+        return False
+    return math.isclose(noise["epsilon"], agreed["epsilon"], rel_tol=1e-9)
 
 
 def nodes_view(task: Task, noise_nodes: int, others: int) -> float:

@@ -182,8 +182,6 @@ class NeuralTask:
         model = Centaur.load(folder)
         if not isinstance(users, InMemoryUsers):
             raise InputError("heads are made where their users' rows are: keep takes the users that open gave.")
-        if users.features != model.learned_.raw + len(model.learned_.centre):
-            raise InputError(f"{folder} holds a model of other rows than the task prepares; fetch it again.")
         heads = fit_own_heads(model.learned_, users.table)
         saving.write_heads(heads, folder)
         return len(heads.ids)
@@ -196,6 +194,9 @@ class NeuralTask:
             same = all(found[part] == described[part] for part in ("config", "user_count", "feature_count"))
         if not same:
             raise other_task(folder)
+        learned = Centaur.load(folder).learned_
+        if self.features != learned.raw + len(learned.centre):
+            raise InputError(f"{folder} holds a model of other rows than the task prepares; fetch it again.")
 
     def _centaur(self, **options: Any) -> Centaur:
         return Centaur(

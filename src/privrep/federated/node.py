@@ -151,7 +151,8 @@ class Host:
             )
         folder.parent.mkdir(exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
-        budget = Budget(float(noise["epsilon"]), task.delta, task.relation)
+        epsilon = noise["epsilon"] if self.agreed is None or self.agreed.noise is None else self.agreed.noise["epsilon"]
+        budget = Budget(float(epsilon), task.delta, task.relation)
         ledger = Ledger(budget, seeded=task.seed is not None, path=folder / "ledger.jsonl")
         self._files.callback(ledger.close)
         source = secure_noise if task.seed is None else simulated_noise(_seed_of(task.seed, name))
@@ -177,28 +178,32 @@ class Host:
         self._open(task_from_json(fields["task"]), fields)
 
     def model(self, content: RecordDict) -> RecordDict:
-        """Keep the public model, and make the heads of this node's users."""
+        """Keep the public model, and make the heads of this node's users. What the server hears depends on what it sent
+        alone: whether heads could be made of the rows is for this node's log."""
         fields, arrays = unpacked(content)
-        if (
-            set(fields) != {"run", "task", "files"}
-            or not isinstance(fields["files"], list)
-            or not _is(_RUN, fields["run"])
-        ):
+        if set(fields) != {"run", "task", "files"} or not isinstance(fields["files"], list):
             raise InputError("the server's model has other fields than this version of privrep knows.")
         self._check_folder(fields["run"])
         if not self._has_model(fields["run"]):
             task = task_from_json(fields["task"])
             if self.agreed is not None:
                 self.agreed.check(task, self.agreed.noise)
-            with self._opened(task, fields["run"]) as users:
-                new = _written(self.folder, fields["files"], arrays)
-                heads = task.keep(new, users)
-            write_private(self.folder / "run.json", {"run": fields["run"]})
-            shutil.rmtree(self.folder / "model", ignore_errors=True)
-            os.replace(new, self.folder / "model")
-            self.say(f"the model is in {self.folder / 'model'}, with the heads of {heads:,} users (yours alone)")
+            new = _written(self.folder, fields["files"], arrays)
+            task.check_own(new)
+            self._keep(task, fields["run"], new)
         self.kept = True
         return packed({"kept": True})
+
+    def _keep(self, task: Task, run: str, new: Path) -> None:
+        try:
+            with self._opened(task, run) as users:
+                heads = f"with the heads of {task.keep(new, users):,} users (yours alone)"
+        except Exception as error:
+            heads = f"WITHOUT HEADS ({error}): mend the file, and make them with privrep node personalize"
+        write_private(self.folder / "run.json", {"run": run})
+        shutil.rmtree(self.folder / "model", ignore_errors=True)
+        os.replace(new, self.folder / "model")
+        self.say(f"the model is in {self.folder / 'model'}, {heads}")
 
     def _opened(self, task: Task, run: str) -> AbstractContextManager[Users]:
         """The users, who may be there already."""

@@ -70,6 +70,7 @@ def run_federation(
     books = Books(folder, say)
     noise = server_view(task, settings)
     books.claim(task, settings)
+    finished = (folder / "model.json").is_file()
     greetings = _Greetings(books, task, noise)
     talk = Conversation(nodes, settings, books.say, greetings)
     roster = books.roster() or _joined(talk, nodes, settings, expected, books, greetings)
@@ -85,7 +86,9 @@ def run_federation(
     if noise is not None and settings.noise_nodes >= len(roster) > 1:
         view = nodes_view(task, settings.noise_nodes, len(roster) - 1)
         books.say(f"each node knows its own noise: of other nodes' users it learns epsilon {view:.3g}; see noise_nodes")
-    if not (folder / "model.json").is_file():
+    if finished:
+        greetings.task.check_own(folder)
+    else:
         talk.collect("hello", "begin", set(roster), greetings, _ready, lambda names: True, everyone=True)
         greetings.task.learn(users, folder, on_page)
     _hand_out(talk, nodes, greetings.task, folder, books, settings)

@@ -94,6 +94,10 @@ class Task(Protocol):
         """
         ...
 
+    def check_own(self, folder: Path) -> None:
+        """Whether a folder holds a model of this task, without a look at any row."""
+        ...
+
     def keep(self, folder: Path, users: Users) -> int:
         """On a node: make and write the heads of the users of `open`, to the folder of the published model; how many.
 
@@ -193,16 +197,15 @@ class TableTask:
 
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
         if (folder / "model.json").is_file():
-            self._own(folder)
+            self.check_own(folder)
             return
         check_users(self, users)
         fitted = models.learn(users, self.config, folder=folder, columns=self.columns, on_page=on_page)
         models.finish(fitted, folder)
 
     def keep(self, folder: Path, users: Users) -> int:
-        model, config = self._own(folder), self.config
-        if len(model.representation.matrix) != self.features:
-            raise InputError(f"{folder} holds a representation of other features than the task names; fetch it again.")
+        self.check_own(folder)
+        model, config = self.own_model(folder), self.config
         heads = fit_heads(
             user_blocks(users),
             model.representation,
@@ -213,7 +216,14 @@ class TableTask:
         models.write_heads(heads, folder)
         return len(heads.ids)
 
-    def _own(self, folder: Path) -> models.Model:
+    def check_own(self, folder: Path) -> None:
+        model = self.own_model(folder)
+        if (model.representation.ratings is not None) != self.config.ratings:
+            raise other_task(folder)
+        if len(model.representation.matrix) != self.features:
+            raise InputError(f"{folder} holds a representation of other features than the task names; fetch it again.")
+
+    def own_model(self, folder: Path) -> models.Model:
         """The model of a folder, if it is of this task."""
         model = models.load(folder)
         if (model.config, model.columns) != (self.config, self.columns):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse_rows import SparseRows
+from privrep.errors import InputError
 from privrep.local.least_squares import Floats, centred_targets
 from privrep.privacy.bounds import Array, Contributions
 from privrep.privacy.contributions import Beside, NonNegative, RowMoments, Slots
@@ -95,6 +96,10 @@ class TasteImage:
     sparse: ClassVar[bool] = True
     basis: Array  # (d, k), zero outside the head
     tail: NDArray[np.bool_]  # (d,)
+
+    def __post_init__(self) -> None:
+        if self.tail.dtype != np.bool_:
+            raise InputError("the tail is a mask of items; numbers would be taken for places.")
 
     def __call__(self, X: SparseRows, y: Floats) -> dict[str, Contributions]:
         users, _, d = X.shape

@@ -210,7 +210,14 @@ def _bound(host: str, port: int) -> socket.socket:
 def _serving(app: Any, tls: Tls | None) -> uvicorn.Server:
     files: dict[str, Any] = {} if tls is None else {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     settings = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=75, **files
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http="httptools",
+        timeout_keep_alive=75,
+        **files,
     )
     return uvicorn.Server(settings)
 
@@ -244,8 +251,9 @@ class _FleetAlone:
             return
         status = 404
         if scope["path"].startswith(OPEN):
-            length = dict(scope["headers"]).get(b"content-length", b"")
-            if length.isdigit() and int(length) <= MOST_BYTES:
+            headers = dict(scope["headers"])
+            length = headers.get(b"content-length", b"")
+            if length.isdigit() and int(length) <= MOST_BYTES and b"transfer-encoding" not in headers:
                 await self._app(scope, receive, send)
                 return
             status = 413

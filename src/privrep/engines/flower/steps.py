@@ -94,6 +94,7 @@ SEVERAL_TARGETS = tuple(
 """What can be asked of users with several targets a row; of others, it could lay users' rows over each other."""
 
 PART = "privrep.neural.split:Part"
+ENCODED = "privrep.local.class_steps:Encoded"  # makes a target of each class
 FILLS = {
     "LocalStep": tuple(name for name in STEPS if ".neural." not in name),
     "SlotStep": tuple(name for name in STEPS if ".neural." in name),
@@ -140,8 +141,7 @@ def decode(
         step = reader.read(json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant), 0)
         if _name(step) not in STEPS:
             raise _wrong("it is no step that a node knows")
-        if targets > 1 and _name(step) not in SEVERAL_TARGETS:
-            raise _wrong(f"it is for rows with one target, and rows have {targets:,} here")
+        _check_targets(step, targets)
         if reader.arrays:
             raise _wrong(f"the array {_short(next(iter(reader.arrays)))} was sent and is named nowhere")
         return step
@@ -151,6 +151,13 @@ def decode(
         raise _too_deep() from None
     except Exception as error:  # of a parser, or of a constructor
         raise _wrong(f"it has a {type(error).__name__}") from None
+
+
+def _check_targets(step: Any, targets: int) -> None:
+    if targets > 1 and _name(step) not in SEVERAL_TARGETS:
+        raise _wrong(f"it is for rows with one target, and rows have {targets:,} here")
+    if _name(step) == ENCODED:
+        _check_targets(step.step, step.classes if step.classes > 2 else 1)
 
 
 def _wrong(what: str) -> InputError:
@@ -352,8 +359,8 @@ def _fits(value: Any, declared: Any) -> bool:
         return type(value) is str and value in get_args(declared)
     if origin is tuple:
         return type(value) is tuple and all(_fits(each, get_args(declared)[0]) for each in value)
-    if origin is np.ndarray:
-        return type(value) is np.ndarray
+    if origin is np.ndarray:  # of the kind that is declared: a mask of integers would be a list of places
+        return type(value) is np.ndarray and value.dtype.kind in _kinds(get_args(declared)[1])
     if declared is float:
         return type(value) in (int, float) or isinstance(value, np.floating | np.integer)
     if declared is int:
@@ -365,3 +372,9 @@ def _fits(value: Any, declared: Any) -> bool:
     if declared.__name__ in FILLS:
         return _name(value) in FILLS[declared.__name__]
     return type(value) is declared
+
+
+def _kinds(dtype: Any) -> str:
+    """Of the numbers that arrays of this declared type may hold."""
+    (number,) = get_args(dtype) or (Any,)
+    return np.dtype(number).kind if isinstance(number, type) and issubclass(number, np.generic) else "bif"
