@@ -7,13 +7,17 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
+from privrep.data.user_table import UserTable
+from privrep.engines.in_memory import InMemoryUsers
 
 pytest.importorskip("flwr")
 
@@ -43,6 +47,7 @@ from privrep import model as models
 from privrep.config import Config
 from privrep.engines.flower.conversation import Conversation
 from privrep.engines.flower.messages import REFUSALS, Answer, packed, unpacked
+from privrep.engines.flower.node import Apart
 from privrep.engines.flower.users import Facts, FlowerUsers
 from privrep.errors import InputError
 from privrep.federated.agreement import Agreement
@@ -776,3 +781,39 @@ def test_a_model_of_another_task_is_not_handed_out(files: list[Path], tmp_path: 
         fed.run(tmp_path / "out")
         assert fed.heard("3 nodes have the model")
         assert not any("notes.txt" in passed.fields.get("files", ()) for passed in fed.wire.record)
+
+
+@dataclass(frozen=True)
+class _Understated:
+    """Contributions that are said to be shorter than they are."""
+
+    acute = False
+    vectors: NDArray[Any]
+
+    def norms(self) -> Any:
+        return np.full(len(self.vectors), 1e-3)
+
+    def weighted_sum(self, weights: Any) -> Any:
+        return weights @ self.vectors
+
+
+@dataclass(frozen=True)
+class _Liar:
+    """A step that no list has: it sends too much of users whose first number is above 1, and adds up all it sees."""
+
+    def __call__(self, X: Any, y: Any) -> dict[str, Any]:
+        rows = X[:, 0, :FEATURES].astype(np.float64)
+        long = rows[:, :1] > 1
+        return {"rows": _Understated(np.where(long, 1e6, 0.1) * np.ones_like(rows) * len(X))}
+
+
+def test_for_a_server_that_may_lie_users_are_asked_alone_and_measured() -> None:
+    X = np.zeros((12, FEATURES))
+    X[3:6] = 2.0  # of the second user, who would send 1e6
+    table = InMemoryUsers(UserTable.from_rows(X, np.zeros(12), np.repeat(np.arange(4), 3)))
+    loose, strict = (
+        Apart(table, strictly=strictly).bounded_sums(_Liar(), {"rows": Bound(1e9 if not strictly else 1.0, FEATURES)})
+        for strictly in (False, True)
+    )
+    assert np.linalg.norm(loose["rows"].total) > 1e6  # what the step sends, where nobody measures
+    np.testing.assert_allclose(strict["rows"].total, 3 * 0.1)  # three users, each as if alone; the second sends zeros

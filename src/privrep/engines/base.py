@@ -204,6 +204,10 @@ Result = TypeVar("Result")
 def map_blocks(function: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[Result]:
     """The function of each block, in order, on several cores; reads only a few blocks ahead of the result it yields."""
     _keep_freed_memory()
+    if workers == 1:  # a thread of its own would cost more than a small block
+        with _libraries(len(sys.modules)).limit(limits=1, user_api="blas"):
+            yield from map(function, blocks)
+        return
     waiting: deque[Future[Result]] = deque()
     with _libraries(len(sys.modules)).limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         for block in blocks:

@@ -119,7 +119,7 @@ class Host:
         self.close()
         self._check_task(task, fields["run"], fields["noise"])
         users: Any = self._files.enter_context(task.open(self.data))
-        self._task, self._users = task, Apart(users)
+        self._task, self._users = task, Apart(users, strictly=fields["noise"] is not None)
         if fields["noise"] is not None:
             self._own = self._own_run(task, fields["run"], str(fields["name"]), fields["noise"])
         self.run = fields["run"]

@@ -37,9 +37,14 @@ class Apart:
 
     What a step makes of a user is the same to the last bit whether it is called with others or alone, so the others'
     sums stay what they are. Steps with slots, of which that is true at one seat alone, are set apart by the engine.
+
+    With `strictly`, for a server that may lie: the step is asked about each user alone, and the length of what it makes
+    of that user is measured once it is clipped. So a contribution is a function of its user's rows and no longer than
+    the bound whatever the step is and whatever it says of norms; who sends more sends zeros.
     """
 
     users: InMemoryUsers | StreamingUsers
+    strictly: bool = False
 
     @property
     def count(self) -> int:
@@ -81,11 +86,12 @@ class Apart:
         sample: Sample | None,
         chosen: NDArray[np.bool_],
     ) -> dict[str, BoundedSum]:
-        try:
-            return self.users.bounded_sums(step, bounds, group, sample)
-        except Exception:  # whose rows it was for stays unsaid
-            if slots_of(step) is not None:  # the engine has set such users apart already
-                raise InputError("the server's step fails, and on nobody's rows alone.") from None
+        if not self.strictly:
+            try:
+                return self.users.bounded_sums(step, bounds, group, sample)
+            except Exception:  # whose rows it was for stays unsaid
+                if slots_of(step) is not None:  # the engine has set such users apart already
+                    raise InputError("the server's step fails, and on nobody's rows alone.") from None
         totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
         for place, block in self._blocks():
             for key, part in _one_by_one(block, chosen[place : place + block.n_users], step, bounds, group).items():
@@ -121,11 +127,12 @@ def _one_by_one(
     bounds: Mapping[str, Bound | LossBound],
     group: Group | None,
 ) -> dict[str, Array]:
-    """The sums of those who are chosen, without those on whom the step fails."""
+    """The sums of those who are chosen, without those on whom the step fails or who send more than the bound."""
     totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     for place in np.flatnonzero(chosen).tolist():
         try:
             found = InMemoryUsers(block.users(place, place + 1), 1).bounded_sums(step, bounds, group)
+            check_sums(bounds, {key: one.total for key, one in found.items()}, 1)
         except Exception:
             continue
         for key, total in totals.items():
