@@ -91,7 +91,7 @@ class Processes:
             carried = self.folder / "carry" / name
             data = ["--data", str(self.folder / "data" / f"{name}.parquet"), "--folder", str(self.folder / name)]
             keys = ["--key", str(key or carried / "node.key"), "--ca", str(ca or carried / "ca.pem")]
-            command = [*privrep, "join", f"127.0.0.1:{self.port}", *data, *keys, *more]
+            command = [*privrep, "join", f"127.0.0.1:{self.port}", *data, *keys, "--simulation", *more]
         with open(self.folder / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 command,

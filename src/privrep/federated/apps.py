@@ -59,7 +59,8 @@ def _handle(message: Message, context: Context) -> Message:
     folder = _path(context.node_config, "folder")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.chmod(folder, 0o700)
-    host = Host(_path(context.node_config, "data"), folder, print)
+    simulation = context.node_config.get("simulation") is True
+    host = Host(_path(context.node_config, "data"), folder, print, simulation=simulation)
     try:
         return host.app()(message, context)
     finally:

@@ -73,7 +73,7 @@ class Host:
     def app(self) -> ClientApp:
         """A Flower client app of this host. What goes wrong is said here, and one word of it to the server."""
         app = ClientApp()
-        app.query("hello")(self._answering(self.hello, "no-data"))
+        app.query("hello")(self._answering(self.hello, "refused"))
         app.train("sums")(self._answering(self.sums, "refused"))
         app.query("model")(self._answering(self.model, "failed"))
         return app
@@ -86,6 +86,9 @@ class Host:
                 content = function(message.content)
             except _UnknownRun:
                 content = refusal("unknown-run")
+            except _NoData as error:
+                self.say(f"not answered: {error}")
+                content = refusal("no-data")
             except (PrivrepError, OSError) as error:
                 self.say(f"not answered: {error}")
                 content = refusal(otherwise)
@@ -109,11 +112,17 @@ class Host:
             self.close()
             self.say(f"asked to take part as {fields['name']}: {_words(task, fields['noise'])}")
             self._check_task(task, fields["run"], fields["noise"])
-            return packed(asdict(self._facts or Facts.of(task.facts(self.data))))
+            return packed(asdict(self._facts or self._counted(task)))
         if self.run != fields["run"] or self._users is None:
             self._open(task, fields)
             write_private(self.folder / "hello.json", fields)
         return packed({"ready": True})
+
+    def _counted(self, task: Task) -> Facts:
+        try:
+            return Facts.of(task.facts(self.data))
+        except (PrivrepError, OSError) as error:
+            raise _NoData(str(error)) from None
 
     def _open(self, task: Task, fields: Mapping[str, Any]) -> None:
         self.close()
@@ -128,6 +137,10 @@ class Host:
         """Refuse what this node was not started for."""
         if self.agreed is not None:
             self.agreed.check(task, noise)
+        if task.seed is not None and not self.simulation:
+            raise InputError(
+                "the server's run is a simulation, with noise that it can reproduce: join with --simulation."
+            )
         if noise is None:
             if (self.folder / "noise" / run).exists():
                 raise InputError("in this run this node adds noise of its own; the server wants exact sums now.")
@@ -136,19 +149,10 @@ class Host:
             raise InputError("the server's hello says nothing of what it may learn.")
         if task.relation != "replace-one-user":
             raise InputError("a node says how many users it has, so noise of its own goes with replace-one-user alone.")
-        if task.seed is not None and not self.simulation:
-            raise InputError("the server asks for noise that it can reproduce; only a simulation may do that.")
 
     def _own_run(self, task: Task, run: str, name: str, noise: Mapping[str, Any]) -> Run:
-        """Of this node's own releases: a page that stands is never drawn again, and a folder is for one run, so that
-        what a server can learn is not multiplied by runs that it starts."""
+        """Of this node's own releases: a page that stands is never drawn again."""
         folder = self.folder / "noise" / run
-        others = [path.name for path in folder.parent.glob("*") if path.name != run]
-        if others:
-            raise InputError(
-                f"{self.folder} has released noisy sums in another run ({others[0]}), and a folder is for one: the "
-                "same users in another run spend anew. If you want that, join with another --folder."
-            )
         folder.parent.mkdir(exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
         epsilon = noise["epsilon"] if self.agreed is None or self.agreed.noise is None else self.agreed.noise["epsilon"]
@@ -216,6 +220,7 @@ class Host:
         return (self.folder / "model" / "model.json").is_file() and json.loads(known.read_text()) == {"run": run}
 
     def _check_folder(self, run: str) -> None:
+        """A folder is for one run, so that what a server can learn is not multiplied by runs that it starts."""
         if not isinstance(run, str) or not _RUN.fullmatch(run):
             raise InputError("the server's run has a name that is none.")
         if (self.folder / "model").exists() and not self._has_model(run):
@@ -229,6 +234,10 @@ class Host:
     def close(self) -> None:
         self._files.close()
         self._task = self._users = self._own = self.run = None
+
+
+class _NoData(Exception):
+    """The file is not one that the task can be opened with."""
 
 
 class _UnknownRun(Exception):
@@ -319,5 +328,11 @@ def _seed_of(seed: int, name: str) -> int:
 
 
 def _words(task: Task, noise: Any) -> str:
-    sums = "the server sees exact sums of this node's users" if noise is None else "this node adds noise of its own"
-    return f"epsilon {task.epsilon:g}, delta {task.delta:g}, {task.relation}; {sums}"
+    """What a run means for the users of this node."""
+    seeded = ", SEEDED NOISE: A SIMULATION, NOT PRIVATE" if task.seed is not None else ""
+    told = "the server sees exact sums of this node's users"
+    if isinstance(noise, dict) and isinstance(noise.get("epsilon"), int | float):
+        told = (
+            f"this node adds noise of its own, and the server learns at most epsilon {noise['epsilon']:.3g} of a user"
+        )
+    return f"epsilon {task.epsilon:g}, delta {task.delta:g}, {task.relation}{seeded}; {told}"
