@@ -32,8 +32,11 @@ from privrep.engines.slots import slots_of
 from privrep.errors import InputError
 from privrep.federated.tasks import TableTask, Task
 from privrep.local.steps import CELLS, FeatureSizes
+from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.bounds import Bound
+from privrep.privacy.ledger import Budget
 from privrep.privacy.sampling import Fixed, Poisson
+from privrep.report.words import inspect_folder, sections
 
 TABLES = {
     "private-fedrep": TASK,
@@ -215,3 +218,18 @@ def test_a_node_that_cannot_answer_says_one_of_a_few_words(tmp_path: Path) -> No
         assert {passed.fields["refused"] for passed in up} == {"no-data"}
         assert "no-data" in REFUSALS
         assert all(b"4711" not in passed.raw for passed in fed.wire.record)
+
+
+@pytest.mark.parametrize("noise_nodes", [1, 2])
+def test_inspect_says_who_added_the_noise(noise_nodes: int, files: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    with federation(TASK, files[1], tmp_path / "nodes", noise_nodes=noise_nodes) as fed:
+        fed.run(tmp_path / "run")
+    for folder in (tmp_path / "run", tmp_path / "nodes" / "a" / "model"):
+        said = " ".join(dict(sections(inspect_folder(folder)))["Against whom"])
+        assert "reads the users' rows" not in said
+        if noise_nodes == 1:
+            assert "Not against the server, which sees exact sums" in said
+        else:
+            view = gaussian_epsilon(TASK.delta, Budget(TASK.epsilon, TASK.delta).mu * 2**0.5)
+            assert f"at most epsilon {view:.3g} of a user" in said
+            assert "needs 2 or more nodes" in said

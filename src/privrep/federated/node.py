@@ -299,7 +299,9 @@ def _written(folder: Path, names: list[Any], arrays: Mapping[str, NDArray[Any]])
     for number, name in enumerate(names):
         parts = PurePosixPath(name).parts if isinstance(name, str) else ()
         blob = arrays.get(f"file.{number}")
-        known = parts in (("model.json",), ("ledger.jsonl",)) or (len(parts) == 2 and parts[0] == "billboard")
+        known = parts in (("model.json",), ("ledger.jsonl",), ("federation.json",)) or (
+            len(parts) == 2 and parts[0] == "billboard"
+        )
         if not known or ".." in parts or blob is None or blob.dtype != np.uint8 or blob.ndim != 1:
             raise InputError("the server's model holds files that are not of a model.")
         path = new.joinpath(*parts)

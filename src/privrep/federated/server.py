@@ -29,9 +29,11 @@ from privrep.federated.books import Books
 from privrep.federated.credentials import ServerTls
 from privrep.federated.settings import Settings
 from privrep.federated.tasks import Task
+from privrep.model import write_json
 from privrep.privacy.bounds import MAX_USERS
 
 Say = Callable[[str], None]
+FACTS = "federation.json"  # in the folder of a model: who added the noise
 LOOK = 0.1  # seconds between two looks for nodes
 
 
@@ -91,6 +93,8 @@ def run_federation(
     else:
         talk.collect("hello", "begin", set(roster), greetings, _ready, lambda names: True, everyone=True)
         greetings.task.learn(users, folder, on_page)
+    learns = None if noise is None else noise["epsilon"]
+    write_json(folder / FACTS, {"noise": settings.noise, "noise_nodes": settings.noise_nodes, "server_epsilon": learns})
     _hand_out(talk, nodes, greetings.task, folder, books, settings)
 
 
@@ -166,7 +170,12 @@ def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books:
     """The public model to all nodes that are there, and to those of the roster that come back in time."""
     names: list[str] = []
     arrays: dict[str, NDArray[np.uint8]] = {}
-    for path in [folder / "ledger.jsonl", folder / "model.json", *sorted((folder / "billboard").iterdir())]:
+    for path in [
+        folder / "ledger.jsonl",
+        folder / "model.json",
+        folder / FACTS,
+        *sorted((folder / "billboard").iterdir()),
+    ]:
         arrays[f"file.{len(names)}"] = np.frombuffer(path.read_bytes(), dtype=np.uint8)
         names.append(path.relative_to(folder).as_posix())
     content = packed({"run": books.run, "task": task.to_json(), "files": names}, arrays)

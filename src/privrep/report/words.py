@@ -99,7 +99,7 @@ def sections(found: Inspection) -> list[tuple[str, list[str]]]:
         protected = ["Nothing, because the noise was seeded. With secret noise it would be this:", *protected]
     whom = [
         "Anyone who sees the public part, whatever else they know and can compute: even all the other users together.",
-        "Not against whoever runs the fit: that machine reads the users' rows.",
+        _who_learns(Path(found.folder) / "federation.json"),
     ]
     accountant = [
         f"{report.accountant}.",
@@ -119,6 +119,29 @@ def sections(found: Inspection) -> list[tuple[str, list[str]]]:
         *([("The classes", about_classes(found))] if found.config.loss is not None else []),
         ("The representation", about_representation(found)),
     ]
+
+
+def _who_learns(federation: Path) -> str:
+    """Against whom it does not protect: that depends on where it was learned."""
+    if not federation.is_file():
+        return "Not against whoever runs the fit: that machine reads the users' rows."
+    try:
+        facts = json.loads(federation.read_text())
+        nodes, view = int(facts["noise_nodes"]), float(facts["server_epsilon"] or 0)
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(
+            f"{federation.parent} is damaged (federation.json: {error}); restore it from a copy."
+        ) from None
+    if not view:
+        return (
+            "Learned over nodes, which keep the rows. Not against the server, which sees exact sums of each node, nor "
+            "against whoever runs a user's own node."
+        )
+    return (
+        f"Learned over nodes, which keep the rows and add the noise. The server learns at most epsilon {view:.3g} of a "
+        f"user; what is said above needs {nodes} or more nodes that do add it. Not against whoever runs a user's own "
+        "node."
+    )
 
 
 def meaning(report: PrivacyReport) -> str:
