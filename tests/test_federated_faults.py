@@ -817,3 +817,23 @@ def test_for_a_server_that_may_lie_users_are_asked_alone_and_measured() -> None:
     )
     assert np.linalg.norm(loose["rows"].total) > 1e6  # what the step sends, where nobody measures
     np.testing.assert_allclose(strict["rows"].total, 3 * 0.1)  # three users, each as if alone; the second sends zeros
+
+
+def test_a_node_that_is_always_late_is_not_waited_for_in_every_round(files: list[Path], tmp_path: Path) -> None:
+    with federation(TASK, files, tmp_path / "nodes", **QUICK) as fed:
+        users = fed.engine()
+        fed.wire.slow["b"] = 0.6  # twice as long as a round takes at the most
+        for _ in range(4):
+            users.bounded_sums(STEP, BOUNDS)
+            time.sleep(0.65)  # its answer is there when the next round begins
+        assert fed.heard("b answered an earlier question, too late")
+        assert [each.split(": ")[1] for each in fed.said].count("b did not answer in time") == 2
+
+
+def test_a_hello_that_was_not_agreed_on_is_refused_in_the_midst_of_a_run(files: list[Path], tmp_path: Path) -> None:
+    agreed = Agreement(PRIVATE, {"epsilon": 5.0})
+    with federation(PRIVATE, files, tmp_path / "nodes", agreed=agreed, simulation=False) as fed:
+        host = fed.hosts["a"]
+        host.hello(hello(PRIVATE, {"epsilon": 5.0}))
+        with pytest.raises(InputError, match="plan for the noise"):
+            host.hello(hello(PRIVATE, None))

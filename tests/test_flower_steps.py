@@ -33,7 +33,7 @@ from privrep.data.margins import make_margin_population
 from privrep.data.synthetic import make_population
 from privrep.data.user_table import UserTable
 from privrep.engines.flower import steps as steps_module
-from privrep.engines.flower.steps import AXES, HELD, OTHER_AXES, STEPS, decode, encode
+from privrep.engines.flower.steps import AXES, HELD, OTHER_AXES, STEPS, WIDEST, decode, encode
 from privrep.engines.in_memory import InMemoryUsers
 from privrep.engines.projected import ProjectedUsers
 from privrep.errors import InputError
@@ -795,3 +795,12 @@ def test_a_step_for_one_target_is_refused_where_there_are_several() -> None:
     assert isinstance(decode(text, arrays, 4, 1), QuarterEquations)
     with pytest.raises(InputError, match="one target"):
         decode(text, arrays, 4, 2)
+
+
+def test_a_matrix_far_wider_than_rows_is_refused() -> None:
+    wide = encode(PowerStep(np.ones((4, WIDEST + 1)), Frame.plain(4), intercept=False))
+    with pytest.raises(InputError, match="more than 4,096 rows or columns"):
+        decode(*wide, 4, 1)
+    assert isinstance(decode(*wide, WIDEST + 1, 1), PowerStep)
+    with pytest.raises(InputError, match="classes, and there are 2 to 1,000"):
+        decode(*encode(Encoded(gradient(), 1001)), 4, 1)

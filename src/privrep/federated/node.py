@@ -111,7 +111,8 @@ class Host:
         if not fields["begin"]:
             self.close()
             self.say(f"asked to take part as {fields['name']}: {_words(task, fields['noise'])}")
-            self._check_task(task, fields["run"], fields["noise"])
+        self._check_task(task, fields["run"], fields["noise"])
+        if not fields["begin"]:
             return packed(asdict(self._facts or self._counted(task)))
         if self.run != fields["run"] or self._users is None:
             self._open(task, fields)

@@ -55,6 +55,7 @@ class Conversation:
     say: Callable[[str], None]
     greet: Callable[[str], RecordDict]
     _missing: set[str] = field(default_factory=set)  # did not answer last time, so nobody waits for them alone
+    _forgiven: set[str] = field(default_factory=set)  # answered too late, and not in time since
     _late: dict[str, str] = field(default_factory=dict)  # message -> node that did not answer it in time
 
     def answers(
@@ -134,6 +135,12 @@ class Conversation:
         """Who did not answer last time."""
         return set(self._missing)
 
+    def forgive(self, name: str) -> None:
+        """Wait again for a node that was heard of too late, once: after that, when it has answered in time."""
+        if name not in self._forgiven:
+            self._forgiven.add(name)
+            self._missing.discard(name)
+
     def greeted(self, name: str, number: int) -> None:
         """Tell a node that came back what the run is about. Its answer is not waited for."""
         self.nodes.grid.push_messages([_message(self.greet(name), number, "hello", self.pace.wait)])
@@ -183,7 +190,7 @@ class _Round:
                 continue  # it left; if it comes back it is asked again
             if too_late:
                 say(f"{self._what}: {too_late} answered an earlier question, too late")
-                self._talk._missing.discard(too_late)
+                self._talk.forgive(too_late)
             elif name not in self.waiting:
                 say(f"{self._what}: {name} answered twice; once counts")
             else:
@@ -195,6 +202,7 @@ class _Round:
             reason = refused(content)
             if reason is None:
                 self.found[name] = self._read(name, content)
+                self._talk._forgiven.discard(name)
         except InputError as error:
             say(f"{self._what}: {name} is left out: {str(error).rstrip('.')}")
             self.waiting.discard(name)

@@ -32,6 +32,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from privrep.data.categories import MOST_CLASSES
 from privrep.engines.base import LocalStep, SlotStep
 from privrep.errors import InputError
 
@@ -94,6 +95,7 @@ SEVERAL_TARGETS = tuple(
 """What can be asked of users with several targets a row; of others, it could lay users' rows over each other."""
 
 PART = "privrep.neural.split:Part"
+WIDEST = 4096  # a matrix of a table's step, where rows are not wider
 ENCODED = "privrep.local.class_steps:Encoded"  # makes a target of each class
 FILLS = {
     "LocalStep": tuple(name for name in STEPS if ".neural." not in name),
@@ -142,6 +144,8 @@ def decode(
         if _name(step) not in STEPS:
             raise _wrong("it is no step that a node knows")
         _check_targets(step, targets)
+        if ".neural." not in _name(step):
+            _check_width(arrays, WIDEST if features is None else max(features, WIDEST))
         if reader.arrays:
             raise _wrong(f"the array {_short(next(iter(reader.arrays)))} was sent and is named nowhere")
         return step
@@ -153,10 +157,18 @@ def decode(
         raise _wrong(f"it has a {type(error).__name__}") from None
 
 
+def _check_width(arrays: Mapping[str, NDArray[Any]], most: int) -> None:
+    """Matrices meet users' rows: one that is far wider than rows are makes what memory a node needs depend on rows."""
+    if any(array.ndim > 1 and max(array.shape) > most for array in arrays.values()):
+        raise _wrong(f"it has a matrix of more than {most:,} rows or columns")
+
+
 def _check_targets(step: Any, targets: int) -> None:
     if targets > 1 and _name(step) not in SEVERAL_TARGETS:
         raise _wrong(f"it is for rows with one target, and rows have {targets:,} here")
     if _name(step) == ENCODED:
+        if not 2 <= step.classes <= MOST_CLASSES:
+            raise _wrong(f"it is of {step.classes:,} classes, and there are 2 to {MOST_CLASSES:,}")
         _check_targets(step.step, step.classes if step.classes > 2 else 1)
 
 

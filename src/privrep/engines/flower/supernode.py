@@ -105,13 +105,12 @@ def _answer(app: ClientApp, client: FleetHttpClient, node: Node, done: Callable[
             run_id = found.messages_list[0].metadata.run_id
             message = _fetched(client, node, run_id, found.message_object_trees[0])
         context = Context(run_id, node.node_id, {}, RecordDict(), {})
-        started = time.monotonic()
         try:
             reply = app(message, context)
         except Exception:  # of a kind that the app does not know
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "failed"), reply_to=message)
         with _trouble():
-            _send(client, node, run_id, reply, time.monotonic() - started)
+            _send(client, node, run_id, reply)
 
 
 def _fetched(client: FleetHttpClient, node: Node, run_id: int, tree: Any) -> Message:
@@ -126,7 +125,7 @@ def _fetched(client: FleetHttpClient, node: Node, run_id: int, tree: Any) -> Mes
     return message
 
 
-def _send(client: FleetHttpClient, node: Node, run_id: int, reply: Message, seconds: float) -> None:
+def _send(client: FleetHttpClient, node: Node, run_id: int, reply: Message) -> None:
     reply.metadata.__dict__["_message_id"] = reply.object_id
     with no_object_id_recompute():
         answer = client.PushMessages(
@@ -134,7 +133,7 @@ def _send(client: FleetHttpClient, node: Node, run_id: int, reply: Message, seco
                 node=node,
                 messages_list=[message_to_proto(remove_content_from_message(reply))],
                 message_object_trees=[get_object_tree(reply)],
-                clientapp_runtime_list=[seconds],
+                clientapp_runtime_list=[0.0],  # how long it took may depend on rows
             )
         )
         push = make_push_object_fn_protobuf(client.PushObject, node, run_id, answer.session_id)

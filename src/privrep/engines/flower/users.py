@@ -50,11 +50,11 @@ class Facts:
         whole = all(type(fields.get(name)) is int for name in ("users", "features", "targets"))
         if set(fields) != {"users", "features", "targets", "sparse"} or not whole:
             raise InputError("a node's facts are its numbers of users, features and targets, and whether it is sparse.")
+        if type(fields["sparse"]) is not bool:
+            raise InputError("a node's rows are sparse or not: true or false.")
         facts = cls(**fields)
         if not (1 <= facts.users <= MAX_USERS and facts.features >= 1 and facts.targets >= 1):
             raise InputError(f"a node has 1 to {MAX_USERS:,} users, and features and targets. Got {facts} instead.")
-        if type(facts.sparse) is not bool:
-            raise InputError("a node's rows are sparse or not: true or false.")
         return facts
 
 
@@ -180,8 +180,10 @@ def check_sums(
     sums: Mapping[str, NDArray[Any]],
     users: int,
     sigmas: Mapping[str, float] | None = None,
+    slack: float = FLOAT_SLACK,
 ) -> None:
-    """Refuse sums that so many users cannot have made, clipped to these bounds; with noise of this size, if any."""
+    """Refuse sums that so many users cannot have made, clipped to these bounds; with noise of this size, if any.
+    `slack` is for rounding, relative to the bound."""
     if set(sums) != set(bounds):
         raise InputError("it answers with other statistics than were asked for")
     for key, bound in bounds.items():
@@ -195,7 +197,7 @@ def check_sums(
                 raise InputError(f"its {key!r} are not losses of {users:,} users")
             continue
         sigma = 0.0 if sigmas is None else sigmas[key]
-        most = users * bound.norm * (1 + FLOAT_SLACK) + sigma * (math.sqrt(bound.size) + REACH)
+        most = users * bound.norm * (1 + slack) + sigma * (math.sqrt(bound.size) + REACH)
         scale = float(np.abs(total).max())
         length = 0.0 if scale == 0 else scale * float(np.linalg.norm(total / scale))
         if not length <= most:
