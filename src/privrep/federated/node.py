@@ -60,7 +60,6 @@ class Host:
     simulation: bool = False
     run: str | None = None
     kept: bool = False
-    _task: Task | None = None
     _users: Apart | None = None
     _own: Run | None = None
     _files: ExitStack = field(default_factory=ExitStack)
@@ -129,7 +128,7 @@ class Host:
         self.close()
         self._check_task(task, fields["run"], fields["noise"])
         users: Any = self._files.enter_context(task.open(self.data))
-        self._task, self._users = task, Apart(users, strictly=fields["noise"] is not None)
+        self._users = Apart(users, strictly=fields["noise"] is not None)
         if fields["noise"] is not None:
             self._own = self._own_run(task, fields["run"], str(fields["name"]), fields["noise"])
         self.run = fields["run"]
@@ -234,7 +233,7 @@ class Host:
 
     def close(self) -> None:
         self._files.close()
-        self._task = self._users = self._own = self.run = None
+        self._users = self._own = self.run = None
 
 
 class _NoData(Exception):

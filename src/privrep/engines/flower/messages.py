@@ -31,7 +31,7 @@ from privrep.privacy.bounds import Array, Bound, LossBound
 RECORD = "privrep"
 MOST_TEXT = 1 << 24  # characters
 Arrays = dict[str, NDArray[Any]]
-Refusal = Literal["unknown-run", "unreadable", "no-data", "refused", "failed"]
+Refusal = Literal["unknown-run", "no-data", "refused", "failed"]
 REFUSALS: tuple[str, ...] = get_args(Refusal)
 
 
