@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from privrep import model as models
 from privrep.errors import InputError
-from privrep.neural.inspection import share_of, shares
+from privrep.neural.inspection import for_machines, share_of, shares
 from privrep.privacy.accounting import Batched, Sampled
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
 from privrep.report import words
@@ -111,22 +111,7 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         """All of it for machines."""
-        report = self.privacy
-        return {
-            "folder": self.folder,
-            "finished": self.finished,
-            "seeded": report.seeded,
-            "private": not report.seeded,
-            "relation": report.relation,
-            "epsilon": report.epsilon,
-            "epsilon_budget": report.epsilon_budget,
-            "delta": report.delta,
-            "share_spent": self.share_spent,
-            "accountant": report.accountant,
-            "events": [asdict(spent) for spent in self.releases],
-            **{key: self.described[key] for key in PARTS},
-            "words": dict(self.sections()),
-        }
+        return for_machines(self, PARTS)
 
 
 PARTS = {"config": dict, "modules": dict, "bank": dict, "user_count": int, "image_numbers": int, "text_numbers": int}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from privrep import model as models
 from privrep.errors import InputError
@@ -89,22 +89,45 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         """All of it for machines."""
-        report = self.privacy
-        return {
-            "folder": self.folder,
-            "finished": self.finished,
-            "seeded": report.seeded,
-            "private": not report.seeded,
-            "relation": report.relation,
-            "epsilon": report.epsilon,
-            "epsilon_budget": report.epsilon_budget,
-            "delta": report.delta,
-            "share_spent": self.share_spent,
-            "accountant": report.accountant,
-            "events": [asdict(spent) for spent in self.releases],
-            **{key: self.described[key] for key in ("config", "plan", "user_count", "feature_count")},
-            "words": dict(self.sections()),
-        }
+        return for_machines(self, ("config", "plan", "user_count", "feature_count"))
+
+
+class Inspected(Protocol):
+    """What a folder of either kind says about itself."""
+
+    @property
+    def folder(self) -> str: ...
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def described(self) -> dict[str, Any]: ...
+    @property
+    def privacy(self) -> PrivacyReport: ...
+    @property
+    def share_spent(self) -> float: ...
+    @property
+    def releases(self) -> list[Spent]: ...
+    def sections(self) -> list[tuple[str, list[str]]]: ...
+
+
+def for_machines(found: Inspected, parts: Iterable[str]) -> dict[str, Any]:
+    """JSON of what was spent, of these parts of the description, and of the words."""
+    report = found.privacy
+    return {
+        "folder": found.folder,
+        "finished": found.finished,
+        "seeded": report.seeded,
+        "private": not report.seeded,
+        "relation": report.relation,
+        "epsilon": report.epsilon,
+        "epsilon_budget": report.epsilon_budget,
+        "delta": report.delta,
+        "share_spent": found.share_spent,
+        "accountant": report.accountant,
+        "events": [asdict(spent) for spent in found.releases],
+        **{key: found.described[key] for key in parts},
+        "words": dict(found.sections()),
+    }
 
 
 def share_of(ledger: Ledger) -> float:
