@@ -64,3 +64,16 @@ def test_what_flower_was_not_told_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must say config, a path"):
         apps.server(grid, context(0, {}, {"out": str(tmp_path)}))
     grid.close()
+
+
+def test_a_grid_of_this_process_is_one_of_flowers() -> None:
+    def echo(message: Message, given: Context) -> Message:
+        return Message(message.content, reply_to=message)
+
+    grid = LocalGrid({3: echo, 4: echo})  # type: ignore[dict-item]
+    grid.set_run(grid.run)
+    asked = [grid.create_message(RecordDict(), "query", number, "1") for number in grid.get_node_ids()]
+    replies = grid.send_and_receive(asked, timeout=10)
+    assert [reply.metadata.src_node_id for reply in replies] == [3, 4]
+    assert grid.run.run_id == asked[0].metadata.run_id
+    grid.close()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from privrep.engines.flower import quiet as quiet  # isort: skip
 from flwr.app import Context, Message, RecordDict
@@ -23,6 +22,7 @@ class LocalGrid(Grid):
     def __init__(self, apps: Mapping[int, ClientApp]) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, SUPERLINK_NODE_ID
         self._apps = dict(apps)
+        self._run = Run.create_empty(RUN)
         self._threads = {number: ThreadPoolExecutor(1) for number in self._apps}  # a node answers one after the other
         self._replies: dict[str, Future[Message]] = {}
 
@@ -52,17 +52,21 @@ class LocalGrid(Grid):
             threads.shutdown(cancel_futures=True)
 
     def set_run(self, run: Run) -> None:
-        raise NotImplementedError("there is one run in this process")
+        self._run = run
 
     @property
     def run(self) -> Run:
-        raise NotImplementedError("there is one run in this process")
+        return self._run
 
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError("make a Message")
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        raise NotImplementedError("use push_messages and pull_messages")
+        sent = self.push_messages(messages)
+        wait([self._replies[name] for name in sent], timeout)
+        return self.pull_messages(sent)
 
 
 class LocalNodes:
