@@ -16,7 +16,19 @@ from privrep.config import Columns, Config
 from privrep.data.categories import Listed, checked_classes, checked_lists
 from privrep.errors import InputError
 from privrep.federated.settings import NoiseBy, Settings
-from privrep.neural.config import NAMES, NUMBER, PATH, TABLE, TEXT, TEXTS, WHOLE, YES, check_section, read_toml
+from privrep.neural.config import (
+    NAMES,
+    NUMBER,
+    PATH,
+    TABLE,
+    TEXT,
+    TEXTS,
+    TRAINING,
+    WHOLE,
+    YES,
+    check_section,
+    read_toml,
+)
 from privrep.neural.discipline import Share
 from privrep.privacy.accounting import RELATIONS
 
@@ -40,18 +52,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "most_users": WHOLE,
     },
     "server": {"host": TEXT, "port": WHOLE, "keys": PATH},
-    "training": {
-        "rounds": WHOLE,
-        "clip": NUMBER,
-        "step_size": NUMBER,
-        "batch": WHOLE,
-        "epochs": WHOLE,
-        "rate": NUMBER,
-        "server": TEXT,
-        "server_rate": NUMBER,
-        "momentum": NUMBER,
-        "quantile": NUMBER,
-    },
+    "training": TRAINING,
 }
 _MODELS: dict[str, dict[str, str]] = {  # of each kind; of those without a form, more than one is possible
     "table": {

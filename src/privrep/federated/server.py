@@ -95,7 +95,7 @@ def run_federation(
         greetings.task.learn(users, folder, on_page)
     learns = None if noise is None else noise["epsilon"]
     write_json(folder / FACTS, {"noise": settings.noise, "noise_nodes": settings.noise_nodes, "server_epsilon": learns})
-    _hand_out(talk, nodes, greetings.task, folder, books, settings)
+    _hand_out(talk, nodes, greetings.task, folder, books)
 
 
 class _Greetings:
@@ -145,7 +145,8 @@ def _joined(
                 break
         if now - began > settings.wait:
             raise InputError(
-                f"{len(roster)} nodes joined in {settings.wait:g} s, and it takes {least}; nothing was spent."
+                f"{len(roster)} nodes joined in {settings.wait:g} s, and it takes {least}; nothing was spent. Start "
+                "more (the log says who was left out, and why), or lower min_nodes, and run the same command again."
             )
         time.sleep(LOOK)
     books.keep_roster(roster)
@@ -166,7 +167,7 @@ def _facts(name: str, content: RecordDict) -> Facts:
     return Facts.of(fields)
 
 
-def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books: Books, settings: Settings) -> None:
+def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books: Books) -> None:
     """The public model to all nodes that are there, and to those of the roster that come back in time."""
     names: list[str] = []
     arrays: dict[str, NDArray[np.uint8]] = {}

@@ -18,6 +18,18 @@ from privrep.neural.discipline import Share
 
 PATH, TEXT, WHOLE, NUMBER, YES, TABLE = "a path", "text", "a whole number", "a number", "true or false", "a table"
 SIZE, NAMES, TEXTS = "[height, width]", "a whole number or a list of names", "a list of texts"
+TRAINING = {
+    "rounds": WHOLE,
+    "clip": NUMBER,
+    "step_size": NUMBER,
+    "batch": WHOLE,
+    "epochs": WHOLE,
+    "rate": NUMBER,
+    "server": TEXT,
+    "server_rate": NUMBER,
+    "momentum": NUMBER,
+    "quantile": NUMBER,
+}
 _KEYS: dict[str, dict[str, str]] = {
     "data": {
         "kind": TEXT,
@@ -36,18 +48,7 @@ _KEYS: dict[str, dict[str, str]] = {
     "users.partition": {"clients": WHOLE, "classes_per_client": WHOLE, "seed": WHOLE, "validation": NUMBER},
     "privacy": {"epsilon": NUMBER, "delta": NUMBER, "seed": WHOLE},
     "model": {"share": TEXT, "network": TEXT, "features": TEXT, "keep": WHOLE, "rows": WHOLE, "classes": NAMES},
-    "training": {
-        "rounds": WHOLE,
-        "clip": NUMBER,
-        "step_size": NUMBER,
-        "batch": WHOLE,
-        "epochs": WHOLE,
-        "rate": NUMBER,
-        "server": TEXT,
-        "server_rate": NUMBER,
-        "momentum": NUMBER,
-        "quantile": NUMBER,
-    },
+    "training": TRAINING,
     "output": {"folder": PATH},
 }
 _NEEDED = {

@@ -121,7 +121,7 @@ class Conversation:
                 break
             if passed > self.pace.round_timeout and enough(set(round_.found)):
                 break
-            if passed > self.pace.wait or not (round_.waiting or enough(set(round_.found))):
+            if passed > self.pace.wait or not round_.waiting:
                 break
             time.sleep(self.pace.poll)
         for name in sorted(round_.waiting - self._missing):

@@ -70,7 +70,9 @@ class Link:
         (run,) = state.get_run_info(run_ids=[run_id])
         self._task = run.primary_task_id
         if state.claim_task(self._task) is None or not state.activate_task(self._task):
-            raise InputError("Flower did not start a run; see its log.")
+            raise InputError(
+                "Flower did not start a run; check that flwr 1.41.0 is installed, and start the server again."
+            )
         (task,) = state.get_tasks(task_ids=[self._task])
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = self._task, run_id, SUPERLINK_NODE_ID
         self.grid = InProcessGrid(state, task)
