@@ -233,3 +233,4 @@ def test_inspect_says_who_added_the_noise(noise_nodes: int, files: tuple[Path, l
             view = gaussian_epsilon(TASK.delta, Budget(TASK.epsilon, TASK.delta).mu * 2**0.5)
             assert f"at most epsilon {view:.3g} of a user" in said
             assert "needs 2 or more nodes" in said
+            assert "not true of whoever runs nodes and knows their part of the noise" in said
