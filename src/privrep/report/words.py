@@ -139,9 +139,9 @@ def _who_learns(federation: Path) -> str:
         )
     return (
         f"Learned over nodes, which keep the rows and add the noise. The server learns at most epsilon {view:.3g} of a "
-        f"user; what is said above needs {nodes} or more nodes that do add it, and is not true of whoever runs nodes and "
-        "knows their part of the noise: against them it is the noise of the others that protects. Not against whoever "
-        "runs a user's own node."
+        f"user; what is said above needs {nodes} or more nodes that do add it, and is not true of whoever runs nodes "
+        "and knows their part of the noise: against them it is the noise of the others that protects. Not against "
+        "whoever runs a user's own node."
     )
 
 
