@@ -29,16 +29,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from experiments.figure1 import DELTA, Setting, draw
 
-from privrep import model as models
-from privrep.config import Columns, Config
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
+from privrep.data.table import UserTable
 from privrep.federated.credentials import make_keys, read_node_keys, server_tls
 from privrep.federated.dealing import deal
 from privrep.federated.server import serve
 from privrep.federated.settings import Settings
 from privrep.federated.simulation import simulate
-from privrep.federated.tasks import TableTask
+from privrep.federated.task import TableTask
+from privrep.models import model as models
+from privrep.models.description import Columns, Config
+from privrep.users.memory import InMemoryUsers
 
 SEED, EPSILON = 1, 1.0
 

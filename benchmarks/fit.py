@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
-from privrep.heads import fit_heads
-from privrep.model import Config, learn
+from privrep.data.table import UserTable
+from privrep.heads.fitting import fit_heads
+from privrep.models.model import Config, learn
+from privrep.users.memory import InMemoryUsers
 
 ROUNDS, RIDGE, FEATURES, RANK, ROWS = 8, 0.02, 50, 2, 10
 

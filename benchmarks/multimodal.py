@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from privrep.engines.in_memory import InMemoryUsers
 from privrep.multimodal.centre import TextSpace
 from privrep.multimodal.encoders import Projection
 from privrep.multimodal.pairs import Pairs, labelled
@@ -29,6 +28,7 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise
 from privrep.privacy.release import Run
+from privrep.users.memory import InMemoryUsers
 
 USERS, NUMBERS, TEXTS, DIM, CLASSES = 50_000, 1280, 160, 64, 10
 TEMPERATURE = 0.1

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
-from privrep.neural.ghost import OneStep
-from privrep.neural.heads import HeadFit
-from privrep.neural.many import ManySteps
+from privrep.data.table import UserTable
+from privrep.heads.gradient import HeadFit
+from privrep.neural.gradient_step import OneStep
+from privrep.neural.local_sgd import ManySteps
 from privrep.neural.models import mlp
-from privrep.neural.split import Split, split
+from privrep.nn.flat_module import Split, split
 from privrep.privacy.bounds import Bound
+from privrep.users.memory import InMemoryUsers
 
 USERS, ROWS, FEATURES, CLASSES = 1_000, 60, 784, 10
 RATE, CLIP, FIT, TIMES = 0.01, 0.25, HeadFit(steps=15, rate=0.01), 2

@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 
 from privrep.data.readers import TableSource
 from privrep.data.regroup import Seen
-from privrep.engines.base import default_workers
-from privrep.engines.streaming import StreamingUsers
-from privrep.local.frame import Frame
-from privrep.local.steps import SIZES, LeaveOneOutGradient, gradient_size
+from privrep.linear.steps import SIZES, LeaveOneOutGradient, gradient_size
+from privrep.local.transform import Frame
 from privrep.privacy.bounds import Bound
+from privrep.users.streaming import StreamingUsers
+from privrep.users.summing import default_workers
 
 ROWS, FEATURES, RANK = 10, 50, 2
 STEP = LeaveOneOutGradient(np.eye(FEATURES, RANK), Frame.plain(FEATURES), 0.15, 0.02, intercept=True)

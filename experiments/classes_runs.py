@@ -10,23 +10,23 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.algorithms.baselines import subspace_distance
-from privrep.algorithms.class_baselines import LinearClassifiers, fedrep_classes, pooled_classes
-from privrep.algorithms.private_fedrep import private_fedrep
-from privrep.algorithms.representation import Representation
 from privrep.data.class_population import ClassPopulation, make_class_population
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
-from privrep.heads import Heads, fit_heads
-from privrep.local.candidates import SHARED
-from privrep.local.class_candidates import class_constant, class_own, class_shared
-from privrep.local.classes import Loss
-from privrep.local.frame import Frame
+from privrep.data.table import UserTable
+from privrep.heads.classification import class_constant, class_own, class_shared
+from privrep.heads.fitting import Heads, fit_heads
+from privrep.heads.regression import SHARED
+from privrep.linear.baselines import subspace_distance
+from privrep.linear.class_baselines import LinearClassifiers, fedrep_classes, pooled_classes
+from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.local.losses import Loss
+from privrep.local.representation import Representation
+from privrep.local.transform import Frame
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Run
+from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_118
 DELTA = 1e-6

@@ -32,13 +32,13 @@ from transformers import (
 )
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
+from privrep.estimators.clip import DPClip
+from privrep.heads.gradient import one_thread
 from privrep.multimodal.blip import blip_encoders, caption, save, with_encoders
 from privrep.multimodal.captions import CaptionScores, caption_scores
-from privrep.multimodal.dp_clip import DPClip
 from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import CaptionedImages, Pairs, captioned, read_flickr8k, split_by_image
 from privrep.multimodal.training import Settings
-from privrep.neural.heads import one_thread
 
 FLICKR8K = Path(__file__).parents[2] / "shared" / "data" / "flickr8k"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]")

@@ -46,19 +46,19 @@ from torch import nn
 from experiments.dp_clip_data import DATASETS, Floats, Labelled, Sources, labelled_data
 from experiments.dp_clip_picture import draw
 from experiments.figure1 import RESULTS
-from privrep.engines.in_memory import InMemoryUsers
+from privrep.estimators.clip import DPClip
 from privrep.multimodal.baselines import train_openly
 from privrep.multimodal.centre import Centred, TextSpace
 from privrep.multimodal.defaults import settings_for
-from privrep.multimodal.dp_clip import DPClip
 from privrep.multimodal.encoders import Projection, blank
 from privrep.multimodal.evaluation import linear_probe, zero_shot
 from privrep.multimodal.membership import membership, pair_scores
 from privrep.multimodal.pairs import Pairs, captions_by_class, labelled
 from privrep.multimodal.towers import layout_of, towers
 from privrep.multimodal.training import Mechanism, Question, Settings
-from privrep.neural.split import Weights
+from privrep.nn.flat_module import Weights
 from privrep.privacy.ledger import Budget
+from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_119
 EPSILONS = (0.25, 0.5, 1.0, 3.0, 10.0)

@@ -37,8 +37,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.figure1 import RESULTS
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
+from privrep.data.table import UserTable
 from privrep.multimodal.linear_theory import (
     Spiked,
     cross_covariance,
@@ -56,6 +55,7 @@ from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
 from privrep.privacy.sampling import Fixed, noise_multiplier_for
+from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_116
 USERS = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000)

@@ -35,15 +35,15 @@ from torch import nn
 from experiments.dp_clip import Opened
 from experiments.dp_clip_data import Photographs, Sources, flickr_data
 from experiments.figure1 import RESULTS
-from privrep.engines.in_memory import InMemoryUsers
+from privrep.estimators.clip import DPClip
 from privrep.multimodal.baselines import train_openly
 from privrep.multimodal.centre import Centred, TextSpace, mean_of
-from privrep.multimodal.dp_clip import DPClip
 from privrep.multimodal.encoders import blank
 from privrep.multimodal.evaluation import retrieval
 from privrep.multimodal.pairs import Floats, Pairs, captioned
 from privrep.multimodal.towers import layout_of, towers
 from privrep.multimodal.training import Mechanism, Question, Settings
+from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_120
 EPSILONS = (0.25, 0.5, 1.0, 3.0, 10.0)

@@ -22,22 +22,22 @@ from pathlib import Path
 
 import numpy as np
 
-from privrep.algorithms.baselines import LinearModel, alone, altmin, dp_fedavg, fedrep, pooled
-from privrep.algorithms.methods import METHODS
-from privrep.algorithms.paper import paper_fedrep
-from privrep.algorithms.representation import Representation
 from privrep.data.synthetic import FeatureKind, Population, make_population
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
-from privrep.heads import fit_heads
-from privrep.local.frame import Frame
+from privrep.data.table import UserTable
+from privrep.heads.fitting import fit_heads
+from privrep.linear.baselines import LinearModel, alone, altmin, dp_fedavg, fedrep, pooled
+from privrep.linear.methods.paper_fedrep import paper_fedrep
+from privrep.linear.registry import METHODS
 from privrep.local.least_squares import least_squares_heads
+from privrep.local.representation import Representation
+from privrep.local.transform import Frame
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
 from privrep.theory import Problem, excess_risk, lemma_12, theorem_10
+from privrep.users.memory import InMemoryUsers
 
 RESULTS = Path(__file__).parent / "results"
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)

@@ -13,21 +13,21 @@ from pathlib import Path
 import numpy as np
 
 from experiments.figure1 import DELTA
-from privrep.algorithms.baselines import alone, altmin, fedrep, subspace_distance
-from privrep.algorithms.initialisers import INITIALISERS, Initialiser, Start, given
-from privrep.algorithms.methods import METHODS
-from privrep.algorithms.paper import paper_fedrep
-from privrep.algorithms.representation import Estimate, Representation
 from privrep.data.synthetic import Population, make_population
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
-from privrep.heads import fit_heads
-from privrep.local.frame import Frame
+from privrep.data.table import UserTable
+from privrep.heads.fitting import fit_heads
+from privrep.linear.baselines import alone, altmin, fedrep, subspace_distance
+from privrep.linear.methods.paper_fedrep import paper_fedrep
+from privrep.linear.registry import METHODS
+from privrep.linear.starts import INITIALISERS, Initialiser, Start, given
+from privrep.local.representation import Estimate, Representation
+from privrep.local.transform import Frame
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
+from privrep.users.memory import InMemoryUsers
 
 ROWS = 10
 HEADS = 5_000  # users whose heads are fitted for the MSE

@@ -29,21 +29,21 @@ from pathlib import Path
 
 import numpy as np
 
-from privrep.algorithms.initialisers import Start, best_start, random_basis
-from privrep.classifier import PrivateFedRepClassifier
-from privrep.data.margins import MarginPopulation, make_margin_population
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
+from privrep.data.margin_population import MarginPopulation, make_margin_population
+from privrep.data.table import UserTable
 from privrep.errors import NothingLearned
-from privrep.local.frame import Frame
-from privrep.local.margins import first_half, zero_one_heads
-from privrep.margin import PrivateMarginSelector
+from privrep.estimators.classification import PrivateFedRepClassifier
+from privrep.estimators.margin import PrivateMarginSelector
+from privrep.linear.margins import first_half, zero_one_heads
+from privrep.linear.starts import Start, best_start, random_basis
+from privrep.local.transform import Frame
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
 from privrep.theory import theorem_17
+from privrep.users.memory import InMemoryUsers
 
 FIRST_SEED = 11  # no default was chosen on this one or those after it
 RESULTS = Path(__file__).parent / "results"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from privrep.data.images import Images, read_cifar, read_idx, read_npz
 from privrep.data.partition import feature_table, image_table, partition, test_rows
-from privrep.data.user_table import UserTable
+from privrep.data.table import UserTable
 from privrep.neural.features import Dct, Edges, efficientnet_features
 
 SEED = 20_261_116

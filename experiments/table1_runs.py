@@ -13,20 +13,20 @@ import torch
 from torch import nn
 
 from experiments.table1_data import CLASSES, Clients, linear_map, mapped, public_maps
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
+from privrep.data.table import UserTable
 from privrep.errors import NothingLearned
+from privrep.heads.gradient import HeadFit
 from privrep.neural import baselines
 from privrep.neural.baselines import Personal
-from privrep.neural.heads import HeadFit
 from privrep.neural.models import initialise, lenet, mlp
 from privrep.neural.rounds import Settings, Trained
-from privrep.neural.split import Split, split
+from privrep.nn.flat_module import Split, split
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import BoundedSum
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
+from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_117
 DELTA = 1e-5
@@ -295,8 +295,8 @@ def best_alone(dataset: str, clients: Clients, seed: int, say: Callable[[str], N
 
 
 def run_default(clients: Clients, epsilon: float, seed: int, tested: str = "test", share: str = "auto") -> Result:
-    """This project's defaults: `privrep.neural.centaur.Centaur` told how many rows clients have, and nothing else."""
-    from privrep.neural.centaur import Centaur
+    """This project's defaults: `privrep.Centaur` told how many rows clients have, and nothing else."""
+    from privrep.estimators.network import Centaur
 
     start = time.perf_counter()
     options: dict[str, Any] = {"classes": CLASSES, "image": clients.image, "share": share, "rows": clients.slots}

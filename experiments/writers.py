@@ -33,21 +33,21 @@ from numpy.typing import NDArray
 from experiments.classes import read, write
 from experiments.classes_runs import OWN_KINDS, alones, outputs_of
 from experiments.writers_features import FEATURES, PublicMap, public_map
-from privrep.algorithms.class_baselines import LinearClassifiers, pooled_classes
-from privrep.algorithms.initialisers import random_basis
-from privrep.algorithms.private_fedrep import private_fedrep
-from privrep.algorithms.representation import Representation
-from privrep.data.user_table import UserTable
-from privrep.engines.in_memory import InMemoryUsers
-from privrep.heads import fit_heads
-from privrep.local.candidates import SHARED
-from privrep.local.classes import Loss
-from privrep.local.frame import Frame
+from privrep.data.table import UserTable
+from privrep.heads.fitting import fit_heads
+from privrep.heads.regression import SHARED
+from privrep.linear.class_baselines import LinearClassifiers, pooled_classes
+from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.starts import random_basis
+from privrep.local.losses import Loss
+from privrep.local.representation import Representation
+from privrep.local.transform import Frame
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
+from privrep.users.memory import InMemoryUsers
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 20_261_116

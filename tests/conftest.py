@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from privrep.data.user_table import UserTable
+from privrep.data.table import UserTable
 from privrep.privacy.ledger import Budget, Ledger
 
 settings.register_profile(

@@ -13,22 +13,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
-
-from privrep.engines.flower import quiet as quiet  # isort: skip
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_to_proto
+from numpy.typing import NDArray
 
-from privrep.config import Columns, Config
-from privrep.engines.flower.conversation import Conversation
-from privrep.engines.flower.grid import LocalNodes
-from privrep.engines.flower.messages import packed, unpacked
-from privrep.engines.flower.users import Facts, FlowerUsers, NoisyFlowerUsers
 from privrep.federated.agreement import Agreement
 from privrep.federated.node import Host
 from privrep.federated.server import run_federation
 from privrep.federated.settings import Settings
-from privrep.federated.tasks import TableTask, Task
+from privrep.federated.task import TableTask, Task
+from privrep.federated.wire.in_process import LocalNodes
+from privrep.federated.wire.messages import packed, unpacked
+from privrep.federated.wire.rounds import Conversation
+from privrep.federated.wire.users import Facts, FlowerUsers, NoisyFlowerUsers
+from privrep.models.description import Columns, Config
 from privrep.privacy.bounds import Bound
 
 NODES = {"a": 16, "b": 12, "c": 8}  # users of each

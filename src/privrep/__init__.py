@@ -10,39 +10,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privrep.classifier import PersonalClassifier, PrivateFedRepClassifier
     from privrep.data.class_population import ClassPopulation, make_class_population
     from privrep.data.synthetic import Population, make_population
     from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
-    from privrep.estimators import CentaurLinear, PersonalHead, PrivAltMin, PrivateFedRep
-    from privrep.margin import PrivateMarginSelector
-    from privrep.multimodal.dp_clip import DPClip as DPClip
-    from privrep.neural.centaur import Centaur as Centaur
+    from privrep.estimators.classification import PersonalClassifier, PrivateFedRepClassifier
+    from privrep.estimators.clip import DPClip as DPClip
+    from privrep.estimators.margin import PrivateMarginSelector
+    from privrep.estimators.network import Centaur as Centaur
+    from privrep.estimators.ratings import PrivateFactorization, Taste
+    from privrep.estimators.regression import CentaurLinear, PersonalHead, PrivAltMin, PrivateFedRep
     from privrep.privacy.ledger import PrivacyReport
-    from privrep.ratings import PrivateFactorization, Taste
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "BudgetExceeded": "privrep.errors",
-    "Centaur": "privrep.neural.centaur",  # needs PyTorch, so it is not in __all__
-    "CentaurLinear": "privrep.estimators",
+    "Centaur": "privrep.estimators.network",  # needs PyTorch, so it is not in __all__
+    "CentaurLinear": "privrep.estimators.regression",
     "ClassPopulation": "privrep.data.class_population",
-    "DPClip": "privrep.multimodal.dp_clip",  # needs PyTorch, too
+    "DPClip": "privrep.estimators.clip",  # needs PyTorch, too
     "InputError": "privrep.errors",
     "NothingLearned": "privrep.errors",
-    "PersonalClassifier": "privrep.classifier",
-    "PersonalHead": "privrep.estimators",
+    "PersonalClassifier": "privrep.estimators.classification",
+    "PersonalHead": "privrep.estimators.regression",
     "Population": "privrep.data.synthetic",
-    "PrivAltMin": "privrep.estimators",
+    "PrivAltMin": "privrep.estimators.regression",
     "PrivacyReport": "privrep.privacy.ledger",
-    "PrivateFactorization": "privrep.ratings",
-    "PrivateFedRep": "privrep.estimators",
-    "PrivateFedRepClassifier": "privrep.classifier",
-    "PrivateMarginSelector": "privrep.margin",
+    "PrivateFactorization": "privrep.estimators.ratings",
+    "PrivateFedRep": "privrep.estimators.regression",
+    "PrivateFedRepClassifier": "privrep.estimators.classification",
+    "PrivateMarginSelector": "privrep.estimators.margin",
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
-    "Taste": "privrep.ratings",
+    "Taste": "privrep.estimators.ratings",
     "make_class_population": "privrep.data.class_population",
     "make_population": "privrep.data.synthetic",
 }

@@ -20,7 +20,7 @@ import test_kill as kill
 
 def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
     """One process's life: a small `DPClip` in a run folder, from wherever the last one got to."""
-    from privrep.multimodal.dp_clip import DPClip
+    from privrep.estimators.clip import DPClip
     from privrep.multimodal.encoders import Projection
     from privrep.multimodal.pairs import labelled
     from privrep.multimodal.training import Settings
@@ -42,7 +42,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
 
 
 def program(folder: Path) -> dict[str, Any]:
-    for module in ("privrep.multimodal.dp_clip", "torch._dynamo", "pandas"):
+    for module in ("privrep.estimators.clip", "torch._dynamo", "pandas"):
         importlib.import_module(module)  # once, before the forks
 
     kill.attempt = attempt

@@ -97,15 +97,15 @@ def haunt(death: Death, ledger: Path) -> None:
 def attempt(folder: Path, seed: int | None, death: Death) -> None:
     """One process's life, from wherever the last one got to: keys are selected, one of three candidates is chosen, then
     a small Private FedRep."""
-    from privrep.algorithms.private_fedrep import Settings, private_fedrep
-    from privrep.data.user_table import UserTable
-    from privrep.engines.in_memory import InMemoryUsers
-    from privrep.engines.keys import KeyHolders
+    from privrep.data.table import UserTable
+    from privrep.linear.methods.private_fedrep import Settings, private_fedrep
     from privrep.privacy.billboard import Billboard
     from privrep.privacy.contributions import Losses
     from privrep.privacy.ledger import Budget, Ledger
     from privrep.privacy.noise import secure_noise, simulated_noise
     from privrep.privacy.release import Run, select_page
+    from privrep.users.holders import KeyHolders
+    from privrep.users.memory import InMemoryUsers
 
     rng = np.random.default_rng(0)
     X, heads = rng.normal(size=(300, 5, 3)), rng.normal(size=(300, 1, 1))

@@ -38,7 +38,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
 
 
 def program(folder: Path) -> dict[str, Any]:
-    for module in ("privrep.neural.centaur", "torch.fx.experimental.symbolic_shapes", "pandas"):
+    for module in ("privrep.estimators.network", "torch.fx.experimental.symbolic_shapes", "pandas"):
         importlib.import_module(module)  # once, before the forks
 
     kill.attempt = attempt

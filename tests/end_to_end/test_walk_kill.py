@@ -36,14 +36,14 @@ class Step:
 
 def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
     """One process's life: a short walk over batches of a fixed size, then a page that begins where it ended."""
-    from privrep.data.user_table import UserTable
-    from privrep.engines.in_memory import InMemoryUsers
+    from privrep.data.table import UserTable
     from privrep.privacy.billboard import Billboard
     from privrep.privacy.bounds import Bound
     from privrep.privacy.ledger import Budget, Ledger
     from privrep.privacy.noise import secure_noise, simulated_noise
     from privrep.privacy.release import Query, Run
     from privrep.privacy.sampling import Fixed
+    from privrep.users.memory import InMemoryUsers
 
     source = secure_noise if seed is None else simulated_noise(seed)
 
@@ -85,7 +85,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
 def program(folder: Path) -> dict[str, Any]:
     for module in (
         "privrep.privacy.release",
-        "privrep.engines.in_memory",
+        "privrep.users.memory",
         "dp_accounting.pld.privacy_loss_distribution",
     ):
         importlib.import_module(module)  # once, before the forks

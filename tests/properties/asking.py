@@ -14,17 +14,14 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 from scipy import sparse
 
-from privrep.algorithms import factorization as fact
-from privrep.algorithms.baselines import LocalUpdate
-from privrep.algorithms.frames import SPARSE_COLUMNS
-from privrep.algorithms.paper import BatchGradient, FirstHalfPairs
-from privrep.data.sparse_rows import SparseRows
-from privrep.data.user_table import UserTable
-from privrep.engines.base import LocalStep, Users
-from privrep.local.candidates import Preference
-from privrep.local.frame import Frame
-from privrep.local.ratings import TasteImage, TasteMeans, TasteMoments
-from privrep.local.steps import (
+from privrep.data.sparse import SparseRows
+from privrep.data.table import UserTable
+from privrep.heads.regression import Preference
+from privrep.linear.baselines import LocalUpdate
+from privrep.linear.methods import factorization as fact
+from privrep.linear.methods.paper_fedrep import BatchGradient, FirstHalfPairs
+from privrep.linear.ratings import TasteImage, TasteMeans, TasteMoments
+from privrep.linear.steps import (
     CELLS,
     SIZES,
     FeatureSizes,
@@ -36,9 +33,12 @@ from privrep.local.steps import (
     SecondMoments,
     gradient_size,
 )
+from privrep.linear.transform import SPARSE_COLUMNS
+from privrep.local.transform import Frame
 from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum, Contributions
 from privrep.privacy.contributions import packed_size
+from privrep.users.summing import LocalStep, Users
 
 D, K = 3, 2
 PHASES = [Phase.explicit, Phase.generate]  # users are made from seeds, which do not shrink

@@ -13,15 +13,13 @@ import pytest
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
-from privrep.algorithms.baselines import LocalUpdate
-from privrep.algorithms.paper import BatchGradient, FirstHalfPairs
-from privrep.data.sparse_rows import SparseRows
-from privrep.local.candidates import Preference, own_candidate, shared_candidate
-from privrep.local.class_candidates import class_own, class_shared
-from privrep.local.classes import Loss
-from privrep.local.frame import Frame
-from privrep.local.ratings import TasteImage, TasteMeans, TasteMoments
-from privrep.local.steps import (
+from privrep.data.sparse import SparseRows
+from privrep.heads.classification import class_own, class_shared
+from privrep.heads.regression import Preference, own_candidate, shared_candidate
+from privrep.linear.baselines import LocalUpdate
+from privrep.linear.methods.paper_fedrep import BatchGradient, FirstHalfPairs
+from privrep.linear.ratings import TasteImage, TasteMeans, TasteMoments
+from privrep.linear.steps import (
     FeatureSizes,
     Frequencies,
     LeaveOneOutGradient,
@@ -30,6 +28,8 @@ from privrep.local.steps import (
     ResidualMoments,
     SecondMoments,
 )
+from privrep.local.losses import Loss
+from privrep.local.transform import Frame
 from privrep.privacy.contributions import (
     Beside,
     Counts,

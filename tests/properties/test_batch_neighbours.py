@@ -12,13 +12,13 @@ import test_slots_neighbours as neighbours
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privrep.engines import base
-from privrep.engines.in_memory import InMemoryUsers
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import Whole
 from privrep.privacy.sampling import FixedSample, Poisson
 from privrep.privacy.similarities import Similarities, touched_terms
+from privrep.users import summing as base
+from privrep.users.memory import InMemoryUsers
 
 FEATURES, SLOTS, SWAPS, plain, table = (
     neighbours.FEATURES,

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
-from privrep.engines.in_memory import InMemoryUsers
 from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import LossBound
 from privrep.privacy.contributions import Losses
 from privrep.privacy.exponential import scale_in_levels
+from privrep.users.memory import InMemoryUsers
 
 C = 5
 BOUND = LossBound(C)

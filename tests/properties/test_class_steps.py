@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from test_alone_in_a_crowd import assert_alone_as_in_company, chosen, chosen_sparse, crowd, sparse_crowd
 from threadpoolctl import threadpool_limits
 
-from privrep.engines.in_memory import InMemoryUsers
-from privrep.local.class_candidates import MANY_ROWS, PRECISIONS, ClassPreference, ClassPrior
-from privrep.local.class_steps import ClassGradient, Encoded, PooledGradient
-from privrep.local.classes import Loss
-from privrep.local.steps import SIZES, PairMoments, PowerStep, ResidualMoments, gradient_size
+from privrep.heads.classification import MANY_ROWS, PRECISIONS, ClassPreference, ClassPrior
+from privrep.linear.class_steps import ClassGradient, Encoded, PooledGradient
+from privrep.linear.steps import SIZES, PairMoments, PowerStep, ResidualMoments, gradient_size
+from privrep.local.losses import Loss
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.contributions import packed_size
+from privrep.users.memory import InMemoryUsers
 
 LOSSES = [Loss("log", 2), Loss("log", 3), Loss("hinge", 2), Loss("hinge", 3)]
 

@@ -21,19 +21,19 @@ from asking import (
     taste_questions,
 )
 
-from privrep.algorithms import factorization as fact
-from privrep.engines.in_memory import InMemoryUsers
-from privrep.local.frame import Frame
-from privrep.local.ratings import TasteImage
-from privrep.local.steps import (
+from privrep.linear.methods import factorization as fact
+from privrep.linear.ratings import TasteImage
+from privrep.linear.steps import (
     LeaveOneOutGradient,
     PairMoments,
     PowerStep,
     ResidualMoments,
     gradient_size,
 )
+from privrep.local.transform import Frame
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum
 from privrep.privacy.contributions import packed_size
+from privrep.users.memory import InMemoryUsers
 
 
 def rated(items: list[int], ratings: list[float], d: int = D) -> User:

@@ -18,15 +18,15 @@ import test_batch_neighbours as batches  # noqa: E402
 import test_slots_neighbours as neighbours  # noqa: E402
 from torch import nn  # noqa: E402
 
-from privrep.data.user_table import UserTable  # noqa: E402
-from privrep.engines import base  # noqa: E402
-from privrep.engines.in_memory import InMemoryUsers  # noqa: E402
-from privrep.multimodal.bank import BankStep  # noqa: E402
-from privrep.multimodal.batch import BatchStep  # noqa: E402
-from privrep.multimodal.inside import InsideStep  # noqa: E402
+from privrep.data.table import UserTable  # noqa: E402
+from privrep.heads.gradient import one_thread  # noqa: E402
+from privrep.multimodal.mechanisms.bank import BankStep  # noqa: E402
+from privrep.multimodal.mechanisms.batch import BatchStep  # noqa: E402
+from privrep.multimodal.mechanisms.pairwise import InsideStep  # noqa: E402
 from privrep.multimodal.towers import Layout, Towers, towers  # noqa: E402
-from privrep.neural.heads import one_thread  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK, Bound  # noqa: E402
+from privrep.users import summing as base  # noqa: E402
+from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 IMAGE, TEXT, DIM, CAPTIONS, SLOTS = 6, 4, 3, 5, 2
 BANK = np.sin(1.1 * np.arange(CAPTIONS * TEXT)).reshape(CAPTIONS, TEXT).astype(np.float32)

@@ -44,11 +44,11 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from privrep.data.readers import TableSource
-from privrep.data.user_table import UserTable
-from privrep.engines.base import Users
-from privrep.engines.in_memory import InMemoryUsers
-from privrep.engines.streaming import StreamingUsers
+from privrep.data.table import UserTable
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, BoundedSum
+from privrep.users.memory import InMemoryUsers
+from privrep.users.streaming import StreamingUsers
+from privrep.users.summing import Users
 
 # Engines
 

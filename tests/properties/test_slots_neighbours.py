@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privrep.data.user_table import UserTable
-from privrep.engines import base
-from privrep.engines.in_memory import InMemoryUsers
+from privrep.data.table import UserTable
 from privrep.privacy.bounds import FLOAT_SLACK, Bound
 from privrep.privacy.contributions import Beside, Counts, Products, Vectors
 from privrep.privacy.sampling import Sample
+from privrep.users import summing as base
+from privrep.users.memory import InMemoryUsers
 
 FEATURES, HIDDEN, SLOTS = 9, 6, 4
 W = np.random.default_rng(0).normal(size=(FEATURES, HIDDEN)).astype(np.float32)

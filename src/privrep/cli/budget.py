@@ -11,7 +11,7 @@ from privrep.cli.shared import NOISE_MULTIPLIER, check_relation, console, right,
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.planning import Problem
+    from privrep.models.planning import Problem
     from privrep.privacy.ledger import Budget
 
 
@@ -29,7 +29,7 @@ def budget(
     relation: Annotated[str, typer.Option(help="For --features: the relation of the fit.")] = "replace-one-user",
 ) -> None:
     """What a budget buys: epsilon to noise, noise to epsilon, or roughly how many users a problem needs."""
-    from privrep.planning import Problem
+    from privrep.models.planning import Problem
     from privrep.privacy.accounting import check_budget
     from privrep.privacy.ledger import Budget
 
@@ -55,7 +55,7 @@ def budget(
 
 
 def _show_cost(noise: float, releases: int, delta: float) -> None:
-    from privrep.planning import epsilon_of_releases
+    from privrep.models.planning import epsilon_of_releases
 
     cost = epsilon_of_releases(noise, releases, delta)
     what = "1 release" if releases == 1 else f"{releases} releases"
@@ -63,7 +63,7 @@ def _show_cost(noise: float, releases: int, delta: float) -> None:
 
 
 def _show_noise(whole: Budget) -> None:
-    from privrep.planning import default_releases
+    from privrep.models.planning import default_releases
 
     say(f"epsilon {whole.epsilon:g}, delta {whole.delta:g}: mu {whole.mu:.6g}")
     say(f"One release that spends it all: noise multiplier {1 / whole.mu:.6g}")
@@ -76,7 +76,7 @@ def _show_noise(whole: Budget) -> None:
 
 
 def _show_needs(p: Problem, whole: Budget) -> None:
-    from privrep.planning import needs
+    from privrep.models.planning import needs
 
     table = Table("what you want", "users you need, roughly")
     right(table, 1)

@@ -15,7 +15,7 @@ from privrep.cli.shared import console, progress, right, say
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.demo import Comparison
+    from privrep.cli.demo_run import Comparison
 
 MADE = {"model", "picture.png", "new-rows.csv"}
 
@@ -26,7 +26,7 @@ def demo(
 ) -> None:
     """Train privately on a made-up population of 20,000 users and compare. Takes seconds."""
     _check_out(out, overwrite)
-    from privrep.demo import NOTE, run_demo
+    from privrep.cli.demo_run import NOTE, run_demo
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:

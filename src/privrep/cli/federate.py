@@ -19,7 +19,7 @@ from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.federated.demo import Outcome
-    from privrep.federated.tasks import Task
+    from privrep.federated.task import Task
 
 federate = typer.Typer(
     name="federate",
@@ -210,7 +210,7 @@ def _need_flower(folder: Path | None = None) -> None:
     """One sentence where Flower is not installed; else nothing of its own leaves this machine or this run's folder."""
     if importlib.util.find_spec("flwr") is None:
         raise InputError(NEEDED)
-    from privrep.engines.flower import quiet  # noqa: F401 - settings that Flower reads as it is imported
+    from privrep.federated.wire import silence as quiet  # noqa: F401 - settings that Flower reads as it is imported
 
     if folder is not None:
         os.environ["FLWR_HOME"] = str((folder / "flower").absolute())

@@ -15,9 +15,9 @@ from privrep.cli.shared import note, say, shout
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.multimodal.assembly import Prepared
+    from privrep.estimators.clip import DPClip, Plan
+    from privrep.estimators.clip_assembly import Prepared
     from privrep.multimodal.config import MultimodalConfig
-    from privrep.multimodal.dp_clip import DPClip, Plan
     from privrep.multimodal.sources import Inputs
 
 _NOT_PRIVATE = "(not private: for your eyes)"
@@ -56,7 +56,7 @@ def _prepared(asked: MultimodalConfig, bar: _Bar) -> tuple[Prepared, Inputs | No
     from privrep.multimodal.sources import read_inputs
 
     try:
-        from privrep.multimodal.assembly import prepared
+        from privrep.estimators.clip_assembly import prepared
     except ModuleNotFoundError as error:
         raise InputError(f"this needs {error.name}: pip install 'privrep[multimodal]'.") from None
     inputs, test = read_inputs(asked.data)
@@ -65,7 +65,7 @@ def _prepared(asked: MultimodalConfig, bar: _Bar) -> tuple[Prepared, Inputs | No
 
 
 def _fit(made: Prepared, folder: Path, bar: _Bar, asked: MultimodalConfig) -> None:
-    from privrep.multimodal.assembly import keep_texts
+    from privrep.estimators.clip_assembly import keep_texts
 
     def on_plan(plan: Plan) -> None:
         _say_plan(plan, asked, made.model)
@@ -126,11 +126,11 @@ def _summarise(made: Prepared, folder: Path, test: Inputs | None) -> None:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
     else:
         say(f"All of {folder} but {folder / 'private'} may be published; cached features may not.")
-    say(f"To use it: privrep.multimodal.assembly.load(CONFIG.toml). What it means: privrep inspect {folder}")
+    say(f"To use it: privrep.estimators.clip_assembly.load(CONFIG.toml). What it means: privrep inspect {folder}")
 
 
 def _measured(made: Prepared, test: Inputs) -> str:
-    from privrep.multimodal.assembly import caption_rows
+    from privrep.estimators.clip_assembly import caption_rows
     from privrep.multimodal.evaluation import retrieval, zero_shot
 
     images = made.model.images(made.sides.image_rows(test.images))

@@ -18,8 +18,8 @@ from privrep.errors import InputError, NothingLearned
 
 if TYPE_CHECKING:
     from privrep.data.images import Images
-    from privrep.data.user_table import UserTable
-    from privrep.neural.centaur import Centaur
+    from privrep.data.table import UserTable
+    from privrep.estimators.network import Centaur
     from privrep.neural.config import NeuralConfig
 
 _NOT_PRIVATE = "(not private: for your eyes)"
@@ -122,7 +122,7 @@ def _model(asked: NeuralConfig, images: Images, table: UserTable) -> Centaur:
         from privrep import Centaur
     except ImportError as error:
         raise InputError(str(error)) from None
-    from privrep.neural.fitting import LINEAR, WHOLE
+    from privrep.neural.training import LINEAR, WHOLE
 
     model, privacy = asked.model, asked.privacy
     options: dict[str, Any] = {name: model[name] for name in ("share", "rows", "classes") if name in model}

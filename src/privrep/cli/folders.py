@@ -12,8 +12,8 @@ from privrep.cli.shared import note
 from privrep.errors import InputError, ResumeError
 
 if TYPE_CHECKING:
-    from privrep.model import Columns, Config
-    from privrep.report.words import Inspection
+    from privrep.models.model import Columns, Config
+    from privrep.models.words import Inspection
 
 
 def check_out(out: Path, overwrite: bool) -> None:
@@ -31,7 +31,7 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 def standing(out: Path, config: Config, columns: Columns, overwrite: bool) -> Inspection | None:
     """What is in the folder `out`; an error if this fit can neither continue nor replace it."""
-    from privrep.report.words import inspect_folder
+    from privrep.models.words import inspect_folder
 
     check_out(out, overwrite)
     if not out.exists() or not any(out.iterdir()):

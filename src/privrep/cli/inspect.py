@@ -13,10 +13,10 @@ from rich.table import Table
 from privrep.cli.shared import NOISE_MULTIPLIER, console, right, shout
 
 if TYPE_CHECKING:
+    from privrep.models.spending import Spent
+    from privrep.models.words import Inspection
     from privrep.multimodal.inspection import Inspection as ClipInspection
     from privrep.neural.inspection import Inspection as NeuralInspection
-    from privrep.report.spending import Spent
-    from privrep.report.words import Inspection
 
 
 def inspect(
@@ -24,10 +24,10 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """What was spent and what it means: what is protected, against whom, and what is not."""
+    from privrep.models import words
+    from privrep.models.spending import share_spent
     from privrep.multimodal import inspection as clip
     from privrep.neural import inspection as neural
-    from privrep.report import words
-    from privrep.report.spending import share_spent
 
     if neural.is_neural(folder) or clip.is_multimodal(folder):
         network = neural.inspect_folder(folder) if neural.is_neural(folder) else clip.inspect_folder(folder)
@@ -45,7 +45,7 @@ def _show(
     spent: float,
     as_json: bool,
 ) -> None:
-    from privrep.report import words
+    from privrep.models import words
 
     if as_json:
         print(json.dumps(data, indent=2))

@@ -17,9 +17,9 @@ from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.data.readers import TableSource
-    from privrep.engines.keys import KeyHolders
-    from privrep.engines.streaming import StreamingUsers
-    from privrep.model import Columns, Config, Model
+    from privrep.models.model import Columns, Config, Model
+    from privrep.users.holders import KeyHolders
+    from privrep.users.streaming import StreamingUsers
 
 
 def undecided(columns: Columns) -> list[str]:
@@ -31,9 +31,9 @@ def learn_table(
     source: TableSource, config: Config, columns: Columns, out: Path, workdir: Path | None, overwrite: bool
 ) -> Model:
     """The representation, then the heads, all of it written to the folder `out`."""
-    from privrep import model as models
-    from privrep.engines.streaming import StreamingUsers
-    from privrep.heads import fit_heads
+    from privrep.heads.fitting import fit_heads
+    from privrep.models import model as models
+    from privrep.users.streaming import StreamingUsers
 
     with stoppable(out):
         with progress(out) as bar, ExitStack() as files:
@@ -76,7 +76,7 @@ def _holders(source: TableSource, names: list[str], workdir: Path | None) -> tup
     import pyarrow.compute as pc
 
     from privrep.data.readers import checked_batches, read_columns
-    from privrep.engines.keys import KeyHolders
+    from privrep.users.holders import KeyHolders
 
     if workdir is not None and not workdir.is_dir():
         raise InputError(f"workdir: there is no folder {workdir}; make it or name another.")

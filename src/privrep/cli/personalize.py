@@ -31,8 +31,8 @@ from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.data.readers import TableSource
-    from privrep.heads import Heads
-    from privrep.model import Model
+    from privrep.heads.fitting import Heads
+    from privrep.models.model import Model
 
 
 def personalize(
@@ -57,9 +57,9 @@ def personalize(
 
     Without --out they join the heads in FOLDER/private. With --out they go to a file of weights that only you can read.
     """
-    from privrep.engines.streaming import StreamingUsers
-    from privrep.heads import fit_heads
-    from privrep.model import load, write_heads
+    from privrep.heads.fitting import fit_heads
+    from privrep.models.model import load, write_heads
+    from privrep.users.streaming import StreamingUsers
 
     if out is not None:
         check_file(out, overwrite, (".json", ".csv", ".parquet"), folder)
@@ -168,8 +168,8 @@ def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) ->
     """The heads there were, then the new ones, which take the place of old ones of the same users."""
     import numpy as np
 
-    from privrep.data.user_table import find_users
-    from privrep.heads import Heads
+    from privrep.data.table import find_users
+    from privrep.heads.fitting import Heads
 
     if id_kind(old.ids) != id_kind(new.ids):
         raise InputError(f"the users of {table} are {id_kind(new.ids)}, those of {folder} are {id_kind(old.ids)}.")
@@ -189,7 +189,7 @@ def _subset(heads: Heads, chosen: Any) -> Heads:
     """The heads of the chosen users (a mask)."""
     import numpy as np
 
-    from privrep.heads import Heads
+    from privrep.heads.fitting import Heads
 
     each = np.repeat(chosen, heads.targets)
     position = heads.own_position[each]
@@ -214,7 +214,7 @@ def _write_weights(heads: Heads, fitted: Model, source: TableSource, out: Path) 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from privrep.heads import KINDS
+    from privrep.heads.fitting import KINDS
 
     weights, features = heads.weights(fitted.representation), source.feature_names
     targets: dict[str, list[Any]] = {}

@@ -29,7 +29,7 @@ from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.data.readers import TableSource
-    from privrep.model import Model
+    from privrep.models.model import Model
 
 
 def predict(
@@ -48,7 +48,7 @@ def predict(
     Private heads make the predictions, so only you can read the file, and it is no part of what may be published.
     """
     from privrep.data.readers import SUFFIXES
-    from privrep.model import load
+    from privrep.models.model import load
 
     suffix = check_file(out, overwrite, SUFFIXES, folder)
     fitted = load(folder)
@@ -94,7 +94,7 @@ def _columns(fitted: Model, outputs: Any) -> list[Any]:
         return [outputs] if outputs.ndim == 1 else list(outputs.T)
     import numpy as np
 
-    from privrep.classifier import decided, probabilities
+    from privrep.estimators.classification import decided, probabilities
 
     predicted = np.array(fitted.columns.classes)[decided(outputs)]
     return [predicted, *(probabilities(loss, outputs).T if loss.name == "log" else ())]

@@ -18,8 +18,8 @@ from privrep.errors import InputError
 if TYPE_CHECKING:
     from privrep.data.categories import Listed
     from privrep.data.readers import TableSource
-    from privrep.data.user_table import UserTable
-    from privrep.model import Model
+    from privrep.data.table import UserTable
+    from privrep.models.model import Model
     from privrep.privacy.accounting import Relation
 
 # Options
@@ -106,7 +106,7 @@ class Bar:
 def progress(folder: Path) -> Iterator[Bar]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from privrep.model import PAGES
+    from privrep.models.model import PAGES
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from privrep.cli.shared import say, shout
 
 if TYPE_CHECKING:
-    from privrep.heads import Heads
-    from privrep.model import Columns, Model
+    from privrep.heads.fitting import Heads
+    from privrep.models.model import Columns, Model
 
 _NOT_PRIVATE = "(not private: for your eyes)"
 
@@ -37,7 +37,7 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
 
 def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
     """What is in the model, a line each."""
-    from privrep.report.words import in_words
+    from privrep.models.words import in_words
 
     c, (features, rank) = fitted.config, fitted.representation.basis.shape
     label = "" if c.relation == "replace-one-user" else f" {_NOT_PRIVATE}"  # else their number is no public fact

@@ -15,7 +15,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from privrep.data.images import Images
-from privrep.data.user_table import UserTable
+from privrep.data.table import UserTable
 from privrep.errors import InputError
 
 Rows = NDArray[np.int64]

@@ -18,7 +18,7 @@ from scipy import sparse
 from privrep.data import categories as one_hot
 from privrep.data.files import SUFFIXES as SUFFIXES
 from privrep.data.files import file_format, file_schema, open_csv, open_parquet, require, unreadable, user_type
-from privrep.data.user_table import Floats, UserTable
+from privrep.data.table import Floats, UserTable
 from privrep.errors import InputError
 
 BATCH_BYTES = 16 << 20  # of one batch of rows

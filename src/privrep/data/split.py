@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from privrep.data.user_table import UserTable
+from privrep.data.table import UserTable
 from privrep.errors import InputError
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from privrep.data.user_table import UserTable
+from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import Array
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from privrep.errors import InputError
 from privrep.federated.settings import Settings
-from privrep.federated.tasks import Task
+from privrep.federated.task import Task
 from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.ledger import Budget
 

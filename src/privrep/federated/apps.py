@@ -18,7 +18,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from privrep.engines.flower import quiet as quiet  # isort: skip
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp

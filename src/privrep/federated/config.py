@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from privrep.config import Columns, Config
 from privrep.data.categories import Listed, checked_classes, checked_lists
 from privrep.errors import InputError
 from privrep.federated.settings import NoiseBy, Settings
+from privrep.models.description import Columns, Config
 from privrep.neural.config import (
     NAMES,
     NUMBER,
@@ -29,11 +29,11 @@ from privrep.neural.config import (
     check_section,
     read_toml,
 )
-from privrep.neural.discipline import Share
+from privrep.neural.plan import Share
 from privrep.privacy.accounting import RELATIONS
 
 if TYPE_CHECKING:
-    from privrep.federated.tasks import Task
+    from privrep.federated.task import Task
 
 HOST, PORT = "127.0.0.1", 9092
 _SECTIONS = ("privacy", "model", "training", "federation", "server")
@@ -162,7 +162,7 @@ def _check_model(model: dict[str, Any]) -> str:
 
 
 def _table_task(privacy: Mapping[str, Any], model: Mapping[str, Any]) -> Task:
-    from privrep.federated.tasks import TableTask
+    from privrep.federated.task import TableTask
 
     columns = Columns(
         user=model["user"],

@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from privrep.engines.flower.loopback import is_loopback as is_loopback
 from privrep.errors import InputError
+from privrep.federated.wire.loopback import is_loopback as is_loopback
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 VALID = timedelta(days=365)

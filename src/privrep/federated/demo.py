@@ -20,16 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from privrep import model as models
-from privrep.algorithms.baselines import alone
+from privrep.cli.demo_run import Comparison
 from privrep.data.synthetic import Population, make_population
-from privrep.data.user_table import UserTable
-from privrep.demo import Comparison
-from privrep.engines.in_memory import InMemoryUsers
+from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.federated.credentials import make_keys
-from privrep.heads import Heads, fit_heads
+from privrep.heads.fitting import Heads, fit_heads
+from privrep.linear.baselines import alone
+from privrep.models import model as models
 from privrep.privacy.bounds import Array
+from privrep.users.memory import InMemoryUsers
 
 NODES = {"north": 300, "south": 200, "west": 100}  # users of each
 FEATURES = tuple(f"x{j}" for j in range(10))

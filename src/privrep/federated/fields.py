@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
-from privrep.config import Columns
 from privrep.data.categories import checked_classes
 from privrep.errors import InputError
+from privrep.models.description import Columns
 
 
 def read_fields(

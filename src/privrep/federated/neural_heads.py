@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from privrep.data.images import Images
 from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
-from privrep.data.user_table import find_users
+from privrep.data.table import find_users
 from privrep.errors import InputError
+from privrep.estimators.network import Centaur
 from privrep.federated.neural_task import NeuralTask, read_arrays
-from privrep.federated.tasks import task_from_json
+from privrep.federated.task import task_from_json
+from privrep.heads.own import OwnHeads, fit_own_heads
 from privrep.neural import saving
-from privrep.neural.centaur import Centaur
 from privrep.neural.checks import rows_of
-from privrep.neural.own_heads import OwnHeads, fit_own_heads
 
 _KINDS = {int: "integers", float: "decimal numbers", bytes: "bytes"}
 

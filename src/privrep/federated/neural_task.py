@@ -22,29 +22,29 @@ from typing import Any, Literal, Self, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep import model as models
-from privrep.config import Columns
 from privrep.data.categories import MOST_CLASSES, Listed
 from privrep.data.images import Images, read_npz
 from privrep.data.partition import natural_table
 from privrep.data.readers import TableSource, read_table
-from privrep.data.user_table import UserTable
-from privrep.engines.base import Users
-from privrep.engines.in_memory import InMemoryUsers
+from privrep.data.table import UserTable
 from privrep.errors import InputError, NothingLearned
+from privrep.estimators.network import ROWS, Centaur
 from privrep.federated.fields import check_names, mapping, read_columns, read_fields, typed
-from privrep.federated.tasks import Facts, check_users, other_task
+from privrep.federated.task import Facts, check_users, other_task
+from privrep.heads.gradient import HeadFit
+from privrep.heads.own import fit_own_heads
+from privrep.models import model as models
+from privrep.models.description import Columns
 from privrep.neural import saving
-from privrep.neural.centaur import ROWS, Centaur
 from privrep.neural.checks import check_parameters, class_numbers, rows_of
-from privrep.neural.discipline import Share
 from privrep.neural.features import Dct, Edges
-from privrep.neural.fitting import LINEAR, WHOLE, PriorHeads
-from privrep.neural.heads import HeadFit
-from privrep.neural.own_heads import fit_own_heads
+from privrep.neural.plan import Share
 from privrep.neural.rounds import Settings
+from privrep.neural.training import LINEAR, WHOLE, PriorHeads
 from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import MAX_USERS
+from privrep.users.memory import InMemoryUsers
+from privrep.users.summing import Users
 
 Network = Literal["mlp", "lenet"]
 _OWN = "no code travels to nodes"

@@ -21,27 +21,25 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from privrep.engines.flower import quiet as quiet  # isort: skip
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
-from privrep.engines.base import Users
-from privrep.engines.flower.messages import Question, Refusal, packed, refusal, unpacked
-from privrep.engines.flower.node import Apart, answer
-from privrep.engines.flower.users import Facts
 from privrep.errors import InputError, PrivrepError
 from privrep.federated.agreement import Agreement
-from privrep.federated.books import write_private
 from privrep.federated.credentials import is_loopback, read_node_key
-from privrep.federated.tasks import Task, task_from_json
+from privrep.federated.run_log import write_private
+from privrep.federated.task import Task, task_from_json
+from privrep.federated.wire.answering import Apart, answer
+from privrep.federated.wire.messages import Question, Refusal, packed, refusal, unpacked
+from privrep.federated.wire.users import Facts
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Run
+from privrep.users.summing import Users
 
 Say = Callable[[str], None]
 _RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # a run's name, which is a folder's, too
@@ -261,7 +259,7 @@ def join(
 
     A server that is away is waited for, `give_up` seconds at most.
     """
-    from privrep.engines.flower.supernode import run_node
+    from privrep.federated.wire.supernode import run_node
 
     if not data.is_file():
         raise InputError(f"there is no file {data}; check the path.")

@@ -15,21 +15,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from privrep.engines.flower import quiet as quiet  # isort: skip
-from flwr.app import RecordDict
-
-from privrep.engines.flower.conversation import Conversation, Nodes
-from privrep.engines.flower.messages import packed, unpacked
-from privrep.engines.flower.users import MAX_USERS_TIMES_NODES, Facts, FlowerUsers, NoisyFlowerUsers
 from privrep.errors import InputError
 from privrep.federated.agreement import nodes_view, server_view
-from privrep.federated.books import Books
 from privrep.federated.credentials import ServerTls
+from privrep.federated.run_log import Books
 from privrep.federated.settings import Settings
-from privrep.federated.tasks import Task
-from privrep.model import write_json
+from privrep.federated.task import Task
+from privrep.federated.wire.messages import packed, unpacked
+from privrep.federated.wire.rounds import Conversation, Nodes
+from privrep.federated.wire.users import MAX_USERS_TIMES_NODES, Facts, FlowerUsers, NoisyFlowerUsers
+from privrep.models.model import write_json
 from privrep.privacy.bounds import MAX_USERS
 
 Say = Callable[[str], None]
@@ -51,7 +49,7 @@ def serve(
     on_address: Callable[[str, int], None] = lambda host, port: None,
 ) -> None:
     """Listen for nodes, learn, and hand out the model. `node_keys` None lets any node in, on loopback alone."""
-    from privrep.engines.flower.link import Tls, open_link
+    from privrep.federated.wire.superlink import Tls, open_link
 
     files = None if tls is None else Tls(tls.certificate, tls.key)
     with open_link(host, port, files, node_keys) as link:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from privrep.engines.flower.grid import LocalNodes
 from privrep.federated.node import Host
 from privrep.federated.server import run_federation
 from privrep.federated.settings import Settings
-from privrep.federated.tasks import Task
+from privrep.federated.task import Task
+from privrep.federated.wire.in_process import LocalNodes
 
 
 def simulate(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from privrep.engines.base import Users
 from privrep.errors import InputError
 from privrep.multimodal.training import Question, moved, start_state
-from privrep.neural.split import Weights
+from privrep.nn.flat_module import Weights
+from privrep.users.summing import Users
 
 NO_CLIP = 2.0**40  # a bound that no gradient reaches
 

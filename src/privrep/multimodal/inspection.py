@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from privrep import model as models
 from privrep.errors import InputError
+from privrep.models import model as models
+from privrep.models import words
+from privrep.models.spending import Spent
 from privrep.neural.inspection import for_machines, share_of, shares
 from privrep.privacy.accounting import Batched, Sampled
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
-from privrep.report import words
-from privrep.report.spending import Spent
 
 FORMAT = "privrep-clip/1"
 _MECHANISM = {
@@ -60,7 +60,7 @@ class Inspection:
         return shares(self.privacy, self.share_spent, lambda name: _PURPOSE.get(name.split("/")[0].split("-")[0], ""))
 
     def sections(self) -> list[tuple[str, list[str]]]:
-        """Headings and their sentences, as `report.words` has them for other models."""
+        """Headings and their sentences, as `models.words` has them for other models."""
         config, report = self.described["config"], self.privacy
         like = models.Config(None, config["epsilon"], config["delta"], seed=config["seed"])
         common = words.sections(
@@ -105,8 +105,8 @@ class Inspection:
         names = [self.described["modules"][side]["class"] for side in ("image", "text")]
         return [
             f"Trained weights of two modules, {names[0]} and {names[1]}, of {self.described['user_count']:,} users.",
-            f"To use it: privrep.multimodal.dp_clip.DPClip.load({self.folder!r}, image_encoder, text_encoder), or, "
-            "after privrep fit-clip, privrep.multimodal.assembly.load(CONFIG.toml).",
+            f"To use it: privrep.estimators.clip.DPClip.load({self.folder!r}, image_encoder, text_encoder), or, "
+            "after privrep fit-clip, privrep.estimators.clip_assembly.load(CONFIG.toml).",
         ]
 
     def as_json(self) -> dict[str, Any]:

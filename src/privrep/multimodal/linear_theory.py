@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.data.user_table import UserTable
+from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import Array, Bound, Contributions
 from privrep.privacy.contributions import Products, Whole

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import beta, rankdata
 
-from privrep.data.user_table import factorize
+from privrep.data.table import factorize
 from privrep.errors import InputError
 from privrep.multimodal.evaluation import unit
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.data.user_table import UserTable, factorize
+from privrep.data.table import UserTable, factorize
 from privrep.errors import InputError
 
 Floats = NDArray[np.float32]

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from privrep import model as models
 from privrep.errors import InputError
+from privrep.models import model as models
 from privrep.multimodal.centre import PAGE, mean_of
 from privrep.multimodal.inspection import FORMAT, read_described
 from privrep.multimodal.pairs import Floats
@@ -32,12 +32,12 @@ from privrep.multimodal.towers import Layout
 from privrep.multimodal.training import Question, Settings
 from privrep.neural.folders import claim_folder, finish_folder, new_folder
 from privrep.neural.saving import fingerprint
-from privrep.neural.split import Weights
+from privrep.nn.flat_module import Weights
 from privrep.privacy.billboard import Billboard, Walk
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 
 if TYPE_CHECKING:
-    from privrep.multimodal.dp_clip import DPClip
+    from privrep.estimators.clip import DPClip
 
 Described = dict[str, Any]
 _SAME = ("mechanism", "temperature", "learn_temperature", "cosine", "centre", "pairs_per_user")

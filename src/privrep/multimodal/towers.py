@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privrep.errors import InputError
+from privrep.heads.gradient import own_copy
 from privrep.multimodal.pairs import Floats, Pairs
-from privrep.neural.heads import own_copy
-from privrep.neural.split import Part, Weights, check_module, tried
+from privrep.nn.flat_module import Part, Weights, check_module, tried
 
 MOST_SCALE = 100.0  # of similarities, as in CLIP
 AT_ONCE = 256  # rows of a forward pass that nobody differentiates

@@ -11,13 +11,13 @@ from typing import Literal
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.multimodal.bank import BankStep
-from privrep.multimodal.batch import BatchStep
-from privrep.multimodal.inside import InsideStep, check_inside
+from privrep.multimodal.mechanisms.bank import BankStep
+from privrep.multimodal.mechanisms.batch import BatchStep
+from privrep.multimodal.mechanisms.pairwise import InsideStep, check_inside
 from privrep.multimodal.towers import Layout, Towers
 from privrep.neural.rounds import Optimiser
 from privrep.neural.rounds import Settings as Server
-from privrep.neural.split import Weights
+from privrep.nn.flat_module import Weights
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Array, Bound
 from privrep.privacy.release import Query, Run, State

@@ -23,12 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privrep.data.user_table import UserTable
-from privrep.engines.base import Users, default_workers, map_blocks
-from privrep.engines.slots import Call, calls, seats_of
+from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.neural.ghost import OneStep
-from privrep.neural.heads import (
+from privrep.heads.gradient import (
     HeadFit,
     HeadRule,
     cross_entropy,
@@ -40,12 +37,15 @@ from privrep.neural.heads import (
     rows_of,
     scores_gradient,
 )
-from privrep.neural.many import ManySteps, batches, is_stack, stack_sgd
+from privrep.neural.gradient_step import OneStep
+from privrep.neural.local_sgd import ManySteps, batches, is_stack, stack_sgd
 from privrep.neural.rounds import Settings, Trained, local_step, train
-from privrep.neural.split import Part, Split, Weights
+from privrep.nn.flat_module import Part, Split, Weights
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.release import Run
+from privrep.users.batching import Call, calls, seats_of
+from privrep.users.summing import Users, default_workers, map_blocks
 
 UNBOUNDED = 1e100  # a clipping norm that no data reaches
 NOTHING = np.zeros(0, dtype=np.float32)

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from privrep.data.user_table import UserTable
+from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.neural.discipline import Share
 from privrep.neural.features import FeatureMap
+from privrep.neural.plan import Share
 from privrep.neural.rounds import Settings
-from privrep.neural.split import Split
+from privrep.nn.flat_module import Split
 from privrep.privacy.bounds import Bound
 from privrep.privacy.sampling import Poisson
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from privrep.errors import InputError
-from privrep.neural.discipline import Share
+from privrep.neural.plan import Share
 
 PATH, TEXT, WHOLE, NUMBER, YES, TABLE = "a path", "text", "a whole number", "a number", "true or false", "a table"
 SIZE, NAMES, TEXTS = "[height, width]", "a whole number or a list of names", "a list of texts"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from privrep import model as models
 from privrep.errors import InputError, ResumeError
+from privrep.models import model as models
 
 
 def claim_folder(folder: Path, wanted: dict[str, Any], what: str) -> None:

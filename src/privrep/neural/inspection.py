@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from privrep import model as models
 from privrep.errors import InputError
+from privrep.models import model as models
+from privrep.models import words
+from privrep.models.spending import Spent, releases, whole_budget
 from privrep.privacy.accounting import Batched, Sampled
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
-from privrep.report import words
-from privrep.report.spending import Spent, releases, whole_budget
 
 FORMAT = "privrep-neural/1"
 _PURPOSE = {
@@ -51,7 +51,7 @@ class Inspection:
         return shares(self.privacy, self.share_spent, _purpose)
 
     def sections(self) -> list[tuple[str, list[str]]]:
-        """Headings and their sentences, as `report.words` has them for other models."""
+        """Headings and their sentences, as `models.words` has them for other models."""
         config = self.described["config"]
         like = models.Config(None, config["epsilon"], config["delta"], seed=config["seed"])
         common = words.sections(

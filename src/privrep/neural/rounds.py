@@ -15,17 +15,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.engines.base import SlotStep
 from privrep.errors import InputError
-from privrep.neural.ghost import OneStep, supported
-from privrep.neural.heads import HeadFit, HeadRule
-from privrep.neural.many import ManySteps
-from privrep.neural.split import Split, Weights
+from privrep.heads.gradient import HeadFit, HeadRule
+from privrep.neural.gradient_step import OneStep, supported
+from privrep.neural.local_sgd import ManySteps
+from privrep.nn.flat_module import Split, Weights
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Array, Bound, Contributions, Losses
 from privrep.privacy.contributions import Shorter
 from privrep.privacy.release import Query, Run
 from privrep.privacy.sampling import Poisson
+from privrep.users.summing import SlotStep
 
 GREW = 1.6  # times the least bound so far
 HALF = Bound(0.5, 1)  # of what a user says of its update's length: one half if it is short, minus one half if not

@@ -1,4 +1,4 @@
-"""A neural model in a folder, laid out as `privrep.model` lays out others.
+"""A neural model in a folder, laid out as `privrep.models.model` lays out others.
 
 folder/model.json        settings, sizes and plan; written last, so a folder without it is a run under way
 folder/run.json          the same, while a run is under way
@@ -26,24 +26,24 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from torch import nn
 
-from privrep import model as models
 from privrep.errors import InputError
+from privrep.heads.gradient import HeadFit
+from privrep.heads.neural import CANDIDATES
+from privrep.heads.own import OwnHeads
+from privrep.models import model as models
 from privrep.neural.checks import known_classes
-from privrep.neural.discipline import Plan
 from privrep.neural.features import FeatureMap, Frozen, from_json
-from privrep.neural.fitting import Leading, Learned, PriorHeads, Shape, directions_split, linear_split
 from privrep.neural.folders import claim_folder, finish_folder, new_folder
-from privrep.neural.heads import HeadFit
 from privrep.neural.inspection import FORMAT, read_described
-from privrep.neural.own_heads import OwnHeads
-from privrep.neural.personal import CANDIDATES
+from privrep.neural.plan import Plan
 from privrep.neural.rounds import Settings
-from privrep.neural.split import split
+from privrep.neural.training import Leading, Learned, PriorHeads, Shape, directions_split, linear_split
+from privrep.nn.flat_module import split
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Ledger, read_ledger
 
 if TYPE_CHECKING:
-    from privrep.neural.centaur import Centaur
+    from privrep.estimators.network import Centaur
 
 Described = dict[str, Any]
 

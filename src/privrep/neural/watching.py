@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from privrep.data.groups import Group
-from privrep.data.user_table import UserTable
-from privrep.engines.base import LocalStep, SlotStep
-from privrep.engines.slots import Call, calls
-from privrep.neural.ghost import OneStep
-from privrep.neural.heads import cross_entropy, head_scores, labels_of, one_thread, own_copy, rows_of
-from privrep.neural.many import ManySteps
+from privrep.data.table import UserTable
+from privrep.heads.gradient import cross_entropy, head_scores, labels_of, one_thread, own_copy, rows_of
+from privrep.neural.gradient_step import OneStep
+from privrep.neural.local_sgd import ManySteps
 from privrep.privacy.billboard import Release
+from privrep.privacy.groups import Group
 from privrep.privacy.release import Query, Run
 from privrep.privacy.sampling import Sampling
+from privrep.users.batching import Call, calls
+from privrep.users.summing import LocalStep, SlotStep
 
 USERS = 64  # the first of the table
 

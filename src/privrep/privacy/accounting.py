@@ -5,7 +5,7 @@ With that convention a Gaussian release has the same privacy loss under either r
 know the relation, and no accountant gets the chance to double (or forget to double) a sensitivity by itself.
 
 Formal guarantee for groups (parallel composition). Neighbours, under either relation, differ in one user, and the
-groups of that user are fixed by its id (`data.groups`), the same in both populations. A release to another group of a
+groups of that user are fixed by its id (`groups`), the same in both populations. A release to another group of a
 split is the same function of both populations and of the earlier releases: for that user it is post-processing, however
 it was chosen. What is left are the releases to all users and those to the user's own groups; they compose, chosen
 adaptively or not, to mu^2 = the sum of theirs. GDP is ordered by mu alone, so the worst user is the one with the
@@ -32,9 +32,9 @@ from typing import Any, Literal, get_args
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from privrep.data.groups import Group
 from privrep.errors import InputError
 from privrep.privacy.composition import composed_epsilon, composition_fits
+from privrep.privacy.groups import Group
 from privrep.privacy.loss_distributions import Draw, Spending
 
 Relation = Literal["replace-one-user", "add-or-remove-one-user"]

@@ -8,7 +8,7 @@ the sample, totals are t without the user, t + c with it, t + c' with it as its 
     P = (1-q) N(t, I) + q N(t+c, I)   against   Q = (1-q) N(t, I) + q N(t+c', I).
 These are totals as computed and rounded onto the grid. t is the same for both to the last bit, because nobody looks at
 the rows of a user who is not in, and c and c' are what that user adds and no more: whether it is in changes nothing of
-what others add (`engines.slots`).
+what others add (`users.batching`).
 Who else is in has the same distribution for both neighbours. Hockey-stick divergences are jointly convex, so a pair
 that dominates (P, Q) for all t, c and c' dominates the release, and products of such pairs dominate the releases of a
 run, chosen adaptively (Zhu, Dong and Wang 2022).

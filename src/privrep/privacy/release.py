@@ -8,17 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privrep.data.groups import Group
-from privrep.engines.base import LocalStep, SlotStep, Users
 from privrep.errors import InputError
 from privrep.privacy.accounting import Batched, Gaussian, Sampled
 from privrep.privacy.billboard import Billboard, Choice, Release, Selected, Walk
 from privrep.privacy.bounds import LEVELS, Array, Bound, BoundedSum, LossBound
-from privrep.privacy.exponential import choice_events, scale_in_levels
-from privrep.privacy.ledger import Ledger
-from privrep.privacy.machines import is_noisy, release_by_machines
-from privrep.privacy.noise import NoiseSource, to_grid
-from privrep.privacy.plans import (
+from privrep.privacy.calibration import (
     Plan,
     another_question,
     check_batches,
@@ -32,9 +26,15 @@ from privrep.privacy.plans import (
     selection_events,
     sensitivity_of,
 )
-from privrep.privacy.plans import Query as Query
+from privrep.privacy.calibration import Query as Query
+from privrep.privacy.exponential import choice_events, scale_in_levels
+from privrep.privacy.groups import Group
+from privrep.privacy.ledger import Ledger
+from privrep.privacy.node_noise import is_noisy, release_by_machines
+from privrep.privacy.noise import NoiseSource, to_grid
 from privrep.privacy.sampling import Fixed, Poisson, Sampling
 from privrep.privacy.selection import COUNTED, Holders, Key, chance, counts_bound, threshold
+from privrep.users.summing import LocalStep, SlotStep, Users
 
 State = dict[str, Array]
 

@@ -1,0 +1,247 @@
+"""Classification: the scikit-learn face of Private FedRep for labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from privrep.data.categories import Listed, checked_classes, kind_of_labels, label_codes, label_kind
+from privrep.data.files import is_text
+from privrep.data.table import UserTable
+from privrep.errors import InputError
+from privrep.estimators.regression import Groups, Personal, PersonalHead, plain
+from privrep.local.losses import Loss
+from privrep.models import model as models
+from privrep.privacy.accounting import Relation
+from privrep.privacy.bounds import Array
+from privrep.users.holders import KeyHolders
+from privrep.users.memory import InMemoryUsers
+from privrep.users.summing import Users
+
+
+def _has_probabilities(model: Any) -> bool:
+    """Outputs of the hinge loss tell which class, not how likely it is."""
+    loss = model.loss.name if isinstance(model.loss, Loss) else model.loss
+    if loss != "log":
+        raise AttributeError(f"predict_proba is there for the log loss only. The loss of this model is {loss!r}.")
+    return True
+
+
+@dataclass(frozen=True)
+class PersonalClassifier:
+    """One user's classifier, made of the public representation and that user's rows. It belongs to that user."""
+
+    head: PersonalHead  # one output for two classes, whose sign decides; else one for each
+    classes: NDArray[Any]
+    loss: Loss = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        """ "shared", "own" or "constant": which candidate did best."""
+        return self.head.kind if isinstance(self.head.kind, str) else self.head.kind[0]
+
+    def decision_function(self, X: Any) -> Array:
+        """The outputs: (rows,) for two classes, positive for the second, or (rows, classes)."""
+        return self.head.predict(X)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        return self.classes[decided(self.decision_function(X))]
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Array:
+        """(rows, classes): of each class, in the order of `classes`."""
+        return probabilities(self.loss, self.decision_function(X))
+
+
+class PrivateFedRepClassifier(ClassifierMixin, Personal):
+    """Personal classifiers over a shared representation learned under user-level differential privacy.
+
+    Each user's outputs are b_i + <x, U v_i>: U is shared and released privately, v_i and b_i stay with the user. With
+    two classes there is one output, whose sign decides; with more there is one for each class, and the largest does.
+
+    Parameters
+    ----------
+    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, start, safety_net, random_state,
+    run_folder : as those of `PrivateFedRep`
+    loss : "log" or "hinge"
+        "log" is the logistic loss, softmax for more than two classes; "hinge" is smoothed, each class against the rest.
+    classes : list, optional
+        The classes, if they are public: all text, all integers or all booleans, 1,000 at most. By default those that
+        enough users have are selected privately, for a twentieth of the budget: a list of all labels that occur would
+        tell of a user who alone has one. Booleans are False and True whoever has which, so that nothing is spent.
+        Other labels are ignored; the features of those rows still count for scales, correlations and a user's mean.
+
+    Attributes
+    ----------
+    classes_ : array of the classes, sorted, public
+    representation_ : (n_features, rank) array, public
+    privacy_ : PrivacyReport; relation, epsilon spent, delta, accountant, every event, whether the noise was seeded
+    rank_ : int
+    users_ : the ids of the users, private like the heads
+
+    Formal guarantee: `classes_`, `representation_`, `privacy_` and the billboard are (epsilon, delta)-DP at user level;
+    declared classes are a public fact, not computed from the users. Heads are not released; if they are collected, the
+    guarantee is joint differential privacy (the billboard model): what the others see is private with respect to each
+    user.
+    """
+
+    def __init__(
+        self,
+        rank: int | Literal["auto"] = "auto",
+        *,
+        epsilon: float = 1.0,
+        delta: float = 1e-6,
+        relation: Relation = "replace-one-user",
+        loss: str = "log",
+        classes: Any = None,
+        fit_intercept: bool = True,
+        feature_scale: Any = None,
+        feature_covariance: Any = None,
+        start: str | None = None,
+        safety_net: bool = True,
+        random_state: int | None = None,
+        run_folder: str | Path | None = None,
+    ) -> None:
+        self.rank = rank
+        self.epsilon = epsilon
+        self.delta = delta
+        self.relation = relation
+        self.loss = loss
+        self.classes = classes
+        self.fit_intercept = fit_intercept
+        self.feature_scale = feature_scale
+        self.feature_covariance = feature_covariance
+        self.start = start
+        self.safety_net = safety_net
+        self.random_state = random_state
+        self.run_folder = run_folder
+
+    def predict(self, X: Any, groups: Groups | None = None) -> NDArray[Any]:
+        """Labels by each row's user's own head. A user who was not in `fit` is an error: see `personalize`."""
+        codes = decided(self._outputs(X, groups))
+        return np.asarray(self.classes_[codes])
+
+    def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
+        """The outputs: (rows,) for two classes, positive for the second, or (rows, classes)."""
+        return self._outputs(X, groups)
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any, groups: Groups | None = None) -> Array:
+        """(rows, classes): of each class, in the order of `classes_`. Of the log loss only."""
+        outputs = self._outputs(X, groups)
+        return probabilities(self._loss, outputs)
+
+    def personalize(self, X: Any, y: Any) -> PersonalClassifier:
+        """The classifier of a user who was not there, from its own rows and the public representation. Costs no
+        privacy."""
+        check_is_fitted(self)
+        X, labels = self._validated(X, y, reset=False)
+        head = self._head(X, codes_of(labels, self.model_.columns.classes).astype(np.float64))
+        return PersonalClassifier(head, self.classes_, self._loss)
+
+    def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
+        """Accuracy of `predict`. Computed on users' data: not private, and not part of the model."""
+        from sklearn.metrics import accuracy_score
+
+        return float(accuracy_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
+
+    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
+        y = plain(y)
+        if isinstance(y, list | tuple):  # else NumPy would find one type for all, and one label could change it
+            y = np.array(y, dtype=object)
+        X, y = validate_data(self, plain(X), y, dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset)
+        return X, label_column(y)
+
+    def _learn(
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
+    ) -> tuple[models.Model, UserTable]:
+        rows = UserTable.from_rows(X, np.arange(X.shape[0], dtype=np.float64), groups)  # targets: where rows were
+        if folder is not None:
+            models.ids_to_arrow(rows.ids)  # what cannot be saved is refused before anything is spent
+        table = rows
+
+        def make(known: models.Columns) -> Users:
+            nonlocal table
+            codes = codes_of(y, known.classes).astype(rows.X.dtype)
+            table = replace(rows, y=codes[rows.y.astype(np.int64)])
+            return InMemoryUsers(table)
+
+        config, columns = self._config(loss=self.loss), replace(columns, classes=self._declared(y))
+        config.check(rows.n_features)  # what cannot be done, too
+        config.check_users(InMemoryUsers(rows))
+        if columns.classes and (codes_of(y, columns.classes) < 0).all():
+            listed = ", ".join(map(repr, columns.classes[:5]))
+            raise InputError(
+                f"no row has one of the declared classes ({listed}); labels are compared as they are written."
+            )
+        users = make(columns) if columns.classes else models.Undecided({}, make, KeyHolders.from_columns(groups, y))
+        return models.learn(users, config, folder=folder, columns=columns), table
+
+    def _declared(self, y: Any) -> Listed:
+        """The classes, if they are known beforehand; of labels nothing counts but their type."""
+        if self.classes is not None:
+            return checked_classes(self.classes)
+        return (False, True) if pa.types.is_boolean(y.type) else ()
+
+    @classmethod
+    def _parameters(cls, loaded: models.Model) -> dict[str, Any]:
+        c, declared = loaded.config, not loaded.classes_selected
+        start = c.start or ("power-method" if c.method == "centaur" else None)  # which is all that sets centaur apart
+        classes = list(loaded.columns.classes) if declared else None
+        return {**super()._parameters(loaded), "start": start, "loss": c.loss, "classes": classes}
+
+    def _adopt(self, fitted: models.Model) -> None:
+        super()._adopt(fitted)
+        self.classes_ = np.array(fitted.columns.classes)
+
+    @property
+    def _loss(self) -> Loss:
+        loss = self.model_.loss
+        assert loss is not None
+        return loss
+
+
+def decided(outputs: Array) -> NDArray[np.int64]:
+    """Which class each row's outputs, (rows,) or (rows, classes), stand for."""
+    return (outputs > 0).astype(np.int64) if outputs.ndim == 1 else outputs.argmax(axis=1)
+
+
+def probabilities(loss: Loss, outputs: Array) -> Array:
+    """(rows, classes), of outputs (rows,) or (rows, classes)."""
+    return np.asarray(loss.probabilities(outputs[None] if outputs.ndim == 1 else outputs.T).T)
+
+
+def label_column(labels: Any) -> Any:
+    """One Arrow array of text, integers or booleans, none missing; whole numbers that came as floats are integers."""
+    try:
+        column = pa.array(labels, from_pandas=True)
+        if pa.types.is_floating(column.type):
+            column = column.cast(pa.int64())
+        if is_text(column.type):
+            column = pc.if_else(pc.equal(column, pa.scalar("", column.type)), None, column.cast(pa.large_string()))
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        column = None
+    if column is None or not kind_of_labels(column.type):
+        raise InputError(
+            "Unknown label type: y must be all integers, all text or all booleans; turn labels into one of these."
+        )
+    if column.null_count:
+        raise InputError(f"y has no label in row {int(pc.index(column.is_null(), True).as_py())}; leave the row out.")
+    return column
+
+
+def codes_of(labels: Any, classes: Listed) -> NDArray[np.int32]:
+    """Where the label of each row is among the classes; -1 if it is not."""
+    kind, wanted = kind_of_labels(labels.type), label_kind(classes[0])
+    if kind != wanted:
+        raise InputError(f"the labels are {kind} and the classes are {wanted}; convert one or the other.")
+    return np.asarray(label_codes(labels, classes))

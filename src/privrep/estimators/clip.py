@@ -1,0 +1,228 @@
+"""DP-CLIP: two encoders whose embeddings of an image and its caption meet, learned privately.
+
+model = DPClip(Projection(1280, 16, seed=1), text_encoder, epsilon=1.0).fit(pairs)
+zero_shot(model.images(test_rows), model.texts(prompt_rows), class_of_prompt, labels)
+print(model.privacy_)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from privrep.errors import InputError
+from privrep.multimodal import saving
+from privrep.multimodal.centre import Centred, centre
+from privrep.multimodal.defaults import settings_for
+from privrep.multimodal.encoders import Encoder
+from privrep.multimodal.pairs import Floats, Pairs
+from privrep.multimodal.towers import Layout, Towers, layout_of, towers
+from privrep.multimodal.training import Mechanism, Question, Settings, planned_multiplier, train
+from privrep.nn.flat_module import Weights
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.ledger import Budget, Ledger, PrivacyReport
+from privrep.privacy.noise import secure_noise, simulated_noise
+from privrep.privacy.release import Run
+from privrep.users.memory import InMemoryUsers
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fit will do: public facts."""
+
+    users: int
+    mechanism: Mechanism
+    settings: Settings
+    budget: Budget
+    noise_multiplier: float
+
+    @property
+    def words(self) -> str:
+        batch, asked = self.settings.asked(self.users), "everyone"
+        if batch is not None:
+            asked = (
+                f"a secret batch of {'about ' if self.settings.sampling == 'poisson' else ''}{self.settings.batch:,}"
+            )
+        return (
+            f"{self.users:,} users, mechanism {self.mechanism}, {self.settings.steps:,} steps, each asking {asked}, "
+            f"noise of {self.noise_multiplier:.4g} times what one user can change, for a budget of epsilon "
+            f"{self.budget.epsilon:g} at delta {self.budget.delta:.3g}"
+        )
+
+
+class DPClip:
+    """Contrastive training of two encoders under user-level differential privacy, replace-one-user.
+
+    image_encoder, text_encoder   torch modules from rows to embeddings of one length, or `Encoder`s; what has
+                                  requires_grad=False is frozen. Weights at the start are public
+    epsilon, delta                the budget; delta is 1/(2 users) if not said
+    mechanism                     "bank": contrast with public captions, each user clipped alone; "batch": the paper's,
+                                  the gradient of a batch clipped as one; "inside": private negatives, every similarity
+                                  clipped by itself
+    settings                      of the steps, `multimodal.training.Settings`; by default chosen from public numbers
+    temperature                   of similarities; with `learn_temperature` where it starts
+    cosine                        whether an image's embedding counts by its direction alone, as in CLIP
+    centre                        the share of the budget (of mu^2) that a mean of the images' features is released for,
+                                  which is taken off them: for cached features of a frozen network 0.03 is plenty
+    pairs_per_user                of each user the first so many pairs take part: a public number
+    random_state                  a seed makes the run a simulation, which is not private and says so
+    run_folder                    where charges and pages are kept, so that the same call continues a killed fit
+    on_step                       is told how many steps are done
+    on_plan                       is told the plan before anything is spent
+    """
+
+    def __init__(
+        self,
+        image_encoder: nn.Module | Encoder,
+        text_encoder: nn.Module | Encoder,
+        *,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        mechanism: Mechanism = "bank",
+        settings: Settings | None = None,
+        temperature: float = 0.1,
+        learn_temperature: bool = False,
+        cosine: bool = True,
+        centre: float = 0.0,
+        pairs_per_user: int = 1,
+        random_state: int | None = None,
+        run_folder: str | Path | None = None,
+        on_step: Callable[[int], None] | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
+    ) -> None:
+        self.image_encoder, self.text_encoder = image_encoder, text_encoder
+        self.epsilon, self.delta = epsilon, delta
+        self.mechanism, self.settings = mechanism, settings
+        self.temperature, self.learn_temperature, self.cosine = temperature, learn_temperature, cosine
+        self.centre, self.pairs_per_user = centre, pairs_per_user
+        self.random_state, self.run_folder = random_state, run_folder
+        self.on_step, self.on_plan = on_step, on_plan
+
+    def fit(self, pairs: Pairs) -> Self:
+        """Learn from users' pairs. All that leaves them is noisy sums, charged to one ledger.
+
+        With a `run_folder`, a fit of the same arguments that was killed is continued: what stands is read, nothing is
+        spent twice. Rows are not compared: they must be the same.
+        """
+        question, budget = self._question(pairs)
+        self.described_ = saving.describe(self, question, budget, pairs.unit)
+        if self.run_folder is not None:
+            saving.claim(Path(self.run_folder), self.described_)
+        self.settings_ = question.settings
+        self._train(pairs, question, budget)
+        if self.run_folder is not None:
+            saving.finish(Path(self.run_folder), self.described_)
+        return self
+
+    def planned(self, pairs: Pairs) -> Plan:
+        """What a fit of such pairs would do: from public sizes alone. Costs nothing."""
+        question, budget = self._question(pairs)
+        run = Run(InMemoryUsers(pairs.table), Ledger(budget), Billboard(), secure_noise)
+        multiplier = planned_multiplier(run, question.settings, self.centre * run.ledger.capacity)
+        return Plan(question.users, self.mechanism, question.settings, budget, multiplier)
+
+    def settings_of(self, pairs: Pairs) -> Settings:
+        """Those that were passed, or what is chosen from public numbers."""
+        return self._question(pairs)[0].settings
+
+    def _question(self, pairs: Pairs) -> tuple[Question, Budget]:
+        """What is asked in a step, before features are centred, and the budget."""
+        self._check()
+        users, layout = pairs.table.n_users, layout_of(pairs)
+        budget = Budget(self.epsilon, min(1 / (2 * max(users, 1)), 0.01) if self.delta is None else self.delta)
+        model = self.towers_of(layout, np.zeros(layout.image_numbers, np.float32))
+        mu = budget.mu * math.sqrt(1 - self.centre)
+        settings = self.settings or settings_for(self.mechanism, model, users, mu, self.temperature)
+        if settings.mechanism != self.mechanism:
+            raise InputError(f"settings are for {settings.mechanism!r} and the mechanism is {self.mechanism!r}.")
+        question = Question(model, layout, settings, self.temperature, self.pairs_per_user, users)
+        question.check()
+        return question, budget
+
+    def _train(self, pairs: Pairs, question: Question, budget: Budget) -> None:
+        folder, seed = None if self.run_folder is None else Path(self.run_folder), self.random_state
+        ledger = Ledger(budget, seeded=seed is not None, path=None if folder is None else folder / "ledger.jsonl")
+        try:
+            billboard = Billboard(None if folder is None else folder / "billboard")
+            noise = secure_noise if seed is None else simulated_noise(seed)
+            run = Run(InMemoryUsers(pairs.table), ledger, billboard, noise)
+            before = self.centre * ledger.capacity
+            multiplier = planned_multiplier(run, question.settings, before)
+            if self.on_plan is not None:
+                self.on_plan(Plan(question.users, self.mechanism, question.settings, budget, multiplier))
+            if before:
+                mean = centre(run, question.layout, question.slots, before)
+                question = replace(question, towers=self.towers_of(question.layout, mean))
+            told = self.on_step if self.on_step is not None else lambda done: None
+            self.weights_: Weights = train(run, question, question.towers.weights(self.temperature), multiplier, told)
+        finally:
+            ledger.close()
+        self.towers_, self.noise_multiplier_ = question.towers, multiplier
+        self.ledger_, self.billboard_ = ledger, billboard
+        self.privacy_: PrivacyReport = replace(ledger.report(), unit=pairs.unit)
+
+    def save(self, folder: str | Path, overwrite: bool = False) -> None:
+        """Write the trained weights, the ledger and every release to a folder, all of which may be published."""
+        saving.save(Path(folder), self.described_, self.ledger_, self.billboard_, overwrite)
+
+    @classmethod
+    def load(cls, folder: str | Path, image_encoder: nn.Module | Encoder, text_encoder: nn.Module | Encoder) -> Self:
+        """Read a model folder. The encoders of the fit must be passed again, with the same frozen weights; the trained
+        ones come from the folder."""
+        saved = saving.read(Path(folder))
+        model = cls(image_encoder, text_encoder, **saving.arguments(saved))
+        saving.check_modules(saved, model.modules)
+        model.described_, model.settings_ = saved.described, saved.settings
+        model.towers_ = model.towers_of(saved.layout, saved.mean)
+        model.weights_, model.noise_multiplier_ = saved.weights(model.towers_.size), saved.noise_multiplier
+        model.ledger_, model.billboard_ = saved.ledger, saved.billboard
+        model.privacy_ = replace(saved.ledger.report(), unit=saved.described["unit"])
+        return model
+
+    @property
+    def modules(self) -> tuple[nn.Module, nn.Module]:
+        """The two modules that were passed."""
+        image, text = (e.module if isinstance(e, Encoder) else e for e in (self.image_encoder, self.text_encoder))
+        return image, text
+
+    def images(self, rows: NDArray[Any]) -> Floats:
+        """Embeddings of images, of length one, as the encoder was trained."""
+        return _unit(self.towers_.of_images(self.weights_, np.ascontiguousarray(rows, np.float32)))
+
+    def texts(self, rows: NDArray[Any]) -> Floats:
+        """Embeddings of texts, of length one, as the encoder was trained."""
+        return _unit(self.towers_.of_texts(self.weights_, np.ascontiguousarray(rows, np.float32)))
+
+    def trained(self) -> tuple[nn.Module, nn.Module]:
+        """The two modules that were passed, with the trained weights put into them; centring is before the images'."""
+        image, text = self.towers_.image, self.towers_.text
+        image.load(self.weights_[: image.size])
+        text.load(self.weights_[image.size : image.size + text.size])
+        return image.module, text.module
+
+    def towers_of(self, layout: Layout, mean: Floats) -> Towers:
+        """Both encoders, checked against rows as these are; with the mean of features, where those are centred."""
+        image, text = self.modules
+        if self.centre:
+            image = nn.Sequential(Centred(mean), image)
+        numbers = (layout.image_numbers, layout.bank.shape[1])
+        return towers(image, text, *numbers, learn_scale=self.learn_temperature, cosine=self.cosine)
+
+    def _check(self) -> None:
+        if not 0.01 <= self.temperature <= 100:
+            raise InputError(f"temperature must lie between 0.01 and 100. Got {self.temperature} instead.")
+        if not 0 <= self.centre < 1:
+            raise InputError(f"centre is a share of the budget, 0 or more and below 1. Got {self.centre} instead.")
+        if isinstance(self.pairs_per_user, bool) or not isinstance(self.pairs_per_user, int) or self.pairs_per_user < 1:
+            raise InputError(f"pairs_per_user is a whole number of 1 or more. Got {self.pairs_per_user!r} instead.")
+
+
+def _unit(rows: Floats) -> Floats:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))

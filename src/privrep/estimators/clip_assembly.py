@@ -1,0 +1,260 @@
+"""From the config of `privrep fit-clip` to encoders, pairs and a `DPClip`; and back from its folder.
+
+ready = load("clip.toml")  # after privrep fit-clip clip.toml
+ready.model.images(ready.image_rows(pixels)) @ ready.model.texts(ready.text_rows(["a photo of a dog."])).T
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from privrep.errors import InputError
+from privrep.estimators.clip import DPClip
+from privrep.multimodal.centre import TextSpace
+from privrep.multimodal.config import MultimodalConfig, read_config
+from privrep.multimodal.encoders import (
+    MINILM_TOKENS,
+    Encoder,
+    Projection,
+    blank,
+    cached,
+    clip_encoders,
+    described,
+    efficientnet,
+    features,
+    minilm,
+    projected,
+)
+from privrep.multimodal.modules import Progress
+from privrep.multimodal.pairs import TEMPLATES, Floats, Pairs, captioned, captions_by_class, labelled, prompts
+from privrep.multimodal.saving import read
+from privrep.multimodal.sources import Inputs, public_texts, text_features
+
+DIM, PIXELS, FLICKR_CAPTIONS = 16, 112, 5
+CENTRE = 0.03  # of the budget, where features are centred
+TEXT_SPACE = "texts.safetensors"
+Modules = tuple[nn.Module, nn.Module]
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """How inputs become rows, and the modules that are trained on such rows."""
+
+    image_rows: Callable[[NDArray[Any]], Floats]
+    text_rows: Callable[[Sequence[str]], Floats] | None  # None where texts come as features
+    modules: Callable[[int, Floats, int, nn.Module | None], Modules]  # numbers of an image, the bank, those of a text
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All that a fit takes, and the class of each public text where they are prompts."""
+
+    model: DPClip
+    pairs: Pairs
+    sides: Sides
+    class_of_text: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A trained model, and how images and texts become its rows."""
+
+    model: DPClip
+    image_rows: Callable[[NDArray[Any]], Floats]
+    text_rows: Callable[[Sequence[str]], Floats] | None
+
+
+def prepared(asked: MultimodalConfig, inputs: Inputs, progress: Progress | None = None) -> Prepared:
+    """Encode what can be encoded once, and make the model. Costs no privacy and releases nothing."""
+    sides = sides_of(asked, side_of(asked, inputs.images), progress)
+    bank, classes = _bank(asked, sides)
+    image = sides.image_rows(inputs.images)
+    if inputs.labels is not None:
+        if classes is None:
+            raise InputError("the images have labels: name data.classes, or the class of each text in data.bank.")
+        pairs = labelled(image, inputs.labels, bank, captions_by_class(classes), inputs.users)
+    else:
+        assert inputs.captions is not None
+        captions = caption_rows(sides, inputs)
+        every = image if inputs.image_of is None else image[inputs.image_of]
+        pairs = captioned(every, captions, bank if len(bank) else None, inputs.users)
+    modules = sides.modules(pairs.image_numbers, pairs.bank, pairs.bank.shape[1], None)
+    return Prepared(_model(asked, pairs, modules), pairs, sides, classes)
+
+
+def caption_rows(sides: Sides, inputs: Inputs) -> Floats:
+    if isinstance(inputs.captions, np.ndarray):
+        return np.ascontiguousarray(inputs.captions, np.float32)
+    if sides.text_rows is None or inputs.captions is None:
+        raise InputError("captions are texts, and there is no encoder of texts; give their features.")
+    return sides.text_rows(inputs.captions)
+
+
+def load(config: str | Path, folder: str | Path | None = None) -> Ready:
+    """The model that `privrep fit-clip` made of a config; the users' data need not be there any more."""
+    asked = read_config(Path(config))
+    where = Path(folder) if folder is not None else asked.out
+    if where is None:
+        raise InputError("the config says no output.folder; pass the folder of the model.")
+    layout = read(where).layout
+    sides = sides_of(asked, math.isqrt(layout.image_numbers // 3))
+    kept = _kept_texts(where)
+    bank = np.zeros(layout.bank.shape, np.float32) if kept is not None or asked.both else _bank(asked, sides)[0]
+    modules = sides.modules(layout.image_numbers, bank, layout.bank.shape[1], kept)
+    return Ready(DPClip.load(where, *modules), sides.image_rows, sides.text_rows)
+
+
+def keep_texts(folder: Path, text: nn.Module) -> None:
+    """Write the space of texts, made of public texts alone, beside the model: elsewhere it would round otherwise."""
+    if isinstance(text, TextSpace):
+        arrays = {name: np.ascontiguousarray(value.numpy()) for name, value in text.state_dict().items()}
+        save_file(arrays, str(folder / TEXT_SPACE))
+        os.chmod(folder / TEXT_SPACE, 0o644)  # made of public texts, as public as the rest of the folder
+
+
+def _kept_texts(folder: Path) -> nn.Module | None:
+    path = folder / TEXT_SPACE
+    if not path.is_file():
+        return None
+    try:
+        arrays = load_file(str(path))
+        found = nn.Linear(*reversed(arrays["weight"].shape))
+        found.load_state_dict({name: torch.from_numpy(value) for name, value in arrays.items()})
+    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"{path} is damaged ({error}); restore it from a copy.") from None
+    return found.requires_grad_(False)
+
+
+def _bank(asked: MultimodalConfig, sides: Sides) -> tuple[Floats, NDArray[np.int64] | None]:
+    """The public texts as rows, and the class of each where they are prompts of classes."""
+    data = asked.data
+    if "classes" in data:
+        assert sides.text_rows is not None
+        words, classes = prompts(data["classes"], data.get("templates", TEMPLATES))
+        return sides.text_rows(words), classes
+    if "bank" not in data:
+        return np.zeros((0, 1), np.float32), None
+    if sides.text_rows is None:
+        return text_features(data)
+    return sides.text_rows(public_texts(data)), None
+
+
+def _model(asked: MultimodalConfig, pairs: Pairs, modules: Modules) -> DPClip:
+    """Where images of features learn a linear map to fixed texts, lengths are free and features centred, by default."""
+    training = asked.training
+    several = FLICKR_CAPTIONS if asked.data["kind"] == "flickr8k" else 1
+    own = {key: training[key] for key in ("temperature", "learn_temperature") if key in training}
+    model = DPClip(
+        *modules,
+        epsilon=float(asked.privacy["epsilon"]),
+        delta=asked.privacy.get("delta"),
+        mechanism=asked.mechanism,  # type: ignore[arg-type]
+        cosine=asked.cosine,
+        centre=float(training.get("centre", CENTRE if asked.linear else 0.0)),
+        pairs_per_user=asked.data.get("pairs_per_user", several),
+        random_state=asked.privacy.get("seed"),
+        **own,
+    )
+    names = ("steps", "batch", "sampling", "clip", "rate", "optimiser", "average", "page", "chunk")
+    given: dict[str, Any] = {name: training[name] for name in names if name in training}
+    if given.get("batch") == 0:
+        given["batch"] = None
+    model.settings = replace(model.settings_of(pairs), **given)
+    return model
+
+
+def side_of(asked: MultimodalConfig, images: NDArray[Any]) -> int:
+    """Small square images stay as small in rows; others are resized to what the network takes."""
+    size = int(asked.encoders.get("size", PIXELS))
+    square = images.ndim > 2 and images.shape[1] == images.shape[2] <= size
+    return int(images.shape[1]) if square else size
+
+
+def sides_of(asked: MultimodalConfig, side: int, progress: Progress | None = None) -> Sides:
+    """Encoders as the config says. Networks that stay as they are make features once, kept if there is a cache."""
+    cache = asked.encoders.get("cache")
+
+    def once(encoder: Encoder, inputs: Any) -> Floats:
+        if cache is None:
+            return features(encoder, inputs, progress)
+        of = described(encoder, inputs)
+        name = hashlib.sha256(of.encode()).hexdigest()[:16]
+        return cached(cache / f"{name}.npz", of, lambda: features(encoder, inputs, progress))
+
+    return _wheels(asked, side, once) if asked.pretrained is None else _pretrained(asked, asked.pretrained, once)
+
+
+Once = Callable[[Encoder, Any], Floats]
+
+
+def _wheels(asked: MultimodalConfig, side: int, once: Once) -> Sides:
+    """EfficientNet and MiniLM, or features that are there already."""
+    size, tokens = int(asked.encoders.get("size", PIXELS)), int(asked.encoders.get("tokens", MINILM_TOKENS))
+    as_features, whole = asked.data["kind"] == "features", asked.train != "projections"
+    words = not as_features or "classes" in asked.data or str(asked.data.get("bank", "")).endswith(".txt")
+    texts = minilm(asked.train if whole and asked.both else "nothing", tokens) if words else None
+    network = None if as_features else efficientnet(asked.train if whole else "nothing", size, side)
+
+    def image_rows(images: NDArray[Any]) -> Floats:
+        if network is None:
+            return np.ascontiguousarray(images, np.float32)
+        if whole:
+            return network.prepare(images)
+        own = side_of(asked, images)
+        return once(network if own == side else efficientnet("nothing", size, own), images)
+
+    def text_rows(some: Sequence[str]) -> Floats:
+        assert texts is not None
+        return texts.prepare(list(some)) if whole and asked.both else once(texts, list(some))
+
+    def modules(numbers: int, bank: Floats, text_numbers: int, kept: nn.Module | None) -> Modules:
+        dim = int(asked.encoders.get("dim", DIM))
+        if not asked.both:
+            if kept is None and len(bank) < 2:
+                raise InputError('there are no public texts: name data.bank, or say encoders.learn = "both".')
+            text = kept if kept is not None else TextSpace(bank, dim)
+            dim = int(getattr(text, "out_features", dim))
+        elif whole:
+            assert texts is not None
+            text = projected(texts, dim, seed=2).module
+        else:
+            text = Projection(text_numbers, dim, seed=2)
+        if whole and network:
+            return projected(network, dim, seed=1).module, text
+        free = asked.linear and not asked.cosine
+        return blank(numbers, dim) if free else Projection(numbers, dim, seed=1), text
+
+    return Sides(image_rows, text_rows if words else None, modules)
+
+
+def _pretrained(asked: MultimodalConfig, name: str, once: Once) -> Sides:
+    """Both encoders of a CLIP model. Where projections alone learn, rows are what comes before them."""
+    image, text = clip_encoders(name, asked.train)
+    if not asked.both:
+        text.module.requires_grad_(False)
+    if asked.train != "projections":
+        return Sides(image.prepare, lambda some: text.prepare(list(some)), lambda *_: (image.module, text.module))
+    heads, bodies = [], []
+    for encoder in (image, text):
+        head: Any = encoder.module.projection
+        encoder.module.projection = nn.Identity()
+        heads.append(head)
+        bodies.append(replace(encoder, dim=int(head.in_features), name=f"{encoder.name} before the projection"))
+    return Sides(
+        lambda images: once(bodies[0], images),
+        lambda some: once(bodies[1], list(some)),
+        lambda *_: (heads[0], heads[1]),
+    )

@@ -1,0 +1,345 @@
+"""CENTAUR with defaults that fit their budget: a shared representation of images, or of any rows, and private heads.
+
+model = Centaur(classes=10, image=(28, 28, 1), epsilon=1.0, delta=1e-5).fit(X, y, groups)
+model.predict(X, groups)
+print(model.plan_.words, model.privacy_)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from privrep.data.table import UserTable, find_users
+from privrep.errors import InputError, NothingLearned
+from privrep.heads.own import OwnHeads, fit_own_heads
+from privrep.neural import saving
+from privrep.neural.checks import check_parameters, check_scores, check_table, class_numbers, known_classes, rows_of
+from privrep.neural.features import ORIENTATIONS, SCALES, Dct, Edges, FeatureMap, Frozen, frequencies
+from privrep.neural.models import adapted, initialise, lenet, mlp
+from privrep.neural.plan import ADAPTER_RANKS, Offer, Plan, Share, decide
+from privrep.neural.rounds import Settings
+from privrep.neural.training import Learned, Shape, learn
+from privrep.neural.watching import OnLoss, WatchedRun
+from privrep.nn.flat_module import Part, check_module, split, tried
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.ledger import Budget, Ledger, PrivacyReport
+from privrep.privacy.noise import secure_noise, simulated_noise
+from privrep.privacy.release import Run
+from privrep.users.memory import InMemoryUsers
+from privrep.users.summing import Users
+
+EDGES = 256  # features of images, if nothing else is asked for
+ROWS = 64
+ON_FEATURES = ("linear", "directions", "nothing")  # what is shared takes public features, not rows
+
+
+class Centaur:
+    """Classes from rows of users, by a shared part learned privately and a head of everyone's own.
+
+    classes         how many there are, or their names; public
+    representation  a torch module from rows to vectors, and `head` one from those to scores, or "mlp" or "lenet", the
+                    paper's; without them a linear layer on public features is shared. `pretrained` says that its
+                    weights as they are now are public and good for something: they may then stay frozen
+    share           "auto" lets users, budget and sizes decide; "all" of the representation, its "adapters", a "linear"
+                    layer, "directions" in which classes differ, or "nothing"
+    image           (height, width, channels) of rows that are images; `features` is their public map, by default edges
+    rows            of a user, the first so many take part in training: a public number. Heads use up to 1,024
+    settings        of the rounds: `privrep.neural.rounds.Settings`; `rounds` says how many, where they differ
+    random_state    a seed makes the run a simulation, which is not private and says so
+    run_folder      where charges and releases are kept, so that the same call continues a fit that was killed
+    on_page         is told each page that is posted and the epsilon spent so far
+    on_loss         is told each round and an estimate of the training loss as it began: NOT PRIVATE, for your screen
+    """
+
+    def __init__(
+        self,
+        representation: nn.Module | Literal["mlp", "lenet"] | None = None,
+        head: nn.Module | None = None,
+        *,
+        classes: int | Sequence[Hashable] | None = None,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        share: Share = "auto",
+        pretrained: bool = False,
+        image: tuple[int, int, int] | None = None,
+        features: FeatureMap | Literal["auto"] | None = "auto",
+        rows: int = ROWS,
+        rounds: int | None = None,
+        settings: Settings | None = None,
+        random_state: int | None = None,
+        run_folder: str | Path | None = None,
+        on_page: Callable[[str, float], None] | None = None,
+        on_loss: OnLoss | None = None,
+    ) -> None:
+        self.representation, self.head = representation, head
+        self.classes, self.epsilon, self.delta = classes, epsilon, delta
+        self.share, self.pretrained, self.image, self.features = share, pretrained, image, features
+        self.rows, self.rounds, self.settings = rows, rounds, settings
+        self.random_state, self.run_folder = random_state, run_folder
+        self.on_page, self.on_loss = on_page, on_loss
+
+    def fit(self, X: Any, y: Any = None, groups: Any = None) -> Centaur:
+        """Learn from rows X, their classes y and the user of each, or from a `UserTable` whose y are class numbers."""
+        check_parameters(self)
+        if not isinstance(X, UserTable):
+            codes = class_numbers(y, known_classes(self.classes, self.head))
+            if groups is None:
+                raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users.")
+            X = UserTable.from_rows(rows_of(X), codes, groups)
+        check_table(X, self.image, self.features)
+        return self._fit(dataclasses.replace(X, X=rows_of(X.X), y=X.y.astype(np.float64)))
+
+    def _fit(self, table: UserTable) -> Centaur:
+        plan = self._begin(table.n_users, table.n_features)
+        prepared = self._prepared(table, plan)
+        self._learn(InMemoryUsers(prepared), plan, prepared)
+        self._finish(fit_own_heads(self.learned_, prepared))
+        if plan.share == "nothing":
+            warnings.warn(NothingLearned(plan.words), stacklevel=3)
+        return self
+
+    def _begin(self, users: int, features: int) -> Plan:
+        """What follows from public sizes: the plan, the features of rows, and, with a folder, whose run it is."""
+        plan = self.planned(users, features)
+        self.n_features_in_, self.map_ = features, self._map(plan, features)
+        self.described_ = saving.describe(self, plan, users, features)
+        if self._folder is not None:
+            saving.claim(self._folder, self.described_)
+        return plan
+
+    def _prepared(self, table: UserTable, plan: Plan) -> UserTable:
+        """The table with rows as steps and heads get them."""
+        return dataclasses.replace(table, X=self._columns(table.X, self._shape_of(plan).raw))
+
+    def _learn(self, users: Users, plan: Plan, watched: UserTable | None = None) -> None:
+        """All that is released, of users whose rows are prepared, wherever those are; `watched` are the rows of which
+        `on_loss` hears. With a folder every charge and page is there before it is used."""
+        seed, told, heard, folder = self.random_state, self.on_page, self.on_loss, self._folder
+        given = self._given(plan, self.n_features_in_)
+        budget, path = Budget(self.epsilon, self.delta), None if folder is None else folder / "ledger.jsonl"
+        ledger = Ledger(budget, seeded=seed is not None, path=path)
+        try:
+            billboard = Billboard(None if folder is None else folder / "billboard")
+            noise = secure_noise if seed is None else simulated_noise(seed)
+            on_page = (lambda page: None) if told is None else (lambda page: told(page, ledger.epsilon))
+            run = (
+                Run(users, ledger, billboard, noise, on_page)
+                if heard is None or watched is None
+                else WatchedRun(users, ledger, billboard, noise, on_page, heard, watched)
+            )
+            self.learned_: Learned = learn(run, plan, given, self._shape_of(plan), self.settings)
+        finally:
+            ledger.close()
+        self.plan_, self.ledger_, self.billboard_ = self.learned_.plan, ledger, billboard
+        self.privacy_: PrivacyReport = ledger.report()
+
+    def _finish(self, heads: OwnHeads | None) -> None:
+        """The model is whole, with the heads of its users or without any."""
+        self.heads_: OwnHeads | None = heads
+        if self._folder is not None:
+            saving.finish(self._folder, self.described_, heads)
+
+    @property
+    def _folder(self) -> Path | None:
+        return None if self.run_folder is None else Path(self.run_folder)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the model. Everything but folder/private is safe to publish."""
+        if not hasattr(self, "learned_"):
+            raise InputError("there is nothing to save before a fit.")
+        saving.save(Path(folder), self.described_, self.ledger_, self.billboard_, self.heads_, overwrite)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        representation: nn.Module | None = None,
+        head: nn.Module | None = None,
+        features: FeatureMap | None = None,
+    ) -> Self:
+        """Read a model folder. A module that was passed to the fit and is part of what is shared must be passed again,
+        with the same frozen weights; so must a frozen feature map. A head is of use for another fit only."""
+        saved = saving.read(Path(folder))
+        model = cls(**saving.arguments(saved, representation, head, features))
+        plan, wanted = saved.plan, int(saved.described["feature_count"])
+        model.n_features_in_, model.described_ = wanted, saved.described
+        model.map_ = model._map(plan, wanted)
+        own = wanted if model.map_ is None else model.map_.size
+        model.learned_ = saving.restored(saved, model._given(plan, wanted), model._shape_of(plan), own)
+        model.heads_ = saving.read_heads(Path(folder), model.learned_)
+        model.plan_, model.privacy_ = model.learned_.plan, saved.ledger.report()
+        model.ledger_, model.billboard_ = saved.ledger, saved.billboard
+        return model
+
+    @property
+    def n_classes(self) -> int:
+        """How many classes there are: declared, or as many as the head has scores for."""
+        known = known_classes(self.classes, self.head)
+        return known if isinstance(known, int) else len(known)
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The classes, in the order of the columns of `predict_proba`."""
+        known = known_classes(self.classes, self.head)
+        return np.arange(known) if isinstance(known, int) else np.asarray(known)
+
+    def planned(self, users: int, features: int) -> Plan:
+        """What a fit with so many users and rows of so many numbers would share. Costs nothing."""
+        check_parameters(self)
+        public = self._public_features(features)
+        whole: int | None = None
+        adapters: tuple[tuple[int, int], ...] = ()
+        representation, head = self._modules(features)
+        if representation is not None:
+            head = head if head is not None else _linear_head(representation, features, self.n_classes)
+            both = split(representation, head, features)
+            check_scores(both, self.n_classes)
+            whole = both.representation.size
+            if self.pretrained:
+                adapters = tuple((r, Part(adapted(representation, r)).size) for r in ADAPTER_RANKS)
+                public = both.rank if self.features == "auto" else public
+        offer = Offer(self.n_classes, public, whole, adapters)
+        return decide(offer, users, Budget(self.epsilon, self.delta).mu, self.share, self._wanted_rounds)
+
+    @property
+    def _wanted_rounds(self) -> int | None:
+        return self.rounds if self.rounds is not None or self.settings is None else self.settings.rounds
+
+    def predict(self, X: Any, groups: Any) -> NDArray[Any]:
+        """The class of each row, by its user's own head."""
+        return np.asarray(self.classes_[self._scores(X, groups).argmax(axis=1)])
+
+    def predict_proba(self, X: Any, groups: Any) -> NDArray[np.float64]:
+        return _softmax(self._scores(X, groups))
+
+    def score(self, X: Any, y: Any, groups: Any) -> float:
+        """Accuracy on these rows. Not private: for your eyes."""
+        return float(np.mean(self.predict(X, groups) == np.asarray(y)))
+
+    def personalize(self, X: Any, y: Any) -> PersonalNetwork:
+        """A head for a user who was not there, from that user's rows: on the user's own device, no privacy spent."""
+        codes = class_numbers(y, known_classes(self.classes, self.head))
+        table = UserTable.from_rows(rows_of(X), codes, np.zeros(len(codes), dtype=np.int64))
+        _same_features(table.n_features, self.n_features_in_)
+        prepared = dataclasses.replace(table, X=self._columns(table.X, self.learned_.raw))
+        return PersonalNetwork(self, fit_own_heads(self.learned_, prepared))
+
+    def _shape_of(self, plan: Plan) -> Shape:
+        raw = 0 if plan.share in ON_FEATURES else self.n_features_in_
+        return Shape(self.n_classes, self.rows, raw, ordered=isinstance(self.map_, Dct | Edges))
+
+    def _scores(self, X: Any, groups: Any) -> NDArray[np.float32]:
+        rows = rows_of(X)
+        _same_features(rows.shape[1], self.n_features_in_)
+        if self.heads_ is None:
+            raise InputError("this model has no heads: its folder had no private/. Use personalize(X, y) instead.")
+        if groups is None or len(groups) != len(rows):
+            raise InputError(f"groups must name the user of each of the {len(rows):,} rows.")
+        users = find_users(self.heads_.ids, groups)
+        if (users < 0).any():
+            unknown = np.asarray(groups, dtype=object)[np.flatnonzero(users < 0)[0]]
+            raise InputError(f"user {unknown!r} was not in the fit. Use personalize(X, y) with rows of that user.")
+        return self.heads_.scores(self.learned_, self._columns(rows, self.learned_.raw), users)
+
+    def _modules(self, features: int) -> tuple[nn.Module | None, nn.Module | None]:
+        """The representation and head that were passed, or those of the network that was named."""
+        named, classes = self.representation, self.n_classes
+        if named == "mlp":
+            return mlp(features, classes=classes)
+        if named == "lenet":
+            if self.image is None or self.image[0] != self.image[1]:
+                raise InputError("lenet takes square images: pass image=(side, side, channels).")
+            return lenet(self.image[2], self.image[0], classes=classes)
+        assert not isinstance(named, str)
+        return named, self.head
+
+    def _public_features(self, features: int) -> int:
+        if self.features == "auto":
+            return features if self.image is None else _most_edges(*self.image[:2])
+        return features if self.features is None else self.features.size
+
+    def _map(self, plan: Plan, features: int) -> FeatureMap | None:
+        """The public features of rows, all of them: a plan may share a layer on some, heads have all."""
+        if self.features == "auto":
+            if isinstance(self.representation, nn.Module) and self.pretrained and plan.share in ON_FEATURES:
+                return _frozen(self.representation, features)
+            if self.image is None:
+                return None
+            height, width, channels = self.image
+            return Edges(height, width, channels, _most_edges(height, width))
+        return self.features
+
+    def _given(self, plan: Plan, features: int) -> tuple[nn.Module, nn.Module] | None:
+        representation, head = self._modules(features)
+        if plan.share in ON_FEATURES or representation is None:
+            return None
+        whole = representation if plan.share == "all" else adapted(representation, plan.rank)
+        return whole, head if head is not None else _linear_head(whole, features, self.n_classes)
+
+    def _columns(self, rows: NDArray[np.float32], raw: int) -> NDArray[np.float32]:
+        """What heads and steps get of rows: the rows themselves where a representation takes them, then the public
+        features, of length one."""
+        own = rows if self.map_ is None else self.map_(rows)
+        with np.errstate(all="ignore"):
+            own = own / np.maximum(np.sqrt((own * own).sum(axis=1, keepdims=True)), np.float32(1e-12))
+        return np.concatenate([rows, own], axis=1) if raw else own
+
+
+class PersonalNetwork:
+    """One user's own model: the public part and a head that this user alone has."""
+
+    def __init__(self, model: Centaur, head: OwnHeads) -> None:
+        self.model, self.head = model, head
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        return np.asarray(self.model.classes_[self._scores(X).argmax(axis=1)])
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        return _softmax(self._scores(X))
+
+    def _scores(self, X: Any) -> NDArray[np.float32]:
+        rows = rows_of(X)
+        _same_features(rows.shape[1], self.model.n_features_in_)
+        columns = self.model._columns(rows, self.model.learned_.raw)
+        return self.head.scores(self.model.learned_, columns, np.zeros(len(rows), dtype=np.int64))
+
+
+def _frozen(module: nn.Module, features: int) -> Frozen:
+    return Frozen(module, type(module).__name__, (features,), _outputs(module, features))
+
+
+def _linear_head(module: nn.Module, features: int, classes: int) -> nn.Module:
+    head = nn.Linear(_outputs(module, features), classes)
+    initialise(head, "head")
+    return head
+
+
+def _outputs(module: nn.Module, features: int) -> int:
+    """How many numbers the module makes of a row."""
+    check_module(module, "representation")
+    found = tried(module, torch.zeros(2, features), "representation", f"rows of {features} numbers")
+    return int(found.reshape(2, -1).shape[1])
+
+
+def _most_edges(height: int, width: int) -> int:
+    """How many edges are looked at by default: small images have fewer."""
+    return min(EDGES, ORIENTATIONS * sum(frequencies(height, width, scale)[0].size for scale in SCALES))
+
+
+def _same_features(got: int, wanted: int) -> None:
+    if got != wanted:
+        raise InputError(f"the model was fitted on rows of {wanted} numbers. Got {got} instead.")
+
+
+def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))

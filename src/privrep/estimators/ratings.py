@@ -1,0 +1,236 @@
+"""Ratings: the scikit-learn face of private factorisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from privrep.data import categories
+from privrep.data.files import is_text
+from privrep.data.table import UserTable, factorize
+from privrep.errors import InputError
+from privrep.estimators.regression import Groups, as_rank, as_seed, heads_of, known_users, warn_if_nothing
+from privrep.heads.fitting import fit_block, fit_heads
+from privrep.models import model as models
+from privrep.privacy.accounting import Relation
+from privrep.privacy.bounds import Array
+from privrep.users.holders import KeyHolders
+from privrep.users.memory import InMemoryUsers
+from privrep.users.summing import Users
+
+COLUMN = "item"
+
+
+@dataclass(frozen=True)
+class Taste:
+    """One user's predictions, made of the public factors and that user's ratings. It belongs to that user."""
+
+    items: categories.Listed
+    scores: Array  # of each item
+    mean: float  # of an item that is not among them
+
+    def predict(self, items: Any) -> Array:
+        codes = item_codes(items, self.items)
+        return np.where(codes >= 0, self.scores[codes], self.mean)
+
+
+class PrivateFactorization(BaseEstimator):
+    """Ratings (user, item, rating) by item factors under user-level differential privacy, and private user factors.
+
+    A prediction is the user's mean plus the user's spread times the item's offset plus <item factors, user factors>.
+    Offsets and factors of the items are released privately; mean, spread and factors of a user stay with the user.
+
+    Parameters
+    ----------
+    rank : int or "auto"
+        The most factors to keep; "auto" keeps those that stand out from the noise.
+    epsilon, delta : float
+        The whole budget of `fit`.
+    relation : "replace-one-user" or "add-or-remove-one-user"
+        Which change of the population the guarantee speaks of.
+    items : list, optional
+        The catalogue, if it is public: all integers or all text. By default the items that enough users rated are
+        selected privately, for a twentieth of the budget: a list of all items that occur would tell of a user who
+        alone rated one.
+    random_state : None or int
+        None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
+    run_folder : path, optional
+        Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+
+    Attributes
+    ----------
+    items_ : tuple of the items that have factors, public
+    item_offsets_, item_factors_ : arrays (items,) and (items, rank), public, in units of a user's own spread
+    privacy_ : PrivacyReport
+    users_ : the ids of the users, private like their factors
+
+    Formal guarantee: all attributes but `users_` are (epsilon, delta)-DP at user level.
+    """
+
+    def __init__(
+        self,
+        rank: int | Literal["auto"] = "auto",
+        *,
+        epsilon: float = 1.0,
+        delta: float = 1e-6,
+        relation: Relation = "replace-one-user",
+        items: Any = None,
+        random_state: int | None = None,
+        run_folder: str | Path | None = None,
+    ) -> None:
+        self.rank = rank
+        self.epsilon = epsilon
+        self.delta = delta
+        self.relation = relation
+        self.items = items
+        self.random_state = random_state
+        self.run_folder = run_folder
+
+    def fit(self, users: Groups, items: Any, ratings: Any) -> Self:
+        """Learn from equally long columns: who rated what how."""
+        values = _ratings(ratings)
+        users = users.to_numpy() if isinstance(users, pa.ChunkedArray) else users
+        if not len(users) == len(items) == len(values):
+            raise InputError(
+                f"users, items and ratings must be equally long. Got {len(users)}, {len(items)} and {len(values)}."
+            )
+        column = item_column(items)  # what cannot be used is refused before anything is spent
+        table: UserTable | None = None
+
+        def make(columns: models.Columns) -> Users:
+            nonlocal table
+            rows = _one_hot(column, columns.categories[0])
+            table = UserTable.from_rows(rows, values, users)
+            return InMemoryUsers(table)
+
+        folder = None if self.run_folder is None else Path(self.run_folder)
+        if folder is not None:
+            models.ids_to_arrow(factorize(users)[0])  # what cannot be saved is refused before it costs
+        if self.items is None:
+            columns = models.Columns(categorical=(COLUMN,), categories=((),))
+            holders = {COLUMN: KeyHolders.from_columns(users, column)}
+        else:
+            listed = categories.checked_lists({COLUMN: self.items})[COLUMN]
+            columns, holders = models.Columns(categorical=(COLUMN,), categories=(listed,)), {}
+        fitted = models.learn(models.Undecided(holders, make), self._config(), folder=folder, columns=columns)
+        assert table is not None  # learn made it
+        warn_if_nothing(fitted)
+        self._adopt(models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation)))
+        if folder is not None:
+            models.finish(self.model_, folder)
+        return self
+
+    def predict(self, users: Groups, items: Any) -> Array:
+        """Ratings by each row's user of each row's item; of an item that is not in `items_` the user's mean."""
+        check_is_fitted(self)
+        if len(users) != len(items):
+            raise InputError(f"users and items must be equally long. Got {len(users)} and {len(items)} instead.")
+        rows = _one_hot(items, self.items_)
+        heads = heads_of(self.model_)
+        return heads.predict(self.model_.representation, rows, known_users(heads.ids, users))
+
+    def personalize(self, items: Any, ratings: Any) -> Taste:
+        """The taste of a user who was not there, from its own ratings and the public factors. Costs no privacy."""
+        check_is_fitted(self)
+        values = _ratings(ratings)
+        if len(items) != len(values):
+            raise InputError(f"items and ratings must be equally long. Got {len(items)} and {len(values)} instead.")
+        if not len(values):
+            raise InputError("personalize needs at least one rating of the user.")
+        table = UserTable.from_rows(_one_hot(items, self.items_), values, np.zeros(len(values), dtype=np.int64))
+        head = fit_block(table, self.model_.representation, True, False)
+        mean = float(head.intercept[0])
+        return Taste(self.items_, head.weights(self.model_.representation)[0] + mean, mean)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the model. Everything but folder/private is safe to publish."""
+        check_is_fitted(self)
+        models.save(self.model_, Path(folder), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a model folder, as `save` or `privrep fit --item` wrote it."""
+        loaded = models.load(Path(folder))
+        c = loaded.config
+        if not c.ratings:
+            raise InputError(f"{folder} holds no model of ratings; load it with the estimator that made it.")
+        rank: int | Literal["auto"] = "auto" if c.rank is None else c.rank
+        estimator = cls(rank, epsilon=c.epsilon, delta=c.delta, relation=c.relation, random_state=c.seed)
+        estimator._adopt(loaded)
+        return estimator
+
+    def _adopt(self, fitted: models.Model) -> None:
+        self.model_ = fitted
+        self.items_ = fitted.columns.categories[0]
+        matrix = fitted.representation.matrix
+        self.item_offsets_, self.item_factors_ = matrix[:, 0], matrix[:, 1:]
+        self.rank_ = matrix.shape[1] - 1
+        self.privacy_ = fitted.privacy
+        if fitted.heads is not None:
+            self.users_ = fitted.heads.ids
+
+    def _config(self) -> models.Config:
+        return models.Config(
+            rank=as_rank(self.rank),
+            epsilon=float(self.epsilon),
+            delta=float(self.delta),
+            relation=self.relation,
+            seed=None if self.random_state is None else as_seed(self.random_state),
+            ratings=True,
+        )
+
+
+def _ratings(ratings: Any) -> Array:
+    try:
+        values = np.asarray(ratings, dtype=np.float64)
+    except (ValueError, TypeError):
+        raise InputError("ratings must be numbers; turn them into numbers.") from None
+    if values.ndim != 1:
+        raise InputError(f"ratings must be one column of numbers. Got shape {values.shape} instead.")
+    if not np.isfinite(values).all():
+        raise InputError(f"ratings has no finite number in row {int(np.flatnonzero(~np.isfinite(values))[0])}.")
+    return values
+
+
+def item_column(items: Any) -> Any:
+    """One Arrow array of integers or of text; numbers of integers that came as floats, for some are missing, too."""
+    try:
+        column = items if isinstance(items, pa.Array | pa.ChunkedArray) else pa.array(items, from_pandas=True)
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column).cast(pa.int64())
+        if pa.types.is_null(column.type) or pa.types.is_integer(column.type):
+            return column
+        return column.cast(pa.large_string()) if is_text(column.type) else _refuse_items()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return _refuse_items()
+
+
+def _refuse_items() -> Any:
+    raise InputError("items must be all integers or all text; turn them into one or the other.")
+
+
+def item_codes(items: Any, listed: categories.Listed) -> NDArray[np.int32]:
+    """Where each item is in the list, or -1."""
+    column = item_column(items)
+    if pa.types.is_null(column.type):
+        return np.full(len(column), -1, dtype=np.int32)
+    text = isinstance(listed[0], str)
+    if text == pa.types.is_integer(column.type):
+        kinds = "text" if text else "integers"
+        raise InputError(f"the items of this model are {kinds}; give {kinds}.")
+    return np.asarray(categories.codes(column, listed))
+
+
+def _one_hot(items: Any, listed: categories.Listed) -> Any:
+    codes = item_codes(items, listed)
+    return categories.one_hot(np.empty((len(codes), 0)), codes[:, None], [len(listed)])

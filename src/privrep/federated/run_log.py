@@ -1,0 +1,75 @@
+"""What the operator of a server keeps beside a run: its name, who takes part, and what happened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from privrep.errors import InputError
+from privrep.federated.settings import Settings
+from privrep.federated.task import Task
+from privrep.federated.wire.users import Facts
+
+Say = Callable[[str], None]
+
+
+class Books:
+    """What the operator keeps: the run's name, the roster, the log."""
+
+    def __init__(self, folder: Path, say: Say) -> None:
+        self._said = say
+        self.place = folder.with_name(folder.name + ".federation")
+        self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(self.place, 0o700)
+        self._model = folder
+        self.run = ""
+
+    def claim(self, task: Task, settings: Settings) -> None:
+        """The run of this folder: a new one, or the one that stands if it is about the same."""
+        path = self.place / "run.json"
+        asked = json.loads(
+            json.dumps({"task": task.to_json(), "noise": settings.noise, "noise_nodes": settings.noise_nodes})
+        )
+        if path.is_file():
+            stands = json.loads(path.read_text())
+            if {name: stands[name] for name in asked} != asked:
+                raise InputError(
+                    f"{self._model} holds a run with other settings. Continue it with the same configuration, or "
+                    "choose another folder."
+                )
+            self.run = stands["run"]
+            self.say("going on with the run that stands")
+            return
+        seed = f"{time.time_ns()} {os.getpid()} {self._model.resolve()}"  # a name, not a secret
+        self.run = hashlib.sha256(seed.encode()).hexdigest()[:16]
+        write_private(path, {"run": self.run, **asked})
+
+    def roster(self) -> dict[str, Facts]:
+        path = self.place / "roster.json"
+        if not path.is_file():
+            return {}
+        return {name: Facts.of(fields) for name, fields in json.loads(path.read_text()).items()}
+
+    def keep_roster(self, roster: Mapping[str, Facts]) -> None:
+        write_private(self.place / "roster.json", {name: asdict(facts) for name, facts in sorted(roster.items())})
+
+    def say(self, what: str) -> None:
+        with open(self.place / "log", "a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n")
+        self._said(what)
+
+
+def write_private(path: Path, data: Mapping[str, Any]) -> None:
+    """JSON for the owner's eyes, whole and on the disk, or not at all."""
+    temporary = path.with_suffix(".tmp")
+    with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump(data, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,301 @@
+"""What a federation learns, as public facts: they travel from the server to the nodes, and no code with them.
+
+A node opens its own file by the task, so that steps see its users' rows as a fit of one file would; the server learns
+with an engine that asks the nodes, and writes a model without heads; a node makes its users' heads with that model, in
+a folder of its own. Formal guarantee: a task holds nothing that was computed from users, but for their number, which
+is public under replace-one-user; heads and ids are written on the node and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self, TypedDict
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from privrep.data.categories import checked_classes, checked_lists
+from privrep.data.readers import TableSource, checked_batches
+from privrep.data.table import UserTable
+from privrep.errors import InputError
+from privrep.federated.fields import check_names, mapping, read_columns, read_fields, shortly
+from privrep.heads.fitting import fit_heads
+from privrep.models import model as models
+from privrep.models.description import Columns, Config, loss_of
+from privrep.privacy.accounting import Relation
+from privrep.users.memory import InMemoryUsers
+from privrep.users.streaming import StreamingUsers
+from privrep.users.summing import Users
+
+IN_MEMORY = 1 << 30  # bytes of numbers of a file that a node holds in memory; more than that is streamed
+
+LONGEST = 400  # characters of a sentence about what was sent
+
+
+class Facts(TypedDict):
+    """Of a node's file: its users, and the numbers, targets and kind of its rows as they stand there."""
+
+    users: int
+    features: int
+    targets: int
+    sparse: bool
+
+
+class Task(Protocol):
+    """What is learned; see `TableTask` and `privrep.federated.neural_task.NeuralTask`."""
+
+    @property
+    def relation(self) -> Relation: ...
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def delta(self) -> float: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def file_shape(self) -> tuple[int, int, bool]:
+        """Numbers and targets of a row of a node's file, and whether it is sparse: what `facts` must say."""
+        ...
+
+    @property
+    def features(self) -> int:
+        """How many numbers steps see of a row; of a neural task only `with_users` can tell."""
+        ...
+
+    @property
+    def targets(self) -> int: ...
+    @property
+    def sparse(self) -> bool: ...
+
+    def to_json(self) -> dict[str, Any]:
+        """The task as it travels to the nodes."""
+        ...
+
+    def facts(self, path: Path) -> Facts:
+        """What is in a node's file. Whatever is wrong with it is one sentence."""
+        ...
+
+    def with_users(self, total: int) -> Task:
+        """The task of so many users on all nodes together, which decides how rows are prepared."""
+        ...
+
+    def open(self, path: Path) -> AbstractContextManager[Users]:
+        """On a node: the users of a file, as steps see their rows."""
+        ...
+
+    def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
+        """On the server: begin or continue the run of a folder, and finish it as a model without heads.
+
+        A folder that holds the finished model of this very task stays as it is, and nothing is spent.
+        """
+        ...
+
+    def check_own(self, folder: Path) -> None:
+        """Whether a folder holds a model of this task, without a look at any row."""
+        ...
+
+    def keep(self, folder: Path, users: Users) -> int:
+        """On a node: make and write the heads of the users of `open`, to the folder of the published model; how many.
+
+        Called again, it does the same work and leaves the same file.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TableTask:
+    """Regression, classification or ratings of a table whose columns, categories and classes are all declared."""
+
+    config: Config
+    columns: Columns
+
+    def __post_init__(self) -> None:
+        columns = _checked_columns(self.columns, labels=self.config.loss is not None)
+        object.__setattr__(self, "columns", columns)  # the dataclass is frozen; this is its construction
+        self.config.check(self.features)
+        loss_of(self.config, columns)
+        seed = self.config.seed
+        if seed is not None and seed < 0:
+            raise InputError(f"a seed must be zero or a positive integer. Got {seed} instead.")
+        if self.config.configuration == "paper" and len(columns.targets) > 1:
+            raise InputError("the configuration paper takes one target; fit each by itself, or use the default.")
+        if self.config.covariance is not None and columns.categorical:
+            raise InputError("a declared covariance is for tables of numbers; leave it or the categories out.")
+
+    @property
+    def relation(self) -> Relation:
+        return self.config.relation
+
+    @property
+    def epsilon(self) -> float:
+        return self.config.epsilon
+
+    @property
+    def delta(self) -> float:
+        return self.config.delta
+
+    @property
+    def seed(self) -> int | None:
+        return self.config.seed
+
+    @property
+    def file_shape(self) -> tuple[int, int, bool]:
+        return self.features, self.targets, self.sparse
+
+    @property
+    def features(self) -> int:
+        return len(self.columns.features) + sum(map(len, self.columns.categories))
+
+    @property
+    def targets(self) -> int:
+        return len(self.columns.targets)
+
+    @property
+    def sparse(self) -> bool:
+        return bool(self.columns.categorical)
+
+    def to_json(self) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads(
+            json.dumps({"config": asdict(self.config), "columns": asdict(self.columns)})
+        )
+        return {"kind": "table", **described}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        check_names(given, ("kind", "config", "columns"), "a task of a table")
+        config = Config(**read_fields(Config, given["config"], "config"))
+        return cls(config, read_columns(given["columns"]))
+
+    def facts(self, path: Path) -> Facts:
+        users = [pc.unique(batch.column(0)) for batch in checked_batches(self._source(path))]
+        count = int(pc.count_distinct(pa.chunked_array(users)).as_py())
+        return {"users": count, "features": self.features, "targets": self.targets, "sparse": self.sparse}
+
+    def with_users(self, total: int) -> TableTask:
+        return self
+
+    @contextmanager
+    def open(self, path: Path) -> Iterator[Users]:
+        """Rows are held in memory where they fit, and read from disk in every pass where not: to the same bits."""
+        with StreamingUsers.open(self._source(path)) as users:
+            stored = len(users.source.columns) - 1
+            each = users.source.dtype.itemsize + (4 if users.sparse else 0)
+            if users.rows * stored * each > IN_MEMORY:
+                yield users
+                return
+            [table] = users.blocks(users.rows)
+        yield InMemoryUsers(table)
+
+    def _source(self, path: Path) -> TableSource:
+        columns = self.columns
+        lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
+        return TableSource(path, columns.user, columns.targets, columns.features, **lists)
+
+    def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
+        if (folder / "model.json").is_file():
+            self.check_own(folder)
+            return
+        check_users(self, users)
+        fitted = models.learn(users, self.config, folder=folder, columns=self.columns, on_page=on_page)
+        models.finish(fitted, folder)
+
+    def keep(self, folder: Path, users: Users) -> int:
+        self.check_own(folder)
+        model, config = self.own_model(folder), self.config
+        heads = fit_heads(
+            user_blocks(users),
+            model.representation,
+            intercept=config.intercept,
+            safety_net=config.safety_net,
+            loss=model.loss,
+        )
+        models.write_heads(heads, folder)
+        return len(heads.ids)
+
+    def check_own(self, folder: Path) -> None:
+        model = self.own_model(folder)
+        if (model.representation.ratings is not None) != self.config.ratings:
+            raise other_task(folder)
+        if len(model.representation.matrix) != self.features:
+            raise InputError(f"{folder} holds a representation of other features than the task names; fetch it again.")
+
+    def own_model(self, folder: Path) -> models.Model:
+        """The model of a folder, if it is of this task."""
+        model = models.load(folder)
+        if (model.config, model.columns) != (self.config, self.columns):
+            raise other_task(folder)
+        return model
+
+
+def task_from_json(given: Mapping[str, Any]) -> Task:
+    """The task that was sent. Whatever is wrong with it is an InputError: nothing of it is taken on trust."""
+    try:
+        kind = mapping(given, "a task").get("kind")
+        if kind == "table":
+            return TableTask.from_json(given)
+        if kind == "neural":
+            return _neural(given)
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if len(text) <= LONGEST else f"{text[:LONGEST]}...") from None
+    except Exception as error:
+        raise InputError(f"this is no task that privrep knows ({type(error).__name__}); send it again.") from None
+    raise InputError(f"a task is of kind table or neural. Got {shortly(kind)} instead.")
+
+
+def _neural(given: Mapping[str, Any]) -> Task:
+    try:
+        from privrep.federated.neural_task import NeuralTask
+    except ImportError:
+        raise InputError("neural models need PyTorch; install privrep[torch].") from None
+    return NeuralTask.from_json(given)
+
+
+def user_blocks(users: Users) -> Iterator[UserTable]:
+    """The rows of users that are on this machine, in blocks."""
+    if isinstance(users, InMemoryUsers):
+        return users.table.blocks()
+    if isinstance(users, StreamingUsers):
+        return users.blocks()
+    raise InputError("heads are made where their users' rows are: keep takes the users that open gave.")
+
+
+def other_task(folder: Path) -> InputError:
+    return InputError(f"{folder} holds a finished model of another task. Choose another folder.")
+
+
+def check_users(task: Task, users: Users) -> None:
+    """Refuse an engine whose rows are not those the task speaks of."""
+    if (users.features, users.targets, users.sparse) != (task.features, task.targets, task.sparse):
+        raise InputError(
+            f"the users' rows have {users.features} numbers and {users.targets} targets, and those of the task "
+            f"{task.features} and {task.targets}; open them by the same task."
+        )
+
+
+def _checked_columns(columns: Columns, labels: bool) -> Columns:
+    """The columns, if all that nodes must agree on is declared."""
+    if not columns.user or not columns.targets or not (columns.features or columns.categorical):
+        raise InputError("a federation must name its columns: the user, the targets and the features.")
+    names = (columns.user, *columns.targets, *columns.features, *columns.categorical)
+    if not all(isinstance(name, str) and name for name in names):
+        raise InputError("columns are named by texts that are not empty.")
+    if len(set(names)) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise InputError(f"the task names column {twice!r} more than once; name it once.")
+    if len(columns.categories) != len(columns.categorical):
+        raise InputError("every column of categories needs its list, declared: nodes cannot select one together.")
+    checked_lists(columns.by_category)
+    if not labels:
+        if columns.classes:
+            raise InputError("classes go with a loss, of labels; leave them out, or choose a loss.")
+        return columns
+    if not columns.classes:
+        raise InputError("labels need their classes declared: nodes cannot select them together.")
+    if len(columns.targets) > 1:
+        raise InputError("labels are one target column; fit each of several by itself.")
+    return replace(columns, classes=checked_classes(columns.classes))

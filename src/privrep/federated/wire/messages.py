@@ -1,0 +1,207 @@
+"""What travels between server and nodes: JSON and arrays in one Flower record, made and read strictly.
+
+Down go questions (`Question`): a local step, bounds, and whom to ask. Up come answers (`Answer`): one clipped sum for
+each bound, or a noisy one, and the number of users the node joined with; or, of a node that cannot answer, one of a few
+fixed words (`REFUSALS`): why it cannot is for the node's own log, because a reason may quote its rows.
+
+Reading refuses whatever is not exactly of this form, in one sentence and without looking at it twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from privrep.errors import InputError
+from privrep.federated.wire.step_codec import decode, encode
+from privrep.privacy.bounds import Array, Bound, LossBound
+from privrep.privacy.groups import Group
+from privrep.users.summing import LocalStep, SlotStep
+
+RECORD = "privrep"
+MOST_TEXT = 1 << 24  # characters
+Arrays = dict[str, NDArray[Any]]
+Refusal = Literal["unknown-run", "no-data", "refused", "failed"]
+REFUSALS: tuple[str, ...] = get_args(Refusal)
+
+
+def packed(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> RecordDict:
+    """JSON fields and named arrays as the content of a message: one record, as each is a request of its own."""
+    blob = save({name: np.asarray(array, order="C") for name, array in (arrays or {}).items()})
+    return RecordDict({RECORD: ConfigRecord({"text": json.dumps(fields, allow_nan=False), "arrays": blob})})
+
+
+def unpacked(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
+    """What `packed` packed."""
+    if set(content) != {RECORD} or not isinstance(content[RECORD], ConfigRecord):
+        raise InputError("a message holds one record, of privrep; this one is of another kind.")
+    record: Any = content[RECORD]
+    text, blob = record.get("text"), record.get("arrays")
+    if set(record) != {"text", "arrays"} or not isinstance(text, str) or not isinstance(blob, bytes):
+        raise InputError("a message holds a text and arrays; this one does not.")
+    if len(text) > MOST_TEXT:
+        raise InputError(f"the text of a message has at most {MOST_TEXT:,} characters; this one has more.")
+    try:
+        fields, arrays = json.loads(text, parse_constant=_refused), load(blob)
+    except (ValueError, RecursionError, SafetensorError, KeyError, TypeError, OverflowError):
+        raise InputError("a message is damaged: its text is not JSON, or its arrays cannot be read.") from None
+    if not isinstance(fields, dict):
+        raise InputError("the text of a message is a JSON object; this one is not.")
+    return fields, arrays
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(name)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One pass over a node's users. With a page, the node answers with noise of its own, on its own ledger's account,
+    `mu_squared` for each statistic. `chosen` says which of its users are asked, where a sample is; `rate` is its
+    public rate."""
+
+    run: str
+    number: int
+    step: LocalStep | SlotStep
+    bounds: Mapping[str, Bound | LossBound]
+    group: Group | None = None
+    chosen: NDArray[np.bool_] | None = field(default=None, repr=False)
+    rate: float = 1.0
+    page: str | None = None
+    mu_squared: Mapping[str, float] | None = None
+
+    def content(self) -> RecordDict:
+        text, arrays = encode(self.step)
+        fields = {
+            "run": self.run,
+            "number": self.number,
+            "step": text,
+            "bounds": {key: _bound_to_json(bound) for key, bound in self.bounds.items()},
+            "group": None if self.group is None else [self.group.split, self.group.index, self.group.count],
+            "rate": self.rate,
+            "page": self.page,
+            "mu_squared": None if self.mu_squared is None else dict(self.mu_squared),
+        }
+        sampled = {} if self.chosen is None else {"members": np.packbits(self.chosen)}
+        return packed({**fields, "asked": None if self.chosen is None else len(self.chosen)}, {
+            **{f"step.{name}": array for name, array in arrays.items()}, **sampled
+        })  # fmt: skip
+
+    @classmethod
+    def of(cls, content: RecordDict, features: int, targets: int) -> Question:
+        """Read by a node whose rows have so many numbers and targets: the server may say anything."""
+        fields, arrays = unpacked(content)
+        known = {"run", "number", "step", "bounds", "group", "rate", "page", "mu_squared", "asked"}
+        if set(fields) != known:
+            raise InputError("a question has other fields than this version of privrep knows.")
+        members = None if fields["asked"] is None else _mask(arrays.pop("members", None), fields["asked"])
+        if any(not name.startswith("step.") for name in arrays):
+            raise InputError("a question has arrays that belong to nothing.")
+        held = {name.removeprefix("step."): array for name, array in arrays.items()}
+        step = decode(fields["step"], held, features, targets)
+        try:
+            return cls(
+                _text(fields["run"]),
+                _whole(fields["number"]),
+                step,
+                {_text(key): _bound_of(bound) for key, bound in fields["bounds"].items()},
+                None if fields["group"] is None else Group(*fields["group"]),
+                members,
+                _share(fields["rate"]),
+                None if fields["page"] is None else _text(fields["page"]),
+                None if fields["mu_squared"] is None else {k: _number(v) for k, v in fields["mu_squared"].items()},
+            )
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise InputError(f"a question is malformed ({type(error).__name__}).") from None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of one node: its sums, in float64, and how many users it has. Nothing else leaves a node in a round."""
+
+    number: int
+    users: int
+    sums: Mapping[str, Array]
+
+    def content(self) -> RecordDict:
+        return packed({"number": self.number, "users": self.users}, self.sums)
+
+    @classmethod
+    def of(cls, content: RecordDict) -> Answer:
+        """Read by the server: a node may say anything. What the sums may be is checked by who knows the bounds."""
+        fields, arrays = unpacked(content)
+        if set(fields) != {"number", "users"}:
+            raise InputError("an answer has a number and a number of users; this one has other fields.")
+        if any(array.dtype != np.float64 or array.ndim != 1 for array in arrays.values()):
+            raise InputError("an answer's sums are vectors of float64; these are not.")
+        return cls(_whole(fields["number"]), _whole(fields["users"]), arrays)
+
+
+def refusal(reason: Refusal) -> RecordDict:
+    return packed({"refused": reason})
+
+
+def refused(content: RecordDict) -> str | None:
+    """The word of a node that could not answer; None if it did."""
+    fields, arrays = unpacked(content)
+    if "refused" not in fields:
+        return None
+    if set(fields) != {"refused"} or arrays or fields["refused"] not in REFUSALS:
+        raise InputError("a refusal is one of a few words; this one is not.")
+    return str(fields["refused"])
+
+
+def _bound_to_json(bound: Bound | LossBound) -> dict[str, Any]:
+    if isinstance(bound, LossBound):
+        return {"candidates": bound.size}
+    if bound.touched is not None:
+        raise InputError("functions of a whole batch need all rows in one place; nodes keep theirs.")
+    return {"norm": bound.norm, "size": bound.size, "acute": bound.acute}
+
+
+def _bound_of(fields: Mapping[str, Any]) -> Bound | LossBound:
+    if set(fields) == {"candidates"}:
+        return LossBound(_whole(fields["candidates"]))
+    if set(fields) != {"norm", "size", "acute"} or not isinstance(fields["acute"], bool):
+        raise ValueError("bound")
+    return Bound(_number(fields["norm"]), _whole(fields["size"]), fields["acute"])
+
+
+def _mask(packed_bits: NDArray[Any] | None, asked: Any) -> NDArray[np.bool_]:
+    if not isinstance(asked, int) or packed_bits is None or packed_bits.dtype != np.uint8 or packed_bits.ndim != 1:
+        raise InputError("a question about a sample says who is in it, bit by bit; this one does not.")
+    if not 0 <= asked <= 8 * len(packed_bits) < asked + 8:
+        raise InputError("a question about a sample is about another number of users.")
+    return np.unpackbits(packed_bits, count=asked).astype(bool)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise InputError(f"a whole number was expected in a message. Got {str(value)[:40]!r} instead.")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"a number was expected in a message. Got {str(value)[:40]!r} instead.")
+    return float(value)
+
+
+def _share(value: Any) -> float:
+    if not 0 < _number(value) <= 1:
+        raise InputError("the rate of a sample lies between 0 and 1; that of a question does not.")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value or len(value) > 200:
+        raise InputError("a short text was expected in a message.")
+    return value

@@ -1,0 +1,395 @@
+"""Local steps as data: a JSON text and arrays by name, from which a node makes the step again. No code travels.
+
+The text is a tree. Numbers, texts, booleans, None and lists are themselves; whatever else is an object of one kind:
+
+  {"class": "module:name", "fields": {...}}   a dataclass of the list below, with all its fields
+  {"array": "a0", "strides": [...]}           an array that was sent beside the text; strides where it is not in C order
+  {"scalar": "a1"}                            a number of NumPy's, sent as an array without axes
+  {"bits": "7ff0000000000000"}                a float that is not finite
+  {"tuple": [...]}, {"dict": {...}}
+  {"part": {...}}                             a torch module, see `modules`
+
+Formal guarantee: whatever the text says, `decode` imports nothing but modules of the list, calls nothing but the
+constructors of its dataclasses and of the layers in `modules`, and raises nothing but InputError. Fields have the types
+that the dataclasses declare and arrays as many axes as a step expects, and steps are for rows such as the node's, so
+that a step which `decode` made, told of the node's rows, makes of each user's one contribution, a function of those.
+What `encode` wrote is read as it was, to the last bit, the order of arrays in memory included, by which products round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data.categories import MOST_CLASSES
+from privrep.errors import InputError
+from privrep.users.summing import LocalStep, SlotStep
+
+STEPS = (
+    "privrep.linear.methods.centaur:HalfLossGradient",
+    "privrep.linear.methods.paper_fedrep:BatchGradient",
+    "privrep.linear.methods.paper_fedrep:FirstHalfPairs",
+    "privrep.users.projected:_Through",
+    "privrep.heads.regression:Preference",
+    "privrep.heads.classification:ClassPreference",
+    "privrep.heads.classification:ClassPrior",
+    "privrep.linear.class_steps:ClassGradient",
+    "privrep.linear.class_steps:Encoded",
+    "privrep.linear.class_steps:PooledGradient",
+    "privrep.linear.lipschitz:LipschitzLosses",
+    "privrep.linear.margins:MarginLosses",
+    "privrep.linear.ratings:TasteImage",
+    "privrep.linear.ratings:TasteMeans",
+    "privrep.linear.ratings:TasteMoments",
+    "privrep.linear.normal_equations:DisjointPairs",
+    "privrep.linear.normal_equations:NormalEquations",
+    "privrep.linear.normal_equations:QuarterEquations",
+    "privrep.linear.steps:FeatureSizes",
+    "privrep.linear.steps:Frequencies",
+    "privrep.linear.steps:LeaveOneOutGradient",
+    "privrep.linear.steps:PairMoments",
+    "privrep.linear.steps:PowerStep",
+    "privrep.linear.steps:ResidualMoments",
+    "privrep.linear.steps:SecondMoments",
+    "privrep.neural.training:MeanRow",
+    "privrep.neural.gradient_step:OneStep",
+    "privrep.neural.local_sgd:ManySteps",
+    "privrep.neural.class_moments:ClassMoments",
+    "privrep.neural.class_moments:Scatter",
+    "privrep.heads.neural:HeadLosses",
+    "privrep.neural.rounds:_Measured",
+)
+"""What a node can be asked for."""
+
+HELD = (
+    "privrep.linear.nets:RandomNet",
+    "privrep.local.losses:Loss",
+    "privrep.local.transform:Frame",
+    "privrep.local.projection:Projection",
+    "privrep.neural.plan:Plan",
+    "privrep.neural.training:Learned",
+    "privrep.neural.training:PriorHeads",
+    "privrep.heads.gradient:HeadFit",
+    "privrep.heads.neural:Candidate",
+    "privrep.neural.rounds:Round",
+    "privrep.nn.flat_module:Split",
+)
+"""What steps are made of."""
+
+SEVERAL_TARGETS = tuple(
+    name
+    for name in STEPS
+    if name.startswith("privrep.linear.steps:") or name == "privrep.linear.normal_equations:NormalEquations"
+)
+"""What can be asked of users with several targets a row; of others, it could lay users' rows over each other."""
+
+PART = "privrep.nn.flat_module:Part"
+WIDEST = 4096  # a matrix of a table's step, where rows are not wider
+ENCODED = "privrep.linear.class_steps:Encoded"  # makes a target of each class
+FILLS = {
+    "LocalStep": tuple(name for name in STEPS if ".neural." not in name),
+    "SlotStep": tuple(name for name in STEPS if ".neural." in name),
+    "Net": ("privrep.linear.nets:RandomNet",),
+    "HeadRule": ("privrep.neural.training:PriorHeads", "privrep.heads.gradient:HeadFit"),
+    "View": ("privrep.neural.training:Learned",),
+}
+"""Which classes can stand where a field declares a protocol."""
+
+AXES = {
+    **{"U": 2, "basis": 2, "matrix": 2, "outside": 2, "whitening": 2, "centre": 2},
+    **{"scale": 1, "target_scale": 1, "items": 1, "tail": 1, "weights": 1, "head_start": 1},
+}
+"""How many axes the array of a field has: with one more, a user's rows could count for several users."""
+OTHER_AXES = {
+    "privrep.neural.training:Learned": {"centre": 1},
+    "privrep.neural.class_moments:ClassMoments": {"centre": 1},
+}
+
+DTYPES = frozenset(np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
+MOST_NESTED, MOST_ARRAYS = 40, 1024
+MOST_SPREAD = 1 << 20  # numbers of memory over which the numbers of a small array may lie
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def encode(step: LocalStep | SlotStep) -> tuple[str, Arrays]:
+    """The step as a text and the arrays it names; the same for the same step."""
+    arrays: Arrays = {}
+    if _name(step) not in STEPS:
+        raise _cannot_be_sent(step)
+    return json.dumps(_written(step, arrays, 0), allow_nan=False, separators=(",", ":")), arrays
+
+
+def decode(
+    text: str, arrays: Mapping[str, NDArray[Any]], features: int | None = None, targets: int = 1
+) -> LocalStep | SlotStep:
+    """The step that `encode` was given. Whatever is wrong with what was sent is an InputError.
+
+    Pass how many features and targets rows have on this node: a step for other rows could lay rows of different users
+    over each other, and is refused. Without them the sender is trusted with that.
+    """
+    try:
+        if len(arrays) > MOST_ARRAYS:
+            raise _wrong(f"it has {len(arrays):,} arrays, and the most is {MOST_ARRAYS:,}")
+        reader = _Reader(dict(arrays), features)
+        step = reader.read(json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant), 0)
+        if _name(step) not in STEPS:
+            raise _wrong("it is no step that a node knows")
+        _check_targets(step, targets)
+        if ".neural." not in _name(step):
+            _check_width(arrays, WIDEST if features is None else max(features, WIDEST))
+        if reader.arrays:
+            raise _wrong(f"the array {_short(next(iter(reader.arrays)))} was sent and is named nowhere")
+        return step
+    except InputError:
+        raise
+    except RecursionError:
+        raise _too_deep() from None
+    except Exception as error:  # of a parser, or of a constructor
+        raise _wrong(f"it has a {type(error).__name__}") from None
+
+
+def _check_width(arrays: Mapping[str, NDArray[Any]], most: int) -> None:
+    """Matrices meet users' rows: one that is far wider than rows are makes what memory a node needs depend on rows."""
+    if any(array.ndim > 1 and max(array.shape) > most for array in arrays.values()):
+        raise _wrong(f"it has a matrix of more than {most:,} rows or columns")
+
+
+def _check_targets(step: Any, targets: int) -> None:
+    if targets > 1 and _name(step) not in SEVERAL_TARGETS:
+        raise _wrong(f"it is for rows with one target, and rows have {targets:,} here")
+    if _name(step) == ENCODED:
+        if not 2 <= step.classes <= MOST_CLASSES:
+            raise _wrong(f"it is of {step.classes:,} classes, and there are 2 to {MOST_CLASSES:,}")
+        _check_targets(step.step, step.classes if step.classes > 2 else 1)
+
+
+def _wrong(what: str) -> InputError:
+    return InputError(f"the local step that was sent cannot be used: {what}. Ask its sender for one of this version.")
+
+
+def _too_deep() -> InputError:
+    return _wrong(f"it is nested more than {MOST_NESTED} times")
+
+
+def _short(text: object) -> str:
+    shown = ascii(text)
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."
+
+
+def _cannot_be_sent(value: object) -> InputError:
+    return InputError(
+        f"a local step with a {type(value).__module__}.{type(value).__qualname__} cannot be sent to nodes. Use a "
+        "method whose steps are on the list of privrep.federated.wire.step_codec."
+    )
+
+
+def _name(value: object) -> str:
+    """Of its class, as the lists have it; empty if it is on none."""
+    kind = type(value)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return name if (name in STEPS or name in HELD or name == PART) and _class(name) is kind else ""
+
+
+@cache
+def _class(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+@cache
+def _declared(name: str) -> dict[str, Any]:
+    """The types of the fields, in order."""
+    hints = get_type_hints(_class(name))
+    return {each.name: hints[each.name] for each in dataclasses.fields(_class(name))}
+
+
+def _written(value: Any, arrays: Arrays, depth: int) -> Any:
+    if depth > MOST_NESTED:
+        raise InputError(f"a local step nested more than {MOST_NESTED} times cannot be sent to nodes.")
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"bits": struct.pack(">d", value).hex()}
+    if type(value) is np.ndarray:
+        return _written_array(value, arrays)
+    if isinstance(value, np.generic) and value.dtype in DTYPES:
+        return {"scalar": _put(np.asarray(value), arrays)}
+    if type(value) is list:
+        return [_written(each, arrays, depth + 1) for each in value]
+    if type(value) is tuple:
+        return {"tuple": [_written(each, arrays, depth + 1) for each in value]}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {"dict": {key: _written(each, arrays, depth + 1) for key, each in value.items()}}
+    name = _name(value)
+    if not name:
+        raise _cannot_be_sent(value)
+    if name == PART:
+        from privrep.federated.wire import module_codec as modules
+
+        return {"part": modules.written(value.module, lambda array: _written_array(array, arrays))}
+    fields = {each: _written(getattr(value, each), arrays, depth + 1) for each in _declared(name)}
+    return {"class": name, "fields": fields}
+
+
+def _written_array(value: NDArray[Any], arrays: Arrays) -> dict[str, Any]:
+    if value.dtype not in DTYPES:
+        raise InputError(
+            f"a local step with an array of {value.dtype} cannot be sent to nodes. Use float64 or float32."
+        )
+    written: dict[str, Any] = {"array": _put(np.asarray(value, order="C"), arrays)}
+    strides = [stride // value.itemsize for stride in value.strides]
+    if not value.flags.c_contiguous and _spread(value.shape, strides) is not None:
+        written["strides"] = strides
+    return written
+
+
+def _put(value: NDArray[Any], arrays: Arrays) -> str:
+    name = f"a{len(arrays)}"
+    arrays[name] = value
+    return name
+
+
+def _spread(shape: tuple[int, ...], strides: list[int]) -> int | None:
+    """Over how many numbers of memory an array with these strides lies; None if some coincide, or it is very wide."""
+    end = 0
+    for stride, length in sorted((abs(stride), length) for stride, length in zip(strides, shape, strict=True)):
+        if length > 1 and stride <= end:
+            return None
+        end += stride * (length - 1)
+    return end + 1 if end < max(MOST_SPREAD, 64 * math.prod(shape)) else None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _wrong("it has the same name twice")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise _wrong(f"it has {name} for a number")
+
+
+@dataclass
+class _Reader:
+    """Reads a tree. Every array is named once, and is taken from those that are left."""
+
+    arrays: Arrays
+    features: int | None
+
+    def read(self, tree: Any, depth: int) -> Any:
+        if depth > MOST_NESTED:
+            raise _too_deep()
+        if tree is None or type(tree) in (bool, int, float, str):
+            return tree
+        if type(tree) is list:
+            return [self.read(each, depth + 1) for each in tree]
+        match tree:
+            case {"class": str(name), "fields": dict(fields), **rest} if not rest:
+                return self._dataclass(name, fields, depth)
+            case {"array": str(name), **rest} if rest.keys() <= {"strides"}:
+                return self.array(tree)
+            case {"scalar": str(name), **rest} if not rest:
+                value = self._taken(name)
+                if value.ndim:
+                    raise _wrong(f"the array {_short(name)} is not one number")
+                return value[()]
+            case {"bits": str(bits), **rest} if not rest and len(bits) == 16:
+                return struct.unpack(">d", bytes.fromhex(bits))[0]
+            case {"tuple": list(several), **rest} if not rest:
+                return tuple(self.read(each, depth + 1) for each in several)
+            case {"dict": dict(several), **rest} if not rest:
+                return {key: self.read(each, depth + 1) for key, each in several.items()}
+            case {"part": dict(layer), **rest} if not rest:
+                from privrep.federated.wire import module_codec as modules
+
+                return _class(PART)(modules.read(layer, self.array, MOST_NESTED - depth))
+        raise _wrong(f"it has an object with {_short(sorted(tree))}")
+
+    def array(self, tree: Any) -> NDArray[Any]:
+        """In fresh memory, laid out as it was."""
+        if type(tree) is not dict or not {"array"} <= tree.keys() <= {"array", "strides"}:
+            raise _wrong("it has no array where one belongs")
+        value = self._taken(tree["array"])
+        if "strides" not in tree:
+            return value
+        strides = tree["strides"]
+        fits = type(strides) is list and all(type(each) is int for each in strides) and len(strides) == value.ndim
+        spread = _spread(value.shape, strides) if fits and value.size else None
+        if spread is None:
+            raise _wrong(f"the array {_short(tree['array'])} cannot have the strides that were sent")
+        first = sum(-stride * (length - 1) for stride, length in zip(strides, value.shape, strict=True) if stride < 0)
+        memory = np.empty(spread, value.dtype)[first:]
+        laid: NDArray[Any] = np.lib.stride_tricks.as_strided(
+            memory, value.shape, [stride * value.itemsize for stride in strides]
+        )
+        laid[...] = value
+        return laid
+
+    def _taken(self, name: Any) -> NDArray[Any]:
+        value = self.arrays.pop(name, None) if type(name) is str else None
+        if value is None:
+            raise _wrong(f"the array {_short(name)} is named and was not sent, or is named twice")
+        if type(value) is not np.ndarray or value.dtype not in DTYPES:
+            raise _wrong(f"the array {_short(name)} is of a kind that steps do not have")
+        return np.array(value, order="C")
+
+    def _dataclass(self, name: str, fields: dict[str, Any], depth: int) -> Any:
+        if name not in STEPS and name not in HELD:
+            raise _wrong(f"it has a {_short(name)}, which no step is made of")
+        declared = _declared(name)
+        if fields.keys() != declared.keys():
+            raise _wrong(f"the fields of its {name.partition(':')[2]} are not {', '.join(declared) or 'none'}")
+        values = {each: self.read(fields[each], depth + 1) for each in declared}
+        axes = AXES | OTHER_AXES.get(name, {})
+        for each, value in values.items():
+            if not _fits(value, declared[each]) or (type(value) is np.ndarray and value.ndim != axes[each]):
+                raise _wrong(f"the field {each} of its {name.partition(':')[2]} cannot be what was sent")
+        made = _class(name)(**values)
+        if name.endswith(":Split"):
+            from privrep.federated.wire import module_codec as modules
+
+            modules.check_split(made, self.features)
+        return made
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    """Whether a field that declares this may have this value."""
+    origin = get_origin(declared)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, each) for each in get_args(declared))
+    if origin is Literal:
+        return type(value) is str and value in get_args(declared)
+    if origin is tuple:
+        return type(value) is tuple and all(_fits(each, get_args(declared)[0]) for each in value)
+    if origin is np.ndarray:  # of the kind that is declared: a mask of integers would be a list of places
+        return type(value) is np.ndarray and value.dtype.kind in _kinds(get_args(declared)[1])
+    if declared is float:
+        return type(value) in (int, float) or isinstance(value, np.floating | np.integer)
+    if declared is int:
+        return type(value) is int or isinstance(value, np.integer)
+    if declared is bool:
+        return isinstance(value, bool | np.bool_)
+    if declared is Any:  # of `Encoded`, which holds a step of targets
+        declared = LocalStep
+    if declared.__name__ in FILLS:
+        return _name(value) in FILLS[declared.__name__]
+    return type(value) is declared
+
+
+def _kinds(dtype: Any) -> str:
+    """Of the numbers that arrays of this declared type may hold."""
+    (number,) = get_args(dtype) or (Any,)
+    return np.dtype(number).kind if isinstance(number, type) and issubclass(number, np.generic) else "bif"

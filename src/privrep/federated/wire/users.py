@@ -1,0 +1,204 @@
+"""The engine of users who live on Flower nodes: ask every node for one sum, check what comes, add it up.
+
+Formal guarantee, with honest nodes: `FlowerUsers.bounded_sums` is what `privacy.bounds` promises of a sum over all
+users behind the answers. Two neighbouring populations differ on one node, whose sum is within the error of its own
+blocks; adding up the nodes' sums, in the order of their names, adds an error of users * nodes * C * 2^-54, at most
+2^-14 C here. A node that does not answer counts as users who send zeros: noise and divisors are public constants, so
+that costs accuracy, not privacy. A dishonest node of m users can move a sum by m C and no further: longer sums, other
+shapes and numbers that are not finite are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count as counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.errors import InputError
+from privrep.federated.wire.messages import Answer, Question
+from privrep.federated.wire.rounds import Conversation
+from privrep.privacy.accounting import Relation
+from privrep.privacy.bounds import FLOAT_SLACK, LEVELS, MAX_USERS, Array, Bound, BoundedSum, LossBound
+from privrep.privacy.calibration import Query, plan_of
+from privrep.privacy.groups import Group
+from privrep.privacy.node_noise import Noisy
+from privrep.privacy.sampling import FixedSample, Sample
+from privrep.users.batching import is_whole
+from privrep.users.summing import LocalStep, SlotStep
+
+MAX_USERS_TIMES_NODES = 2**40
+REACH = 40.0  # standard deviations that a node's noise may have in a coordinate
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a node says of itself when it joins: public facts, the same for the whole run."""
+
+    users: int
+    features: int
+    targets: int
+    sparse: bool
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Facts:
+        whole = all(type(fields.get(name)) is int for name in ("users", "features", "targets"))
+        if set(fields) != {"users", "features", "targets", "sparse"} or not whole:
+            raise InputError("a node's facts are its numbers of users, features and targets, and whether it is sparse.")
+        if type(fields["sparse"]) is not bool:
+            raise InputError("a node's rows are sparse or not: true or false.")
+        facts = cls(**fields)
+        if not (1 <= facts.users <= MAX_USERS and facts.features >= 1 and facts.targets >= 1):
+            raise InputError(f"a node has 1 to {MAX_USERS:,} users, and features and targets. Got {facts} instead.")
+        return facts
+
+
+class FlowerUsers:
+    """Users on the nodes of a roster, the server being trusted with the sums of each. `shape` is that of the rows as
+    steps see them: features, targets, whether they are sparse."""
+
+    def __init__(
+        self, conversation: Conversation, run: str, roster: Mapping[str, Facts], shape: tuple[int, int, bool]
+    ) -> None:
+        self.roster, (self.features, self.targets, self.sparse) = dict(sorted(roster.items())), shape
+        self._conversation, self._run, self._numbers = conversation, run, counter(1)
+        if not self.roster:
+            raise InputError("no node has joined, so there are no users.")
+        shapes = {(facts.features, facts.targets, facts.sparse) for facts in self.roster.values()}
+        if len(shapes) > 1:
+            raise InputError(f"nodes hold rows of different shapes ({sorted(shapes)}); give all the same columns.")
+        self.count = sum(facts.users for facts in self.roster.values())
+        if self.count > MAX_USERS or self.count * len(self.roster) > MAX_USERS_TIMES_NODES:
+            raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {self.count:,} instead.")
+
+    def bounded_sums(
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None = None,
+        sample: Sample | FixedSample | None = None,
+    ) -> dict[str, BoundedSum]:
+        """One trip to every node, however many statistics."""
+        if is_whole(step) or isinstance(sample, FixedSample):
+            raise InputError("batches of a fixed size, and functions of whole batches, need all rows in one place.")
+        question = Question(self._run, next(self._numbers), step, bounds, group)
+        answers = self._answers(question, None if sample is None else sample, partial(check_sums, bounds))
+        return {key: BoundedSum(self._added(answers, key, bound.size), bound) for key, bound in bounds.items()}
+
+    def _answers(self, question: Question, sample: Sample | None, check: Any) -> dict[str, Answer]:
+        """The answers that are what they should be, by node."""
+        asked = dict.fromkeys(self.roster, question)
+        if sample is not None:
+            ends = np.cumsum([facts.users for facts in self.roster.values()])
+            masks = np.split(sample.members(self.count), ends[:-1])
+            asked = {
+                name: replace(question, chosen=mask, rate=sample.rate)
+                for name, mask in zip(self.roster, masks, strict=True)
+            }
+
+        def accept(name: str, answer: Answer) -> Answer:
+            users = self.roster[name].users
+            if answer.number != question.number:
+                raise InputError("it answers another question")
+            if answer.users != users:
+                raise InputError(f"it says it has {answer.users:,} users, and joined with {users:,}")
+            check(answer.sums, users)
+            return answer
+
+        sizes = {name: facts.users for name, facts in self.roster.items()}
+        return self._conversation.answers(f"question {question.number}", asked, sizes, accept)
+
+    def _added(self, answers: Mapping[str, Answer], key: str, size: int) -> Array:
+        total = np.zeros(size)
+        for name in self.roster:  # in the order of names, whoever came first
+            if name in answers:
+                total += answers[name].sums[key]
+        return total
+
+
+class NoisyFlowerUsers(FlowerUsers):
+    """Users on nodes that add noise themselves, each on its own ledger's account: the server sees noisy sums alone.
+
+    Every node is asked for `noise_nodes` times the mu^2 of the query, so that the noise of so many of them makes up
+    what the query asks for; that many must answer. Where more answer there is more noise than needed: the release says
+    how much.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        run: str,
+        roster: Mapping[str, Facts],
+        shape: tuple[int, int, bool],
+        noise_nodes: int,
+    ) -> None:
+        super().__init__(conversation, run, roster, shape)
+        self.noise_nodes = noise_nodes
+        if noise_nodes > len(self.roster):
+            raise InputError(f"noise_nodes is {noise_nodes}, and {len(self.roster)} nodes have joined.")
+
+    def bounded_sums(
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None = None,
+        sample: Sample | FixedSample | None = None,
+    ) -> dict[str, BoundedSum]:
+        raise InputError(
+            "nodes that add the noise release no exact sums: choices and samples are for a trusted server."
+        )
+
+    def noisy_sums(
+        self,
+        page: str,
+        step: LocalStep | SlotStep,
+        queries: Mapping[str, Query],
+        relation: Relation,
+        group: Group | None = None,
+    ) -> dict[str, Noisy]:
+        """See `privacy.node_noise.NoisyUsers`."""
+        shares = {key: query.mu_squared * self.noise_nodes for key, query in queries.items()}
+        sigmas = {key: plan_of(queries[key].bound, share, relation).sigma for key, share in shares.items()}
+        bounds = {key: query.bound for key, query in queries.items()}
+        question = Question(self._run, next(self._numbers), step, bounds, group, page=page, mu_squared=shares)
+        answers = self._answers(question, None, partial(check_sums, bounds, sigmas=sigmas))
+        if len(answers) < self.noise_nodes:
+            raise InputError(f"{len(answers)} nodes added noise, and {self.noise_nodes} must; nothing was released.")
+        return {
+            key: Noisy(self._added(answers, key, bounds[key].size), sigma * math.sqrt(len(answers)))
+            for key, sigma in sigmas.items()
+        }
+
+
+def check_sums(
+    bounds: Mapping[str, Bound | LossBound],
+    sums: Mapping[str, NDArray[Any]],
+    users: int,
+    sigmas: Mapping[str, float] | None = None,
+    slack: float = FLOAT_SLACK,
+) -> None:
+    """Refuse sums that so many users cannot have made, clipped to these bounds; with noise of this size, if any.
+    `slack` is for rounding, relative to the bound."""
+    if set(sums) != set(bounds):
+        raise InputError("it answers with other statistics than were asked for")
+    for key, bound in bounds.items():
+        total = sums[key]
+        if total.shape != (bound.size,):
+            raise InputError(f"its {key!r} has {total.shape} numbers where {bound.size:,} were asked for")
+        if not np.isfinite(total).all():
+            raise InputError(f"its {key!r} holds numbers that are not finite")
+        if isinstance(bound, LossBound):
+            if (total < 0).any() or (total > users * LEVELS).any() or (total != np.rint(total)).any():
+                raise InputError(f"its {key!r} are not losses of {users:,} users")
+            continue
+        sigma = 0.0 if sigmas is None else sigmas[key]
+        most = users * bound.norm * (1 + slack) + sigma * (math.sqrt(bound.size) + REACH)
+        scale = float(np.abs(total).max())
+        length = 0.0 if scale == 0 else scale * float(np.linalg.norm(total / scale))
+        if not length <= most:
+            raise InputError(f"its {key!r} is longer than {users:,} clipped users can make it")

@@ -1,0 +1,303 @@
+"""What a user's classifier can be, tried by leave-one-out on the user's own rows, for many users of equal size at once.
+
+As `candidates`, for labels: a head on the representation, or a linear classifier of its own on all features mixed with
+the frequencies of its own classes; those alone where there is nothing else. Each user's numbers are a function of its
+own rows to the last bit, because `ClassPreference` turns comparisons of them into a release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data.sparse import SparseRows
+from privrep.heads.regression import CONSTANT, KINDS, OWN, SHARED, Fit, images, normalised
+from privrep.local.elementary import log, sigmoid
+from privrep.local.least_squares import Floats, centred, sum_columns, sum_rows, users_last, without_mean
+from privrep.local.losses import FARTHEST, INTERCEPT_PRECISION, ClassFit, Loss, fit_classes
+from privrep.local.transform import Frame
+from privrep.privacy.bounds import Array, Contributions
+from privrep.privacy.contributions import Counts, Vectors
+
+PRECISIONS = (8.0, 1.0, 0.125)  # of the prior of a head on the representation, whose coordinates are of one size
+MANY_ROWS = 4  # times as many as features: enough for Newton's method
+_RIDGES = (1.0, 4.0, 0.25, 1.0, 0.25)  # the usual one first
+_SLOPES = (2.0, 2.0, 2.0, 6.0, 6.0)
+_HANDICAPS = (0.0, 3.0, 3.0, 6.0, 6.0)  # nats, over all rows, by which another must be better
+_OWN_PRECISIONS = (0.25, 2.0, 0.03)  # for each feature; the usual one first
+_PSEUDO_COUNT = 1.0
+
+
+def class_constant(signs: Floats, loss: Loss, intercept: bool) -> Fit:
+    """Outputs that stand for the frequencies of the user's own classes (all alike without an intercept)."""
+    base, loo = _frequencies(signs, loss, intercept)
+    users = signs.shape[2]
+    value = sum_rows(loss.values(loo, signs)) / signs.shape[1]
+    return Fit(CONSTANT, value, base.T, np.zeros((users, loss.outputs, 0)))
+
+
+def _frequencies(signs: Floats, loss: Loss, intercept: bool) -> tuple[Floats, Floats]:
+    """(outputs, users), and with each row left out (outputs, m, users)."""
+    if not intercept:
+        return np.zeros((len(signs), signs.shape[2])), np.zeros_like(signs)
+    there = np.where(signs > 0, 1.0, 0.0)
+    counts = sum_rows(there)
+    left = counts[:, None, :] - there
+    known = np.abs(signs)
+    total = sum_rows(known)
+    return _outputs_of(counts, total, loss), _outputs_of(left, total[:, None, :] - known, loss)
+
+
+def _outputs_of(counts: Floats, total: Floats, loss: Loss) -> Floats:
+    others = total if loss.softmax else total - counts
+    return log((counts + _PSEUDO_COUNT) / (others + _PSEUDO_COUNT))
+
+
+def class_shared(
+    X: Array | SparseRows,
+    signs: Floats,
+    loss: Loss,
+    matrix: Array,
+    intercept: bool,
+    precision: float | None = None,
+    centre: Array | None = None,
+) -> Fit:
+    """A head on the representation. Without a `precision` of its prior, the middle one of PRECISIONS, or another that
+    is clearly better by leave-one-out: a poor guess on few rows, so a run asks all users together."""
+    precisions = (PRECISIONS[1], *PRECISIONS[::2]) if precision is None else (precision,)
+    fits, losses, mean = _shared_fits(X, signs, loss, matrix, intercept, precisions, centre)
+    best, users = _clearly_best(losses, signs.shape[1]), np.arange(losses.shape[1])
+    heads = np.stack([fit.heads for fit in fits])[best, :, :, users]  # (users, outputs, k)
+    intercepts = np.stack([fit.intercepts for fit in fits])[best, :, users]
+    if intercept:
+        intercepts = intercepts - (heads * np.ascontiguousarray(mean.T)[:, None, :]).sum(axis=2)
+    return Fit(SHARED, losses[best, users], intercepts, heads)
+
+
+def _shared_fits(
+    X: Array | SparseRows,
+    signs: Floats,
+    loss: Loss,
+    matrix: Array,
+    intercept: bool,
+    precisions: tuple[float, ...],
+    centre: Array | None,
+) -> tuple[list[ClassFit], Floats, Floats]:
+    """Fits with each precision, their leave-one-out losses (precisions, users), and the rows' means (k, users)."""
+    P = users_last(images(X, matrix))
+    m = P.shape[1]
+    rows = without_mean(P) if intercept else P
+    fits: list[ClassFit] = []
+    for precision in precisions:
+        fits.append(fit_classes(rows, signs, loss, precision, intercept, fits[-1] if fits else None, centre))
+    losses = np.stack([sum_rows(loss.values(fit.loo_outputs, signs)) / m for fit in fits])
+    return fits, losses, sum_rows(P) / m
+
+
+def class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool) -> Fit:
+    """A linear classifier on all features in public scales, mixed with the frequencies of the user's classes.
+
+    Least squares of the labels, or Newton's method where there are rows enough for that. Its share in the outputs is
+    the larger, the more it gains over the frequencies by leave-one-out: a choice between the two would be as noisy,
+    and is no better on average than a mixture.
+    """
+    m, d = X.shape[1:]
+    rows = X / scale
+    mean = rows.mean(axis=1)
+    rows = centred(rows) if intercept else rows
+    base, base_left = _frequencies(signs, loss, intercept)
+    outputs, weights, offset, lost = (_newton if m >= MANY_ROWS * d else _least_squares)(rows, signs, loss, intercept)
+    gain = sum_rows(loss.values(base_left, signs)) - sum_rows(loss.values(base_left + outputs, signs))
+    share = sigmoid(0.25 + 0.5 * gain)
+    value = sum_rows(loss.values(base_left + share * outputs, signs)) / m
+    weights = weights * share[:, None, None]
+    intercepts = base.T + share[:, None] * offset
+    if intercept:
+        intercepts = intercepts - (weights * mean[:, None, :]).sum(axis=2)
+    return Fit(OWN, np.where(lost, np.inf, value), intercepts, weights / scale)
+
+
+_Own = tuple[Floats, Array, Array, NDArray[np.bool_]]
+"""What a classifier adds to the frequencies' outputs of each row, left out, (outputs, m, users), its weights
+(users, outputs, d), its offset (users, outputs), and which users' numbers overflowed."""
+
+
+def _least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
+    """The mean of a label, 1 or -1, is tanh of half its output, so outputs are twice what least squares says.
+
+    The ridge is the one that is right if features explain two fifths of the labels' variance, all of them as much. With
+    more rows than features, or several outputs, another ridge, or a steeper slope, where that is clearly better.
+    """
+    users, m, d = rows.shape
+    targets = np.ascontiguousarray(signs.transpose(2, 1, 0))  # (users, m, outputs)
+    moved = centred(targets) if intercept else targets
+    others = (targets.sum(axis=1, keepdims=True) - targets) / max(m - 1, 1) if intercept else 0.0
+    base_left = _frequencies(signs, loss, intercept)[1]
+    ridges = 1.5 * d / max(m, d) * np.array(_RIDGES[: 5 if loss.outputs > 1 else 3 if m > d else 1])
+    duals, leverages, size, lost = _ridge_duals(rows, moved, ridges)
+    outputs, losses = np.empty((len(ridges), *signs.shape)), np.empty((len(ridges), users))
+    for i, ridge in enumerate(ridges):
+        left = ridge * duals[i] / np.maximum(1 - leverages[i] - (1 / m if intercept else 0.0), 1e-6)
+        outputs[i] = _SLOPES[i] * (targets - left - others).transpose(2, 1, 0)
+        losses[i] = sum_rows(loss.values(base_left + outputs[i], signs)) / m
+    best = _clearly_best(losses, m)
+    slopes, dual = np.array(_SLOPES)[best], duals[best, np.arange(users)] / size[:, None, None]
+    weights = slopes[:, None, None] * np.matmul(dual.transpose(0, 2, 1), rows)
+    return _of_each(outputs, best), weights, np.zeros((users, loss.outputs)), lost
+
+
+def _ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+    """(G + ridge)^-1 targets for each ridge and user, G the Gram matrix of the user's rows over its mean eigenvalue;
+    the rows' leverages (ridges, users, m, 1); that mean; and which users' numbers overflowed.
+
+    The residuals are the ridge times the first. By an inverse where there is one ridge, and else by the
+    eigendecomposition of the smaller of rows by rows and features by features.
+    """
+    users, m, d = rows.shape
+    if m <= d:
+        gram, size, lost = normalised(rows @ rows.transpose(0, 2, 1))
+        if len(ridges) == 1:
+            inverted = np.linalg.inv(gram + ridges[0] * np.eye(m))
+            diagonal = np.ascontiguousarray(inverted[:, np.arange(m), np.arange(m)])[:, :, None]
+            return np.matmul(inverted, targets)[None], 1 - ridges[0] * diagonal[None], size, lost
+        values, Q = np.linalg.eigh(gram)
+        values = np.maximum(values, 0.0)
+    else:
+        gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
+        values, V = np.linalg.eigh(gram)
+        values = np.maximum(values, 0.0)
+        Q = (
+            np.where(lost[:, None, None], 0.0, rows @ V)
+            / np.sqrt(np.maximum(values, 1e-12) * size[:, None])[:, None, :]
+        )
+    inside = np.matmul(Q.transpose(0, 2, 1), targets)
+    duals, leverages = np.empty((len(ridges), *targets.shape)), np.empty((len(ridges), users, m, 1))
+    for i, ridge in enumerate(ridges):
+        shrink = (values / (values + ridge))[:, :, None]
+        duals[i] = (targets - np.matmul(Q, shrink * inside)) / ridge
+        leverages[i] = np.matmul(Q**2, shrink)
+    return duals, leverages, size, lost
+
+
+def _newton(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
+    """`fit_classes` with a matrix product per user in place of a loop over features; the frequencies stay beside it."""
+    users, m, d = rows.shape
+    size = (rows * rows).sum(axis=(1, 2)) / (m * d)
+    lost = ~np.isfinite(size)
+    Z = np.where(lost[:, None, None], 0.0, rows) / np.sqrt(np.where(lost | (size <= 0), 1.0, size))[:, None, None]
+    Z = np.concatenate([Z, np.ones((users, m, 1))], axis=2) if intercept else Z
+    base, base_left = _frequencies(signs, loss, intercept)
+    fits = [_newton_fit(Z, signs, loss, d * precision, intercept, base) for precision in _OWN_PRECISIONS]
+    outputs = np.stack([fit[0] for fit in fits]) - base_left
+    losses = np.stack([sum_rows(loss.values(base_left + each, signs)) / m for each in outputs])
+    best = _clearly_best(losses, m)
+    heads = np.stack([fit[1] for fit in fits])[best, np.arange(users)]  # (users, outputs, d or d + 1)
+    weights = heads[:, :, :d] / np.sqrt(np.where(lost | (size <= 0), 1.0, size))[:, None, None]
+    return _of_each(outputs, best), weights, heads[:, :, d:].sum(axis=2), lost
+
+
+def _newton_fit(
+    Z: Array, signs: Floats, loss: Loss, precision: float, intercept: bool, base: Floats
+) -> tuple[Floats, Array]:
+    """Outputs with each row left out (outputs, m, users), and heads (users, outputs, columns of Z)."""
+    penalty = np.full(Z.shape[2], precision)
+    if intercept:
+        penalty[-1] = INTERCEPT_PRECISION
+    across, heads = np.ascontiguousarray(Z.transpose(0, 2, 1)), np.zeros((len(Z), loss.outputs, Z.shape[2]))
+    outputs, leverage = np.repeat(base[:, None, :], Z.shape[1], axis=1), np.zeros_like(signs)
+    for step in range(loss.steps + 1):
+        pull, curve = loss.pulls(outputs, signs)
+        last = step == loss.steps
+        bend = curve if last else loss.bend(outputs, signs, curve)
+        for o in range(loss.outputs):
+            bent, pulled = np.ascontiguousarray(bend[o].T), np.ascontiguousarray(pull[o].T)
+            hessian = np.matmul(across * bent[:, None, :], Z) + np.diag(penalty)
+            if last:
+                leverage[o] = (np.linalg.solve(hessian, across) * across).sum(axis=1).T
+                continue
+            slope = np.matmul(across, pulled[:, :, None])[:, :, 0] - penalty * heads[:, o]
+            move = np.linalg.solve(hessian, slope[:, :, None])
+            moved = np.matmul(Z, move)[:, :, 0].T
+            shorter = np.minimum(1.0, FARTHEST / np.maximum(np.abs(moved * signs[o]).max(axis=0), 1e-300))
+            heads[:, o] += shorter[:, None] * move[:, :, 0]
+            outputs[o] += shorter * moved
+    return outputs - leverage * pull / np.maximum(1 - curve * leverage, 1e-2), heads
+
+
+def _of_each(values: Floats, best: NDArray[np.int64]) -> Floats:
+    """(settings, outputs, m, users) at each user's own setting."""
+    return np.ascontiguousarray(values[best, :, :, np.arange(len(best))].transpose(1, 2, 0))
+
+
+def _clearly_best(losses: Floats, rows: int) -> NDArray[np.int64]:
+    """Which of several settings, losses (settings, users): the usual one, unless another is better by so many nats.
+
+    On few rows the best of several is often so by luck, which costs that user twice: a worse setting, and a
+    leave-one-out loss that promises too much when kinds of heads are compared.
+    """
+    handicap = np.array(_HANDICAPS[: len(losses)])[:, None] / rows
+    return (losses + handicap).argmin(axis=0)
+
+
+@dataclass(frozen=True)
+class ClassPrior:
+    """How much better or worse than on average a user's shared head does with each of PRECISIONS, by leave-one-out.
+
+    Leave-one-out by a Newton step is kind to a weak prior where classes have few rows each. So with several outputs
+    heads of every other row, tried on the rows between, count half as much: they are hard on it.
+    """
+
+    sparse: ClassVar[bool] = True
+    matrix: Array
+    intercept: bool
+    loss: Loss
+    centre: Array | None = None
+
+    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+        losses = np.zeros((len(PRECISIONS), len(X)))
+        if X.shape[1] > 3:
+            signs = self.loss.signs(y)
+            losses = _shared_fits(X, signs, self.loss, self.matrix, self.intercept, PRECISIONS, self.centre)[1]
+            if self.loss.outputs > 1:
+                P = users_last(images(X, self.matrix))
+                halves = [(P[:, first::2], signs[:, first::2]) for first in (0, 1)]
+                between = self._tried(*halves[0], *halves[1]) + self._tried(*halves[1], *halves[0])
+                losses = (2 * losses + between / X.shape[1]) / 3
+        return {"precisions": Vectors(np.ascontiguousarray((losses - sum_columns(losses) / len(losses)).T))}
+
+    def _tried(self, P: Floats, signs: Floats, fresh: Floats, fresh_signs: Floats) -> Floats:
+        """(precisions, users): losses on fresh rows of heads that were fitted on others."""
+        mean = sum_rows(P) / P.shape[1] if self.intercept else np.zeros((len(P), P.shape[2]))
+        rows, moved = np.ascontiguousarray(P - mean[:, None, :]), fresh - mean[:, None, :]
+        losses, fit = [], None
+        for precision in PRECISIONS:
+            fit = fit_classes(rows, signs, self.loss, precision, self.intercept, fit, self.centre)
+            outputs = np.stack([sum_columns(moved * head[:, None, :]) for head in fit.heads])
+            losses.append(sum_rows(self.loss.values(outputs + fit.intercepts[:, None, :], fresh_signs)))
+        return np.stack(losses)
+
+
+@dataclass(frozen=True)
+class ClassPreference:
+    """One vote per user: which of the two did best by leave-one-out. Users with too few rows to tell do not vote."""
+
+    matrix: Array
+    frame: Frame
+    intercept: bool
+    loss: Loss
+    precision: float
+    centre: Array | None = None
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        votes = np.full((len(X), 1), -1)
+        if X.shape[1] > 2:
+            X, signs = X.astype(np.float64, copy=False), self.loss.signs(y)
+            prior = self.precision, self.centre
+            shared = class_shared(X, signs, self.loss, self.matrix, self.intercept, *prior).loss
+            own = class_own(X, signs, self.loss, self.frame.scale, self.intercept).loss
+            clear = np.isfinite(shared) & np.isfinite(own)
+            votes[:, 0] = np.where(clear, np.where(shared < own, SHARED, OWN), -1)
+        return {"votes": Counts(votes, len(KINDS))}

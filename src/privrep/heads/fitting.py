@@ -1,0 +1,199 @@
+"""Personal heads: functions of the public representation and one user's own rows. They never leave their user.
+
+A user has three candidates: a head on the shared representation, a ridge regression of its own on all features, and a
+constant. It tries each by leave-one-out on its own rows and keeps what predicted best. The choice costs no privacy
+because nothing of it is released, and it is the safety net: where the representation does not help a user, or holds
+nothing but noise, that user is about as well off as alone. About: a choice made on few rows is a noisy one. So users
+also weigh what the others found, a charged release of how many did better by the representation than alone
+(`Representation.credit`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from privrep.data.sparse import SparseRows
+from privrep.data.table import UserTable
+from privrep.heads.classification import class_constant, class_own, class_shared
+from privrep.heads.regression import (
+    CONSTANT,
+    OWN,
+    SHARED,
+    Fit,
+    constant_candidate,
+    images,
+    intercepts,
+    own_candidate,
+    shared_candidate,
+)
+from privrep.heads.regression import KINDS as KINDS
+from privrep.local.least_squares import ROUNDING, centred
+from privrep.local.losses import Loss
+from privrep.local.representation import Ratings, Representation
+from privrep.local.transform import Frame
+from privrep.privacy.bounds import Array
+from privrep.users.summing import default_workers, finite_rows, map_blocks
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of many users, for each of their targets: that of user i for target c has number i * targets + c.
+
+    A prediction is intercept + <x, matrix shared> + <x, own>; one of the last two is zero.
+    """
+
+    ids: NDArray[Any]  # (n,)
+    kind: NDArray[np.int8]  # (heads,)
+    intercept: Array
+    shared: Array  # (heads, k)
+    own_position: NDArray[np.int64]  # row of `own`, or -1
+    own: Array  # (heads that are regressions of their users' own, d)
+    targets: int = 1
+
+    def predict(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
+        """Predictions for rows X of the users at these positions: (rows,), or (rows, targets) where there are more."""
+        columns = [self._predict(representation, X, users * self.targets + c) for c in range(self.targets)]
+        return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
+
+    def _predict(self, representation: Representation, X: Any, heads: NDArray[np.int64]) -> Array:
+        predictions = self.intercept[heads] + np.einsum("rk,rk->r", X @ representation.matrix, self.shared[heads])
+        position = self.own_position[heads]
+        rows = np.flatnonzero(position >= 0)
+        if len(rows):
+            predictions[rows] += np.einsum("rd,rd->r", X[rows], self.own[position[rows]])
+        return predictions
+
+    def weights(self, representation: Representation) -> Array:
+        """(heads, d): every head's linear model in the original features. For analysis; full vectors all."""
+        weights = self.shared @ representation.matrix.T
+        with_own = self.own_position >= 0
+        weights[with_own] += self.own[self.own_position[with_own]]
+        return weights
+
+    @classmethod
+    def join(cls, parts: Iterable[Heads]) -> Heads:
+        parts = list(parts)
+        starts = np.cumsum([0, *(len(part.own) for part in parts)])
+        moved = [np.where(p.own_position >= 0, p.own_position + s, -1) for p, s in zip(parts, starts, strict=False)]
+        return cls(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.kind for part in parts]),
+            np.concatenate([part.intercept for part in parts]),
+            np.concatenate([part.shared for part in parts]),
+            np.concatenate(moved),
+            np.concatenate([part.own for part in parts]),
+            parts[0].targets,
+        )
+
+
+def fit_heads(
+    blocks: Iterable[UserTable],
+    representation: Representation,
+    *,
+    intercept: bool = True,
+    safety_net: bool = True,
+    loss: Loss | None = None,
+    workers: int | None = None,
+) -> Heads:
+    """A head for every user of the blocks (`table.blocks()`). Without the safety net every head is a shared one.
+
+    With a `loss`, targets are labels and a head has as many of the rows that `Heads` calls targets as the loss has
+    outputs, all of one kind.
+    """
+    fit = partial(fit_block, representation=representation, intercept=intercept, safety_net=safety_net, loss=loss)
+    return Heads.join(map_blocks(fit, blocks, workers or default_workers()))
+
+
+def fit_block(
+    block: UserTable,
+    representation: Representation,
+    intercept: bool,
+    safety_net: bool,
+    loss: Loss | None = None,
+) -> Heads:
+    n, (d, k) = block.n_users, representation.matrix.shape
+    q = loss.outputs if loss is not None else block.n_targets
+    kind = np.full(n * q, CONSTANT, dtype=np.int8)
+    constant, shared = np.zeros(n * q), np.zeros((n * q, k))
+    own = np.zeros((n * q, 0 if isinstance(block.X, sparse.sparray) else d))
+    for users, size in block.positions_by_size():
+        X, Y = finite_rows(*block.group(users, size))
+        X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
+        every = [(users[:, None] * q + np.arange(q), Y)]
+        if loss is None:  # each target by itself
+            columns = Frame.plain(d).targets(Y.astype(np.float64, copy=False))
+            every = [(users * q + c, y) for c, y in enumerate(columns)]
+        for heads, y in every:
+            with np.errstate(all="ignore"):  # a user whose numbers overflow gets a constant, and nobody hears of it
+                fits = _candidates(X, y, representation, intercept, safety_net, loss)
+            best = np.stack([np.where(np.isfinite(fit.loss), fit.loss, np.inf) for fit in fits]).argmin(axis=0)
+            kinds = np.array([fit.kind for fit in fits], dtype=np.int8)[best]
+            kind[heads] = kinds if heads.ndim == 1 else kinds[:, None]
+            constant[heads] = np.nan_to_num(np.stack([fit.intercept for fit in fits])[best, np.arange(len(users))])
+            for i, fit in enumerate(fits):
+                if fit.kind != CONSTANT:
+                    target = shared if fit.kind == SHARED else own
+                    target[heads[best == i]] = np.nan_to_num(fit.weights[best == i])
+    has_own = kind == OWN
+    place = np.where(has_own, np.cumsum(has_own) - 1, -1)
+    return Heads(block.ids, kind, constant, shared, place, own[has_own].reshape(-1, d), q)
+
+
+def _candidates(
+    X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool, loss: Loss | None
+) -> list[Fit]:
+    if loss is not None:
+        return _class_candidates(X, y, rep, intercept, safety_net, loss)
+    if rep.ratings is not None:
+        return [rating_candidate(images(X, rep.matrix), y, rep.ratings)]
+    shared = shared_candidate(X, y, rep.matrix, intercept)
+    if not safety_net:
+        return [shared]
+    shared = replace(shared, loss=shared.loss / rep.credit(y.shape[1]))
+    candidates = [constant_candidate(y, intercept), shared]
+    if not isinstance(X, SparseRows):  # a weight for each of very many features, from few rows, is no alternative
+        candidates.append(own_candidate(X, y, rep.scale, intercept))
+    return candidates
+
+
+def _class_candidates(
+    X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool, loss: Loss
+) -> list[Fit]:
+    """As for numbers. A likelihood ratio of (error / error)^(rows / 2) is here e^(rows times the difference of losses),
+    so that half the logarithm of the credit is what a user may take off the shared head's loss."""
+    signs = loss.signs(y)
+    shared = class_shared(X, signs, loss, rep.matrix, intercept, rep.precision, rep.centre)
+    if not safety_net:
+        return [shared]
+    shared = replace(shared, loss=shared.loss - 0.5 * math.log(rep.credit(y.shape[1])))
+    constant = class_constant(signs, loss, intercept)
+    if isinstance(X, SparseRows):
+        return [constant, shared]
+    last_resort = replace(constant, loss=np.full(len(y), 1e300))  # it is part of one's own
+    return [last_resort, shared, class_own(X, signs, loss, rep.scale, intercept)]
+
+
+def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
+    """A user's mean, and its taste: a normal prior of the head with unit covariance, in units of the user's own spread.
+
+    y / spread = a + offset + <factors, v> + rest, the variance of the rest public; P has offset and factors. A user
+    with few ratings thus keeps close to the items' offsets, and one whose ratings are all alike to their mean.
+    """
+    m = y.shape[1]
+    spread = np.sqrt((centred(y) ** 2).mean(axis=1))
+    rows = centred(P[:, :, 1:])
+    unit = np.where(spread > ROUNDING * np.abs(y).max(axis=1), spread, 0.0)
+    left = centred(y) - centred(P[:, :, 0]) * unit[:, None]
+    gram = rows.transpose(0, 2, 1) @ rows + ratings.residual * np.eye(rows.shape[2])
+    taste = np.linalg.solve(gram, rows.transpose(0, 2, 1) @ left[:, :, None])[:, :, 0]
+    head = np.concatenate([unit[:, None], taste], axis=1)
+    loss = (left - (rows @ taste[:, :, None])[:, :, 0]) ** 2
+    return Fit(SHARED, loss.sum(axis=1) / m, intercepts(P, y, head, True), head)

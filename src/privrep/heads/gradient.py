@@ -1,0 +1,179 @@
+"""Heads of many users at once, on representations that are computed once.
+
+Rows stand in fixed slots: labels (users, slots) hold -1 where a user has no row. A user's head is a function of its own
+rows, to the last bit: every product is stacked by user, and shapes are public facts (see `users.summing`).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from privrep.errors import InputError
+from privrep.nn.flat_module import Part
+
+_lock = threading.Lock()
+_outside: list[int] = []  # how many threads PyTorch had outside, once for each thread that is within
+_within = threading.local()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes on the calling thread alone: engines have a thread for each core, and sums cut up among threads
+    would round by the number of cores. Restores what was set outside, also for threads that start later."""
+    if getattr(_within, "yes", False):
+        yield
+        return
+    with _lock:
+        here = torch.get_num_threads()  # sets this thread up: else it would take what another sets on leaving
+        _outside.append(_outside[0] if _outside else here)
+        torch.set_num_threads(1)
+    _within.yes = True
+    try:
+        yield
+    finally:
+        _within.yes = False
+        with _lock:
+            torch.set_num_threads(_outside.pop())
+
+
+def own_copy(part: Part) -> Part:
+    """The part with a module of its own, its tensors shared: a call swaps weights in, so threads must not share one."""
+    module = part.module
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return Part(copy.deepcopy(module, shared))
+
+
+def rows_of(X: NDArray[Any]) -> Tensor:
+    """A float32 copy in PyTorch's own memory, whose alignment, by which products may round, is always the same."""
+    return torch.tensor(X, dtype=torch.float32)
+
+
+def labels_of(y: NDArray[Any], classes: int) -> Tensor:
+    """Class numbers as int64; whatever is not one of 0..classes-1 becomes -1: a row that counts for nothing."""
+    known = (y >= 0) & (y < classes) & (y == np.floor(y))
+    return torch.from_numpy(np.where(known, y, -1).astype(np.int64))
+
+
+def row_weights(labels: Tensor) -> Tensor:
+    """(..., rows): one over the number of a user's rows, zero where there is none."""
+    present = (labels >= 0).to(torch.float32)
+    return present / present.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    """The mean over one user's rows, (rows, classes) and (rows,); zero if it has none."""
+    each = torch.log_softmax(scores, dim=-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    return -(each * row_weights(labels)).sum(dim=-1)
+
+
+def scores_gradient(scores: Tensor, labels: Tensor) -> Tensor:
+    """Of the mean cross-entropy of each user, in its scores (users, slots, classes); takes over `scores`."""
+    result = torch.softmax(scores, dim=-1)
+    marked = torch.zeros_like(result).scatter_(-1, labels.clamp(min=0)[..., None], 1.0)
+    return result.sub_(marked).mul_(row_weights(labels)[..., None])
+
+
+class HeadRule(Protocol):
+    """How users make their heads in a round, given the shared part."""
+
+    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+        """(users, size), from the public start (size,), on Z (users, slots, rank); each user's by its own rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    """Full-batch gradient descent on the mean cross-entropy plus ridge/2 |head - start|^2."""
+
+    steps: int = 15
+    rate: float = 0.01
+    momentum: float = 0.0
+    ridge: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.steps >= 0 and self.rate > 0 and 0 <= self.momentum < 1 and self.ridge >= 0):
+            raise InputError(
+                "heads are fitted with steps >= 0, a positive rate, a momentum in [0, 1) and a ridge >= 0. "
+                f"Got {self} instead."
+            )
+
+    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+        """(users, size): the heads, from `start` (size,) or (users, size), on Z (users, slots, rank).
+
+        A user without rows keeps the start.
+        """
+        first = start.expand(len(Z), head.size)
+        heads, velocity = first.clone(), torch.zeros_like(first)
+        gradient = _linear_gradient if is_linear(head) else _any_gradient
+        with torch.no_grad():
+            for _ in range(self.steps):
+                slope = gradient(heads, Z, labels, head)
+                if self.ridge:
+                    slope = slope.add_(heads - first, alpha=self.ridge)
+                velocity = velocity.mul_(self.momentum).add_(slope)
+                heads.sub_(velocity, alpha=self.rate)
+        return heads
+
+
+def is_linear(head: Part) -> bool:
+    """Whether the head is one nn.Linear, all of it trainable: then formulas replace automatic differentiation."""
+    return type(head.module) is nn.Linear and len(head.shapes) == len(list(head.module.parameters()))
+
+
+def linear_parts(heads: Tensor, head: Part) -> tuple[Tensor, Tensor | None]:
+    """Weights (users, classes, rank) and biases (users, 1, classes) of heads that are linear."""
+    named = head.named(heads)
+    bias = named.get("bias")
+    return named["weight"], None if bias is None else bias[:, None, :]
+
+
+def head_scores(heads: Tensor, Z: Tensor, head: Part) -> Tensor:
+    """(users, slots, classes): each user's rows through its own head."""
+    if is_linear(head):
+        weight, bias = linear_parts(heads, head)
+        return torch.bmm(Z, weight.mT) if bias is None else torch.baddbmm(bias, Z, weight.mT)
+    scores: Tensor = vmap(own_copy(head))(heads, Z)
+    return scores
+
+
+def _linear_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+    slope = scores_gradient(head_scores(heads, Z, head), labels)
+    parts = [torch.bmm(slope.mT, Z).flatten(1)]
+    if "bias" in head.shapes:
+        parts.append(slope.sum(dim=1))
+    return torch.cat(parts, dim=1)
+
+
+def _any_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+    own = own_copy(head)
+
+    def loss(flat: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
+        return cross_entropy(own(flat, rows), classes)
+
+    slope: Tensor = vmap(grad(loss))(heads, Z, labels)
+    return slope
+
+
+def representation_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+    """(users, slots, rank): of each user's mean cross-entropy, in its representations, its head fixed."""
+    if is_linear(head):
+        weight, _ = linear_parts(heads, head)
+        return torch.bmm(scores_gradient(head_scores(heads, Z, head), labels), weight)
+    own = own_copy(head)
+
+    def loss(rows: Tensor, flat: Tensor, classes: Tensor) -> Tensor:
+        return cross_entropy(own(flat, rows), classes)
+
+    slope: Tensor = vmap(grad(loss))(Z, heads, labels)
+    return slope

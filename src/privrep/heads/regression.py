@@ -1,0 +1,156 @@
+"""What a user's model can be, tried by leave-one-out on the user's own rows, for many users of equal size at once.
+
+Each user's numbers are a function of its own rows to the last bit (see `least_squares`), because `Preference` turns
+comparisons of them into a release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data.sparse import SparseRows
+from privrep.local.least_squares import Floats, centred
+from privrep.local.transform import Frame
+from privrep.privacy.bounds import Array, Contributions
+from privrep.privacy.contributions import Counts
+
+SHARED, OWN, CONSTANT = 0, 1, 2
+KINDS = ("shared", "own", "constant")
+_SHARED_RIDGES = (1e-5, 1e-3, 1e-2, 1e-1, 1.0)
+_OWN_RIDGES = (1e-3, 1e-1, 1.0, 10.0, 100.0)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One candidate for a group of users: its leave-one-out error as it counts in the choice, and its numbers."""
+
+    kind: int
+    loss: Array
+    intercept: Array
+    weights: Array  # in the coordinates of that kind: (users, k) shared, (users, d) own; of classes (users, outputs, .)
+
+
+def constant_candidate(y: Array, intercept: bool) -> Fit:
+    """The user's mean (zero without an intercept)."""
+    m = y.shape[1]
+    mean = y.mean(axis=1) if intercept else np.zeros(len(y))
+    residual = (y - mean[:, None]) * (m / max(m - 1, 1) if intercept else 1.0)
+    return Fit(CONSTANT, (residual**2).mean(axis=1), mean, np.zeros((len(y), 0)))
+
+
+def shared_candidate(X: Array | SparseRows, y: Array, matrix: Array, intercept: bool) -> Fit:
+    """Ridge regression on the representation; ridge, and whether to have an intercept, by leave-one-out."""
+    P = images(X, matrix)
+    fits = [_ridges(P, y, _SHARED_RIDGES, centre) for centre in ((True, False) if intercept else (False,))]
+    return _best(SHARED, fits)
+
+
+def images(X: Array | SparseRows, matrix: Array) -> Array:
+    """(users, rows, k): rows times the representation."""
+    return X.project(matrix) if isinstance(X, SparseRows) else X @ matrix
+
+
+def own_candidate(X: Array, y: Array, scale: Array, intercept: bool) -> Fit:
+    """Ridge regression on all features in public scales; the ridge by leave-one-out."""
+    ridges = _ridges if X.shape[1] > X.shape[2] else _dual_ridges
+    best = _best(OWN, [ridges(X / scale, y, _OWN_RIDGES, intercept)])
+    return replace(best, weights=best.weights / scale)
+
+
+def _best(kind: int, fits: list[tuple[Array, Array, Array]]) -> Fit:
+    """Of fits (losses, intercepts, weights) of the same users, each user's best."""
+    losses = np.stack([loss for loss, _, _ in fits])
+    best, users = losses.argmin(axis=0), np.arange(losses.shape[1])
+    intercepts, weights = np.stack([fit[1] for fit in fits]), np.stack([fit[2] for fit in fits])
+    return Fit(kind, losses[best, users], intercepts[best, users], weights[best, users])
+
+
+def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
+    """Each user's best ridge regression: its leave-one-out loss, intercept and weights. From one eigendecomposition."""
+    rows, targets = (centred(P), centred(y)) if centre else (P, y)
+    m, k = P.shape[1:]
+    gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
+    values, Q = np.linalg.eigh(gram)
+    turned = rows @ Q  # (users, rows, k)
+    squares = turned**2 / size[:, None, None]
+    products = np.matmul(targets[:, None, :], turned)[:, 0] / size[:, None]
+    losses = np.empty((len(ridges), len(P)))
+    heads = np.empty((len(ridges), len(P), k))
+    for i, ridge in enumerate(ridges):
+        inverse = 1 / (np.maximum(values, 0.0) + ridge + 1e-10)
+        heads[i] = inverse * products
+        residuals = targets - np.matmul(turned, heads[i][:, :, None])[:, :, 0]
+        leverage = np.matmul(squares, inverse[:, :, None])[:, :, 0] + (1 / m if centre else 0.0)
+        losses[i] = ((residuals / np.maximum(1 - leverage, 1e-6)) ** 2).mean(axis=1) + np.where(lost, np.inf, 0.0)
+    best, users = losses.argmin(axis=0), np.arange(len(P))
+    weights = np.matmul(Q, heads[best, users][:, :, None])[:, :, 0]
+    return losses[best, users], intercepts(P, y, weights, centre), weights
+
+
+def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
+    """The same with no more rows than features, through the Gram matrix of the rows.
+
+    An intercept is a feature of great size that is the same in every row, so it adds a large constant to the Gram
+    matrix. The leave-one-out residual is (B y)_j / B_jj with B the inverse of the Gram matrix plus ridge.
+    """
+    X, targets = (centred(rows), centred(y)) if centre else (rows, y)
+    users, m = y.shape
+    gram, size, lost = normalised(X @ X.transpose(0, 2, 1))
+    values, Q = np.linalg.eigh(gram + 1e3 if centre else gram)
+    squares, products = Q**2, np.matmul(targets[:, None, :], Q)[:, 0]
+    losses, alphas = np.empty((len(ridges), users)), np.empty((len(ridges), users, m))
+    for i, ridge in enumerate(ridges):
+        inverse = 1 / (np.maximum(values, 0.0) + ridge)
+        alphas[i] = np.matmul(Q, (inverse * products)[:, :, None])[:, :, 0]
+        left = alphas[i] / np.matmul(squares, inverse[:, :, None])[:, :, 0]
+        losses[i] = (left**2).mean(axis=1) + np.where(lost, np.inf, 0.0)
+    best = losses.argmin(axis=0)
+    weights = np.matmul((alphas[best, np.arange(users)] / size[:, None])[:, None, :], X)[:, 0]
+    return losses[best, np.arange(users)], intercepts(rows, y, weights, centre), weights
+
+
+def normalised(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Gram matrices over their mean eigenvalue, that mean, and which users' overflowed: those are zero.
+
+    So whatever a user's rows are, an eigendecomposition, which would raise for everybody, finds small finite numbers.
+    """
+    k = gram.shape[1]
+    diagonal = np.ascontiguousarray(gram[:, np.arange(k), np.arange(k)])  # else one user's is added in another order
+    size = diagonal.sum(axis=1) / k
+    lost = ~np.isfinite(gram.sum(axis=(1, 2)))
+    size = np.where(lost | ~(size > np.finfo(np.float64).tiny), 1.0, size)
+    gram[lost] = 0.0
+    return gram / size[:, None, None], size, lost
+
+
+def intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
+    """What the weights leave of the users' means."""
+    if not centre:
+        return np.zeros(len(y))
+    return y.mean(axis=1) - (rows.mean(axis=1) * weights).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class Preference:
+    """One vote per user: which of the three did best by leave-one-out. Users with too few rows to tell do not vote."""
+
+    matrix: Array
+    frame: Frame
+    intercept: bool
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        votes = np.full((len(X), 1), -1)
+        if X.shape[1] > 2:
+            X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
+            fits = {
+                SHARED: shared_candidate(X, y, self.matrix, self.intercept).loss,
+                OWN: own_candidate(X, y, self.frame.scale, self.intercept).loss,
+                CONSTANT: constant_candidate(y, self.intercept).loss,
+            }
+            losses = np.stack([fits[kind] for kind in range(len(KINDS))])
+            clear = np.isfinite(losses).all(axis=0)
+            votes[:, 0] = np.where(clear, losses.argmin(axis=0), -1)
+        return {"votes": Counts(votes, len(KINDS))}

@@ -1,0 +1,326 @@
+"""What the methods have in common: public coordinates, a start, rounds of heads given U and U given heads, a last page.
+
+Passes over the users, each a page of the billboard:
+  scales       histogram of each feature's size                -> public feature scales
+  covariance   users' second moments                           -> coordinates without correlation
+  (the start)  see `initialisers`                              -> U_0
+  *-scout      histograms of the sizes of what rounds release, at U_0
+  *-t          what moves U (see `Round`), and the histograms again
+                                                               -> a step, and a QR
+and, where strong directions may hide weak ones, three pages more, after some rounds for the strong ones alone:
+  residuals    pair moments of what users' heads leave over    -> the weak directions
+and at the end
+  preference   whether a user does better by the representation or alone
+                                                               -> how to choose between the two on few rows
+Classifiers have some more, before the rounds and after (see `class_prior`):
+  *centre*     gradient of one classifier for everybody        -> what heads have in common
+  *prior       losses of users' heads with several precisions  -> how far they differ from that
+
+Everything that depends on the users is read off these releases; the rest are public facts (d, k and the budget). The
+number of users is not used anywhere, so that it need not be public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+from privrep.heads.classification import ClassPreference
+from privrep.heads.regression import KINDS, OWN, SHARED, Preference
+from privrep.linear.class_steps import encoded
+from privrep.linear.prior import TOO_KIND, Common, find_precision, newton_step
+from privrep.linear.starts import MOST_SQUARED, Initialiser, Start, top_eigenvectors
+from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, ResidualMoments
+from privrep.linear.transform import CLEAR, find_frame, octave_quantile
+from privrep.local.losses import Loss
+from privrep.local.representation import Estimate, Representation, publish
+from privrep.local.transform import Frame
+from privrep.privacy.billboard import Release
+from privrep.privacy.bounds import DIRECTION_ONLY, Array, Bound
+from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.release import Query, Run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Shares of mu^2 and constants of the default. All fixed beforehand: none was chosen on the data it is used on."""
+
+    scales_share: float = 0.03
+    covariance_share: float = 0.1
+    start_share: float = 0.2
+    votes_share: float = 0.01
+    prior_share: float = 0.0  # of classifiers' heads: how strong, twice, before the rounds and after
+    look_share: float = 0.0  # and what they have in common: a look
+    centre_share: float = 0.0  # and where it saw something, each of three steps before the rounds and one after
+    rounds: int = 8
+    scout_share: float = 0.03  # of what the rounds have
+    sizes_share: float = 0.05  # of the same, histograms of all rounds together
+    growth: float = 1.25  # later rounds, whose gradients are smaller, get more
+    least_ridge: float = 1e-3  # of the rounds' heads; follows the estimated error of the representation, because a
+    most_ridge: float = 0.02  # ridge leaves a residual, and the noise is in proportion to the residuals
+    heads_weight: float = 0.3  # second moment of the heads against the gradient, in norm, within a contribution
+    quantile: float = 0.2  # clip to this quantile of the gradients' norms
+    clear_weak: float = 0.15  # squared sine that a weak direction may have if nobody said how many there are
+    floor: float = 0.02  # of the heads' second moment, relative to its largest eigenvalue
+
+    def ridge(self, state: Estimate) -> float:
+        return float(np.clip(state.total_error / state.basis.shape[1], self.least_ridge, self.most_ridge))
+
+
+FOR_CLASSES = Settings(
+    scales_share=0.015,
+    covariance_share=0.03,
+    start_share=0.12,
+    votes_share=0.005,
+    prior_share=0.003,
+    look_share=0.01,
+    centre_share=0.04,
+    scout_share=0.02,
+    sizes_share=0.03,
+    heads_weight=0.15,
+)
+"""Of classifiers, whose gradients are noisier: more to the rounds."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What stays the same throughout a run."""
+
+    run: Run
+    frame: Frame
+    intercept: bool
+    settings: Settings
+    loss: Loss | None = None  # of labels; None: the square, of numbers
+    precision: float = 1.0  # of the prior of classifiers' heads
+    common: Common | None = None  # its centre; None: zero
+
+    def centre_on(self, basis: Array, spread: Array | float = 1.0) -> Array | None:
+        return None if self.common is None else self.common.on(basis, spread)
+
+
+class Round(Protocol):
+    """What a method does in a round: a local step, what to ask of it, and the move that the releases stand for."""
+
+    @property
+    def name(self) -> str: ...
+
+    def most(self, features: int) -> int:
+        """Directions it can take where nobody says how many."""
+        ...
+
+    def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> Any:
+        """`norm` is what to clip to, `ratio` the typical one of that to the second moment of the heads. Its
+        statistics include `sizes`, histograms of both."""
+        ...
+
+    def queries(self, step: Any, norm: float, mu_squared: float) -> dict[str, Query]: ...
+
+    def move(self, problem: Problem, state: Estimate, step: Any, released: Mapping[str, Release]) -> Estimate: ...
+
+
+def learn(
+    run: Run,
+    rank: int | None,
+    method: Round,
+    initialiser: Initialiser,
+    *,
+    intercept: bool,
+    frame: Frame | None,
+    settings: Settings | None,
+    loss: Loss | None = None,
+) -> Representation:
+    """Learn a shared representation. `rank=None` reads it off the first releases; `frame` declares public coordinates.
+
+    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
+    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    """
+    s = settings or (Settings() if loss is None else FOR_CLASSES)
+    d, total = run.users.features, run.ledger.capacity
+    for_start, spent = s.start_share * total, 0.0
+    if frame is None:
+        frame, spent = find_frame(run, s.scales_share * total, s.covariance_share * total, intercept)
+        for_start += (s.scales_share + s.covariance_share) * total - spent  # where little can be told, a start is most
+    for_votes = 0.0 if run.users.sparse or run.users.targets > 1 else s.votes_share * total
+    for_prior = s.prior_share * total
+    left = total - spent - for_start - for_votes - 2 * for_prior
+    if d in (rank, 1):  # all directions: there is nothing to choose
+        return publish(run, Estimate(np.eye(d), np.zeros((d, d))), frame)
+    problem = Problem(run, frame, intercept, s, loss)
+    state = initialiser(Start(run, frame, rank, for_start, intercept, loss))
+    state = state.first(min(state.basis.shape[1], method.most(d))) if rank is None else state
+    if loss is not None:
+        left -= s.look_share * total
+        problem = centred(problem, state, s.look_share * total, "centre-1")
+        if problem.common is not None:
+            left -= 4 * s.centre_share * total
+            for t in (2, 3, 4):
+                problem = centred(problem, state, s.centre_share * total, f"centre-{t}")
+        problem = with_precision(problem, state, for_prior, "prior")
+    if d > MOST_SQUARED or not state.hides(rank):
+        state = iterate(problem, state, method, left, method.name, s.rounds)
+    elif rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
+        state = iterate(problem, state, method, 0.6 * left, "strong", s.rounds)
+        state = add_weak(problem, state, None, method.most(d), 0.15 * left)
+        state = iterate(problem, state, method, 0.25 * left, method.name, s.rounds // 2)
+    else:
+        state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
+        state = add_weak(problem, state, rank, rank, 0.25 * left)
+        state = iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
+    if loss is None:
+        return publish(run, state, frame, preference=preference(problem, state, for_votes))
+    if problem.common is not None:
+        problem = centred(problem, state, s.centre_share * total, "heads-centre")
+    problem = with_precision(problem, state, for_prior, "heads-prior")
+    problem = replace(problem, precision=problem.precision * (TOO_KIND if loss.outputs == 1 else 1.0))
+    votes = preference(problem, state, for_votes)
+    centre = problem.centre_on(state.basis, _spread(state))
+    return publish(run, state, frame, preference=votes, precision=problem.precision, centre=centre)
+
+
+def centred(problem: Problem, state: Estimate, mu_squared: float, page: str) -> Problem:
+    """The problem with a step taken towards what heads have in common, if there is something to spend on it."""
+    assert problem.loss is not None
+    if not mu_squared:
+        return problem
+    asked = state.basis, problem.frame, problem.loss, problem.intercept
+    return replace(problem, common=newton_step(problem.run, page, *asked, problem.common, mu_squared))
+
+
+def with_precision(problem: Problem, state: Estimate, mu_squared: float, page: str) -> Problem:
+    """The problem with the precision of heads around their centre."""
+    assert problem.loss is not None
+    if not mu_squared:
+        return problem
+    asked = _matrix(problem, state), problem.loss, problem.intercept, problem.centre_on(state.basis, _spread(state))
+    return replace(problem, precision=find_precision(problem.run, page, *asked, mu_squared))
+
+
+def iterate(problem: Problem, state: Estimate, method: Round, mu_squared: float, name: str, rounds: int) -> Estimate:
+    """Rounds which together spend `mu_squared`, after a look at the sizes; one that has converged spends all the rest.
+
+    The clipping norm follows the sizes of what is clipped, which shrinks by orders of magnitude as U converges.
+    """
+    s, ask = problem.settings, problem.run.ask
+    per_histogram = s.sizes_share * mu_squared / rounds
+    plan = s.growth ** np.arange(rounds)
+    plan *= (1 - s.scout_share - s.sizes_share) * mu_squared / plan.sum()
+    scout = method.step(problem, state, 1.0, 1.0)
+    sizes = ask(f"{name}-scout", scout, {"sizes": Query(SIZES, s.scout_share * mu_squared)})["sizes"]
+    read = read_sizes(sizes, s)
+    if read is None:
+        return state  # not even the histogram of sizes rises above the noise: what is left is better not spent
+    norm, ratio = read
+    for t in range(rounds):
+        last = t + 1 == rounds or state.converged
+        step = method.step(problem, state, norm, ratio)
+        share = float(plan[t:].sum()) + (rounds - t) * per_histogram if last else float(plan[t])
+        queries = method.queries(step, norm, share)
+        if not last:
+            queries["sizes"] = Query(SIZES, per_histogram)
+        released = ask(f"{name}-{t + 1}", step, queries)
+        state = method.move(problem, state, step, released)
+        if last:
+            break
+        norm, ratio = read_sizes(released["sizes"], s) or (norm, ratio)
+        norm, ratio = norm * state.shrink, ratio * state.shrink
+    return state
+
+
+def read_sizes(sizes: Release, s: Settings) -> tuple[float, float] | None:
+    """Clipping norm, and typical ratio of a user's gradient to the second moment of its heads, for the next pass.
+
+    None where the histograms are lost in their noise.
+    """
+    norms, ratios = sizes.value[:WIDE_CELLS], sizes.value[WIDE_CELLS:]
+    if min(norms.max(), ratios.max()) < CLEAR * sizes.sigma:
+        return None
+    return octave_quantile(norms, s.quantile, WIDE_LOWEST), octave_quantile(ratios, 0.5)
+
+
+def add_weak(problem: Problem, state: Estimate, rank: int | None, most: int, mu_squared: float) -> Estimate:
+    """The directions that the strong ones hid, from the pair moments of what those leave over.
+
+    Without a rank, as many as stand out clearly from the noise, which may be none, and `most` in all.
+    """
+    d, k = state.basis.shape
+    query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
+    step = ResidualMoments(state.basis, problem.frame, problem.settings.ridge(state), problem.intercept)
+    moments = unpack(problem.run.ask("residuals", encoded(step, problem.loss), {"moments": query})["moments"].value)
+    outside = np.eye(d) - state.basis @ state.basis.T
+    weak = top_eigenvectors(outside @ moments @ outside, min(most, d) - k)
+    if rank is None:
+        clear = np.diag(weak.error) < problem.settings.clear_weak
+        weak = weak.first(int(clear.sum()))
+    if not weak.basis.shape[1]:
+        return replace(state, converged=False)
+    error = scipy.linalg.block_diag(state.error, weak.error)
+    return Estimate(np.linalg.qr(np.hstack([state.basis, weak.basis]))[0], error)
+
+
+def preference(problem: Problem, state: Estimate, mu_squared: float) -> float | None:
+    """How many users do better by the representation for one who does better alone, by their own leave-one-out.
+
+    None where their votes are lost in noise, or where there is nothing to vote on, and so nothing to spend: sparse
+    features leave no regression of one's own, and several targets have as many votes.
+    """
+    if not mu_squared:
+        return None
+    matrix, loss = _matrix(problem, state), problem.loss
+    step: Any = Preference(matrix, problem.frame, problem.intercept)
+    if loss is not None:
+        prior = problem.precision, problem.centre_on(state.basis, _spread(state))
+        step = ClassPreference(matrix, problem.frame, problem.intercept, loss, *prior)
+    query = Query(Bound(1.0, len(KINDS), acute=True), mu_squared)
+    votes = problem.run.ask("preference", step, {"votes": query})["votes"]
+    shared, own = float(votes.value[SHARED]), float(votes.value[OWN])
+    if max(shared, own) < CLEAR * votes.sigma:
+        return None
+    return max(shared, votes.sigma) / max(own, votes.sigma)
+
+
+def _matrix(problem: Problem, state: Estimate) -> Array:
+    return Representation(state.basis, problem.frame, 0.0, _spread(state)).matrix
+
+
+def _spread(state: Estimate) -> Array:
+    return np.ones(1) if state.spread is None else state.spread
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a round says: how U should move in each of k directions of the heads, and how much of that is noise."""
+
+    turn: Array  # (k, k), orthonormal: the directions
+    raw: Array  # (d, k), orthogonal to U: the move in each
+    energy: Array  # (k,): expected square length of the noise in it
+    heads: Array  # (k,): second moments of the heads in them, no smaller than can be told from noise
+    reach: Array  # (k,): how much of each is theirs rather than a floor's
+    heard: NDArray[np.bool_]  # (k,): whether there was anything but noise
+    relative_error: float = 0.0  # of the length of the move, from noise in what it was divided by
+
+
+def moved(state: Estimate, move: Move) -> Estimate:
+    """U plus the move, and a QR, each direction shrunk by what it is worth.
+
+    That is its signal, as far as its length exceeds that of the noise (whose variance is public) or was left over by
+    earlier steps, over signal plus noise. Once the signal is gone this averages the rounds' noise, and a round never
+    adds more noise than it removes error.
+    """
+    signal = np.maximum((move.raw**2).sum(axis=0) - move.energy, 0.0)
+    left = np.diag(move.turn.T @ state.error @ move.turn)
+    prior = np.maximum(signal, left)
+    gain = np.where(move.heard, prior / (prior + move.energy), 0.0)  # nothing heard, nothing moved
+    basis, R = np.linalg.qr(state.basis @ move.turn + gain * move.raw)
+    basis *= np.where(np.diag(R) < 0, -1.0, 1.0)
+    missed = (1 - gain * move.reach) ** 2 + (gain * move.relative_error) ** 2
+    after = np.minimum(missed * prior + gain**2 * move.energy, 1.0)
+    shrink = math.sqrt(float(after.sum() / prior.sum())) if after.sum() > 0 else 1.0
+    converged = bool((signal < 0.5 * move.energy).all() and ((left < move.energy) | (gain == 0)).all())
+    spread = np.sqrt(move.heads / move.heads.max())
+    return Estimate(basis, np.diag(after), spread, min(shrink, 1.0), converged)

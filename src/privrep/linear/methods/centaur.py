@@ -1,0 +1,171 @@
+"""CENTAUR, linear case (Shen, Ye, Kang, Hassani, Shokri 2023, Algorithms 3 to 5), and its paper's configuration.
+
+The method is a start by the private power method, boosted by agreement of several copies, and the rounds of Private
+FedRep: head by least squares, gradient of the representation, QR. So `centaur_linear` takes those rounds as they are.
+
+What the paper leaves open or gets wrong, and what `paper_centaur` does about it:
+  - Universal constants (in T_0, L, the clipping norms and T_g) are not given; they are keywords here.
+  - eta_g = 1/(4 s_1^2), with s_1 the largest singular value of users' heads over sqrt n, which nobody may look at for
+    free: `s_1` is a keyword, a public guess. For heads drawn from N(0, I_k) it is 1.
+  - The sensitivity is that of replacing one user, 2 zeta, and every copy and round is charged to one budget.
+  - M_i = 1/m sum y^2 x x^T has mean 2 G + tr(G) I with G = B V^T V B^T / n: all directions outside the representation
+    have eigenvalue tr(G), those inside at most three times as much, and the power method needs rounds to tell them
+    apart. The pair moments of `centaur_linear` have mean G.
+  - Boosting repeats the whole start, T_0 = O(k log n) times, to turn a chance of success of 0.99 into 1 - n^-k. Under a
+    fixed budget every copy has 1/T_0 of mu^2, so its noise is sqrt(T_0) larger, and one good copy becomes several bad
+    ones. MSE over the oracle's with 1, 3 and 5 copies (n 20,000, d 50, k 2, m 10, label noise 0.01, delta 1e-6, mean of
+    four populations): 1.001, 1.001, 1.001 at epsilon 1; 1.016, 1.018, 1.020 at 0.2; 1.3, 3.3, thousands at 0.1. It
+    bought nothing anywhere, so copies are one unless told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from privrep.errors import InputError
+from privrep.linear.alternation import Settings
+from privrep.linear.methods.paper_fedrep import head_and_gradient, public_count
+from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.starts import Initialiser, Start, power_method, random_basis
+from privrep.linear.steps import PowerStep
+from privrep.local.least_squares import Floats
+from privrep.local.losses import Loss
+from privrep.local.representation import Estimate, Representation, publish
+from privrep.local.transform import Frame
+from privrep.privacy.bounds import Array, Bound, Contributions
+from privrep.privacy.contributions import Vectors
+from privrep.privacy.groups import hashes
+from privrep.privacy.release import Query, Run
+
+
+def centaur_linear(
+    run: Run,
+    rank: int | None,
+    *,
+    intercept: bool = True,
+    frame: Frame | None = None,
+    initialiser: Initialiser | None = None,
+    settings: Settings | None = None,
+    copies: int = 1,
+    accuracy: float = 0.2,
+    loss: Loss | None = None,
+) -> Representation:
+    """Learn a shared representation. `rank=None` reads it off the first releases; `frame` declares public coordinates.
+
+    The start is the power method on pair moments, the one of `copies` copies with which most agree to `accuracy`, the
+    paper's eps_i. Another `initialiser` is used once, whatever `copies` says.
+
+    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
+    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    """
+    start = boosted(copies, accuracy) if initialiser is None else initialiser
+    return private_fedrep(run, rank, intercept=intercept, frame=frame, initialiser=start, settings=settings, loss=loss)
+
+
+def boosted(copies: int, accuracy: float) -> Initialiser:
+    """The power method `copies` times, each from another random basis and for its part of the budget."""
+    if copies < 1:
+        raise InputError(f"boosting takes one copy or more. Got {copies} instead.")
+
+    def start(asked: Start) -> Estimate:
+        one = replace(asked, mu_squared=asked.mu_squared / copies)
+        found = [power_method(one, page=f"power-{c}") for c in range(1, copies + 1)]
+        return found[agreed(asked.run, [state.basis for state in found], accuracy)]
+
+    return power_method if copies == 1 else start
+
+
+def agreed(run: Run, bases: list[Array], accuracy: float) -> int:
+    """Which of the copies to keep, posted as a derived fact: post-processing, it costs nothing.
+
+    The one with which most agree, itself included: all singular values of B_c^T B at least 1 - 2 accuracy^2. The paper
+    asks for half of them; `enough` on the page says whether so many did.
+    """
+    least = 1 - 2 * accuracy**2
+    friends = [sum(_smallest_cosine(other, basis) >= least for other in bases) for basis in bases]
+    chosen = int(np.argmax(friends))
+    enough = 2 * friends[chosen] >= len(bases)
+    run.derive("agreement", {"friends": np.array(friends, dtype=np.float64)}, chosen=chosen + 1, enough=enough)
+    return chosen
+
+
+def _smallest_cosine(one: Array, other: Array) -> float:
+    """Between the spans of two orthonormal bases; spans of different dimension do not agree."""
+    return float(np.linalg.svd(one.T @ other)[1].min()) if one.shape == other.shape else 0.0
+
+
+def paper_centaur(
+    run: Run,
+    rank: int,
+    *,
+    copies: int = 1,
+    accuracy: float = 0.01,
+    power_rounds: int = 5,
+    clip_init: float = 10.0,
+    rounds: int = 20,
+    clip: float = 10.0,
+    s_1: float = 1.0,
+    batch: int | None = None,
+    init_share: float = 0.5,
+) -> Representation:
+    """Algorithms 3 to 5 with fixed clipping norms zeta_0 = `clip_init` and zeta_g = `clip`, L = `power_rounds` and
+    T_0 = `copies`. No intercept: the paper has none.
+
+    `batch` rows of a user fit the head and as many others give the gradient: half of them unless told. `init_share` of
+    mu^2 goes to the start, evenly to all copies and their rounds, the rest evenly to the rounds after it.
+
+    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
+    (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
+    """
+    n, d, total = public_count(run), run.users.features, run.ledger.capacity
+    if copies < 1:
+        raise InputError(f"boosting takes one copy or more. Got {copies} instead.")
+    image = Query(Bound(clip_init, d * rank), init_share * total / (copies * power_rounds))
+    bases = [_paper_power(run, rank, image, power_rounds, f"centaur-power-{c}") for c in range(1, copies + 1)]
+    U = bases[agreed(run, bases, accuracy)]
+    query = Query(Bound(clip, d * rank), (1 - init_share) * total / rounds)
+    step, error = 1 / (4 * s_1**2), float(rank)
+    for t in range(1, rounds + 1):
+        page = f"centaur-round-{t}"
+        gradient = run.ask(page, HalfLossGradient(U, page, batch), {"gradient": query})["gradient"]
+        move = -step / n * gradient.value.reshape(d, rank)
+        length = float(((move - U @ (U.T @ move)) ** 2).sum())
+        noise = (step / n * gradient.sigma) ** 2 * (d - rank) * rank
+        error = min(noise + 16 * max(length - noise, 0.0), float(rank))  # a step goes a quarter of the way at most
+        U, _ = np.linalg.qr(U + move)
+    return publish(run, Estimate(U, np.eye(rank) * error / rank), Frame.plain(d))
+
+
+def _paper_power(run: Run, rank: int, image: Query, rounds: int, page: str) -> Array:
+    """Algorithm 5: X <- QR of the released sum of M_i X from a public random X."""
+    d = run.users.features
+    X = random_basis(d, rank, page)
+    for t in range(1, rounds + 1):
+        step = PowerStep(X, Frame.plain(d), intercept=False, own_rows=True)
+        X, _ = np.linalg.qr(run.ask(f"{page}-{t}", step, {"image": image})["image"].value.reshape(rank, d).T)
+    return X
+
+
+@dataclass(frozen=True)
+class HalfLossGradient:
+    """Algorithm 4: head by least squares on one batch of a user's rows, gradient of 1/2b sum (.)^2 on another.
+
+    Rows are drawn without replacement in a public order that depends on the page and the number of rows alone.
+    """
+
+    U: Array
+    page: str
+    batch: int | None = None
+
+    @property
+    def vector_size(self) -> int:
+        return self.U.size
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        m = X.shape[1]
+        size = m // 2 if self.batch is None else min(self.batch, m // 2)
+        order = np.argsort(hashes(np.arange(m), self.page), kind="stable")
+        gradient = head_and_gradient(self.U, X, y, order[:size], order[size : 2 * size])[1]
+        return {"gradient": Vectors(gradient / 2)}

@@ -1,0 +1,226 @@
+"""Priv-AltMin (Jain et al. 2021, Algorithms 1 to 3): U by least squares through perturbed normal equations.
+
+Passes over the users, each a page of the billboard:
+  scales, covariance   as in Private FedRep                      -> public coordinates
+  pairs                pair moments of rows of length one        -> U_0, its top eigenvectors
+  altmin-scout         histograms of sizes at U_0
+  altmin-t             A = sum W W^T and b = sum r W, and the histograms again
+                                                                 -> U + reshape(A^-1 b), and a QR
+Where the paper solves for U anew, from the targets of one group of users a round, this solves for the move of U that
+explains the residuals of all users: they shrink as U converges, and the noise of b with them. Noise in A then scales a
+move that is small, so that little of the budget is enough for A.
+
+`paper_altmin` is the paper's own configuration. Kept: disjoint groups of users, rows in quarters, fixed clipping norms,
+a solve for U from the targets. Settled or corrected there:
+  - Heads: the paper fits v on rows [1, m/4] in its algorithm and on [1, m/2] in its proofs; the algorithm is taken.
+  - Sums over a user's rows are means, so that users of different sizes have the same say and the same bound.
+  - The sensitivity is exact: sqrt 2 eta^2 for A, whose parts are positive semi-definite, 2 eta zeta for b; noise is
+    drawn for the triangle of A, in which it has sigma on the diagonal and sigma / sqrt 2 off it; initialisation and
+    rounds are charged to one budget. The paper shows each of the two to be (epsilon, delta)-DP by itself.
+  - Noise may leave A indefinite, about which the paper says nothing; its equations are solved all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.errors import InputError
+from privrep.linear.alternation import Move, Problem, Settings, learn, moved
+from privrep.linear.normal_equations import DisjointPairs, NormalEquations, QuarterEquations
+from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, normalised_pairs
+from privrep.linear.transform import CLEAR
+from privrep.local.representation import Estimate, Representation, publish
+from privrep.local.transform import Frame
+from privrep.privacy.billboard import Release
+from privrep.privacy.bounds import Array, Bound
+from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.groups import Group
+from privrep.privacy.release import Query, Run
+
+MOST_UNKNOWNS = 4096  # d k: the normal equations have their square, half of which is released
+
+
+ROUNDS = 5  # fewer than gradients take: a regression goes all the way at once
+NORMAL_SHARE = 0.15  # of a round's mu^2: for A, the rest for b
+
+
+def priv_altmin(
+    run: Run,
+    rank: int | None,
+    *,
+    intercept: bool = True,
+    frame: Frame | None = None,
+    initialiser: Initialiser | None = None,
+    settings: Settings | None = None,
+) -> Representation:
+    """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
+    d = run.users.features
+    check_reach(d, rank)
+    start = initialiser or best_start(d, normalised_pairs)
+    settings = settings or Settings(rounds=ROUNDS)
+    return learn(run, rank, RegressionRound(), start, intercept=intercept, frame=frame, settings=settings)
+
+
+def check_reach(features: int, rank: int | None) -> None:
+    """Refuse normal equations that are out of reach."""
+    if features * (rank or 1) > MOST_UNKNOWNS:
+        raise InputError(
+            f"Priv-AltMin takes at most {MOST_UNKNOWNS:,} features times rank. Got {features:,} features instead: "
+            "use Private FedRep."
+        )
+
+
+@dataclass(frozen=True)
+class RegressionRound:
+    """A and b of the normal equations, and a step that solves them."""
+
+    name: str = "altmin"
+
+    def most(self, features: int) -> int:
+        return min(MAX_AUTO_RANK, MOST_UNKNOWNS // features)
+
+    def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> NormalEquations:
+        k = state.basis.shape[1]
+        outside = np.linalg.qr(state.basis, mode="complete")[0][:, k:]
+        ridge = problem.settings.ridge(state)
+        return NormalEquations(state.basis, outside, problem.frame, norm, norm / ratio, ridge, problem.intercept)
+
+    def queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
+        unknowns = step.vector_size
+        normal = Bound(step.normal_norm, packed_size(unknowns), acute=True)
+        return {
+            "normal": Query(normal, NORMAL_SHARE * mu_squared),
+            "right": Query(Bound(norm, unknowns), (1 - NORMAL_SHARE) * mu_squared),
+        }
+
+    def move(
+        self, problem: Problem, state: Estimate, step: NormalEquations, released: Mapping[str, Release]
+    ) -> Estimate:
+        solved = solution(state, step.outside, released["normal"], released["right"], problem.settings.floor)
+        return moved(state, solved)
+
+
+def solution(state: Estimate, outside: Array, normal: Release, right: Release, floor: float) -> Move:
+    """reshape(A^-1 b), in coordinates in which users' heads are uncorrelated."""
+    k, e = state.basis.shape[1], outside.shape[1]
+    model = denoised(unpack(normal.value), normal.sigma, k, floor)
+    raw = (model.inverse @ right.value).reshape(k, e).T @ model.turn
+    energy = right.sigma**2 * np.diag(model.turn.T @ _block_squares(model.inverse, k) @ model.turn)
+    return Move(model.turn, outside @ raw, energy, model.heads, model.reach, model.heard, model.relative_error)
+
+
+def _block_squares(inverse: Array, k: int) -> Array:
+    """(k, k): the traces of the blocks of inverse^2, which are the noise in each pair of directions of the move."""
+    rows = inverse.reshape(k, -1)
+    return rows @ rows.T
+
+
+@dataclass(frozen=True)
+class Normal:
+    """The released A, made positive definite and rid of what is only noise in it."""
+
+    inverse: Array  # (k e, k e)
+    turn: Array  # (k, k): the directions in which users' heads are uncorrelated
+    heads: Array  # (k,): second moments of the heads in them, no smaller than can be told from noise
+    reach: Array  # (k,): how much of it is theirs rather than the floor's
+    heard: NDArray[np.bool_]  # (k,)
+    relative_error: float  # what is left of the noise, against all of A
+
+
+def denoised(A: Array, sigma: float, k: int, floor: float) -> Normal:
+    """A as sum of three orthogonal parts, each shrunk by how far it exceeds the noise, its eigenvalues floored.
+
+    Where features are uncorrelated and heads have nothing to do with features, A is M kron I, M the heads' second
+    moment; where only the latter holds, it is M kron S. The noise of a part of p coordinates has mean square p sigma^2:
+    M has few and is always heard, the rest of A many and is heard as far as it rises above that. A part of square
+    length q is multiplied by 1 - p sigma^2 / q, or by zero where that could be chance.
+    """
+    e = len(A) // k
+    blocks = A.reshape(k, e, k, e)
+    M = np.einsum("acbc->ab", blocks) / e
+    measured, turn = np.linalg.eigh(M)
+    noise = sigma / math.sqrt(e)
+    heads = np.maximum(measured, max(floor * measured[-1], 3 * noise))
+    size = max(float(np.linalg.norm(M)), np.finfo(np.float64).tiny)
+    unit = M / size
+    S = np.einsum("acbd,ab->cd", blocks, unit)
+    S -= np.trace(S) / e * np.eye(e)
+    rest = A - np.kron(M, np.eye(e)) - np.kron(unit, S)
+    p_S, p_rest = packed_size(e) - 1, packed_size(k * e) - packed_size(e) - packed_size(k) + 1
+    g_S, g_rest = _kept(S, p_S, sigma), _kept(rest, p_rest, sigma)
+    values, axes = np.linalg.eigh(np.eye(e) + g_S * S / size)
+    values = np.maximum(values, LEAST)
+    inverse: Array = np.kron((turn / heads) @ turn.T, (axes / values) @ axes.T)
+    if g_rest > 0:
+        roots = (turn / np.sqrt(heads)) @ turn.T, (axes / np.sqrt(values)) @ axes.T
+        relative = _kron_times(*roots, _kron_times(*roots, g_rest * rest).T)
+        values, axes = np.linalg.eigh(np.eye(k * e) + relative)
+        half = _kron_times(*roots, axes)
+        inverse = (half / np.maximum(values, LEAST)) @ half.T
+    left = packed_size(k) + g_S * p_S + g_rest * p_rest
+    error = min(sigma * math.sqrt(left / (e * float((heads**2).sum()))), 1.0)
+    return Normal(inverse, turn, heads, np.minimum(measured / heads, 1.0), measured > noise, error)
+
+
+LEAST = 0.1  # eigenvalues of A, relative to what its larger parts make them, count no less than this
+
+
+def _kron_times(left: Array, right: Array, matrix: Array) -> Array:
+    """(left kron right) @ matrix, without the Kronecker product."""
+    parts = right @ matrix.reshape(len(left), len(right), -1)
+    return np.tensordot(left, parts, 1).reshape(matrix.shape)
+
+
+def _kept(part: Array, coordinates: int, sigma: float) -> float:
+    """Zero unless the square length exceeds that of noise by far more than noise does by chance."""
+    square, noise = float((part**2).sum()), coordinates * sigma**2
+    return 1 - noise / square if square > noise * (1 + CLEAR * math.sqrt(2 / max(coordinates, 1))) else 0.0
+
+
+def paper_altmin(
+    run: Run,
+    rank: int,
+    *,
+    rounds: int = 5,
+    eta: float = 10.0,
+    zeta: float = 4.0,
+    init_share: float = 0.5,
+    normal_share: float = 0.5,
+) -> Representation:
+    """Algorithms 1 to 3. `init_share` of mu^2 goes to the initialisation, for which all users are asked; each of the
+    groups, one a round, has all the rest, since no user is in two of them: `normal_share` of it for A. No intercept.
+
+    `eta` bounds |x||v| of a row and `zeta` its target. The defaults would rarely be reached by true heads where
+    x ~ N(0, I_50) and |v| = 1, the setting the method was compared in; heads fitted on m/4 rows are often longer.
+
+    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
+    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    """
+    d, total = run.users.features, run.ledger.capacity
+    check_reach(d, rank)
+    pairs = Query(Bound(zeta**2, packed_size(d)), init_share * total)
+    moments = run.ask("paper-pairs", DisjointPairs(zeta), {"moments": pairs})["moments"].value
+    U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]
+    each = (1 - init_share) * total
+    queries = {
+        "normal": Query(Bound(eta**2, packed_size(d * rank), acute=True), normal_share * each),
+        "right": Query(Bound(eta * zeta, d * rank), (1 - normal_share) * each),
+    }
+    error = float(rank)
+    for t in range(rounds):
+        step = QuarterEquations(U, eta, zeta)
+        released = run.ask(f"paper-altmin-{t + 1}", step, queries, group=Group("priv-altmin", t, rounds))
+        A, right = unpack(released["normal"].value), released["right"]
+        values, axes = np.linalg.eigh(A)
+        values = np.where(values == 0, np.inf, values)  # directions in which nobody said anything
+        solution = axes @ ((axes.T @ right.value) / values)
+        U, R = np.linalg.qr(solution.reshape(rank, d).T)
+        noise = right.sigma**2 + 0.5 * released["normal"].sigma ** 2 * float((solution**2).sum())
+        smallest = max(float(np.linalg.svd(R)[1].min()), 1e-150)
+        error = min(noise * float((values**-2).sum()) / smallest**2, float(rank))  # of this round alone
+    return publish(run, Estimate(U, np.eye(rank) * error / rank), Frame.plain(d))

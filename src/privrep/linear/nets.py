@@ -1,0 +1,115 @@
+"""Finite sets of candidate representations, and rounds of them around what was chosen last.
+
+A random finite set drawn without looking at the data is a legitimate range of the exponential mechanism. Zooming: every
+round has candidates around the one chosen before, nearer than the round before. What each round costs adds up; nothing
+else is released, because a round's candidates are functions of its page's name and the choices before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from privrep.errors import InputError
+from privrep.linear.margins import WIDTH, Net
+from privrep.privacy.bounds import Array
+from privrep.privacy.release import Run
+from privrep.users.summing import LocalStep
+
+_SWAPPED = (np.arange(WIDTH) % 4 == 3)[:, None, None]  # candidates with a fresh direction
+
+
+@dataclass(frozen=True)
+class RandomNet:
+    """`size` matrices (dimension, rank) with orthonormal columns, the same for the same name.
+
+    Uniform without a centre. With one: the centre itself, the first; then those at `angle` from it in random directions
+    (root mean square over the columns), and, every fourth, those that keep a random part of its span and have one fresh
+    direction: a way on from where one direction is right and the others are wrong, and nothing near is better. They
+    are drawn WIDTH at a time and never all held.
+    """
+
+    name: str
+    size: int
+    dimension: int
+    rank: int
+    centre: Array | None = None
+    angle: float = 0.0
+
+    def chunk(self, number: int) -> Array:
+        generator = np.random.default_rng([self.dimension, self.rank, number, *self.name.encode()])
+        T = generator.standard_normal((WIDTH, self.dimension, self.rank))
+        if self.centre is not None:
+            turned = self.centre @ np.linalg.qr(generator.standard_normal((WIDTH, self.rank, self.rank)))[0]
+            T = np.where(_SWAPPED, np.concatenate([turned[:, :, 1:], T[:, :, :1]], axis=2), turned + self._aside(T))
+        columns = np.moveaxis(np.linalg.qr(T)[0], 0, 2)
+        if self.centre is not None and number == 0:
+            columns[:, :, 0] = self.centre
+        return columns
+
+    def _aside(self, T: Array) -> Array:
+        """What moves the centre by `angle`, in the directions that T has outside its span."""
+        assert self.centre is not None
+        T = T - self.centre @ (self.centre.T @ T)
+        length = np.sqrt((T**2).sum(axis=(1, 2), keepdims=True))
+        return np.asarray(T * (math.tan(self.angle) * math.sqrt(self.rank) / np.where(length > 0, length, 1)))
+
+    def member(self, index: int) -> Array:
+        return np.ascontiguousarray(self.chunk(index // WIDTH)[:, :, index % WIDTH])
+
+
+@dataclass(frozen=True)
+class Zooming:
+    """How many rounds of how many candidates, how far from the last choice, and how the budget is split over them.
+
+    One round is the exponential mechanism over a random finite set. Angles shrink geometrically from the second round
+    on, shares of the budget grow: candidates that are nearer to each other are harder to tell apart.
+    """
+
+    candidates: int = 1024
+    rounds: int = 10
+    widest: float = 0.8
+    narrowest: float = 0.25
+    growth: float = 1.1
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1 or self.rounds < 1:
+            raise InputError(
+                f"a selection takes at least one round of at least one candidate. Got {self.rounds} rounds of "
+                f"{self.candidates} instead."
+            )
+        if not (0 < self.narrowest <= self.widest < math.pi / 2 and self.growth > 0):
+            raise InputError("angles of zooming must lie between 0 and pi/2, the widest first, and growth be positive.")
+
+    def shares(self) -> Array:
+        """Of the budget, for each round."""
+        weights = self.growth ** np.arange(self.rounds)
+        return np.asarray(weights / weights.sum())
+
+    def angle(self, t: int) -> float:
+        """Of round t = 2, 3, ..."""
+        return self.widest * (self.narrowest / self.widest) ** ((t - 2) / max(self.rounds - 2, 1))
+
+
+def zoom(run: Run, page: str, dimension: int, rank: int, zooming: Zooming, losses: Callable[[Net], LocalStep]) -> Array:
+    """(dimension, rank), orthonormal columns: chosen by all of the run's epsilon, one choice a round.
+
+    Formal guarantee: epsilon-DP without a delta, by adaptive composition of the rounds' choices, for any local step.
+    """
+    centre: Array | None = None
+    for t, share in enumerate(zooming.shares().tolist(), start=1):
+        angle = 0.0 if centre is None else zooming.angle(t)
+        net = RandomNet(f"{page}-{t}", zooming.candidates, dimension, rank, centre, angle)
+        centre = net.member(run.choose(net.name, losses(net), net.size, share * run.ledger.budget.epsilon))
+    assert centre is not None
+    return centre
+
+
+def sign_matrix(rows: int, columns: int) -> Array:
+    """The public Johnson-Lindenstrauss matrix of this size: entries +-1/sqrt(rows), the same on every day."""
+    generator = np.random.default_rng([rows, columns, *b"johnson-lindenstrauss"])
+    signs = 2.0 * generator.integers(0, 2, (rows, columns), dtype=np.int8) - 1.0
+    return np.asarray(signs / math.sqrt(rows))

@@ -1,0 +1,303 @@
+"""What users compute in the passes of Private FedRep: public values plus a function of one user's rows, to the bit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data.sparse import SparseRows
+from privrep.local.least_squares import (
+    ROUNDING,
+    Floats,
+    centred,
+    centred_targets,
+    ridge_fit,
+    sum_columns,
+    sum_rows,
+    users_last,
+    without_mean,
+)
+from privrep.local.transform import Frame
+from privrep.privacy.bounds import Array, Bound, Contributions
+from privrep.privacy.contributions import (
+    Counts,
+    CrossMoments,
+    RowMoments,
+    Slots,
+    Together,
+    Vectors,
+    pack,
+    packed_size,
+)
+
+LOWEST, CELLS = -40, 81  # histograms of sizes: one cell an octave, from 2^-40 to 2^40, the ends open
+WIDE_LOWEST, WIDE_CELLS = -100, 181  # the same for gradients, which go with the square of the target's unit
+
+
+def octaves(values: Floats, lowest: int = LOWEST, count: int = CELLS) -> NDArray[np.int64]:
+    """The cell of each positive size, its binary logarithm rounded; -1 for zero and for what is not finite."""
+    positive = (values > 0) & np.isfinite(values)
+    mantissa, exponent = np.frexp(np.where(positive, values, 1.0))
+    nearest = exponent - (mantissa < np.sqrt(0.5)) - lowest
+    return np.where(positive, np.clip(nearest, 0, count - 1), -1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class FeatureSizes:
+    """A histogram, per column, of the users' root mean squares (around their own mean if there is an intercept).
+
+    A column that does not vary within a user, but for rounding, is not counted by that user. Columns are the features
+    and, where there are several, the targets. Of sparse features the size is that of the entries that are not zero.
+    """
+
+    sparse: ClassVar[bool] = True
+    sparse_vector_size: ClassVar[int] = 4096  # of few users at a time: all get as many cells as the one who has most
+    intercept: bool
+
+    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+        targets = y if y.ndim == 3 else np.zeros((*y.shape, 0))
+        d, q = X.shape[2], targets.shape[2]
+        cells = [self._sparse(X) if isinstance(X, SparseRows) else self._dense(X), self._dense(targets)]
+        first = np.concatenate([np.arange(d) * CELLS, (d + np.arange(q)) * CELLS])
+        if isinstance(X, SparseRows):
+            cells[1] = np.where(cells[1] < 0, -1, cells[1] + first[d:])
+            return {"sizes": Counts(np.concatenate(cells, axis=1), (d + q) * CELLS)}
+        joined = np.concatenate(cells, axis=1)
+        return {"sizes": Counts(np.where(joined < 0, -1, first + joined), (d + q) * CELLS)}
+
+    def _dense(self, values: Floats) -> NDArray[np.int64]:
+        """(users, columns): the cell within each column's own histogram, or -1."""
+        rows = values.astype(np.float64, copy=False)
+        rounding = ROUNDING * np.abs(rows).max(axis=1, initial=0.0)
+        rows = centred(rows) if self.intercept else rows
+        sizes = np.sqrt((rows**2).sum(axis=1) / max(values.shape[1] - self.intercept, 1))
+        return octaves(np.where(sizes > rounding, sizes, 0.0))
+
+    def _sparse(self, X: SparseRows) -> NDArray[np.int64]:
+        """(users, most columns that a user has): cells in the joint histogram of all features, or -1."""
+        user, column, T = X.slots()
+        squares, times = T.copy(), T.copy()
+        squares.data, times.data = T.data.astype(np.float64) ** 2, np.ones(len(T.data))
+        ones = np.ones(T.shape[1])
+        cell = octaves(np.sqrt((squares @ ones) / (times @ ones)))
+        place = np.arange(len(user)) - np.searchsorted(user, user)  # of a slot among its user's
+        cells = np.full((len(X), int(place.max(initial=-1)) + 1), -1)
+        cells[user, place] = np.where(cell < 0, -1, column * CELLS + cell)
+        return cells
+
+
+@dataclass(frozen=True)
+class SecondMoments:
+    """1/m sum x x^T over a user's rows (around their mean if there is an intercept), in a public frame."""
+
+    frame: Frame
+    intercept: bool
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        m = X.shape[1]
+        rows = self.frame.rows(centred(X) if self.intercept else X)
+        return {"covariance": RowMoments(rows, np.full(len(X), 1 / max(m - self.intercept, 1)))}
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """Each feature's mean square over a user's rows, in public scales, and a constant `unit` to measure them by.
+
+    For sparse features: what a covariance is for dense ones, as far as it can be afforded. Clipping shrinks the unit
+    with the rest, so that the ratio is the mean square in the clipped population.
+    """
+
+    sparse: ClassVar[bool] = True
+    scale: Array
+    unit: float = 1.0
+
+    def __call__(self, X: SparseRows, y: Floats) -> dict[str, Contributions]:
+        user, column, T = X.slots()
+        squares = T.copy()
+        squares.data = T.data.astype(np.float64) ** 2
+        values = (squares @ np.full(T.shape[1], 1 / X.shape[1])) / self.scale[column] ** 2
+        tail = np.full((len(X), 1), self.unit)
+        return {"frequencies": Slots(user, column, values[:, None], tail, X.shape[2])}
+
+
+@dataclass(frozen=True)
+class PairMoments:
+    """Z = 1/(m(m-1)) sum over pairs of different rows of y y' x x'^T in a public frame (000, Algorithm 2).
+
+    With several targets the sum of their Z. `normalised` brings every row to length one first (003, Algorithm 3).
+    """
+
+    frame: Frame
+    intercept: bool
+    normalised: bool = False
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        m = X.shape[1]
+        rows = self.frame.rows(centred(X) if self.intercept else X)
+        if self.normalised:
+            lengths = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=2, keepdims=True))
+            rows = (rows / np.maximum(lengths, np.finfo(np.float64).tiny)).astype(X.dtype)
+        scale = np.full(len(X), 1 / (m * (m - 1)) if m > 1 else 0.0)
+        parts = [
+            CrossMoments(rows * (centred_targets(t).T if self.intercept else t)[:, :, None].astype(X.dtype), scale)
+            for t in self.frame.targets(y)
+        ]
+        return {"moments": parts[0] if len(parts) == 1 else Together(tuple(parts))}
+
+
+@dataclass(frozen=True)
+class ResidualMoments:
+    """The pair moments of what a user's head on U leaves over, outside the span of U.
+
+    The strong directions of a representation hide the weak ones in `PairMoments`. With the strong ones in U, users'
+    residuals hold the weak ones and noise. Two residuals of a fit are correlated through the rows' images in U alone,
+    which adds nothing on average outside its span.
+    """
+
+    U: Array
+    frame: Frame
+    ridge: float
+    intercept: bool
+
+    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+        m = X.shape[1]
+        P = projected(X, self.frame, self.U, self.intercept)
+        inside = np.ascontiguousarray(P.transpose(2, 1, 0), dtype=X.dtype)
+        rows = self.frame.rows(centred(X) if self.intercept else X) - inside @ self.U.T.astype(X.dtype)
+        scale = np.full(len(X), 1 / (m * (m - 1)) if m > self.U.shape[1] + self.intercept + 1 else 0.0)
+        parts = []
+        for column in self.frame.targets(y):
+            targets = centred_targets(column) if self.intercept else users_last(column)
+            left = targets - sum_columns(P * ridge_fit(P, targets, self.ridge, self.intercept).heads[:, None, :])
+            parts.append(CrossMoments(rows * left.T[:, :, None].astype(X.dtype), scale))
+        return {"moments": parts[0] if len(parts) == 1 else Together(tuple(parts))}
+
+
+SIZES = Bound(math.sqrt(2.0), WIDE_CELLS + CELLS, acute=True)
+"""The histograms a round asks for: sizes of users' gradients, and their ratios to the second moment of the heads."""
+
+
+def gradient_size(d: int, k: int) -> int:
+    return d * k + packed_size(k)
+
+
+def pulled(X: Floats | SparseRows, frame: Frame, pull: Floats) -> Floats | Slots:
+    """sum over rows j of pull_j z_j^T, z the rows in the frame: (users, k, d) of dense rows, slots of sparse ones."""
+    if not isinstance(X, SparseRows):
+        return frame.rows(np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ X)
+    users, m, d = X.shape
+    user, column, T = X.slots()
+    values = T @ np.ascontiguousarray(pull.transpose(2, 1, 0)).reshape(users * m, -1)
+    return Slots(user, column, values / frame.scale[column, None], np.empty((users, 0)), d)
+
+
+def projected(X: Floats | SparseRows, frame: Frame, basis: Array, intercept: bool) -> Floats:
+    """(k, m, users): rows in the frame times the basis, around their user's mean if there is an intercept."""
+    matrix = frame.original(basis)
+    P = users_last(X.project(matrix) if isinstance(X, SparseRows) else X @ matrix.astype(X.dtype))
+    return without_mean(P) if intercept else P
+
+
+def nothing(users: int, d: int, k: int) -> Contributions:
+    """The contributions of users who have nothing to say of a gradient."""
+    none = np.empty(0, np.int64)
+    return Slots(none, none, np.empty((0, k)), np.zeros((users, packed_size(k))), d)
+
+
+@dataclass(frozen=True)
+class LeaveOneOutGradient:
+    """The round of Private FedRep with every row used: gradient and second moment of the heads, joined.
+
+    The paper fits the head on one batch and takes the gradient on another. Leaving out one row at a time and taking
+    the gradient on it keeps that independence row by row and wastes none. A user sends the gradient (of dense rows its
+    part orthogonal to U, which is all the step uses) together with `heads_weight` times the second moment of its heads,
+    as one vector: both are then clipped by the same factor, so their ratio is the step of the clipped population.
+    With several targets a user has a head for each, and sends the sums over them.
+    Products with X are in its own precision: float32 rows whose mean is 10,000 times their spread lose digits.
+    """
+
+    sparse: ClassVar[bool] = True
+    U: Array
+    frame: Frame
+    heads_weight: float
+    ridge: float
+    intercept: bool
+
+    @property
+    def vector_size(self) -> int:
+        return self.U.size
+
+    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+        users, m, d = X.shape
+        k = self.U.shape[1]
+        if m <= 1 + self.intercept:  # no rows are left to fit a head on when one is left out
+            return {"step": nothing(users, d, k), "sizes": Counts(np.full((users, 2), -1), SIZES.size)}
+        P = projected(X, self.frame, self.U, self.intercept)
+        pulls, moments = zip(*(self._pull(P, t) for t in self.frame.targets(y)), strict=True)
+        pull, moment = sum(pulls[1:], pulls[0]), sum(moments[1:], moments[0])
+        step, norm = self._joined(X, P, pull, self.heads_weight * moment)
+        ratio = norm / np.sqrt((moment**2).sum(axis=1))
+        cells = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
+        cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + WIDE_CELLS)
+        return {"step": step, "sizes": Counts(cells, SIZES.size)}
+
+    def _pull(self, P: Floats, y: Floats) -> tuple[Floats, Floats]:
+        """For one target: how each row pulls at U, (k, m, users), and the heads' second moment, packed."""
+        k, m, _ = P.shape
+        fit = ridge_fit(P, centred_targets(y) if self.intercept else users_last(y), self.ridge, self.intercept)
+        heads = fit.loo_heads()
+        pull = fit.loo_residuals * heads / m
+        moments = [sum_rows(heads[a] * heads[b]) / m for a in range(k) for b in range(a, k)]
+        moment = np.stack(moments, axis=1) * pack(np.ones((k, k)))
+        # centred pulls are the same as centred rows, which are many more
+        return without_mean(pull) if self.intercept else pull, moment
+
+    def _joined(self, X: Floats | SparseRows, P: Floats, pull: Floats, tail: Floats) -> tuple[Contributions, Floats]:
+        """Gradient and tail as one contribution, and the gradient's norms."""
+        gradient = pulled(X, self.frame, pull)
+        if isinstance(gradient, Slots):
+            return replace(gradient, tail=tail), gradient.lengths()
+        users, k, d = gradient.shape
+        within = np.stack([np.stack([sum_rows(pull[a] * P[b]) for b in range(k)], 1) for a in range(k)], 1)
+        gradient -= within.astype(gradient.dtype) @ self.U.T.astype(gradient.dtype)
+        joined = np.empty((users, gradient_size(d, k)))
+        joined[:, : d * k] = gradient.reshape(users, d * k)
+        joined[:, d * k :] = tail
+        return Vectors(joined), np.sqrt((joined[:, : d * k] ** 2).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class PowerStep:
+    """Z X for the pair moments Z of a user (see `PairMoments`) and a public basis X: a round of the power method.
+
+    The method's paper takes M = 1/m sum y^2 x x^T in place of Z, `own_rows`: M's eigenvalues outside the
+    representation are as large as the targets' mean square, those of Z are zero, so that Z needs fewer rounds.
+    """
+
+    sparse: ClassVar[bool] = True
+    basis: Array
+    frame: Frame
+    intercept: bool
+    own_rows: bool = False
+
+    @property
+    def vector_size(self) -> int:
+        return self.basis.size
+
+    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+        m = X.shape[1]
+        P = projected(X, self.frame, self.basis, self.intercept)
+        pull = np.zeros_like(P)
+        for column in self.frame.targets(y):
+            t = centred_targets(column) if self.intercept else users_last(column)
+            if self.own_rows:
+                pull += t**2 * P / m
+            elif m > 1:
+                weighted = t * P
+                pull += t * (sum_rows(weighted)[:, None, :] - weighted) / (m * (m - 1))
+        image = pulled(X, self.frame, without_mean(pull) if self.intercept else pull)
+        return {"image": image if isinstance(image, Slots) else Vectors(image.reshape(len(image), -1))}

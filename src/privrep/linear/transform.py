@@ -1,0 +1,141 @@
+"""Public coordinates for users' features: their sizes, off released histograms with one cell an octave (see
+`linear.steps.octaves`), and their correlations, off released second moments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from privrep.errors import InputError
+from privrep.linear.steps import CELLS, LOWEST, FeatureSizes, Frequencies, SecondMoments
+from privrep.local.transform import Frame
+from privrep.privacy.bounds import DIRECTION_ONLY, Array, Bound
+from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.release import Query, Run
+
+CLEAR = 5.0  # standard deviations above zero at which the largest of a few thousand noisy cells is believed
+Numbers = Sequence[float] | Array
+_WINDOW = 4  # octaves either side of the fullest cell that a quantile looks at
+
+
+def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[Frame, float]:
+    """Public scale of each feature: the power of two nearest to the root mean square that most users have. And how
+    many users took part, roughly.
+
+    A feature whose histogram does not rise clearly above the noise gets the scale of all features together, and if
+    even that is lost in the noise, 1. Of several targets likewise; one alone needs no scale.
+    """
+    d, q = run.users.features, run.users.targets
+    columns = d + (q if q > 1 else 0)
+    bound = Bound(math.sqrt(min(columns, SPARSE_COLUMNS) if run.users.sparse else columns), columns * CELLS, acute=True)
+    released = run.ask("scales", FeatureSizes(intercept), {"sizes": Query(bound, mu_squared)})["sizes"]
+    counts = released.value.reshape(columns, CELLS)
+    scales = np.concatenate([_column_scales(part, released.sigma) for part in (counts[:d], counts[d:])])
+    return Frame(scales[:d], None, scales[d:] if q > 1 else None), float(counts.sum()) / columns
+
+
+SPARSE_COLUMNS = 64  # that a user's histogram of sizes speaks of; those of a user with more count less each
+
+
+def _column_scales(counts: Array, sigma: float) -> Array:
+    together = counts.sum(axis=0)
+    clear = CLEAR * sigma * math.sqrt(max(len(counts), 1))
+    common = int(together.argmax()) if together.max() > clear else -LOWEST
+    legible = counts.max(axis=1) > CLEAR * sigma
+    return np.ldexp(1.0, np.where(legible, counts.argmax(axis=1), common) + LOWEST)
+
+
+def octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> float:
+    """A quantile of the sizes in a noisy histogram, looking only near its fullest cell; interpolated within a cell."""
+    peak = int(counts.argmax())
+    low = max(peak - _WINDOW, 0)
+    window = np.maximum(counts[low : peak + _WINDOW + 1], 0.0)
+    below = np.cumsum(window)
+    target = quantile * below[-1]
+    cell = int(np.searchsorted(below, target))
+    inside = 1 - (below[cell] - target) / max(window[cell], 1e-300)
+    return math.ldexp(1.0, lowest + low + cell) * 2.0 ** (inside - 0.5)
+
+
+def find_frame(run: Run, sizes: float, moments: float, intercept: bool) -> tuple[Frame, float]:
+    """Public coordinates found by charged releases, and what of mu^2 they cost: `sizes` for the features' scales and
+    `moments` for their second moments, unless those would be lost in noise.
+
+    Dense features are whitened; of sparse ones, and of so many that a matrix of all pairs is out of reach, each is
+    only brought to a common mean square.
+    """
+    frame, users = feature_scales(run, sizes, intercept)
+    d = run.users.features
+    if run.users.sparse:
+        return Frame(frequency_scales(run, frame.scale, moments), None, frame.target_scale), sizes + moments
+    # of a covariance with d equal eigenvalues: the radius of the noise's eigenvalues, over the mean of its own
+    noise = d**1.5 / (math.sqrt(moments) * max(users, 1.0))
+    if not 1 < d <= MOST_WHITENED or noise > 1:
+        return frame, sizes
+    return replace(frame, whitening=find_whitening(run, frame, moments, intercept)), sizes + moments
+
+
+MOST_WHITENED = 1024  # features
+
+
+def find_whitening(run: Run, frame: Frame, mu_squared: float, intercept: bool) -> Array | None:
+    """W = C^-1/2 from a release of the users' second moments, each by its direction alone.
+
+    Eigenvalues of C, relative to their mean, count no less than the noise of the release: directions lost in it are
+    all treated alike. None where what is left differs by no more than noise would make it differ, or by little.
+    """
+    d = run.users.features
+    bound = Bound(DIRECTION_ONLY, packed_size(d), acute=True)
+    released = run.ask("covariance", SecondMoments(frame, intercept), {"covariance": Query(bound, mu_squared)})
+    moments = unpack(released["covariance"].value)
+    mean = float(np.trace(moments)) / d
+    radius = released["covariance"].sigma * math.sqrt(2 * d)  # of the noise's eigenvalues
+    if mean < CLEAR * released["covariance"].sigma / math.sqrt(d):
+        return None
+    return whitening_of(moments / mean, radius / mean)
+
+
+def whitening_of(covariance: Array, noise: float) -> Array | None:
+    """C^-1/2 with eigenvalues of at least `noise`; None where they differ by less than noise, or a factor of 2."""
+    values, vectors = np.linalg.eigh(covariance)
+    kept = np.maximum(values, max(noise, 1e-9 * values[-1]))
+    within_noise = values[-1] < 1 + 1.2 * noise and values[0] > 1 - 1.2 * noise
+    if within_noise or kept[-1] < 2 * kept[0]:
+        return None
+    whitening: Array = (vectors / np.sqrt(kept)) @ vectors.T
+    return whitening
+
+
+def declared_frame(scale: Numbers | None, covariance: Sequence[Numbers] | None, features: int) -> Frame | None:
+    """The frame of sizes, or of a covariance, that were declared public; None if neither was."""
+    if scale is not None and covariance is not None:
+        raise InputError("feature_covariance says how large features are; leave feature_scale out.")
+    if covariance is not None:
+        given = np.asarray(covariance, dtype=np.float64)
+        if given.shape != (features, features) or not np.isfinite(given).all() or not np.allclose(given, given.T):
+            raise InputError(f"feature_covariance must be a symmetric matrix of {features} x {features} numbers.")
+        values = np.linalg.eigvalsh(given)
+        if not values[-1] > 0 or values[0] < -1e-8 * values[-1]:
+            raise InputError(
+                "feature_covariance is no covariance: it has a negative eigenvalue, or none that is positive."
+            )
+        sizes = np.sqrt(np.maximum(np.diag(given), 1e-12 * max(float(np.diag(given).max()), 1e-300)))
+        return Frame(sizes, whitening_of(given / np.outer(sizes, sizes), 1e-6))
+    if scale is None:
+        return None
+    sizes = np.asarray(scale, dtype=np.float64)
+    if sizes.shape != (features,) or not (np.isfinite(sizes).all() and (sizes > 0).all()):
+        raise InputError(f"feature_scale must hold {features} positive finite numbers, one per feature.")
+    return Frame(sizes)
+
+
+def frequency_scales(run: Run, scale: Array, mu_squared: float) -> Array:
+    """Scales that bring every sparse feature to a mean square of one, or as far as the noise lets one tell."""
+    bound = Bound(math.sqrt(2.0), run.users.features + 1)
+    released = run.ask("frequencies", Frequencies(scale), {"frequencies": Query(bound, mu_squared)})["frequencies"]
+    unit = max(float(released.value[-1]), CLEAR * released.sigma)
+    frequencies = np.maximum(released.value[:-1], CLEAR * released.sigma) / unit
+    return scale * np.sqrt(frequencies)

@@ -1,0 +1,141 @@
+"""What a run learns: an estimate on its way, and the representation it ends with. Both hold public values only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from privrep.local.transform import Frame
+from privrep.privacy.bounds import Array
+from privrep.privacy.release import Run
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The representation so far and, in its own coordinates, how far the noise of the releases may have left it."""
+
+    basis: Array  # (d, k), orthonormal, in the coordinates of a frame
+    error: Array  # (k, k): second moment of the columns' estimated errors
+    spread: Array | None = None  # (k,): how far users' heads reach in each column, the farthest 1; None: not known
+    shrink: float = 1.0  # by how much the last step shrank the error, and so, at most, the gradients
+    converged: bool = False  # neither the last step nor the error before it stood out from the step's noise
+
+    @property
+    def total_error(self) -> float:
+        return float(np.trace(self.error))
+
+    @property
+    def found(self) -> int:
+        """How many of the first columns stand out from the noise."""
+        return int(np.argmin(np.append(np.diag(self.error) < 1, False)))
+
+    def hides(self, rank: int | None) -> bool:
+        """Whether strong directions may hide weak ones: the first is known well, and others may be missing."""
+        return bool(self.error[0, 0] < 0.1) and (rank is None or self.found < rank)
+
+    def first(self, k: int) -> Estimate:
+        return Estimate(self.basis[:, :k], self.error[:k, :k])
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """What a representation of items has besides their factors, in units of a user's own spread of ratings."""
+
+    offset: Array  # (d,): how far an item is rated above a user's mean
+    residual: float  # variance of what offset and factors leave
+
+
+@dataclass(frozen=True)
+class Representation:
+    """What the run learned; every field is on the billboard.
+
+    Predictions use <x, matrix v>; `basis` has orthonormal columns in the coordinates of `frame`. The columns of
+    `matrix` are as long as users' heads reach in them, so that a head's coordinates are of one size and one ridge
+    treats all of them alike. Of ratings the first column of `matrix` is the items' offset.
+    """
+
+    basis: Array  # (d, k)
+    frame: Frame
+    error: float  # estimated sum of squared sines between basis and truth; k where nothing was learned
+    spread: Array = field(default_factory=lambda: np.ones(1))  # (k,) or (1,)
+    ratings: Ratings | None = None
+    preference: float | None = None  # users who preferred the shared head, to one who preferred its own; None: no vote
+    precision: float | None = None  # of the prior of classifiers' heads; None: each user's own choice
+    centre: Array | None = None  # of that prior, (outputs, k + 1): on the columns of `matrix`, then the intercept
+
+    @property
+    def scale(self) -> Array:
+        return self.frame.scale
+
+    @property
+    def matrix(self) -> Array:
+        columns = self.frame.original(self.basis * self.spread)
+        return columns if self.ratings is None else np.column_stack([self.ratings.offset, columns])
+
+    @property
+    def mean_error(self) -> float:
+        """Estimated mean squared sine between truth and basis, from the noise of the releases: 1 is nothing learned."""
+        k = self.basis.shape[1]
+        return self.error / k if k else 1.0
+
+    @property
+    def mostly_noise(self) -> bool:
+        """Whether the releases say that next to nothing was learned; users then fall back on what they have alone.
+
+        Factors of items are shrunk by their noise, so that more of it does no harm.
+        """
+        return self.mean_error > (0.3 if self.ratings is None else 0.5)
+
+    @property
+    def trust(self) -> float:
+        """How far the noise of the releases lets one believe the representation, from 1 down towards 0."""
+        return 1 / (1 + 30 * self.mean_error)
+
+    def credit(self, rows: int) -> float:
+        """By how much a user with so many rows may divide the shared head's leave-one-out error before it chooses.
+
+        With few rows the best of several candidates is often good by luck, and what others found is a better judge. If
+        p users preferred the shared head where one preferred its own regression, p^3 stands for the odds beforehand,
+        against a likelihood ratio of (error / error)^(rows / 2). Without clear votes for the shared head, or without
+        votes, its noise counts against it: at a mean squared sine of 3% it must halve the error of the others.
+        """
+        for_it = 1.0 if self.preference is None else self.preference ** (6 / rows)
+        return for_it if self.preference is not None and self.preference > 2 else min(for_it, 1.0) * self.trust
+
+
+def publish(
+    run: Run,
+    state: Estimate,
+    frame: Frame,
+    ratings: Ratings | None = None,
+    preference: float | None = None,
+    precision: float | None = None,
+    centre: Array | None = None,
+) -> Representation:
+    """Post the representation, the last page of a run."""
+    spread = np.ones(1) if state.spread is None else state.spread
+    optional = {"whitening": frame.whitening, "target_scale": frame.target_scale, "centre": centre}
+    facts = {"error": state.total_error}
+    if ratings is not None:
+        optional["offset"] = ratings.offset
+        facts["residual"] = ratings.residual
+    if preference is not None:
+        facts["preference"] = preference
+    if precision is not None:
+        facts["precision"] = precision
+    arrays = {"basis": state.basis, "scale": frame.scale, "spread": spread}
+    run.derive("representation", arrays | {name: a for name, a in optional.items() if a is not None}, **facts)
+    return Representation(state.basis, frame, state.total_error, spread, ratings, preference, precision, centre)
+
+
+def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
+    """What `publish` posted."""
+    frame = Frame(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
+    ratings = Ratings(arrays["offset"], facts["residual"]) if "offset" in arrays else None
+    if ratings is not None and not 0 < ratings.residual < math.inf:
+        raise ValueError("its residual is not a positive number")
+    votes = facts.get("preference"), facts.get("precision"), arrays.get("centre")
+    return Representation(arrays["basis"], frame, facts["error"], arrays["spread"], ratings, *votes)

@@ -1,0 +1,146 @@
+"""What a fit was asked to do, in public facts: settings, and the columns of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from privrep.data.categories import Listed
+from privrep.errors import InputError
+from privrep.linear.methods.priv_altmin import check_reach
+from privrep.linear.registry import METHODS
+from privrep.linear.starts import INITIALISERS
+from privrep.linear.transform import declared_frame
+from privrep.local.losses import LOSSES, Loss, LossName
+from privrep.privacy.accounting import Relation
+from privrep.privacy.ledger import Budget
+from privrep.users.summing import Users
+
+CONFIGURATIONS = ("default", "paper")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a fit was asked to do. Only public facts; stored with the model and compared when a run is resumed."""
+
+    rank: int | None  # None: read off the released spectrum
+    epsilon: float
+    delta: float
+    relation: Relation = "replace-one-user"
+    intercept: bool = True
+    safety_net: bool = True
+    scale: tuple[float, ...] | None = None  # declared public scale of each feature; None: found by a charged release
+    covariance: tuple[tuple[float, ...], ...] | None = None  # declared public covariance of the features, instead
+    seed: int | None = None  # None: cryptographic noise. A number: a simulation
+    method: str = "private-fedrep"
+    configuration: str = "default"  # or "paper": the method as published, for comparison
+    start: str | None = None  # the initialiser; None: the method's own
+    ratings: bool = False  # rows are (user, item, rating): items have means, and factors are all there is to learn
+    loss: str | None = None  # of labels, which stand in place of numbers; None: numbers, and their squares
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Config:
+        scale, covariance = fields["scale"], fields["covariance"]
+        return cls(
+            **{
+                **fields,
+                "scale": None if scale is None else tuple(scale),
+                "covariance": None if covariance is None else tuple(map(tuple, covariance)),
+            }
+        )
+
+    def check(self, features: int | None = None) -> None:
+        """Refuse settings that cannot work, each in one sentence; without `features`, those that never can."""
+        Budget(self.epsilon, self.delta, self.relation)
+        if not self.delta:
+            raise InputError(
+                "delta must be above 0 for Gaussian noise; PrivateMarginSelector, of two classes, needs none."
+            )
+        for name, value, known in (
+            ("method", self.method, METHODS),
+            ("configuration", self.configuration, CONFIGURATIONS),
+            ("start", self.start, (None, *INITIALISERS)),
+            ("loss", self.loss, (None, *LOSSES)),
+        ):
+            if value not in known:
+                listed = ", ".join(str(choice) for choice in known if choice)
+                raise InputError(f"{name} must be one of {listed}. Got {value!r} instead.")
+        self._check_labels()
+        if self.rank is not None and not 1 <= self.rank <= (self.rank if features is None else features):
+            most = "" if features is None else f", {features}"
+            raise InputError(f"rank must lie between 1 and the number of features{most}. Got {self.rank} instead.")
+        if self.configuration == "paper":
+            self._check_paper()
+        if self.method == "priv-altmin" and features is not None:
+            check_reach(features, self.rank)
+        if self.start == "random" and self.rank is None:
+            raise InputError("a random start cannot tell how many directions there are; give a rank.")
+        self._check_ratings()
+        if features is not None:
+            declared_frame(self.scale, self.covariance, features)
+
+    def _check_ratings(self) -> None:
+        plain = Config(self.rank, self.epsilon, self.delta, self.relation, seed=self.seed, ratings=True)
+        if self.ratings and self != plain:
+            raise InputError(
+                "ratings take a rank and a budget; methods, starts, scales, losses, intercepts and the safety net are "
+                "for other tables."
+            )
+
+    def _check_labels(self) -> None:
+        if self.loss is None:
+            return
+        if not METHODS[self.method].labels:
+            able = " or ".join(name for name, method in METHODS.items() if method.labels)
+            raise InputError(f"{self.method} solves least squares, of numbers; for labels the method is {able}.")
+        if self.configuration == "paper":
+            raise InputError("the configuration paper is for numbers, as the papers are; for labels use the default.")
+
+    def check_users(self, users: Users) -> None:
+        """Refuse what the settings cannot do with such users."""
+        if self.configuration == "paper" and users.targets > 1:
+            raise InputError("the configuration paper takes one target; fit each by itself, or use the default.")
+        if self.loss is not None and users.targets > 1:
+            raise InputError("labels are one target; fit each of several by itself.")
+        if self.covariance is not None and users.sparse:
+            raise InputError("a declared covariance would make sparse features dense; declare feature_scale instead.")
+
+    def _check_paper(self) -> None:
+        if self.rank is None or self.intercept or self.scale is not None or self.covariance is not None or self.start:
+            raise InputError(
+                "the configuration paper takes a rank, has a start of its own and has neither intercepts nor feature "
+                "scales; leave them out."
+            )
+        if self.relation != "replace-one-user":
+            raise InputError("the configuration paper takes the number of users as public; use replace-one-user.")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of the table a model was fitted on; empty where it was fitted on arrays."""
+
+    user: str = ""
+    targets: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # of numbers
+    categorical: tuple[str, ...] = ()
+    categories: tuple[Listed, ...] = ()  # of each categorical column: declared, or selected privately
+    classes: Listed = ()  # of labels: declared, or selected privately; empty where targets are numbers
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Columns:
+        lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("targets", "features", "categorical")}
+        classes = tuple(fields.get("classes", ()))  # models of numbers may come without
+        return cls(user=fields["user"], categories=tuple(map(tuple, fields["categories"])), classes=classes, **lists)
+
+    @property
+    def by_category(self) -> dict[str, Listed]:
+        return dict(zip(self.categorical, self.categories, strict=True))
+
+
+def loss_of(config: Config, columns: Columns) -> Loss | None:
+    """What heads minimise, given the classes; None: squares."""
+    if config.loss is None:
+        return None
+    if len(columns.classes) < 2:
+        raise InputError("labels need a list of two or more classes, declared or selected privately.")
+    return Loss(cast(LossName, config.loss), len(columns.classes))  # `check` looks at the name

@@ -1,0 +1,127 @@
+"""What each release of a ledger was for, and its part of the budget."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from privrep.privacy.accounting import (
+    Event,
+    Gaussian,
+    Pure,
+    Selection,
+    delta_left,
+    gaussian_mu,
+    pure_epsilons,
+    total_mu,
+)
+from privrep.privacy.composition import most_gaussian
+from privrep.privacy.groups import Group
+from privrep.privacy.ledger import PrivacyReport
+
+_START = "starting point"
+_PURPOSE = {  # by page without its numbers and statistic, by page, or by statistic
+    "scales": "sizes of the features",
+    "covariance": "correlations of the features",
+    "frequencies": "how often features occur",
+    "keys/keys": "which values may be named",
+    "classes/keys": "which classes may be named",
+    "moments": _START,
+    "pairs": _START,
+    "power": _START,
+    "paper-moments": _START,
+    "paper-pairs": _START,
+    "centaur-power": _START,
+    "residuals": "weak directions that strong ones hide",
+    "strong-scout": "first clipping norm, strong directions",
+    "strong/step": "step, strong directions",
+    "strong/normal": "normal equations, strong directions",
+    "strong/right": "their right side, strong directions",
+    "round-scout": "first clipping norm",
+    "preference": "whether users gain by it",
+    "prior": "strength of the heads' prior, for the rounds",
+    "centre": "what heads have in common",
+    "heads-centre": "what heads have in common",
+    "heads-prior": "strength of the heads' prior",
+    "altmin-scout": "first clipping norm",
+    "step": "step",
+    "gradient": "step",
+    "sizes": "next clipping norm",
+    "normal": "normal equations",
+    "right": "their right side",
+    "taste": "offsets and factors of the items",
+    "means": "offsets of the items",
+    "tail": "factors of the rarer items",
+    "choice": "one of many candidates",
+}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """One release in the ledger and its part of the budget."""
+
+    name: str
+    purpose: str
+    noise_multiplier: float | None  # None of a choice, which adds noise to nothing
+    share: float  # of all that the run may spend; of a group's, where only a group was asked
+    group: Group | None = None
+    delta: float = 0.0  # what a selection sets aside of delta
+    epsilon: float = 0.0  # what a choice spends, with no delta
+    count: int = 1  # releases that one charge paid for: steps of a walk
+
+    @property
+    def remark(self) -> str:
+        """What the share alone does not tell."""
+        if self.group is not None:
+            return f"group {self.group.index + 1} of {self.group.count}"
+        if self.count > 1:
+            return f"{self.count:,} steps"
+        if self.epsilon:
+            return f"epsilon {self.epsilon:.4g}, pure"
+        return f"{self.delta:.3g} of delta" if self.delta else ""
+
+
+def whole_budget(report: PrivacyReport) -> float:
+    """All of mu^2 that the run may spend, given what its selections set aside of delta; zero if it is pure."""
+    left = delta_left((event for _, event in report.events), report.delta)
+    return gaussian_mu(report.epsilon_budget, left) ** 2 if left > 0 else 0.0
+
+
+def share_of_choices(report: PrivacyReport) -> float:
+    """Of the budget: their part of epsilon if it is pure, and else the part of all mu^2 that they leave to no other."""
+    whole, events = whole_budget(report), [event for _, event in report.events]
+    pures, left = pure_epsilons(events), delta_left(events, report.delta)
+    if not whole or not pures:
+        return math.fsum(pures) / report.epsilon_budget
+    return 1 - most_gaussian(report.epsilon_budget, left, pures, math.sqrt(whole)) ** 2 / whole
+
+
+def share_spent(report: PrivacyReport) -> float:
+    """Of the budget, at most 1: groups of one split are asked in parallel, so only the costliest counts."""
+    whole = whole_budget(report)
+    gaussian = total_mu(event for _, event in report.events) ** 2 / whole if whole else 0.0
+    return gaussian + share_of_choices(report)
+
+
+def releases(report: PrivacyReport) -> list[Spent]:
+    """Every release with its share of the budget, in the order they were charged; choices share by their epsilons."""
+    total, choices = whole_budget(report), share_of_choices(report)
+    pure = math.fsum(pure_epsilons(event for _, event in report.events))
+
+    def spent(name: str, event: Event) -> Spent:
+        if isinstance(event, Pure):
+            return Spent(name, purpose(name), None, choices * event.epsilon / pure, epsilon=event.epsilon)
+        group = event.group if isinstance(event, Gaussian) else None
+        delta, count = (event.delta, 1) if isinstance(event, Selection) else (0.0, event.count)
+        share = count * event.noise_multiplier**-2 / total
+        return Spent(name, purpose(name), event.noise_multiplier, share, group, delta, count=count)
+
+    return [spent(name, event) for name, event in report.events]
+
+
+def purpose(name: str) -> str:
+    """What a release is for, by its name in the ledger (page/statistic)."""
+    page, _, statistic = name.partition("/")
+    page = re.sub(r"(-\d+)+$", "", page)
+    return next((_PURPOSE[key] for key in (f"{page}/{statistic}", page, statistic) if key in _PURPOSE), "")

@@ -1,0 +1,106 @@
+"""Directions in which classes differ, from two moments of all users: for users whose labels need not mean the same.
+
+  look       the sum of users' class moments             -> whether a class means the same for everybody
+  scatter    how rows vary within users' classes, and how the means of those classes vary
+                                                         -> the directions in which the latter stand out
+
+The eigenvectors are the spine's (`linear.starts`), in coordinates in which rows vary alike in every direction
+within classes. Both scatters are positive semi-definite, so replacing a user costs sqrt 2, not 2, of what adding does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privrep.heads.gradient import labels_of, one_thread
+from privrep.heads.neural import one_hot
+from privrep.linear.starts import top_eigenvectors
+from privrep.privacy.bounds import DIRECTION_ONLY, Array, Bound, Contributions
+from privrep.privacy.contributions import Products, RowMoments, packed_size, unpack
+from privrep.privacy.release import Query, Run
+
+FLOOR = 0.5  # of the noise of a scatter, added to its eigenvalues
+SEEN = 1.5  # standard deviations by which a sum of squares must exceed that of noise: classes mostly do agree
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMoments:
+    """Of each user: the sum over rows of (row less centre) x (its class less how often the user has each class)."""
+
+    slots: int
+    classes: int
+    raw: int
+    centre: Array
+
+    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+        rows, marked, present = _rows(X, y, self.raw, self.classes)
+        often = marked.sum(dim=1, keepdim=True) / present.sum(dim=1, keepdim=True).clamp(min=1)
+        centred = rows - torch.from_numpy(self.centre.astype(np.float32))
+        left = torch.where(present, marked - often, 0.0)
+        return {"moments": Products(left.numpy(), torch.where(present, centred, 0.0).numpy())}
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """Of each user: how its rows vary within its classes, and how the means of its classes vary."""
+
+    slots: int
+    classes: int
+    raw: int
+
+    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+        with one_thread():
+            rows, marked, present = _rows(X, y, self.raw, self.classes)
+            count = marked.sum(dim=1)[..., None]  # (users, classes, 1)
+            means = torch.bmm(marked.mT, rows) / count.clamp(min=1)
+            within = torch.where(present, rows - torch.bmm(marked, means), 0.0)
+            mean = rows.sum(dim=1, keepdim=True) / present.sum(dim=1, keepdim=True).clamp(min=1)
+            between = torch.where(count > 0, (means - mean) * count.sqrt(), 0.0)
+        ones = np.ones(len(X))
+        return {"within": RowMoments(within.numpy(), ones), "between": RowMoments(between.numpy(), ones)}
+
+
+def _rows(X: NDArray[Any], y: NDArray[Any], raw: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Public features (users, slots, d), zero where there is no row; classes one-hot; and where there is a row."""
+    labels = labels_of(y, classes)
+    present = (labels >= 0)[..., None]
+    own = torch.from_numpy(np.ascontiguousarray(X[:, :, raw:], dtype=np.float32))
+    return torch.where(present, own, 0.0), one_hot(labels, classes), present
+
+
+def classes_agree(run: Run, step: ClassMoments, mu_squared: float) -> bool:
+    """Whether the users' class moments add up to more than noise and chance: then one classifier suits many of them.
+
+    Moments that point anywhere, each of the length of the bound, add up to its square times the number of users.
+    """
+    size = step.classes * (run.users.features - step.raw)
+    released = run.ask("look", step, {"moments": Query(Bound(DIRECTION_ONLY, size), mu_squared)})["moments"]
+    chance = 2 * run.users.count * (DIRECTION_ONLY / released.sigma) ** 2
+    found = float(released.value @ released.value) / released.sigma**2
+    return found > size + SEEN * math.sqrt(2 * size) + chance
+
+
+def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:
+    """(d, rank): along which classes' means differ most, for how rows vary within classes; of about unit size."""
+    d = run.users.features - step.raw
+    query = Query(Bound(DIRECTION_ONLY, packed_size(d), acute=True), mu_squared / 2)
+    released = run.ask("scatter", step, {"within": query, "between": query})
+    values, vectors = np.linalg.eigh(unpack(released["within"].value))
+    noise = math.sqrt(2 * d) * released["within"].sigma  # the radius of the semicircle of its eigenvalues
+    sizes = np.maximum(values, 0.0) + max(FLOOR * noise, 1e-3 * float(values.max()))
+    whitening = vectors / np.sqrt(sizes) @ vectors.T
+    turned = whitening @ unpack(released["between"].value) @ whitening
+    level = float(np.median(np.linalg.eigvalsh(turned)))  # what classes of few rows differ by anyway, in all directions
+    above = turned - level * np.eye(d)
+    top = top_eigenvectors(above, rank).basis
+    strength = np.sqrt(np.maximum(np.diag(top.T @ above @ top), 0.0))
+    largest = float(strength.max())
+    basis = whitening @ (top * np.sqrt(strength / largest) if largest > 0 else top)
+    return np.asarray(basis / max(float(np.linalg.norm(basis, axis=0).max()), 1e-300))

@@ -1,0 +1,188 @@
+"""Several local steps: every user has weights of its own for a while, a few users at a time.
+
+`local_sgd` is the general form: stochastic gradient descent of each user from public weights on a loss of its own, for
+many users at once. `ManySteps` is CENTAUR's use of it: heads first, then the representation.
+
+Batches are consecutive rows in the user's own order. A row that is absent (label -1) counts for nothing, and a batch
+without rows changes nothing. Everything is stacked by user, so a user's result depends on its own rows to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from privrep.heads.gradient import (
+    HeadRule,
+    cross_entropy,
+    labels_of,
+    one_thread,
+    own_copy,
+    representation_gradient,
+    rows_of,
+)
+from privrep.neural.gradient_step import NUMBERS_AT_ONCE, numbers_per_row
+from privrep.nn.flat_module import Part, Split, Weights
+from privrep.privacy.bounds import Contributions
+from privrep.privacy.contributions import Vectors
+
+NUMBERS_IN_CACHE = 1 << 20  # weights of as many users at a time as have this many: 4 MB
+
+Loss = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
+"""Of ONE user's batch: (flat weights (size,), rows (b, features), labels (b,), the user's own tensors) -> a number.
+
+The mean over rows whose label is not negative, plus whatever belongs to a step; written for one user and mapped over
+many with `torch.func.vmap`, so it may not look at values with `if`, nor draw random numbers.
+"""
+
+
+def local_sgd(
+    loss: Loss, start: Tensor, X: Tensor, labels: Tensor, own: Any, *, rate: float, batch: int | None, epochs: int
+) -> Tensor:
+    """(users, size): where each user's descent ends, from `start` (size,) or (users, size).
+
+    X is (users, slots, features), labels (users, slots); `own` holds tensors (users, ...), in tuples or dicts, of which
+    the loss gets one user's. `batch` is a number of rows, None for all of them.
+    """
+    slope = vmap(grad(loss))
+    weights = start.expand(len(X), start.shape[-1]).clone()
+    for rows in batches(X.shape[1], batch, epochs):
+        some = (labels[:, rows] >= 0).any(dim=1)
+        step = slope(weights, X[:, rows], labels[:, rows], own)
+        weights = torch.where(some[:, None], weights.sub(step, alpha=rate), weights)
+    return weights
+
+
+def batches(slots: int, batch: int | None, epochs: int) -> Iterator[slice]:
+    """Consecutive rows, epoch after epoch."""
+    size = slots if batch is None else batch
+    for _ in range(epochs):
+        for first in range(0, slots, size):
+            yield slice(first, first + size)
+
+
+Top = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of SEVERAL users' batch: (outputs (users, b, size), labels (users, b), the users' own (users, ...)) -> the gradient
+of each user's mean loss in its outputs, zero for rows that are absent."""
+
+
+def stack_sgd(
+    part: Part, top: Top, start: Tensor, X: Tensor, labels: Tensor, own: Tensor, *, rate: float, batch: int | None,
+    epochs: int,
+) -> Tensor:  # fmt: skip
+    """`local_sgd` for a module that `is_stack`, by formulas: in place, without a gradient per user, several times
+    faster."""
+    weights = start.expand(len(X), part.size).clone()
+    several = max(NUMBERS_IN_CACHE // part.size, 1)
+    for first in range(0, len(X), several):
+        some = slice(first, first + several)
+        layers = _stack(part, weights[some])
+        for rows in batches(X.shape[1], batch, epochs):
+            _stack_step(layers, top, X[some, rows], labels[some, rows], own[some], rate)
+    return weights
+
+
+def is_stack(part: Part) -> bool:
+    """Whether the module is a sequence of nn.Linear, each followed by nn.ReLU or by nothing, all of them trainable."""
+    layers = [layer for layer in part.module.modules() if type(layer) is not nn.Sequential]
+    linear = [layer for layer in layers if type(layer) is nn.Linear]
+    known = all(type(layer) in (nn.Linear, nn.ReLU) for layer in layers) and type(layers[0]) is nn.Linear
+    once = len(list(part.module.named_modules(remove_duplicate=False))) == len(list(part.module.named_modules()))
+    return known and once and len(part.shapes) == sum(len(list(layer.parameters())) for layer in linear)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """Some users' weights (users, out, in), biases (users, out), views of their flat vectors, and what follows."""
+
+    weight: Tensor
+    bias: Tensor | None
+    relu: bool
+
+
+def _stack(part: Part, weights: Tensor) -> list[_Layer]:
+    named = part.named(weights)
+    result: list[_Layer] = []
+    for name, layer in part.module.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(layer, nn.Linear):
+            result.append(_Layer(named[f"{prefix}weight"], named.get(f"{prefix}bias"), False))
+        elif isinstance(layer, nn.ReLU):
+            result[-1] = replace(result[-1], relu=True)
+    return result
+
+
+def _stack_step(layers: list[_Layer], top: Top, X: Tensor, labels: Tensor, own: Tensor, rate: float) -> None:
+    """One step of some users on one batch each, in place."""
+    values = [X]
+    for layer in layers:
+        out = torch.bmm(values[-1], layer.weight.mT)
+        out = out if layer.bias is None else out.add_(layer.bias[:, None, :])
+        values.append(out.relu_() if layer.relu else out)
+    slope = top(values[-1], labels, own)
+    for place in reversed(range(len(layers))):
+        layer = layers[place]
+        if layer.relu:
+            slope = slope * (values[place + 1] > 0)
+        below = torch.bmm(slope, layer.weight) if place else slope
+        layer.weight.baddbmm_(slope.mT, values[place], alpha=-rate)
+        if layer.bias is not None:
+            layer.bias.sub_(slope.sum(dim=1), alpha=rate)
+        slope = below
+
+
+@dataclass(frozen=True, eq=False)
+class ManySteps:
+    """Users fit their heads, take local steps on the representation, and send how far they got."""
+
+    split: Split
+    weights: Weights
+    head_start: Weights
+    head_fit: HeadRule
+    step_size: float
+    slots: int
+    batch: int | None = None
+    epochs: int = 1
+
+    @property
+    def vector_size(self) -> int:
+        return self.split.representation.size
+
+    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+        with one_thread():
+            rows, labels = rows_of(X), labels_of(y, self.split.classes)
+            found, start = self._local_weights(rows, labels), torch.tensor(self.weights)
+            return {"update": Vectors(found.sub_(start).numpy())}
+
+    def _local_weights(self, rows: Tensor, labels: Tensor) -> Tensor:
+        start, head = torch.tensor(self.weights), own_copy(self.split.head)
+        representation = own_copy(self.split.representation)
+        with torch.no_grad():
+            Z = representation(start, rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+        heads = self.head_fit.fit(torch.tensor(self.head_start), Z, labels, head)
+
+        def loss(flat: Tensor, some: Tensor, classes: Tensor, mine: Tensor) -> Tensor:
+            return cross_entropy(head(mine, representation(flat, some)), classes)
+
+        def top(Z: Tensor, classes: Tensor, theirs: Tensor) -> Tensor:
+            return representation_gradient(theirs, Z, classes, head)
+
+        rate, batch, epochs = self.step_size, self.batch, self.epochs
+        if is_stack(representation):
+            return stack_sgd(representation, top, start, rows, labels, heads, rate=rate, batch=batch, epochs=epochs)
+        held = numbers_per_row(self.split) * min(batch or self.slots, self.slots)
+        several = max(NUMBERS_AT_ONCE // held, 1)
+        parts = []
+        for first in range(0, len(rows), several):
+            some = slice(first, first + several)
+            parts.append(
+                local_sgd(loss, start, rows[some], labels[some], heads[some], rate=rate, batch=batch, epochs=epochs)
+            )
+        return torch.cat(parts)

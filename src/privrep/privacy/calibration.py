@@ -1,0 +1,148 @@
+"""What a release will be, before anything is charged or drawn: its sensitivity, its noise, its price, and whether the
+question can be asked at all."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from privrep.errors import InputError, ResumeError
+from privrep.privacy.accounting import Batched, Gaussian, Relation, Sampled, Selection
+from privrep.privacy.billboard import Release
+from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound
+from privrep.privacy.groups import Group
+from privrep.privacy.ledger import noise_multiplier
+from privrep.privacy.noise import WIDEST, grid_step
+from privrep.privacy.sampling import Fixed, Poisson, Sampling
+from privrep.users.batching import is_whole, slots_of
+
+
+@dataclass(frozen=True)
+class Query:
+    """One statistic of a pass: clip every user to `bound.norm`, spend `mu_squared` of the budget on it."""
+
+    bound: Bound
+    mu_squared: float
+
+    def __post_init__(self) -> None:
+        check_share(self.mu_squared)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of the noise of one release."""
+
+    step: float
+    sensitivity: float
+    multiplier: float
+
+    @property
+    def sigma(self) -> float:
+        return self.multiplier * self.sensitivity
+
+
+def plan_of(bound: Bound, mu_squared: float, relation: Relation, sampling: Sampling | None = None) -> Plan:
+    step = grid_step(bound.norm)
+    plan = Plan(step, sensitivity_of(bound, relation, sampling), noise_multiplier(mu_squared))
+    if not 2.0**20 <= plan.sigma / step <= WIDEST:
+        raise InputError(f"a noise multiplier of {plan.multiplier:g} is out of range; change the share of the budget.")
+    return plan
+
+
+def rounding(bound: Bound) -> float:
+    """What rounding onto the grid adds to the distance of two totals: each moves by at most half of this."""
+    return math.sqrt(bound.size) * grid_step(bound.norm)
+
+
+def sensitivity_of(bound: Bound, relation: Relation, sampling: Sampling | None = None) -> float:
+    """How far the totals of neighbours are apart, on the grid.
+
+    About a sum over a Poisson sample: under replace-one-user twice how far a user moves a total by being in it, as the
+    proof of `privacy.loss_distributions` asks. Acute bounds gain nothing there. About all else, whole samples and
+    batches of a fixed size included, it is what the bound says (`privacy.batches`).
+    """
+    if not isinstance(sampling, Poisson) or bound.touched is not None:
+        return bound.sensitivity(relation) + rounding(bound)
+    moved = bound.norm * (1 + FLOAT_SLACK) + rounding(bound)
+    return 2 * moved if relation == "replace-one-user" else moved
+
+
+def events_of(page: str, queries: Mapping[str, Query], group: Group | None = None) -> dict[str, Gaussian]:
+    return {f"{page}/{key}": Gaussian(noise_multiplier(query.mu_squared), group) for key, query in queries.items()}
+
+
+def sample_events(
+    page: str, queries: Mapping[str, Query], sampling: Sampling, relation: Relation, steps: int = 1
+) -> dict[str, Gaussian | Sampled | Batched]:
+    """One event for all statistics of a page: they are about one sample, see `privacy.sampling`. With `steps`, of so
+    many in a row, each about a sample of its own."""
+    together = math.fsum(query.mu_squared for query in queries.values())
+    whole = any(query.bound.touched is not None for query in queries.values())
+    return {f"{page}/{'+'.join(queries)}": sampling.event(together, relation, whole, steps)}
+
+
+def selection_events(page: str, mu_squared: float, delta: float) -> dict[str, Selection]:
+    return {f"{page}/keys": Selection(noise_multiplier(mu_squared), delta)}
+
+
+def check_page(page: str, released: Release | None, sensitivity: float, size: int) -> None:
+    """Whether a page that stands answers this very question."""
+    if (
+        released is None
+        or released.value.shape != (size,)
+        or not math.isclose(released.sensitivity, sensitivity, rel_tol=1e-6)
+    ):
+        raise another_question(page)
+
+
+def another_question(page: str) -> ResumeError:
+    return ResumeError(f"page {page!r} answers another question. Use another folder.")
+
+
+def check_step(
+    step: object,
+    bounds: Iterable[Bound | LossBound],
+    relation: Relation,
+    group: Group | None = None,
+    sampling: Sampling | None = None,
+) -> None:
+    """Whether the guarantees of `users.batching` and `privacy.batches`, which prices rest on, hold for this step."""
+    slots, whole = slots_of(step), is_whole(step)
+    touched = [getattr(bound, "touched", None) for bound in bounds]
+    if any(whole != (each is not None) for each in touched):
+        raise InputError("functions of a whole batch are asked for by bounds that say how much one user touched.")
+    any_function = whole and all(each == 1 for each in touched)
+    if slots is not None and relation != "replace-one-user" and not any_function:
+        raise InputError("a step with slots goes by users' places, which shift when one comes: use replace-one-user.")
+    if sampling is not None and slots is None:
+        raise InputError("a sample is asked by a step with slots. Give the step a public number of rows a user.")
+    if sampling is not None and group is not None:
+        raise InputError("a sample is of all users. Ask a group or a sample, not both.")
+    if whole and group is not None:
+        raise InputError("a function of a whole batch is asked of everyone or of a sample, not of a group.")
+    if whole and isinstance(sampling, Poisson) and not any_function:
+        raise InputError("how many terms one user touches depends on the size of the batch: use a fixed one (Fixed).")
+
+
+def check_batches(sampling: Sampling | None, relation: Relation, count: int) -> None:
+    """Whether batches of a fixed size are of these users, and the relation is one for them."""
+    if not isinstance(sampling, Fixed):
+        return
+    sampling.check_relation(relation)
+    if sampling.count != count:
+        raise InputError(f"these batches are of {sampling.count:,} users, and there are {count:,}. Say how many.")
+
+
+def check_share(mu_squared: float) -> None:
+    if not (mu_squared > 0 and math.isfinite(mu_squared)):
+        raise InputError(
+            f"a release must spend a positive part of the budget. Got {mu_squared} of mu^2 instead. (A budget of delta "
+            "0 has none: it pays for choices alone.)"
+        )
+
+
+def check_name(page: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", page):
+        raise InputError(f"a page is named with letters, digits, - and _. Got {page!r} instead.")

@@ -1,0 +1,154 @@
+"""Which user holds which keys, in memory: what a private selection of keys counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from privrep.data.table import factorize
+from privrep.errors import InputError
+from privrep.privacy.bounds import MAX_USERS, MAX_USERS_TIMES_BLOCKS, Bound, BoundedSum, clipped_sum
+from privrep.privacy.contributions import Counts
+from privrep.privacy.groups import hashes
+from privrep.privacy.selection import MOST_KEYS, Key
+
+Integers = NDArray[np.int64]
+
+_CELLS = 1 << 20  # of one sum, padding included
+_NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)  # what Arrow says of values of several kinds
+_USERS = 1 << 16  # of one sum; with so few, adding up is as exact as `bounds.Contributions` asks
+
+
+@dataclass(frozen=True)
+class KeyHolders:
+    """User u adds to the keys `places[offsets[u]:offsets[u + 1]]` of `private_keys`.
+
+    Formal guarantee: the keys that a user adds to are distinct, at most MOST_KEYS, and a function of that user's rows.
+    Of more, it adds to those whose hash is smallest. Every key in `private_keys` has a user who adds to it.
+    """
+
+    private_keys: tuple[Key, ...] = field(repr=False)
+    places: Integers = field(repr=False)
+    offsets: Integers = field(repr=False)
+
+    @classmethod
+    def from_columns(cls, users: Any, keys: Any) -> KeyHolders:
+        """From two equally long columns: arrays of NumPy or Arrow, series, lists. A row whose key is null has no key.
+
+        Keys are all integers or all texts. Numbers with a fraction part of zero count as integers, because that is
+        what integers become where some are missing.
+        """
+        if len(users) != len(keys):
+            raise InputError(f"every key needs a user. Got {len(users)} users and {len(keys)} keys instead.")
+        user = _codes_of_users(users)
+        names, key = _codes_of_keys(keys)
+        user, key = user[key >= 0], key[key >= 0]
+        pairs = np.sort(user * max(len(names), 1) + key)  # below 2^63 for what fits in memory
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+        user, key = np.divmod(pairs, max(len(names), 1))
+        user, key = _capped(user, key, names)
+        present, places = np.unique(key, return_inverse=True)
+        starts = np.flatnonzero(np.diff(user, prepend=-1))
+        offsets = np.append(starts, len(user)).astype(np.int64)
+        return cls(tuple(names[present].tolist()), places.astype(np.int64), offsets)
+
+    def counted(self, bound: Bound) -> BoundedSum:
+        """How many users hold each key, users clipped to the bound; one zero if there are no keys."""
+        total, users, parts = np.zeros(bound.size), 0, 0
+        for cells in self._cells():
+            total += clipped_sum(Counts(cells, bound.size), bound)
+            users += len(cells)
+            parts += 1
+        if users > MAX_USERS or users * parts > MAX_USERS_TIMES_BLOCKS:
+            raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} in {parts:,} parts instead.")
+        return BoundedSum(total, bound)
+
+    def _cells(self) -> Iterator[Integers]:
+        """The places of users who have about as many, padded with -1 to the next power of two."""
+        sizes = np.diff(self.offsets)
+        widths = 1 << np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64)
+        for width in np.unique(widths).tolist():
+            members = np.flatnonzero(widths == width)
+            step = min(max(_CELLS // width, 1), _USERS)
+            for start in range(0, len(members), step):
+                some = members[start : start + step]
+                spots = self.offsets[some][:, None] + np.arange(width)
+                inside = spots < self.offsets[some + 1][:, None]
+                yield np.where(inside, self.places[np.minimum(spots, len(self.places) - 1)], -1)
+
+
+def _capped(user: Integers, key: Integers, names: NDArray[Any]) -> tuple[Integers, Integers]:
+    """At most MOST_KEYS keys of each user: those of smallest hash, and of those that are equal, the smaller keys."""
+    if not len(user):
+        return user, key
+    many = np.bincount(user)[user] > MOST_KEYS
+    if not many.any():
+        return user, key
+    spots = np.flatnonzero(many)
+    chosen = spots[np.lexsort((key[spots], hashes(names[key[spots]], "keys of a user"), user[spots]))]
+    owner = user[chosen]
+    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    kept = np.sort(np.concatenate([np.flatnonzero(~many), chosen[rank < MOST_KEYS]]))
+    return user[kept], key[kept]
+
+
+def _codes_of_users(users: Any) -> Integers:
+    try:
+        column = _arrow(users)
+    except _NO_COLUMN:
+        return factorize(list(users))[1]
+    if column.null_count:
+        raise InputError("some rows have no user; give every row one.")
+    if not (pa.types.is_integer(column.type) or pa.types.is_string(column.type)):
+        named = users.to_numpy(zero_copy_only=False) if isinstance(users, pa.Array) else users
+        return factorize(named.to_numpy() if isinstance(named, pa.ChunkedArray) else named)[1]  # as a table has them
+    return _encoded(column)[1]
+
+
+def _codes_of_keys(keys: Any) -> tuple[NDArray[Any], Integers]:
+    """The distinct keys, sorted, and each row's place among them, -1 where it has none."""
+    refused = "keys must be all integers or all texts, integers of 64 bits at most. Turn them into one or the other."
+    try:
+        column = _arrow(keys)
+        if pa.types.is_floating(column.type):
+            column = column.cast(pa.int64())  # refuses numbers that are not whole
+    except _NO_COLUMN:
+        raise InputError(refused) from None
+    if pa.types.is_null(column.type):
+        return np.empty(0, dtype=np.int64), np.full(len(column), -1)
+    if not (pa.types.is_integer(column.type) or pa.types.is_string(column.type)):
+        raise InputError(refused)
+    distinct, codes = _encoded(column)
+    names = distinct.to_numpy(zero_copy_only=False)
+    order = np.argsort(names)
+    place = np.append(np.argsort(order), -1)
+    return names[order], place[codes]
+
+
+def _encoded(column: Any) -> tuple[Any, Integers]:
+    """Distinct values in order of appearance, and the code of each row, -1 for null."""
+    encoded = column.dictionary_encode()
+    codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return encoded.dictionary, codes
+
+
+def _arrow(values: Any) -> Any:
+    """One Arrow array, in which what pandas takes for missing is null, texts are of one type, and categories gone."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_large_string(column.type) or str(column.type) == "string_view":
+        column = column.cast(pa.string())
+    return column

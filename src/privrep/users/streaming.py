@@ -1,0 +1,224 @@
+"""Users in a Parquet or CSV file that may be larger than memory, read in blocks of whole users.
+
+Every pass reads the file from beginning to end, and the blocks are those that `UserTable.blocks` makes of the same
+rows, so results equal those of the in-memory engine bit for bit. That needs each user's rows side by side and the users
+sorted by id. A Parquet file written so is read where it is; any other is regrouped once, when it is opened, into a
+Parquet file in a temporary folder that only its owner can enter and that goes away on close. What a killed process
+leaves behind goes away when the next one regroups a file in the same place.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
+from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
+from privrep.data.table import Floats, UserTable, block_rows
+from privrep.errors import InputError
+from privrep.privacy.bounds import Bound, BoundedSum, LossBound
+from privrep.privacy.groups import Group
+from privrep.privacy.sampling import FixedSample, Sample
+from privrep.users.batching import is_whole
+from privrep.users.summing import LocalStep, SlotStep, default_workers, sum_blocks
+
+if sys.platform != "win32":
+    import fcntl
+
+REGROUP_BYTES = 150 << 20  # most bytes of rows that regrouping holds at a time
+PREFIX = "privrep-rows-"  # of temporary folders
+
+
+class StreamingUsers:
+    """The engine of a file. Make one with `open`, best in a `with` block, which removes temporary files at its end."""
+
+    def __init__(self, origin: TableSource, source: TableSource, seen: Seen, workers: int, files: ExitStack) -> None:
+        self.origin = origin  # the file that was opened
+        self.source = source  # what a pass reads, that file or a temporary one: sorted by user, checked
+        self.count = seen.users
+        self.rows = seen.rows
+        self.workers = workers
+        self._files = files
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        source: TableSource,
+        workdir: str | os.PathLike[str] | None = None,
+        *,
+        workers: int | None = None,
+        limit: int = REGROUP_BYTES,
+    ) -> StreamingUsers:
+        """Read the file once, looking at every value, and regroup it in `workdir` if it is not sorted by user.
+
+        Regrouping holds at most `limit` bytes of rows in memory. The temporary file takes about the room of the
+        uncompressed columns, twice that while it is being made.
+        """
+        with ExitStack() as files, _full_disks_explained(workdir):
+            grouped = source
+            folder: Path | None = None
+            if source.format == "csv":
+                folder = _private_folder(files, workdir)
+                grouped, seen = copy_checked(source, folder / "rows.parquet")
+            else:
+                seen = Seen()
+                for batch in read_ahead(checked_batches(source)):
+                    seen.add(batch)
+            if not seen.sorted:
+                folder = folder or _private_folder(files, workdir)
+                grouped, seen = regroup(Rows(grouped.batches, seen.nbytes, seen.sample), source, folder, limit)
+                (folder / "rows.parquet").unlink(missing_ok=True)
+            users = cls(source, grouped, seen, workers or default_workers(), files.pop_all())
+        return users
+
+    @property
+    def features(self) -> int:
+        return len(self.source.feature_names)
+
+    @property
+    def targets(self) -> int:
+        return len(self.source.targets)
+
+    @property
+    def sparse(self) -> bool:
+        return self.source.is_sparse
+
+    def bounded_sums(
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None = None,
+        sample: Sample | FixedSample | None = None,
+    ) -> dict[str, BoundedSum]:
+        if self.source.target is None:
+            raise InputError(f"{self.origin.path} was opened without a target; name the target column.")
+        if is_whole(step):
+            raise InputError("a function of a whole batch is asked of rows in memory. Read the file into a table.")
+        return sum_blocks(self.blocks(), step, bounds, self.workers, group, sample, self.count)
+
+    def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
+        """The blocks `UserTable.blocks` would give, in the same order, each in arrays of its own; y is NaN without a
+        target. Not for what leaves the users: that goes through `bounded_sums`."""
+        if self._closed:
+            raise InputError(f"the users of {self.origin.path} were closed; open the file again.")
+        return self._blocks(max_rows or block_rows(self.features, self.source.is_sparse))
+
+    def _blocks(self, max_rows: int) -> Iterator[UserTable]:
+        seen = Seen(sampled=False)
+        window = _Window(self.source)
+        for batch in read_ahead(self.source.batches()):
+            window.add(batch, seen.add(batch))
+            if not seen.sorted:
+                break
+            yield from window.whole_blocks(max_rows)
+        if (seen.sorted, seen.users, seen.rows) != (True, self.count, self.rows):
+            raise InputError(f"{self.origin.path} changed while it was in use; open it again.")
+        yield from window.whole_blocks(max_rows, end=True)
+        pa.default_memory_pool().release_unused()
+
+    def close(self) -> None:
+        """Remove temporary files. The users cannot be asked after that."""
+        self._closed = True
+        self._files.close()
+
+    def __enter__(self) -> StreamingUsers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Window:
+    """Rows that were read and are not yet in a block. The first of them is the first of a user."""
+
+    def __init__(self, source: TableSource) -> None:
+        self._source = source
+        self._pieces: deque[list[Floats]] = deque()  # columns of a batch but the user
+        self._rows = 0
+        self._begins = np.empty(0, np.int64)  # row in the window at which each user begins
+        self._ids: NDArray[Any] = np.empty(0)
+
+    def add(self, batch: Any, begins: NDArray[np.int64]) -> None:
+        self._pieces.append([column_values(column) for column in batch.columns[1:]])
+        ids = user_ids(batch.column(0).take(pa.array(begins)))
+        self._ids = np.concatenate([self._ids, ids]) if len(self._ids) else ids
+        self._begins = np.concatenate([self._begins, begins + self._rows])
+        self._rows += batch.num_rows
+
+    def whole_blocks(self, max_rows: int, end: bool = False) -> Iterator[UserTable]:
+        """Blocks that later rows cannot change; all that is left if there are none."""
+        while self._rows > max_rows or (end and self._rows):
+            edges = np.append(self._begins, self._rows) if end else self._begins
+            users = max(int(np.searchsorted(edges, max_rows, side="right")) - 1, 1)
+            if users == len(edges):
+                return  # a user with more rows than a block, whose end has not been read
+            yield self._take(users, int(edges[users]))
+
+    def _take(self, users: int, rows: int) -> UserTable:
+        X, y = assembled(self._source, self._pop(rows), rows)
+        offsets = np.append(self._begins[:users], rows)
+        block = UserTable(X, y, offsets, self._ids[:users])
+        self._begins, self._ids, self._rows = self._begins[users:] - rows, self._ids[users:], self._rows - rows
+        return block
+
+    def _pop(self, rows: int) -> Iterator[list[Floats]]:
+        """The first rows of the window, piece by piece."""
+        while rows:
+            piece = self._pieces.popleft()
+            used = [column[:rows] for column in piece]
+            if len(used[0]) < len(piece[0]):
+                self._pieces.appendleft([column[rows:] for column in piece])
+            rows -= len(used[0])
+            yield used
+
+
+def _private_folder(files: ExitStack, workdir: str | os.PathLike[str] | None) -> Path:
+    """A new folder that only its owner can enter, removed with all in it when `files` is closed.
+
+    A process that is killed cannot remove its own; the next that makes one in the same place does.
+    """
+    if workdir is not None and not Path(workdir).is_dir():
+        raise InputError(f"workdir: there is no folder {workdir}; make it or name another.")
+    _remove_leftovers(Path(workdir if workdir is not None else gettempdir()))
+    folder = Path(files.enter_context(TemporaryDirectory(prefix=PREFIX, dir=workdir)))
+    if sys.platform != "win32":
+        lock = os.open(folder / "locking", os.O_CREAT | os.O_WRONLY, 0o600)
+        files.callback(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held while this process lives
+        (folder / "locking").rename(folder / "lock")
+    return folder
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Folders of this user whose lock no process holds."""
+    if sys.platform == "win32":
+        return
+    for folder in parent.glob(PREFIX + "*"):
+        with suppress(OSError), open(folder / "lock") as lock:
+            if folder.lstat().st_uid == os.getuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def _full_disks_explained(workdir: str | os.PathLike[str] | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = workdir if workdir is not None else "the default folder for temporary files"
+        raise InputError(f"workdir: cannot write to {where} ({error}); make room there or name another.") from error

@@ -1,0 +1,236 @@
+"""Users on nodes: what is learned is what one place would learn, and nothing crosses the wire but what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from federation import (
+    BUDGET,
+    COLUMNS,
+    FEATURES,
+    LABELS,
+    NODES,
+    ROWS,
+    TASK,
+    USERS,
+    Federation,
+    Passed,
+    federation,
+    made_up,
+    write_files,
+)
+from privrep.errors import InputError
+from privrep.federated.task import TableTask, Task
+from privrep.federated.wire.messages import REFUSALS, Question
+from privrep.linear.steps import CELLS, FeatureSizes
+from privrep.models import model as models
+from privrep.models.description import Config
+from privrep.models.words import inspect_folder, sections
+from privrep.privacy.accounting import gaussian_epsilon
+from privrep.privacy.bounds import Bound
+from privrep.privacy.ledger import Budget
+from privrep.privacy.sampling import Fixed, Poisson
+from privrep.users.batching import slots_of
+
+TABLES = {
+    "private-fedrep": TASK,
+    "priv-altmin": TableTask(Config(1, method="priv-altmin", **BUDGET), COLUMNS),
+    "centaur": TableTask(Config(1, method="centaur", **BUDGET), COLUMNS),
+    "labels": TableTask(Config(1, loss="log", **BUDGET), LABELS),
+}
+SIZES = {"sizes": Bound(1.0, FEATURES * CELLS)}
+QUESTION = {"run", "number", "step", "bounds", "group", "rate", "page", "mu_squared", "asked"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    return write_files(tmp_path_factory.mktemp("files"), made_up())
+
+
+def in_one_place(task: Task, path: Path, folder: Path) -> Path:
+    told = task.with_users(USERS)
+    with told.open(path) as users:
+        told.learn(users, folder, lambda page: None)
+    return folder
+
+
+# The same as in one place
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_three_nodes_learn_what_one_place_learns(name: str, files: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    task = TABLES[name]
+    one = models.load(in_one_place(task, files[0], tmp_path / "one"))
+    with federation(task, files[1], tmp_path / "nodes") as fed:
+        three = models.load(fed.run(tmp_path / "three"))
+    np.testing.assert_allclose(three.representation.matrix, one.representation.matrix, atol=1e-5)
+    assert (tmp_path / "three" / "ledger.jsonl").read_bytes() == (tmp_path / "one" / "ledger.jsonl").read_bytes()
+    kept = [models.load(tmp_path / "nodes" / node / "model").heads for node in NODES]
+    assert [len(heads.ids) for heads in kept if heads is not None] == list(NODES.values())
+
+
+def neural_files(folder: Path) -> tuple[Path, list[Path]]:
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(USERS), ROWS)
+    y = rng.integers(0, 2, len(users))
+    X = (0.7 * rng.normal(size=(len(users), FEATURES)) + 2 * np.eye(2, FEATURES)[y]).astype(np.float32)
+    ends, paths = np.cumsum([0, *NODES.values()]), []
+    for name, start, stop in zip(NODES, ends, ends[1:], strict=False):
+        mine = (users >= start) & (users < stop)
+        paths.append(folder / f"{name}.npz")
+        np.savez(paths[-1], X=X[mine], y=y[mine], users=users[mine])
+    np.savez(folder / "all.npz", X=X, y=y, users=users)
+    return folder / "all.npz", paths
+
+
+def neural_task(**options: Any) -> Any:
+    pytest.importorskip("torch").set_num_threads(1)
+    from privrep.federated.neural_task import NeuralTask
+
+    usual = {"classes": 2, "epsilon": 50.0, "delta": 1e-5, "rows": ROWS, "rounds": 1, "seed": 0, "width": FEATURES}
+    return NeuralTask(**{**usual, **options})
+
+
+def test_three_nodes_share_the_network_of_one_place_and_ask_the_sample_it_asks(tmp_path: Path) -> None:
+    task = neural_task(share="linear")
+    from privrep import Centaur
+
+    path, paths = neural_files(tmp_path)
+    one = Centaur.load(in_one_place(task, path, tmp_path / "one"))
+    with federation(task, paths, tmp_path / "nodes") as fed:
+        three = Centaur.load(fed.run(tmp_path / "three"))
+        np.testing.assert_allclose(three.learned_.weights, one.learned_.weights, atol=1e-5)
+        asked = of_kind(fed, "down", "sums")[-1]  # of a round
+        for host in fed.hosts.values():
+            host.close()
+    with federation(task, paths, tmp_path / "again") as fed, task.with_users(USERS).open(path) as everyone:
+        users = fed.engine()
+        question = Question.of(asked.content, users.features, users.targets)
+        drawn = set()
+        for key in (b"1", b"2", b"3", b"4"):
+            sample = Poisson(0.5).sample(key)
+            found = users.bounded_sums(question.step, question.bounds, sample=sample)
+            wanted = everyone.bounded_sums(question.step, question.bounds, sample=sample)
+            for name, total in wanted.items():
+                np.testing.assert_allclose(found[name].total, total.total, atol=1e-5)
+                assert np.abs(total.total).max() > 1e-3
+            sums = of_kind(fed, "down", "sums")[-len(NODES) :]
+            for passed in sums:  # a node learns who is in the sample of its own users, and of nobody else
+                assert passed.fields["asked"] == NODES[passed.node]
+                bits = np.unpackbits(passed.arrays["members"])
+                start = sum(count for node, count in NODES.items() if node < passed.node)
+                own = sample.members(USERS)[start : start + NODES[passed.node]]
+                assert np.array_equal(bits[: len(own)], own)
+                assert not bits[len(own) :].any()
+                drawn.add((passed.node, bits.tobytes()))
+        assert len(drawn) == 4 * len(NODES)
+
+
+# The wire
+
+
+def of_kind(fed: Federation, way: str, kind: str) -> list[Passed]:
+    return [passed for passed in fed.wire.record if (passed.way, passed.kind) == (way, kind)]
+
+
+def test_nothing_travels_but_what_is_written_down(files: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    with federation(TASK, files[1], tmp_path / "nodes") as fed:
+        fed.run(tmp_path / "run")
+        assert {(passed.way, passed.kind) for passed in fed.wire.record} == {
+            (way, kind) for way in ("down", "up") for kind in ("hello", "sums", "model")
+        }
+        for passed in fed.wire.record:
+            assert set(passed.content) == {"privrep"}
+            assert set(passed.content["privrep"]) == {"text", "arrays"}
+        for passed in of_kind(fed, "down", "hello"):
+            assert set(passed.fields) == {"run", "name", "task", "begin", "noise"}
+            assert (passed.arrays, passed.fields["name"]) == ({}, passed.node)
+        for passed in of_kind(fed, "up", "hello"):
+            facts = {"users": NODES[passed.node], "features": FEATURES, "targets": 1, "sparse": False}
+            assert passed.fields in (facts, {"ready": True})
+            assert passed.arrays == {}
+        for passed in of_kind(fed, "down", "sums"):
+            assert set(passed.fields) == QUESTION
+            assert all(array.startswith("step.") for array in passed.arrays)
+        asked = {passed.fields["number"]: passed.fields["bounds"] for passed in of_kind(fed, "down", "sums")}
+        for passed in of_kind(fed, "up", "sums"):
+            bounds = asked[passed.fields["number"]]
+            assert passed.fields == {"number": passed.fields["number"], "users": NODES[passed.node]}
+            assert {key: array.shape for key, array in passed.arrays.items()} == {
+                key: (bound["size"],) for key, bound in bounds.items()
+            }
+            vectors = sum(8 * bound["size"] for bound in bounds.values())
+            assert vectors < len(passed.raw) < vectors + 1000
+        assert len(of_kind(fed, "up", "sums")) == len(asked) * len(NODES)
+        public = {path.relative_to(tmp_path / "run") for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        for passed in of_kind(fed, "down", "model"):
+            assert set(passed.fields) == {"run", "task", "files"}
+            assert {Path(name) for name in passed.fields["files"]} == public
+        assert all(passed.fields == {"kept": True} and not passed.arrays for passed in of_kind(fed, "up", "model"))
+
+
+def test_no_row_no_id_and_no_head_is_in_any_message(files: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    rows = made_up()
+    with federation(TASK, files[1], tmp_path / "nodes") as fed:
+        fed.run(tmp_path / "run")
+        wire = b"\0\0\0\0".join(passed.raw for passed in fed.wire.record)
+    heads = [models.load(tmp_path / "nodes" / node / "model").heads for node in NODES]
+    secret = [rows[name] for name in ("y", "x0", "x1", "x2", "x3")]
+    secret += [np.ravel(array) for each in heads if each is not None for array in (each.own, each.shared)]
+    numbers = np.concatenate(secret)
+    numbers = numbers[np.abs(numbers) > 1e-6]  # zeros are everywhere
+    assert len(numbers) > 1000
+    for number in numbers:
+        assert np.float64(number).tobytes() not in wire
+        assert np.float32(number).tobytes() not in wire
+        assert repr(float(number)).encode() not in wire
+    for user in np.unique(rows["user"]):
+        assert np.int64(user).tobytes() not in wire
+        assert str(user).encode() not in wire
+
+
+def test_what_needs_all_rows_in_one_place_is_refused(files: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    with federation(TASK, files[1], tmp_path / "nodes") as fed:
+        users = fed.engine()
+        with pytest.raises(InputError, match="all rows in one place"):
+            users.bounded_sums(FeatureSizes(True), SIZES, sample=Fixed(4, USERS).sample(b"key"))
+        with pytest.raises(InputError, match="all rows in one place"):
+            users.bounded_sums(FeatureSizes(True), {"sizes": Bound(1.0, FEATURES * CELLS, touched=1)})
+        assert slots_of(FeatureSizes(True)) is None
+        assert not of_kind(fed, "down", "sums")
+
+
+def test_a_node_that_cannot_answer_says_one_of_a_few_words(tmp_path: Path) -> None:
+    """Why is for its own log: a reason may quote its rows."""
+    rows = made_up()
+    rows["x1"] = np.array(["secret-4711"] * len(rows["user"]))
+    _, paths = write_files(tmp_path / "files", rows)
+    with federation(TASK, paths, tmp_path / "nodes", wait=0.3) as fed:
+        with pytest.raises(InputError, match="0 nodes joined"):
+            fed.run(tmp_path / "run")
+        up = of_kind(fed, "up", "hello")
+        assert {passed.fields["refused"] for passed in up} == {"no-data"}
+        assert "no-data" in REFUSALS
+        assert all(b"4711" not in passed.raw for passed in fed.wire.record)
+
+
+@pytest.mark.parametrize("noise_nodes", [1, 2])
+def test_inspect_says_who_added_the_noise(noise_nodes: int, files: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    with federation(TASK, files[1], tmp_path / "nodes", noise_nodes=noise_nodes) as fed:
+        fed.run(tmp_path / "run")
+    for folder in (tmp_path / "run", tmp_path / "nodes" / "a" / "model"):
+        said = " ".join(dict(sections(inspect_folder(folder)))["Against whom"])
+        assert "reads the users' rows" not in said
+        if noise_nodes == 1:
+            assert "Not against the server, which sees exact sums" in said
+        else:
+            view = gaussian_epsilon(TASK.delta, Budget(TASK.epsilon, TASK.delta).mu * 2**0.5)
+            assert f"at most epsilon {view:.3g} of a user" in said
+            assert "needs 2 or more nodes" in said
+            assert "not true of whoever runs nodes and knows their part of the noise" in said

@@ -1,0 +1,806 @@
+"""Local steps that travelled as data do what the steps did, to the last bit, and no message makes anything else."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import privrep.local
+from privrep.data.class_population import make_class_population
+from privrep.data.margin_population import make_margin_population
+from privrep.data.synthetic import make_population
+from privrep.data.table import UserTable
+from privrep.errors import InputError
+from privrep.federated.wire import step_codec as steps_module
+from privrep.federated.wire.step_codec import AXES, HELD, OTHER_AXES, STEPS, WIDEST, decode, encode
+from privrep.linear.class_steps import Encoded
+from privrep.linear.methods.centaur import centaur_linear, paper_centaur
+from privrep.linear.methods.factorization import private_factorization
+from privrep.linear.methods.lipschitz_selection import lipschitz_selection
+from privrep.linear.methods.margin_selection import margin_selection
+from privrep.linear.methods.paper_fedrep import paper_fedrep
+from privrep.linear.methods.priv_altmin import paper_altmin, priv_altmin
+from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.nets import Zooming
+from privrep.linear.normal_equations import QuarterEquations
+from privrep.linear.ratings import TasteImage
+from privrep.linear.starts import INITIALISERS
+from privrep.linear.steps import LeaveOneOutGradient, PairMoments, PowerStep
+from privrep.local.losses import Loss
+from privrep.local.projection import Projection
+from privrep.local.transform import Frame
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.bounds import Bound
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.noise import simulated_noise
+from privrep.privacy.release import Run
+from privrep.privacy.sampling import Poisson
+from privrep.users.memory import InMemoryUsers
+from privrep.users.projected import ProjectedUsers
+
+
+def travelled(step: Any, features: int | None = None, targets: int = 1) -> Any:
+    """The step after a journey: its text as text, its arrays as bytes in read-only memory of any alignment."""
+    text, arrays = encode(step)
+    sent = {}
+    for name, array in arrays.items():
+        assert array.flags.c_contiguous
+        memory = b"x" + array.tobytes()
+        sent[name] = np.frombuffer(memory, array.dtype, array.size, 1).reshape(array.shape)
+    return decode(text, sent, features, targets)
+
+
+def same_arrays(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(
+        a.dtype == other[name].dtype and a.shape == other[name].shape and a.tobytes() == other[name].tobytes()
+        for name, a in one.items()
+    )
+
+
+@dataclass
+class Users:
+    """An engine that answers by steps that travelled, and keeps what the steps themselves would have answered."""
+
+    users: Any
+    seen: dict[str, Any] = field(default_factory=dict)
+    asked: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return self.users.count
+
+    @property
+    def features(self) -> int:
+        return self.users.features
+
+    @property
+    def targets(self) -> int:
+        return self.users.targets
+
+    @property
+    def sparse(self) -> bool:
+        return self.users.sparse
+
+    def bounded_sums(self, step: Any, bounds: Any, group: Any = None, sample: Any = None) -> Any:
+        self.asked += 1
+        self._keep(step)
+        text, arrays = encode(step)
+        again, others = encode(step)
+        back = travelled(step, self.features, self.targets)
+        sums = self.users.bounded_sums(step, bounds, group, sample)
+        found = self.users.bounded_sums(back, bounds, group, sample)
+        same = all(sums[key].total.tobytes() == found[key].total.tobytes() for key in bounds)
+        third, further = encode(back)
+        if not (same and text == again == third and same_arrays(arrays, others) and same_arrays(arrays, further)):
+            self.wrong.append(type(step).__name__)
+        return found
+
+    def _keep(self, value: Any) -> None:
+        """Every dataclass that the step is made of."""
+        if isinstance(value, tuple):
+            for each in value:
+                self._keep(each)
+        if dataclasses.is_dataclass(value):
+            self.seen[f"{type(value).__module__}:{type(value).__qualname__}"] = value
+            for each in dataclasses.fields(value):
+                self._keep(getattr(value, each.name))
+
+
+def run_of(table: Any, epsilon: float = 8.0, delta: float = 1e-6) -> Run:
+    users = Users(table if isinstance(table, ProjectedUsers) else InMemoryUsers(table, 1))
+    return Run(users, Ledger(Budget(epsilon, delta), seeded=True), Billboard(), simulated_noise(0))
+
+
+def numbers(
+    users: int = 300, features: int = 6, targets: int = 1, kind: str = "dense", condition: float = 1.0
+) -> UserTable:
+    rng = np.random.default_rng(5)
+    table = make_population(rng, users, features, 2, 10, 0.1, head_condition=condition).sample(rng, np.float32)
+    y = table.y if targets == 1 else np.stack([table.y, *(table.y * rng.normal() for _ in range(targets - 1))], axis=1)
+    X = sparse.csr_matrix(np.where(rng.random(table.X.shape) < 0.5, table.X, 0)) if kind == "sparse" else table.X
+    return UserTable.from_rows(X, y, np.repeat(np.arange(users), 10))
+
+
+def labels(classes: int, kind: str = "dense") -> UserTable:
+    rng = np.random.default_rng(6)
+    table = make_class_population(rng, 300, 6, 2, 12, classes).sample(rng)
+    X = sparse.csr_matrix(np.where(rng.random(table.X.shape) < 0.5, table.X, 0)) if kind == "sparse" else table.X
+    return replace(table, X=UserTable.from_rows(X, table.y, np.repeat(np.arange(300), 12)).X)
+
+
+def ratings() -> UserTable:
+    rng = np.random.default_rng(7)
+    items = np.concatenate([rng.permutation(12)[:6] for _ in range(200)])
+    rows = sparse.csr_matrix((np.ones(len(items), np.float32), (np.arange(len(items)), items)))
+    taste = np.repeat(rng.normal(size=200), 6) * np.where(items % 2, 1.0, -1.0)
+    return UserTable.from_rows(rows, taste + 0.1 * rng.normal(size=len(items)), np.repeat(np.arange(200), 6))
+
+
+def margins() -> UserTable:
+    rng = np.random.default_rng(8)
+    return make_margin_population(rng, 50, 12, 2, 6, margin=0.3).sample(rng)
+
+
+def factorize_many(run: Run) -> None:
+    from privrep.linear.methods import factorization
+
+    most, factorization.MOST_PAIRED = factorization.MOST_PAIRED, 5
+    try:
+        private_factorization(run, 2)
+    finally:
+        factorization.MOST_PAIRED = most
+
+
+QUICK = Zooming(candidates=64, rounds=2)
+FITS: dict[str, tuple[Callable[[], Run], Callable[[Run], Any]]] = {
+    "fedrep": (lambda: run_of(numbers()), lambda run: private_fedrep(run, 2)),
+    "fedrep, rank unknown": (lambda: run_of(numbers(1000), 100.0), lambda run: private_fedrep(run, None)),
+    "fedrep, weak": (lambda: run_of(numbers(1000, 20, condition=9.0), 8.0), lambda run: private_fedrep(run, 2)),
+    "classes, rank unknown": (
+        lambda: run_of(labels(2), 100.0),
+        lambda run: private_fedrep(run, None, loss=Loss("log", 2)),
+    ),
+    "fedrep, no intercept": (lambda: run_of(numbers()), lambda run: private_fedrep(run, 3, intercept=False)),
+    "fedrep, targets": (lambda: run_of(numbers(targets=3)), lambda run: private_fedrep(run, 2)),
+    "fedrep, sparse": (lambda: run_of(numbers(kind="sparse")), lambda run: private_fedrep(run, 2)),
+    "altmin": (lambda: run_of(numbers()), lambda run: priv_altmin(run, 2)),
+    "altmin, targets": (lambda: run_of(numbers(targets=2)), lambda run: priv_altmin(run, 2)),
+    "centaur": (lambda: run_of(numbers()), lambda run: centaur_linear(run, 2)),
+    "centaur, targets": (lambda: run_of(numbers(targets=2)), lambda run: centaur_linear(run, 2)),
+    "centaur, sparse": (lambda: run_of(numbers(kind="sparse")), lambda run: centaur_linear(run, 2)),
+    "paper fedrep": (lambda: run_of(numbers()), lambda run: paper_fedrep(run, 2)),
+    "paper altmin": (lambda: run_of(numbers()), lambda run: paper_altmin(run, 2)),
+    "paper centaur": (lambda: run_of(numbers()), lambda run: paper_centaur(run, 2)),
+    "classes": (lambda: run_of(labels(2)), lambda run: private_fedrep(run, 2, loss=Loss("log", 2))),
+    "5 classes": (lambda: run_of(labels(5)), lambda run: private_fedrep(run, 2, loss=Loss("log", 5))),
+    "hinge": (lambda: run_of(labels(2)), lambda run: private_fedrep(run, 2, loss=Loss("hinge", 2))),
+    "hinge, 3": (lambda: run_of(labels(3)), lambda run: private_fedrep(run, 2, loss=Loss("hinge", 3))),
+    "classes, sparse": (lambda: run_of(labels(3, "sparse")), lambda run: private_fedrep(run, 2, loss=Loss("log", 3))),
+    "classes, centaur": (lambda: run_of(labels(3)), lambda run: centaur_linear(run, 2, loss=Loss("log", 3))),
+    "ratings": (lambda: run_of(ratings()), lambda run: private_factorization(run, 2)),
+    "more ratings": (lambda: run_of(ratings(), 100.0), factorize_many),
+    "margin": (lambda: run_of(margins(), delta=0.0), lambda run: margin_selection(run, 2, margin=0.3, zooming=QUICK)),
+    "margin, no projection": (
+        lambda: run_of(margins(), delta=0.0),
+        lambda run: margin_selection(run, 1, margin=0.3, projected=12, zooming=QUICK),
+    ),
+    "lipschitz": (
+        lambda: run_of(margins(), delta=0.0),
+        lambda run: lipschitz_selection(run, 2, loss="absolute", projected=5, zooming=QUICK),
+    ),
+}
+FITS |= {
+    f"fedrep, {name}": (lambda: run_of(numbers(100), 4.0), partial(private_fedrep, rank=2, initialiser=start))
+    for name, start in INITIALISERS.items()
+}
+
+
+def pictures(users: int, columns: int, classes: int = 3) -> UserTable:
+    rng = np.random.default_rng(9)
+    X = rng.normal(size=(users * 4, columns)).astype(np.float32)
+    return UserTable.from_rows(X / 3, rng.integers(0, classes, users * 4), np.repeat(np.arange(users), 4))
+
+
+def network(share: str, run: Run, raw: int = 0, given: Any = None, rounds: int = 2, **options: Any) -> None:
+    from privrep.neural.plan import Plan
+    from privrep.neural.training import LINEAR, WHOLE, Shape, learn
+
+    ordered, features, otherwise = options.pop("ordered", False), options.pop("features", 0), None
+    if options.pop("look", False):
+        otherwise = Plan("directions", 1, 1, 1.0, features=run.users.features, rank=3)
+    plan = Plan(share, 100, rounds, 1.0, features, 3, otherwise=otherwise)  # type: ignore[arg-type]
+    settings = replace(LINEAR if share == "linear" else WHOLE, **options) if options else None
+    learn(run, plan, given, Shape(3, 5, raw, ordered), settings)
+
+
+def whole(run: Run, **options: Any) -> None:
+    from privrep.neural.models import mlp
+
+    network("all", run, 8, mlp(8, (6, 5), 3), **options)
+
+
+def lenet_rounds(run: Run, **options: Any) -> None:
+    from privrep.neural.models import lenet
+
+    network("all", run, 256, lenet(1, 16, (5,), 3), 1, **options)
+
+
+def adapters(run: Run, kind: str = "mlp", **options: Any) -> None:
+    from privrep.neural.models import adapted, lenet, mlp
+
+    both, raw = (mlp(8, (6, 5), 3), 8) if kind == "mlp" else (lenet(1, 16, (5,), 3), 256)
+    network("adapters", run, raw, (adapted(both[0], 2), both[1]), 1, **options)
+
+
+def own_layers(run: Run) -> None:
+    from torch import nn
+
+    representation = nn.Sequential(
+        nn.Unflatten(1, (2, 8, 8)), nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4), nn.LeakyReLU(0.1),
+        nn.AvgPool2d(2), nn.Conv2d(4, 4, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(16),
+        nn.Linear(16, 6), nn.GELU(), nn.Identity(), nn.Linear(6, 5), nn.Sigmoid(),
+    )  # fmt: skip
+    network("all", run, 128, (representation, nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))), 1)
+
+
+NETWORKS: dict[str, tuple[int, Callable[[Run], None]]] = {
+    "linear": (10, lambda run: network("linear", run)),
+    "linear, the first features": (10, lambda run: network("linear", run, features=4, ordered=True)),
+    "linear, projected": (10, lambda run: network("linear", run, features=4)),
+    "linear, a bound that stays": (10, lambda run: network("linear", run, quantile=None)),
+    "linear, after a look": (10, lambda run: network("linear", run, look=True)),
+    "directions": (10, lambda run: network("directions", run)),
+    "all": (14, whole),
+    "all, several epochs": (14, lambda run: whole(run, epochs=2, batch=2)),
+    "all, a bound that stays": (14, lambda run: whole(run, quantile=None)),
+    "all, lenet": (262, lenet_rounds),
+    "all, lenet, several epochs": (262, lambda run: lenet_rounds(run, epochs=2)),
+    "all, layers of one's own": (134, own_layers),
+    "adapters": (14, adapters),
+    "adapters, lenet": (262, lambda run: adapters(run, "lenet")),
+    "adapters, several epochs": (14, lambda run: adapters(run, epochs=2)),
+}
+
+
+@cache
+def asked(name: str) -> Users:
+    """The users of a fit that is over."""
+    if name in FITS:
+        make, fit = FITS[name]
+        run = make()
+    else:
+        pytest.importorskip("torch")
+        columns, fit = NETWORKS[name]
+        run = run_of(pictures(30 if columns < 100 else 8, columns))
+    fit(run)
+    assert isinstance(run.users, Users)
+    return run.users
+
+
+@pytest.mark.parametrize("name", [*FITS, *NETWORKS])
+def test_steps_that_travelled_give_the_same_clipped_sums(name: str) -> None:
+    users = asked(name)
+    assert users.asked > 0
+    assert not users.wrong
+
+
+def test_every_class_of_the_list_was_sent_by_a_fit() -> None:
+    pytest.importorskip("torch")
+    seen = {name: value for fit in (*FITS, *NETWORKS) for name, value in asked(fit).seen.items()}
+    assert set(seen) == {*STEPS, *HELD, steps_module.PART}
+
+
+def test_every_step_of_users_is_on_the_list() -> None:
+    exceptions = {"privrep.local.projection:Projection"}  # makes rows of rows; `_Through` holds one
+    found = set()
+    for module in pkgutil.iter_modules(privrep.local.__path__, "privrep.local."):
+        for value in vars(importlib.import_module(module.name)).values():
+            steps = isinstance(value, type) and dataclasses.is_dataclass(value)
+            if steps and any("__call__" in vars(kind) for kind in value.__mro__):
+                found.add(f"{value.__module__}:{value.__qualname__}")
+    assert len(found) > 15
+    assert found - exceptions <= set(STEPS)
+    assert exceptions <= found & set(HELD)
+
+
+def test_every_array_of_the_list_has_a_number_of_axes() -> None:
+    pytest.importorskip("torch")
+    fields = {
+        (name, each): steps_module._fits(np.zeros(1), declared)
+        for name in (*STEPS, *HELD)
+        for each, declared in steps_module._declared(name).items()
+    }
+    arrays = [where for where, holds in fields.items() if holds]
+    assert len(arrays) > 20
+    assert all(each in AXES for _, each in arrays)
+    assert all(fields[name, each] for name, other in OTHER_AXES.items() for each in other)
+
+
+# What a value is, it stays
+
+
+def gradient(d: int = 50, k: int = 2) -> LeaveOneOutGradient:
+    """Of Figure 1: 50 features, rank 2, correlated coordinates."""
+    rng = np.random.default_rng(3)
+    frame = Frame(rng.uniform(1, 2, d), rng.normal(size=(d, d)))
+    return LeaveOneOutGradient(np.linalg.qr(rng.normal(size=(d, k)))[0], frame, 0.1, 1e-3, True)
+
+
+def test_a_message_is_about_as_large_as_its_arrays() -> None:
+    text, arrays = encode(gradient())
+    assert sum(array.nbytes for array in arrays.values()) == 8 * (50 * 2 + 50 + 50 * 50)
+    assert len(text.encode()) < 400
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.1, -0.0, 5e-324, 1.7976931348623157e308, math.inf, -math.inf, math.nan, -math.nan, 3, np.float64(0.1),
+     np.float32(0.1), np.int64(-7)],
+)  # fmt: skip
+def test_numbers_survive_to_the_last_bit(value: Any) -> None:
+    back = travelled(replace(gradient(), ridge=value)).ridge
+    assert type(back) is type(value)
+    assert np.asarray(back).tobytes() == np.asarray(value).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("order", ["C", "F", "reversed", "cut", "every other"])
+def test_arrays_survive_bit_for_bit_and_as_they_lie(dtype: str, order: str) -> None:
+    values = np.arange(48).reshape(6, 8).astype(dtype)
+    values[0, :4] = [np.nan, -np.inf, -0.0, 0.1]
+    laid = {
+        "C": values,
+        "F": np.asfortranarray(values),
+        "reversed": values[:, ::-1],
+        "cut": values[:, :3],
+        "every other": values[::2, ::2],
+    }[order]
+    back = travelled(replace(gradient(), U=laid)).U
+    assert back.dtype == laid.dtype
+    assert back.tobytes() == laid.tobytes()
+    assert back.strides == laid.strides
+    assert back.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "i8", "u4"])
+def test_an_array_of_another_kind_than_declared_is_refused(dtype: str) -> None:
+    text, arrays = encode(replace(gradient(), U=np.ones((4, 2), dtype)))
+    with pytest.raises(InputError, match="field U"):
+        decode(text, arrays)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u1", "f8"])
+def test_a_mask_is_not_taken_for_a_list_of_places(dtype: str) -> None:
+    """A mask of integers would make one user's item stand in all slots, and users' norms too short."""
+    text, arrays = encode(TasteImage(np.eye(4)[:, :2], np.array([False, False, True, True])))
+    (mask,) = [name for name, array in arrays.items() if array.dtype == bool]
+    assert isinstance(decode(text, arrays), TasteImage)
+    with pytest.raises(InputError, match="field tail"):
+        decode(text, arrays | {mask: arrays[mask].astype(dtype)})
+    with pytest.raises(InputError, match="mask of items"):
+        TasteImage(np.eye(4)[:, :2], np.ones(4, dtype))
+
+
+def test_classes_do_not_smuggle_several_targets_into_a_step_of_one() -> None:
+    one = QuarterEquations(np.eye(4)[:, :2], 1.0, 1.0)
+    with pytest.raises(InputError, match="one target"):
+        decode(*encode(Encoded(one, 3)), 4, 1)
+    assert isinstance(decode(*encode(Encoded(one, 2)), 4, 1), Encoded)
+
+
+def test_arrays_that_lie_far_apart_or_on_each_other_are_sent_in_order() -> None:
+    for odd in (np.zeros((2, 3_000_000))[:, :2], np.broadcast_to(np.arange(3.0), (4, 3))):
+        back = travelled(replace(gradient(), U=odd)).U
+        assert back.flags.c_contiguous
+        np.testing.assert_array_equal(back, odd)
+
+
+def test_containers_survive_within_their_kind() -> None:
+    reader = steps_module._Reader({}, None)
+    value = {"a": [1, (2.0, None, "\ud800 \x00 é"), {}], "": True}
+    tree = json.loads(json.dumps(steps_module._written(value, {}, 0)))
+    assert reader.read(tree, 0) == value
+    assert type(reader.read(tree, 0)["a"][1]) is tuple
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda X, y: {},
+        PairMoments(Frame.plain(3), intercept="no"),  # type: ignore[arg-type]
+        PairMoments(Frame(np.array(["a"])), True),  # type: ignore[arg-type]
+        PairMoments(Frame(np.zeros(3).astype(">f8")), True),
+        PairMoments(object(), True),  # type: ignore[arg-type]
+        PairMoments(Frame(np.ma.zeros(3)), True),
+        Frame.plain(3),
+        Projection(None, 1.0),
+    ],
+)
+def test_what_cannot_be_sent_is_said(step: Any) -> None:
+    with pytest.raises(InputError):
+        decode(*encode(step))
+
+
+def test_tables_need_no_torch() -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from privrep.federated.wire.step_codec import decode, encode\n"
+        "from privrep.local.transform import Frame\n"
+        "from privrep.linear.steps import PairMoments\n"
+        "decode(*encode(PairMoments(Frame.plain(3), True)))\n"
+        "for name in ('torch:zeros', 'flwr:app'):\n"
+        "    try:\n"
+        '        decode(\'{"class":"\' + name + \'","fields":{}}\', {})\n'
+        "    except ValueError:\n"
+        "        print('torch' in sys.modules or 'flwr' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+# A sender that lies
+
+
+def message(change: Callable[[dict[str, Any]], Any]) -> tuple[str, dict[str, np.ndarray]]:
+    text, arrays = encode(gradient(6))
+    tree = json.loads(text)
+    changed = change(tree)
+    return json.dumps(tree if changed is None else changed), arrays
+
+
+LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no step": lambda tree: tree["fields"]["frame"],
+    "a number": lambda tree: 3,
+    "a function": lambda tree: {"class": "os:system", "fields": {"command": "true"}},
+    "another class of the module": lambda tree: tree.update({"class": "privrep.linear.steps:Slots"}),
+    "a class of another module": lambda tree: tree.update({"class": "antigravity:LeaveOneOutGradient"}),
+    "an attribute of a class": lambda tree: tree.update({"class": "privrep.local.transform:Frame.plain"}),
+    "a field more": lambda tree: tree["fields"].update({"more": 1}),
+    "a field less": lambda tree: tree["fields"].pop("ridge"),
+    "a key more": lambda tree: tree.update({"more": 1}),
+    "another array": lambda tree: tree["fields"]["U"].update({"array": "a9"}),
+    "an array twice": lambda tree: tree["fields"]["U"].update({"array": "a1"}),
+    "an array left over": lambda tree: tree["fields"]["frame"]["fields"].update({"whitening": None}),
+    "no name of an array": lambda tree: tree["fields"]["U"].update({"array": [1]}),
+    "an array of another shape": lambda tree: tree["fields"].update(
+        {"U": tree["fields"]["frame"]["fields"]["scale"],
+         "frame": {**tree["fields"]["frame"], "fields": {**tree["fields"]["frame"]["fields"],
+                                                         "scale": tree["fields"]["U"]}}}
+    ),
+    "a text for a number": lambda tree: tree["fields"].update({"ridge": "1"}),
+    "a number for a boolean": lambda tree: tree["fields"].update({"intercept": 1}),
+    "a number for an array": lambda tree: tree["fields"].update({"U": 1.0}),
+    "a step for a frame": lambda tree: tree["fields"].update({"frame": {"class": STEPS[2], "fields": {}}}),
+    "an array for a number": lambda tree: tree["fields"].update({"ridge": {"scalar": "a0"}}),
+    "strides that overlap": lambda tree: tree["fields"]["U"].update({"strides": [0, 1]}),
+    "strides too far": lambda tree: tree["fields"]["U"].update({"strides": [1 << 40, 1]}),
+    "strides without end": lambda tree: tree["fields"]["U"].update({"strides": [10**30, 1]}),
+    "strides of another number": lambda tree: tree["fields"]["U"].update({"strides": [1]}),
+    "strides of texts": lambda tree: tree["fields"]["U"].update({"strides": ["1", "2"]}),
+    "bits of no float": lambda tree: tree["fields"].update({"ridge": {"bits": "zz" * 8}}),
+    "a head that cannot be": lambda tree: {"class": "privrep.heads.gradient:HeadFit", "fields": {
+        "steps": -1, "rate": 0.1, "momentum": 0.0, "ridge": 0.0}},
+    "a part that is none": lambda tree: tree["fields"].update({"frame": {"part": {}}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_one_sentence(lie: str) -> None:
+    before = set(sys.modules)
+    with pytest.raises(InputError) as told:
+        decode(*message(LIES[lie]))
+    assert "\n" not in str(told.value)
+    assert not {"antigravity", "webbrowser"} & (set(sys.modules) - before)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "nul", "[" * 100_000, '{"tuple":[' * 200 + "1" + "]}" * 200, "NaN", '{"dict":{},"dict":{}}', "9" * 5000,
+     '{"class":"privrep.linear.ratings:TasteMeans","class":"privrep.linear.ratings:TasteMeans","fields":{}}', None, 7],
+)  # fmt: skip
+def test_what_is_no_message_is_one_sentence(text: Any) -> None:
+    with pytest.raises(InputError) as told:
+        decode(text, {})
+    assert len(str(told.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [{}, {"a0": np.zeros(3)}, {"a0": [1.0, 2.0]}, {"a0": np.array([object()])}, {"a0": np.array(["text"])}, None,
+     {f"a{i}": np.zeros(1) for i in range(2000)}],
+)  # fmt: skip
+def test_arrays_that_do_not_belong_are_one_sentence(arrays: Any) -> None:
+    with pytest.raises(InputError):
+        decode(encode(gradient(6))[0], arrays)
+
+
+WORDS = [None, True, 0, -1, 1 << 70, 0.5, "a0", "", [], {}, {"array": "a0"}, {"scalar": "a1"}, {"tuple": []},
+         {"bits": "7ff0000000000000"}, {"class": STEPS[2], "fields": {}}, {"part": {"layer": "ReLU"}}]  # fmt: skip
+
+
+def spoilt(tree: Any, rng: np.random.Generator) -> Any:
+    """The tree with something else in one place, or without it, or with something of its own there."""
+    places: list[tuple[Any, Any]] = []
+
+    def walk(value: Any) -> None:
+        for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+            places.append((value, key))
+            walk(value[key])
+
+    walk(tree)
+    where, key = places[rng.integers(len(places))]
+    other, theirs = places[rng.integers(len(places))]
+    kind = rng.integers(5)
+    if kind == 0:
+        del where[key]
+    elif kind == 1:
+        where[key] = json.loads(json.dumps(other[theirs]))
+    elif kind == 2 and isinstance(where, dict):
+        where[str(rng.choice(["array", "class", "fields", "x", "strides", "layer"]))] = where.pop(key)
+    else:
+        where[key] = WORDS[rng.integers(len(WORDS))]
+    return tree
+
+
+def spoilt_arrays(arrays: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    arrays = dict(arrays)
+    for name in list(arrays):
+        kind = rng.integers(12)
+        if kind == 0:
+            del arrays[name]
+        elif kind == 1:
+            arrays[name] = arrays[name].ravel()
+        elif kind == 2:
+            arrays[name] = arrays[name][..., None]
+        elif kind == 3:
+            arrays[name] = arrays[name].astype(rng.choice(["i8", "f2", "?", "c16", "S3"]))
+        elif kind == 4:
+            arrays[f"b{name}"] = arrays.pop(name)
+    return arrays
+
+
+def sent_steps(torch: bool) -> list[Any]:
+    fits = {**FITS, **NETWORKS} if torch else FITS
+    seen = {name: value for fit in fits for name, value in asked(fit).seen.items()}
+    return [seen[name] for name in STEPS if name in seen and (".neural." in name) == torch]
+
+
+def outcome_of(text: str, arrays: dict[str, np.ndarray]) -> str:
+    """The name of the step that was made, or "told" if it was refused in one sentence."""
+    try:
+        back = decode(text, arrays)
+    except InputError as error:
+        return "told" if "\n" not in str(error) else str(error)
+    return f"{type(back).__module__}:{type(back).__qualname__}"
+
+
+@pytest.mark.parametrize("torch", [False, True])
+def test_no_spoilt_message_is_anything_but_a_step_or_a_sentence(torch: bool) -> None:
+    if torch:
+        pytest.importorskip("torch")
+    rng = np.random.default_rng(11)
+    told = made = 0
+    for step in sent_steps(torch):
+        text, arrays = encode(step)
+        for trial in range(60):
+            tree = spoilt(json.loads(text), rng)
+            changed = json.dumps(tree)
+            if trial % 5 == 0:
+                changed = changed[: rng.integers(len(changed))]
+            before = set(sys.modules)
+            outcome = outcome_of(changed, spoilt_arrays(arrays, rng) if trial % 2 else arrays)
+            told, made = told + (outcome == "told"), made + (outcome in STEPS)
+            assert outcome == "told" or outcome in STEPS
+            assert all(name.startswith(("privrep", "torch", "numpy")) for name in set(sys.modules) - before)
+    assert told > 5 * made > 0
+
+
+# Modules
+
+
+def one_step(representation: Any, head: Any, features: int, rank: int, classes: int = 3) -> Any:
+    """A step of these modules, which are checked by nobody."""
+    from privrep.heads.gradient import HeadFit
+    from privrep.neural.gradient_step import OneStep
+    from privrep.nn.flat_module import Part, Split
+
+    split = Split(Part(representation), Part(head), features, rank, classes)
+    return OneStep(split, split.representation.weights(), split.head.weights(), HeadFit(), 0.1, 4)
+
+
+def test_a_step_that_travelled_answers_about_a_sample() -> None:
+    pytest.importorskip("torch")
+    from privrep.neural.models import mlp
+
+    users = InMemoryUsers(pictures(40, 8))
+    step = one_step(*mlp(8, (6, 5), 3), 8, 5)
+    sample, bounds = Poisson(0.5).sample(b"k" * 32), {"update": Bound(0.1, step.split.representation.size)}
+    sums = users.bounded_sums(step, bounds, sample=sample)["update"].total
+    assert np.abs(sums).max() > 0
+    assert sums.tobytes() == users.bounded_sums(travelled(step), bounds, sample=sample)["update"].total.tobytes()
+
+
+def test_modules_give_the_same_outputs_and_have_the_same_weights() -> None:
+    torch = pytest.importorskip("torch")
+    for name in ("all, lenet", "all, layers of one's own", "adapters, lenet", "linear, projected"):
+        step = asked(name).seen["privrep.neural.rounds:_Measured"].step
+        back = travelled(step)
+        rows = torch.sin(torch.arange(3.0 * step.split.features)).reshape(3, -1)
+        for part, other in ((step.split.representation, back.split.representation), (step.split.head, back.split.head)):
+            assert part.weights().tobytes() == other.weights().tobytes()
+            assert list(part.shapes.items()) == list(other.shapes.items())  # what is trained, in its order
+            assert str(part.module) == str(other.module)
+            assert list(part.module.state_dict()) == list(other.module.state_dict())
+            with torch.no_grad():
+                given = part.module(rows)
+                assert given.numpy().tobytes() == other.module(rows).numpy().tobytes()
+            rows = given
+
+
+def test_a_module_of_another_class_is_named() -> None:
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+
+    class Mine(nn.Linear):
+        pass
+
+    hooked, twice, more = nn.Linear(4, 2), nn.ReLU(), nn.Linear(4, 2)
+    hooked.register_forward_hook(lambda *_: None)
+    more.extra = nn.Parameter(torch.zeros(2))
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    for module, words in (
+        (nn.Sequential(nn.Linear(4, 2), nn.Softmax(1)), "Softmax"),
+        (Mine(4, 2), "Mine"),
+        (nn.BatchNorm1d(4), "BatchNorm1d"),
+        (hooked, "hooks"),
+        (nn.Sequential(twice, twice), "two places"),
+        (nn.Sequential(first, second), "two places"),
+        (more, "other weights"),
+        (nn.LayerNorm(4, eps=math.inf), "finite"),
+    ):
+        with pytest.raises(InputError, match=words):
+            encode(one_step(module, nn.Linear(2, 3), 4, 2))
+    with pytest.raises(InputError, match="bfloat16"):
+        encode(replace(one_step(nn.Linear(4, 2), nn.Linear(2, 3), 4, 2), split=half(nn)))
+
+
+def half(nn: Any) -> Any:
+    from privrep.nn.flat_module import Part, Split
+
+    return Split(Part(nn.Linear(4, 2).bfloat16()), Part(nn.Linear(2, 3)), 4, 2, 3)
+
+
+def mixers() -> dict[str, Any]:
+    """Modules of four numbers to four that lay rows over each other, or do not fit, by name."""
+    from torch import nn
+
+    from privrep.neural.models import Adapted, Images
+
+    crossed = Adapted(nn.Identity(), nn.Identity(), nn.Unflatten(0, (-1, 1)))
+    return {
+        "flattened": nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (-1, 4))),
+        "flattened, counted from behind": nn.Sequential(nn.Flatten(-2), nn.Unflatten(0, (-1, 4))),
+        "two rows an image": nn.Sequential(Images(2, 2), nn.Flatten(), nn.Unflatten(1, (2, 4)), nn.Flatten(0, 1)),
+        "rows as channels": nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv2d(5, 5, 1), nn.Flatten()),
+        "normalised over rows": nn.LayerNorm((5, 4)),
+        "added to each other": nn.Sequential(crossed, nn.Flatten()),
+        "added to another size": Adapted(nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(2, 1)),
+        "another number of features": nn.Linear(3, 4),
+        "another rank": nn.Linear(4, 3),
+        "pooled over rows": nn.Sequential(
+            nn.Flatten(0, 1), nn.Unflatten(0, (1, -1, 4)), nn.MaxPool2d((3, 1), 1, (1, 0))
+        ),
+    }
+
+
+MIXERS = (
+    "flattened", "flattened, counted from behind", "two rows an image", "rows as channels", "normalised over rows",
+    "added to each other", "added to another size", "another number of features", "another rank", "pooled over rows",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_modules_that_lay_rows_over_each_other_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from privrep.federated.wire import module_codec as modules
+
+    with monkeypatch.context() as sender:  # a sender that checks nothing
+        sender.setattr(modules, "_adapted", modules.Adapted)
+        text, arrays = encode(one_step(mixers()[name], torch.nn.Linear(4, 3), 4, 4))
+    with pytest.raises(InputError, match="cannot be used"):
+        decode(text, arrays)
+
+
+def test_a_network_for_rows_of_another_length_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    text, arrays = encode(one_step(torch.nn.Linear(4, 2), torch.nn.Linear(2, 3), 4, 2))
+    assert decode(text, arrays, 4).slots == 4  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="rows of 2 numbers"):
+        decode(text, arrays, 2)
+
+
+INSIDE = {"layer": "ReLU", "arguments": {"inplace": False}, "tensors": {}, "inside": {}}
+LAYER_LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another layer": lambda tree: tree.update(layer="BatchNorm1d"),
+    "a module of torch": lambda tree: tree.update(layer="Module"),
+    "enormous": lambda tree: tree["arguments"].update(in_features=1 << 60),
+    "negative": lambda tree: tree["arguments"].update(in_features=-4),
+    "a text": lambda tree: tree["arguments"].update(in_features="4"),
+    "an argument more": lambda tree: tree["arguments"].update(device="cuda"),
+    "an argument less": lambda tree: tree["arguments"].pop("bias"),
+    "an object": lambda tree: tree["arguments"].update(in_features={"x": 1}),
+    "a tensor less": lambda tree: tree["tensors"].pop("bias"),
+    "tensors exchanged": lambda tree: tree.update(
+        tensors={"weight": tree["tensors"]["bias"], "bias": tree["tensors"]["weight"]}
+    ),
+    "no boolean": lambda tree: tree["tensors"]["bias"].update(trained=1),
+    "something inside": lambda tree: tree["inside"].update(x=INSIDE),
+    "a key more": lambda tree: tree.update(x=1),
+}
+"""What a sender changes in the description of nn.Linear(4, 2)."""
+
+
+@pytest.mark.parametrize("lie", LAYER_LIES)
+def test_a_lie_about_a_layer_is_one_sentence(lie: str) -> None:
+    torch = pytest.importorskip("torch")
+    text, arrays = encode(one_step(torch.nn.Linear(4, 2), torch.nn.Linear(2, 3), 4, 2))
+    tree = json.loads(text)
+    LAYER_LIES[lie](tree["fields"]["split"]["fields"]["representation"]["part"])
+    with pytest.raises(InputError) as told:
+        decode(json.dumps(tree), arrays)
+    assert "\n" not in str(told.value)
+
+
+def test_reading_a_module_draws_nothing_and_refuses_whole_numbers() -> None:
+    torch = pytest.importorskip("torch")
+    text, arrays = encode(one_step(torch.nn.Linear(4, 2), torch.nn.Linear(2, 3), 4, 2))
+    before = torch.get_rng_state()
+    decode(text, arrays)
+    assert torch.equal(before, torch.get_rng_state())
+    with pytest.raises(InputError):
+        decode(text, {name: array.astype(np.int64) for name, array in arrays.items()})
+
+
+# A step that would count a user several times, or lay users over each other
+
+
+def test_an_array_with_an_axis_more_is_refused() -> None:
+    several = np.repeat(np.eye(4)[None, :, :2], 50, axis=0)
+    step = PowerStep(several, Frame.plain(4), intercept=False)
+    rng = np.random.default_rng(0)
+    alone = InMemoryUsers(UserTable.from_rows(rng.normal(size=(8, 4)), rng.normal(size=8), np.zeros(8, int)))
+    with pytest.raises(InputError, match="sent 50 contributions of 1 users"):  # it would count one user fifty times
+        alone.bounded_sums(step, {"image": Bound(1e-3, 8)})
+    with pytest.raises(InputError, match="field basis"):
+        decode(*encode(step))
+
+
+def test_a_step_for_one_target_is_refused_where_there_are_several() -> None:
+    text, arrays = encode(QuarterEquations(np.eye(4)[:, :2], 1.0, 1.0))
+    assert isinstance(decode(text, arrays, 4, 1), QuarterEquations)
+    with pytest.raises(InputError, match="one target"):
+        decode(text, arrays, 4, 2)
+
+
+def test_a_matrix_far_wider_than_rows_is_refused() -> None:
+    wide = encode(PowerStep(np.ones((4, WIDEST + 1)), Frame.plain(4), intercept=False))
+    with pytest.raises(InputError, match="more than 4,096 rows or columns"):
+        decode(*wide, 4, 1)
+    assert isinstance(decode(*wide, WIDEST + 1, 1), PowerStep)
+    with pytest.raises(InputError, match="classes, and there are 2 to 1,000"):
+        decode(*encode(Encoded(gradient(), 1001)), 4, 1)

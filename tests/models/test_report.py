@@ -1,0 +1,347 @@
+"""What people read: the words about a folder, and the picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privrep import PrivateFedRep
+from privrep.data.synthetic import make_population
+from privrep.errors import InputError
+from privrep.estimators.ratings import PrivateFactorization
+from privrep.heads.fitting import fit_heads
+from privrep.models import model as models
+from privrep.models import spending, words
+from privrep.models.picture import _bars, draw_fit
+from privrep.privacy.accounting import Event, Gaussian, Selection
+from privrep.privacy.groups import Group
+from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier, read_report
+from privrep.users.memory import InMemoryUsers
+
+
+def make_model(folder: Path, **options: object) -> models.Model:
+    rng = np.random.default_rng(0)
+    table = make_population(rng, 400, 6, 2, 6, 0.1).sample(rng)
+    settings = {"rank": 2, "epsilon": 4.0, "delta": 1e-6, **options}
+    config = models.Config(**settings)  # type: ignore[arg-type]
+    fitted = models.learn(InMemoryUsers(table), config, folder=folder)
+    fitted = models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation))
+    models.finish(fitted, folder)
+    return fitted
+
+
+def everything(found: words.Inspection) -> str:
+    return "\n".join([heading + "\n" + "\n".join(lines) for heading, lines in words.sections(found)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "model"
+    make_model(path)
+    return path
+
+
+def test_words_state_what_a_reviewer_asks_for(folder: Path) -> None:
+    text = everything(words.inspect_folder(folder))
+    for said in ("replace-one-user", "epsilon 4", "(4, 1e-06)", "Gaussian differential privacy", "cryptographic"):
+        assert said in text
+    for unprotected in ("heads", "Membership", "number of users", "Metrics", "Side channels", "Other fits"):
+        assert unprotected in text
+    assert "SEEDED" not in text
+    assert "heads of 400 users" in text
+
+
+def test_a_seeded_run_says_so_loudly(tmp_path: Path) -> None:
+    make_model(tmp_path / "m", seed=3)
+    text = everything(words.inspect_folder(tmp_path / "m"))
+    assert "NOT PRIVATE" in text
+    assert "Nothing, because the noise was seeded" in text
+    assert words.as_json(words.inspect_folder(tmp_path / "m"))["private"] is False
+
+
+def test_the_other_relation_protects_membership(tmp_path: Path) -> None:
+    make_model(tmp_path / "m", relation="add-or-remove-one-user")
+    found = words.inspect_folder(tmp_path / "m")
+    assert "took part at all is protected" in everything(found)
+    assert not any("Membership" in line for line in words.not_protected(found))
+
+
+def test_shares_add_up_to_the_budget(folder: Path) -> None:
+    spent = words.inspect_folder(folder).releases
+    assert sum(one.share for one in spent) == pytest.approx(1.0, rel=1e-6)
+    assert all(one.purpose for one in spent)
+
+
+@pytest.mark.parametrize("method", ["private-fedrep", "priv-altmin", "centaur"])
+@pytest.mark.parametrize(
+    "options", [{}, {"configuration": "paper", "intercept": False, "safety_net": False}], ids=["default", "paper"]
+)
+def test_every_release_of_every_method_has_a_purpose(method: str, options: dict[str, object], tmp_path: Path) -> None:
+    make_model(tmp_path / "m", method=method, seed=1, **options)
+    found = words.inspect_folder(tmp_path / "m")
+    assert all(one.purpose for one in found.releases), [one.name for one in found.releases if not one.purpose]
+    assert spending.share_spent(found.privacy) == pytest.approx(1.0, rel=1e-6)
+    text = everything(found)
+    assert method in text
+    assert ("configuration of its paper" in text) == bool(options)
+    assert ("Features as they come" in text) == bool(options)
+
+
+@pytest.mark.parametrize("start", ["spectral", "normalised-pairs", "power-method", "random"])
+def test_every_release_of_every_start_has_a_purpose(start: str, tmp_path: Path) -> None:
+    make_model(tmp_path / "m", start=start, seed=1)
+    found = words.inspect_folder(tmp_path / "m")
+    assert all(one.purpose for one in found.releases), [one.name for one in found.releases if not one.purpose]
+    assert f"Start: {start}" in everything(found)
+
+
+def test_names_of_releases_that_few_runs_have() -> None:
+    """Deflation, sparse features, several copies, ratings of very many items."""
+    for name in (
+        "frequencies/frequencies",
+        "keys-2/keys",
+        "residuals/moments",
+        "strong-scout/sizes",
+        "strong-1/step",
+        "strong-2/normal",
+        "strong-2/right",
+        "strong-3/sizes",
+        "power-2-3/image",
+        "taste/taste",
+        "means/means",
+        "tail/image",
+    ):
+        assert spending.purpose(name), name
+    assert spending.purpose("unheard/of") == ""
+    assert spending.purpose("moments/moments") == "starting point"
+    assert spending.purpose("residuals/moments") != "starting point"
+
+
+def report_of(events: dict[str, Event], epsilon: float = 1.0, delta: float = 1e-6) -> PrivacyReport:
+    ledger = Ledger(Budget(epsilon, delta))
+    ledger.charge(events)
+    return ledger.report()
+
+
+def test_groups_are_asked_in_parallel() -> None:
+    """Two groups of half of the budget each, and a release to all for the other half: all is spent, not 150%."""
+    half = noise_multiplier(Budget(1.0, 1e-6).mu ** 2 / 2)
+    groups = {f"round-{t + 1}/step": Gaussian(half, Group("rounds", t, 2)) for t in range(2)}
+    report = report_of({"moments/moments": Gaussian(half), **groups})
+    spent = spending.releases(report)
+    assert [one.share for one in spent] == pytest.approx([0.5, 0.5, 0.5])
+    assert [one.remark for one in spent] == ["", "group 1 of 2", "group 2 of 2"]
+    assert spending.share_spent(report) == pytest.approx(1.0)
+    assert _bars(report) == pytest.approx(
+        {"starting point": 0.5, "round 1 (group 1 of 2)": 0.5, "round 2 (group 2 of 2)": 0.5}
+    )
+
+
+def test_what_a_selection_sets_aside_is_said() -> None:
+    """Shares are of what is left to spend once a part of delta is set aside, so that they still end at 100%."""
+    budget = Budget(1.0, 1e-6)
+    selection = Selection(noise_multiplier(0.05 * budget.mu**2), 4e-7)
+    ledger = Ledger(budget)
+    ledger.charge({"keys-1/keys": selection})
+    ledger.charge({"taste/taste": Gaussian(noise_multiplier(ledger.remaining))})
+    report = ledger.report()
+    first, second = spending.releases(report)
+    assert first.remark == "4e-07 of delta"
+    assert first.share > 0.05  # of a smaller whole
+    assert first.share + second.share == pytest.approx(1.0, rel=1e-9)
+    assert spending.share_spent(report) == pytest.approx(1.0, rel=1e-9)
+    assert report.epsilon == pytest.approx(1.0, rel=1e-6)
+    assert _bars(report)["which values may be named"] == first.share
+
+
+def make_ratings(folder: Path, **options: object) -> None:
+    rng = np.random.default_rng(0)
+    users, items = np.repeat(np.arange(800), 6), rng.integers(0, 10, 4800)
+    values = rng.normal(size=10)[items] + rng.normal(size=10)[items] * rng.normal(size=800)[users]
+    PrivateFactorization(1, epsilon=4.0, run_folder=folder, **options).fit(users, items, values)  # type: ignore[arg-type]
+
+
+def test_words_about_ratings(tmp_path: Path) -> None:
+    make_ratings(tmp_path / "m")
+    found = words.inspect_folder(tmp_path / "m")
+    text = everything(found)
+    for said in ("factorisation of ratings", "item (10)", "selected privately", "10 items", "spread of ratings"):
+        assert said in text
+    assert "declared" not in text
+    assert "whitening" not in text
+    assert [one.remark for one in found.releases] == ["5e-08 of delta", ""]
+    make_ratings(tmp_path / "declared", items=list(range(12)))
+    text = everything(words.inspect_folder(tmp_path / "declared"))
+    assert "The declared list of items" in text
+    assert "they were declared" in text
+    data = json.loads(json.dumps(words.as_json(words.inspect_folder(tmp_path / "declared"))))
+    assert data["config"]["ratings"] is True
+    assert data["columns"]["categories"] == [list(range(12))]
+
+
+def test_words_about_coordinates(tmp_path: Path) -> None:
+    """The features are uncorrelated. A declared covariance is used whatever they are, and is no one's secret."""
+    make_model(tmp_path / "plain", seed=1)
+    text = everything(words.inspect_folder(tmp_path / "plain"))
+    assert "found by a charged release" in text
+    assert "small or within noise" in text
+    covariance = np.eye(6) + 0.9 * (np.ones((6, 6)) - np.eye(6))
+    make_model(tmp_path / "m", covariance=tuple(map(tuple, covariance.tolist())))
+    text = everything(words.inspect_folder(tmp_path / "m"))
+    assert "(whitening) by the declared covariance" in text
+    assert "Feature scales from 1 to 1, declared as public" in text
+    assert "The declared covariance: it was taken as a public fact" in text
+
+
+def test_json_holds_numbers_and_words(folder: Path) -> None:
+    data = json.loads(json.dumps(words.as_json(words.inspect_folder(folder))))
+    assert data["finished"] is True
+    assert data["epsilon"] == pytest.approx(4.0, rel=1e-6)
+    assert data["representation"]["rank"] == 2
+    assert len(data["representation"]["scale"]) == 6
+    assert data["events"][0]["name"] == "scales/sizes"
+    assert "What is not protected" in data["words"]
+
+
+def test_an_unfinished_run_is_read_and_left_alone(tmp_path: Path, folder: Path) -> None:
+    run = tmp_path / "run"
+    config, columns = models.Config(2, 4.0, 1e-6), models.Columns()
+
+    class Killed(Exception):
+        pass
+
+    def stop(page: str) -> None:
+        if page == "moments":
+            raise Killed
+
+    rng = np.random.default_rng(0)
+    users = InMemoryUsers(make_population(rng, 400, 6, 2, 6, 0.1).sample(rng))
+    with pytest.raises(Killed):
+        models.learn(users, config, folder=run, columns=columns, on_page=stop)
+    half_written = run / "billboard" / "0003-round-scout.tmp"
+    half_written.write_bytes(b"of a process that is still at work")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    found = words.inspect_folder(run)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert not found.finished
+    assert [spent.name for spent in found.releases] == ["scales/sizes", "covariance/covariance", "moments/moments"]
+    assert 0 < found.privacy.epsilon < 4
+    assert "not finished" in everything(found)
+    (run / "ledger.jsonl").unlink()
+    assert words.inspect_folder(run).privacy.epsilon == 0
+
+
+def test_folders_that_are_no_model_are_refused(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        words.inspect_folder(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"no model\.json"):
+        words.inspect_folder(tmp_path)
+    (tmp_path / "model.json").write_text((folder / "model.json").read_text())
+    with pytest.raises(InputError, match="billboard"):
+        words.inspect_folder(tmp_path)
+    assert not (tmp_path / "billboard").exists()
+
+
+DAMAGE: dict[str, tuple[str, bytes | None]] = {
+    "model.json, torn": ("model.json", b"{"),
+    "model.json, a list": ("model.json", b"[]"),
+    "model.json, nothing in it": ("model.json", b"{}"),
+    "model.json, no config": ("model.json", b'{"format": "privrep-model/2"}'),
+    "model.json, of another version": ("model.json", b'{"format": "privrep-model/1"}'),
+    "model.json, not text": ("model.json", b"\xff\xfe"),
+    "billboard, a page": ("billboard/0000-scales.safetensors", b"no"),
+    "billboard, no representation": ("billboard/*-representation.safetensors", None),
+    "ledger, missing": ("ledger.jsonl", None),
+    "ledger, empty": ("ledger.jsonl", b""),
+    "ledger, a line": ("ledger.jsonl", b"no\n"),
+    "ledger, its budget": ("ledger.jsonl", b'{"format": "privrep-ledger/1"}\n'),
+    "heads, no Parquet": ("private/heads.parquet", b"no"),
+    "heads, empty": ("private/heads.parquet", b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_folder_is_one_sentence_however_it_is_read(damage: str, tmp_path: Path, folder: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    pattern, content = DAMAGE[damage]
+    (path,) = broken.glob(pattern)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    for read in (models.load, PrivateFedRep.load, words.inspect_folder):
+        with pytest.raises(InputError) as caught:
+            read(broken)
+        message = str(caught.value)
+        assert str(broken) in message
+        assert pattern.partition("/")[0] in message
+        assert message.count("\n") == 0
+
+
+def test_heads_of_another_model_are_refused(tmp_path: Path, folder: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    make_model(tmp_path / "other", rank=1)
+    shutil.copy(tmp_path / "other" / "private" / "heads.parquet", broken / "private" / "heads.parquet")
+    with pytest.raises(InputError, match="heads are of another representation"):
+        models.load(broken)
+
+
+def test_saving_over_a_model_keeps_the_old_one_until_the_new_one_stands(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model"
+    old, new = models.load(folder), make_model(tmp_path / "new", rank=1)
+    shutil.rmtree(tmp_path / "new")
+    models.save(old, target)
+    rename = os.replace
+
+    def fails(source: Path, to: Path) -> None:
+        if Path(to) == target and Path(source).name == "new":
+            assert not target.exists()
+            raise OSError("the disk is gone")
+        rename(source, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fails)
+        with pytest.raises(OSError, match="the disk is gone"):
+            models.save(new, target, overwrite=True)
+    assert models.load(target).config.rank == 2
+    assert list(tmp_path.iterdir()) == [target]
+    models.save(new, target, overwrite=True)
+    assert models.load(target).config.rank == 1
+    assert list(tmp_path.iterdir()) == [target]
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
+
+
+def test_the_picture_is_a_png_of_about_a_thousand_pixels(tmp_path: Path, folder: Path) -> None:
+    report = read_report(folder / "ledger.jsonl")
+    draw_fit(tmp_path / "both.png", report, {"private": 1e-4, "alone": 0.9}, note="A note.")
+    draw_fit(tmp_path / "budget.png", report)
+    widths = []
+    for name in ("both.png", "budget.png"):
+        data = (tmp_path / name).read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        widths.append(int.from_bytes(data[16:20], "big"))
+    assert widths == [1000, 600]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["both.png", "budget.png"]
+
+
+def test_the_picture_grows_with_the_number_of_passes(tmp_path: Path) -> None:
+    """None of many bars is lost, groups and selections are drawn too."""
+    whole = Budget(1.0, 1e-6).mu ** 2
+    each = noise_multiplier(whole / 2)
+    events: dict[str, Event] = {"keys-1/keys": Selection(noise_multiplier(whole / 20), 1e-8)}
+    events |= {f"round-{t + 1}/step": Gaussian(each, Group("rounds", t, 30)) for t in range(30)}
+    report = report_of(events)
+    assert len(_bars(report)) == 31
+    draw_fit(tmp_path / "many.png", report)
+    data = (tmp_path / "many.png").read_bytes()
+    assert int.from_bytes(data[16:20], "big") == 600
+    assert int.from_bytes(data[20:24], "big") > 31 * 20

@@ -1,0 +1,436 @@
+"""Charge, then draw, then post: the only way from private numbers to public ones."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from privrep.data.table import UserTable
+from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
+from privrep.privacy.accounting import Gaussian
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.bounds import FLOAT_SLACK, Bound, BoundedSum, Contributions
+from privrep.privacy.contributions import Counts, Vectors
+from privrep.privacy.groups import Group
+from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
+from privrep.privacy.node_noise import Noisy
+from privrep.privacy.noise import NoiseSource, grid_step, secure_noise, simulated_noise, to_grid
+from privrep.privacy.release import Query, Run, release
+from privrep.privacy.sampling import Poisson
+from privrep.users.memory import InMemoryUsers
+from privrep.users.summing import LocalStep
+
+REPLACE = Budget(2.0, 1e-6)
+ADD = Budget(2.0, 1e-6, "add-or-remove-one-user")
+SHARE = 0.25 * REPLACE.mu**2
+ALARM = 1e-6
+Open = Callable[..., Ledger]  # the fixture open_ledger
+
+
+@dataclass(frozen=True)
+class Means:
+    """A local step: each user's mean row, and the histogram of which feature is largest in it."""
+
+    def __call__(self, X: Any, y: Any) -> dict[str, Contributions]:
+        means = X.mean(axis=1)
+        return {"mean": Vectors(means), "largest": Counts(means.argmax(axis=1)[:, None], X.shape[2])}
+
+
+@dataclass
+class Watched:
+    """An engine that counts its passes."""
+
+    inside: InMemoryUsers
+    passes: list[tuple[str, ...]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return self.inside.count
+
+    @property
+    def features(self) -> int:
+        return self.inside.features
+
+    def bounded_sums(self, step: LocalStep, bounds: Mapping[str, Bound]) -> dict[str, BoundedSum]:
+        self.passes.append(tuple(bounds))
+        return self.inside.bounded_sums(step, bounds)
+
+
+@pytest.fixture
+def users(population: Callable[..., UserTable]) -> Watched:
+    return Watched(InMemoryUsers(population(n=50, d=3), 1))
+
+
+def queries(share: float = SHARE, norm: float = 1.5) -> dict[str, Query]:
+    return {"mean": Query(Bound(norm, 3), share), "largest": Query(Bound(1.0, 3, acute=True), share)}
+
+
+def zeros(size: int, norm: float = 1.5, acute: bool = False) -> BoundedSum:
+    return BoundedSum(np.zeros(size), Bound(norm, size, acute))
+
+
+# Refusal
+
+
+def test_a_refused_charge_draws_nothing_and_leaves_everything_as_it_was(
+    users: Watched, spy: Any, tmp_path: Path, open_ledger: Open
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger, board = open_ledger(REPLACE, path), Billboard(tmp_path / "board")
+    run = Run(users, ledger, board, spy)
+    run.ask("first", Means(), queries())
+    before, calls = path.read_bytes(), list(spy.calls)
+    pages = {file.name: file.read_bytes() for file in (tmp_path / "board").iterdir()}
+    with pytest.raises(BudgetExceeded, match="second/mean"):
+        run.ask("second", Means(), queries(3 * SHARE))
+    assert spy.calls == calls
+    assert path.read_bytes() == before
+    assert {file.name: file.read_bytes() for file in (tmp_path / "board").iterdir()} == pages
+    assert "second" not in board
+    run.ask("second", Means(), queries())  # what fits may still be asked
+    assert len(spy.calls) == 4
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, math.nan, math.inf])
+def test_a_share_that_means_nothing_is_refused_before_anything_happens(users: Watched, spy: Any, share: float) -> None:
+    ledger = Ledger(REPLACE)
+    with pytest.raises((PrivrepError, ValueError, ZeroDivisionError)):
+        Run(users, ledger, Billboard(), spy).ask("page", Means(), queries(share))
+    assert spy.calls == []
+    assert ledger.report().events == ()
+
+
+def test_the_engine_refuses_an_acute_bound_for_contributions_that_are_not(users: Watched, spy: Any) -> None:
+    ledger = Ledger(REPLACE)
+    with pytest.raises(InputError, match="not acute"):
+        Run(users, ledger, Billboard(), spy).ask("page", Means(), {"mean": Query(Bound(1.0, 3, acute=True), SHARE)})
+    assert spy.calls == []
+    assert ledger.report().events == ()
+
+
+# Order
+
+
+def test_the_charge_is_synced_before_the_noise_is_drawn_and_the_noise_drawn_before_the_post(
+    users: Watched, tmp_path: Path, open_ledger: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, events = tmp_path / "ledger.jsonl", []
+    ledger, board = open_ledger(REPLACE, path), Billboard(tmp_path / "board")
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        synced = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        events.append("charge" if synced == path and b"page/largest" in path.read_bytes() else "post")
+
+    def noise(name: str, sigma: float, size: int) -> np.ndarray:
+        assert b'"page/mean"' in path.read_bytes()
+        assert not list((tmp_path / "board").iterdir())
+        events.append("draw")
+        return np.zeros(size, dtype=np.int64)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Run(users, ledger, board, noise).ask("page", Means(), queries())
+    assert events[:4] == ["charge", "draw", "draw", "post"]
+    assert "draw" not in events[4:]
+
+
+# What is released
+
+
+@pytest.mark.parametrize("budget", [REPLACE, ADD], ids=lambda b: b.relation)
+def test_the_total_is_released_on_the_grid(users: Watched, spy: Any, budget: Budget) -> None:
+    released = Run(users, Ledger(budget), Billboard(), spy).ask("page", Means(), queries())
+    sums = users.bounded_sums(Means(), {key: query.bound for key, query in queries().items()})
+    for key, query in queries().items():
+        step = grid_step(query.bound.norm)
+        assert np.array_equal(released[key].value, to_grid(sums[key].total, step) * step)
+        assert np.abs(released[key].value - sums[key].total).max() <= step / 2
+        assert np.array_equal(np.rint(released[key].value / step), released[key].value / step)
+    assert released["largest"].value.sum() == 50
+
+
+@pytest.mark.parametrize("budget", [REPLACE, ADD], ids=lambda b: b.relation)
+@pytest.mark.parametrize("acute", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_sensitivity_includes_relation_slack_and_rounding(spy: Any, budget: Budget, acute: bool, size: int) -> None:
+    norm = 1.5
+    query = Query(Bound(norm, size, acute), SHARE)
+    got = release({"s": zeros(size, norm, acute)}, {"s": query}, Ledger(budget), spy, "page")["s"]
+    factor = 1.0 if budget is ADD else math.sqrt(2.0) if acute else 2.0
+    step = grid_step(norm)
+    wanted = factor * norm * (1 + FLOAT_SLACK) + math.sqrt(size) * step
+    assert got.sensitivity == pytest.approx(wanted, rel=1e-14)
+    assert got.noise_multiplier == pytest.approx(1 / math.sqrt(SHARE), rel=1e-14)
+    assert got.sigma == pytest.approx(got.noise_multiplier * wanted, rel=1e-14)
+    ((name, sigma, drawn),) = spy.calls
+    assert (name, drawn) == ("page/s", size)
+    assert sigma * step == pytest.approx(got.sigma, rel=1e-14)
+    assert sigma >= 2**16  # what the argument in noise.py asks for
+
+
+@given(st.integers(1, 40), st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
+def test_rounded_totals_of_neighbours_stay_within_the_stated_sensitivity(size: int, norm: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    total = BoundedSum(rng.normal(size=size) * 100 * norm, Bound(norm, size))
+    move = rng.normal(size=size)
+    neighbour = total.total + move / np.linalg.norm(move) * total.sensitivity("replace-one-user")
+    step = grid_step(norm)
+    moved = np.linalg.norm((to_grid(total.total, step) - to_grid(neighbour, step)) * step)
+    assert moved <= total.sensitivity("replace-one-user") + math.sqrt(size) * step
+
+
+@pytest.mark.parametrize("noise", [secure_noise, simulated_noise(5)], ids=["secure", "simulated"])
+@pytest.mark.parametrize("budget", [REPLACE, ADD], ids=lambda b: b.relation)
+def test_the_noise_of_a_release_has_multiplier_times_sensitivity(budget: Budget, noise: NoiseSource) -> None:
+    """Chi-square of 2,000 coordinates, false-alarm rate 1e-6; it rejects two thirds and three halves of the scale."""
+    size = 2000
+    queries = {"s": Query(Bound(1.5, size), SHARE)}
+    ledger = Ledger(budget, seeded=noise is not secure_noise)
+    got = release({"s": zeros(size)}, queries, ledger, noise, "page")["s"]
+    low, high = chi2.ppf(ALARM / 2, size), chi2.isf(ALARM / 2, size)
+    sigma = noise_multiplier(SHARE) * got.sensitivity
+    assert low < ((got.value / sigma) ** 2).sum() < high
+    assert not low < ((got.value / (sigma * 2 / 3)) ** 2).sum() < high
+    assert not low < ((got.value / (sigma * 3 / 2)) ** 2).sum() < high
+    step = grid_step(1.5)
+    assert np.array_equal(np.rint(got.value / step) * step, got.value)
+
+
+def test_every_statistic_of_a_pass_has_noise_of_its_own(users: Watched) -> None:
+    same = {"a": zeros(50), "b": zeros(50)}
+    asked = {key: Query(Bound(1.5, 50), SHARE) for key in same}
+    got = release(same, asked, Ledger(REPLACE, seeded=True), simulated_noise(0), "page")
+    assert not np.array_equal(got["a"].value, got["b"].value)
+
+
+# Once
+
+
+def test_a_page_that_stands_is_read_and_not_asked_again(users: Watched, spy: Any) -> None:
+    asked: list[str] = []
+    ledger = Ledger(REPLACE)
+    run = Run(users, ledger, Billboard(), spy, asked.append)
+    first = run.ask("page", Means(), queries())
+    spent = ledger.report()
+    again = run.ask("page", Means(), queries())
+    assert len(users.passes) == 1
+    assert len(spy.calls) == 2
+    assert ledger.report() == spent
+    assert all(np.array_equal(first[key].value, again[key].value) for key in first)
+    assert asked == ["page", "page"]
+
+
+def test_one_ledger_does_not_pay_for_two_draws(users: Watched, spy: Any) -> None:
+    """A charge pays for one draw. A second billboard (or a page deleted from the first) must not get another for free:
+    the mean of many free draws is the exact sum."""
+    ledger = Ledger(REPLACE)
+    Run(users, ledger, Billboard(), spy).ask("page", Means(), queries())
+    spent, drawn = ledger.remaining, len(spy.calls)
+    with contextlib.suppress(PrivrepError):
+        Run(users, ledger, Billboard(), spy).ask("page", Means(), queries())
+    assert len(spy.calls) == drawn or ledger.remaining < spent
+
+
+def test_a_page_deleted_from_the_billboard_is_not_drawn_again_for_free(
+    users: Watched, spy: Any, tmp_path: Path, open_ledger: Open
+) -> None:
+    ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
+    Run(users, ledger, Billboard(tmp_path / "board"), spy).ask("page", Means(), queries())
+    spent, drawn = ledger.remaining, len(spy.calls)
+    ledger.close()
+    for file in (tmp_path / "board").iterdir():
+        file.unlink()
+    ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
+    with contextlib.suppress(PrivrepError):
+        Run(users, ledger, Billboard(tmp_path / "board"), spy).ask("page", Means(), queries())
+    assert len(spy.calls) == drawn or ledger.remaining < spent
+
+
+def test_release_called_twice_for_one_page_does_not_draw_twice_for_one_charge(spy: Any) -> None:
+    ledger = Ledger(REPLACE)
+    asked = {"s": Query(Bound(1.5, 4), SHARE)}
+    release({"s": zeros(4)}, asked, ledger, spy, "page")
+    spent = ledger.remaining
+    with contextlib.suppress(PrivrepError):
+        release({"s": zeros(4)}, asked, ledger, spy, "page")
+    assert len(spy.calls) == 1 or ledger.remaining < spent
+
+
+def test_a_page_without_its_charge_is_not_read_as_if_it_were_free(
+    users: Watched, spy: Any, tmp_path: Path, open_ledger: Open
+) -> None:
+    """A ledger that was lost while the billboard stands: reading on without charging would under-report."""
+    ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
+    Run(users, ledger, Billboard(tmp_path / "board"), spy).ask("page", Means(), queries())
+    full = ledger.report()
+    ledger.close()
+    (tmp_path / "ledger.jsonl").unlink()
+    ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
+    try:
+        Run(users, ledger, Billboard(tmp_path / "board"), spy).ask("page", Means(), queries())
+    except PrivrepError:
+        return
+    assert ledger.report() == full
+
+
+def test_a_page_that_stands_but_answers_another_question_is_refused(users: Watched, spy: Any) -> None:
+    run = Run(users, Ledger(REPLACE), Billboard(), spy)
+    run.ask("page", Means(), queries())
+    for other in ({"mean": queries()["mean"]}, queries(SHARE / 2), queries(norm=3.0)):
+        with pytest.raises(PrivrepError):
+            run.ask("page", Means(), other)
+
+
+# Groups
+
+
+def test_a_group_is_asked_alone_and_charged_alone(population: Callable[..., UserTable], spy: Any) -> None:
+    table = population(n=50, d=3)
+    ledger = Ledger(REPLACE)
+    run = Run(InMemoryUsers(table, 1), ledger, Billboard(), spy)
+    whole = REPLACE.mu**2
+    groups = [Group("rounds", t, 4) for t in range(4)]
+    asked = [run.ask(f"round-{t}", Means(), queries(whole / 2), group) for t, group in enumerate(groups)]
+    sizes = [released["largest"].value.sum() for released in asked]
+    assert sizes == [group.members(table.ids).sum() for group in groups]
+    assert sum(sizes) == 50
+    assert 50 not in sizes
+    assert ledger.epsilon == pytest.approx(REPLACE.epsilon, rel=1e-7)
+    assert {event.group for _, event in ledger.report().events if isinstance(event, Gaussian)} == set(groups)
+    with pytest.raises(BudgetExceeded):
+        run.ask("again", Means(), queries(), groups[0])
+
+
+def test_a_page_of_another_group_answers_another_question(population: Callable[..., UserTable], spy: Any) -> None:
+    run = Run(InMemoryUsers(population(n=50, d=3), 1), Ledger(REPLACE), Billboard(), spy)
+    run.ask("page", Means(), queries(), Group("rounds", 0, 2))
+    for other in (Group("rounds", 1, 2), Group("other", 0, 2), None):
+        with pytest.raises(ResumeError):
+            run.ask("page", Means(), queries(), other)
+    run.ask("page", Means(), queries(), Group("rounds", 0, 2))
+    assert len(spy.calls) == 2
+
+
+# Simulations
+
+
+def test_a_simulation_cannot_keep_a_ledger_that_says_private(users: Watched) -> None:
+    ledger = Ledger(REPLACE)
+    try:
+        Run(users, ledger, Billboard(), simulated_noise(0)).ask("page", Means(), queries())
+    except PrivrepError:
+        return
+    assert ledger.report().seeded
+
+
+def test_the_pages_of_a_simulation_say_so(users: Watched) -> None:
+    """Rule 5: everything a seeded run writes says that it is a simulation."""
+    pages = {}
+    for seeded, noise in ((False, secure_noise), (True, simulated_noise(0))):
+        board = Billboard()
+        Run(users, Ledger(REPLACE, seeded=seeded), board, noise).ask("page", Means(), queries())
+        pages[seeded] = str(board["page"].facts).lower()
+    assert "seed" in pages[True] or "simulat" in pages[True]
+    assert "'seeded': true" not in pages[False]
+    assert "'simulation': true" not in pages[False]
+
+
+# Derived pages
+
+
+def test_what_is_derived_costs_nothing_and_is_posted_once(users: Watched, spy: Any) -> None:
+    ledger, board = Ledger(REPLACE), Billboard()
+    run = Run(users, ledger, board, spy)
+    run.derive("model", {"basis": np.eye(2)}, error=0.5)
+    run.derive("model", {"basis": np.zeros((2, 2))}, error=0.7)
+    assert np.array_equal(board["model"].arrays["basis"], np.eye(2))
+    assert board["model"].facts["derived"]["error"] == 0.5
+    assert spy.calls == []
+    assert ledger.report().events == ()
+
+
+def test_the_events_charged_are_named_by_page_and_statistic(users: Watched, spy: Any) -> None:
+    ledger = Ledger(REPLACE)
+    Run(users, ledger, Billboard(), spy).ask("round-3", Means(), queries())
+    wanted = Gaussian(noise_multiplier(SHARE))
+    assert dict(ledger.report().events) == {"round-3/mean": wanted, "round-3/largest": wanted}
+
+
+def test_users_are_not_asked_for_what_cannot_be_paid() -> None:
+    users = Watched(InMemoryUsers(UserTable.from_rows(np.ones((6, 2)), np.zeros(6), np.repeat([0, 1, 2], 2))))
+    run = Run(users, Ledger(REPLACE), Billboard(None), secure_noise)
+    with pytest.raises(BudgetExceeded):
+        run.ask("mean", Means(), {"mean": Query(Bound(1.0, 2), 2 * REPLACE.mu**2)})
+    assert not users.passes
+    run.ask("mean", Means(), {"mean": Query(Bound(1.0, 2), SHARE)})
+    assert users.passes
+
+
+class Machines:
+    """Users on machines that add noise: three of them, or as much as is said."""
+
+    count, features, targets, sparse = 3, 2, 1, False
+
+    def __init__(self, sigma: float = 1e9, size: int = 2) -> None:
+        self.sigma, self.size = sigma, size
+
+    def bounded_sums(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("exact sums were asked for")
+
+    def noisy_sums(self, page: str, *_: Any) -> dict[str, Noisy]:
+        return {"mean": Noisy(np.zeros(self.size), self.sigma)}
+
+
+def noisy_run(users: Any, budget: Budget = REPLACE) -> Run:
+    return Run(users, Ledger(budget), Billboard(None), secure_noise)
+
+
+def test_machines_that_add_the_noise_are_asked_for_nothing_else() -> None:
+    query = {"mean": Query(Bound(1.0, 2), SHARE)}
+    released = noisy_run(Machines()).ask("mean", Means(), query)["mean"]
+    assert released.sigma == 1e9
+    assert released.noise_multiplier == pytest.approx(1e9 / released.sensitivity)
+    run = noisy_run(Machines())
+    with pytest.raises(InputError, match="whose sums are exact"):
+        run.walk("walk", 2, {}, lambda state: Means(), query, lambda state, released: state)
+    with pytest.raises(InputError, match="all asked"):
+        run.ask("sampled", Slotted(), query, sampling=Poisson(0.5))
+    with pytest.raises(AssertionError, match="exact sums"):
+        run.choose("choice", Means(), 3, 0.1)
+    assert run.ledger.epsilon == 0
+
+
+@pytest.mark.parametrize(
+    ("users", "budget", "words"),
+    [
+        (Machines(sigma=1e-3), REPLACE, "less than what was charged"),
+        (Machines(sigma=math.nan), REPLACE, "less than what was charged"),
+        (Machines(size=3), REPLACE, "another size"),
+        (Machines(), ADD, "replace-one-user"),
+    ],
+)
+def test_noise_of_machines_that_is_too_little_is_not_released(users: Machines, budget: Budget, words: str) -> None:
+    run = noisy_run(users, budget)
+    with pytest.raises(InputError, match=words):
+        run.ask("mean", Means(), {"mean": Query(Bound(1.0, 2), 0.25 * budget.mu**2)})
+    assert "mean" not in run.billboard
+
+
+@dataclass(frozen=True)
+class Slotted:
+    slots: int = 2
+
+    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Contributions]:
+        return {"mean": Vectors(X.mean(axis=1))}
