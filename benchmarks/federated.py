@@ -33,7 +33,7 @@ from privrep.data.table import UserTable
 from privrep.federated.credentials import make_keys, read_node_keys, server_tls
 from privrep.federated.dealing import deal
 from privrep.federated.server import serve
-from privrep.federated.settings import Settings
+from privrep.federated.settings import FederationSettings
 from privrep.federated.simulation import simulate
 from privrep.federated.task import TableTask
 from privrep.models import model as models
@@ -118,7 +118,7 @@ def in_memory(task: TableTask, table: UserTable, folder: Path) -> tuple[Rounds, 
 
 def simulated(task: TableTask, files: list[Path], folder: Path) -> tuple[Rounds, np.ndarray]:
     rounds = Rounds()
-    simulate(task, files, folder, Settings(min_nodes=len(files)), say=silent, on_page=rounds.on_page)
+    simulate(task, files, folder, FederationSettings(min_nodes=len(files)), say=silent, on_page=rounds.on_page)
     return rounds, models.load(folder).representation.matrix
 
 
@@ -143,7 +143,7 @@ def over_tls(task: TableTask, files: list[Path], folder: Path) -> tuple[Rounds, 
         serve(
             task,
             folder / "model",
-            Settings(min_nodes=len(files), round_timeout=10.0),
+            FederationSettings(min_nodes=len(files), round_timeout=10.0),
             host="127.0.0.1",
             port=0,
             tls=server_tls(keys, "127.0.0.1"),

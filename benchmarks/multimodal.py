@@ -4,7 +4,7 @@
 
 50,000 pairs of 1,280 image features and a caption of a public bank of 160 texts, a projection to 64 numbers. Without
 privacy: PyTorch draws a batch, differentiates the mean loss against the bank and takes a step of Adam. With it: the
-same loss and optimiser by `Run.walk`: charge, secret sample, clipping pair by pair, exact noise from a cryptographic
+same loss and optimiser by `Run.iterate`: charge, secret sample, clipping pair by pair, exact noise from a cryptographic
 source for 81,920 numbers, step, page. All of a walk is divided by its steps. Both use all cores.
 """
 
@@ -23,7 +23,7 @@ from privrep.multimodal.centre import TextSpace
 from privrep.multimodal.encoders import Projection
 from privrep.multimodal.pairs import Pairs, labelled
 from privrep.multimodal.towers import layout_of, towers, unit
-from privrep.multimodal.training import Mechanism, Question, Settings, planned_multiplier, train
+from privrep.multimodal.training import ClipSettings, Mechanism, Question, planned_multiplier, train
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise
@@ -66,7 +66,7 @@ def open_steps(pairs: Pairs, batch: int, steps: int) -> Callable[[], None]:
 
 def private_steps(pairs: Pairs, batch: int, steps: int, mechanism: Mechanism) -> Callable[[], None]:
     """The same by a walk, with a new ledger and billboard each time, as in a run without a folder."""
-    settings = Settings(mechanism, steps, batch, "fixed", rate=1e-3, page=steps)
+    settings = ClipSettings(mechanism, steps, batch, "fixed", rate=1e-3, page=steps)
     layout, budget, users = layout_of(pairs), Budget(1.0, 1e-5), InMemoryUsers(pairs.table)
     text: nn.Module = TextSpace(pairs.bank, DIM)
     model = towers(Projection(NUMBERS, DIM, 1), text, NUMBERS, pairs.bank.shape[1])

@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from privrep.data.table import UserTable
 from privrep.heads.gradient import HeadFit
-from privrep.neural.gradient_step import OneStep
-from privrep.neural.local_sgd import ManySteps
+from privrep.neural.gradient_step import GradientStep
+from privrep.neural.local_sgd import LocalSgdStep
 from privrep.neural.models import mlp
 from privrep.nn.flat_module import Split, split
 from privrep.privacy.bounds import Bound
@@ -82,8 +82,8 @@ def main() -> None:
     users, own_choice = InMemoryUsers(table, workers=2), torch.get_num_threads()
     print(f"one round, {USERS:,} users x {ROWS} images x {FEATURES}, {parts.representation.size:,} shared weights")
     for name, step, batch in (
-        ("one step on all rows", OneStep(*public), ROWS),
-        ("an epoch of batches of 10", ManySteps(*public, batch=10), 10),
+        ("one step on all rows", GradientStep(*public), ROWS),
+        ("an epoch of batches of 10", LocalSgdStep(*public, batch=10), 10),
     ):
         ours, found = fastest(lambda step=step: users.bounded_sums(step, bound)["update"].total)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -26,13 +26,13 @@ import pyarrow.parquet as pq
 from privrep.data.readers import TableSource
 from privrep.data.regroup import Seen
 from privrep.linear.steps import SIZES, LeaveOneOutGradient, gradient_size
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound
 from privrep.users.streaming import StreamingUsers
 from privrep.users.summing import default_workers
 
 ROWS, FEATURES, RANK = 10, 50, 2
-STEP = LeaveOneOutGradient(np.eye(FEATURES, RANK), Frame.plain(FEATURES), 0.15, 0.02, intercept=True)
+STEP = LeaveOneOutGradient(np.eye(FEATURES, RANK), FeatureTransform.plain(FEATURES), 0.15, 0.02, intercept=True)
 BOUNDS = {"step": Bound(1.0, gradient_size(FEATURES, RANK)), "sizes": SIZES}
 
 

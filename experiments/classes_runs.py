@@ -20,12 +20,12 @@ from privrep.linear.class_baselines import LinearClassifiers, fedrep_classes, po
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Run
+from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_118
@@ -164,7 +164,7 @@ def in_place_of(private: Representation, U: Array) -> Representation:
     left, _, right = np.linalg.svd(np.linalg.qr(U)[0].T @ Q)
     columns = np.linalg.qr(U)[0] @ (left @ right) @ R
     scale = private.scale
-    return replace(private, basis=columns * scale[:, None], frame=Frame(scale), spread=np.ones(1))
+    return replace(private, basis=columns * scale[:, None], frame=FeatureTransform(scale), spread=np.ones(1))
 
 
 def ratio_with_error(above: Array, below: Array) -> tuple[float, float]:

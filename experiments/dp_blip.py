@@ -38,7 +38,7 @@ from privrep.multimodal.blip import blip_encoders, caption, save, with_encoders
 from privrep.multimodal.captions import CaptionScores, caption_scores
 from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import CaptionedImages, Pairs, captioned, read_flickr8k, split_by_image
-from privrep.multimodal.training import Settings
+from privrep.multimodal.training import ClipSettings
 
 FLICKR8K = Path(__file__).parents[2] / "shared" / "data" / "flickr8k"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]")
@@ -139,7 +139,7 @@ def train_privately(image: Encoder, text: Encoder, pairs: Pairs, epsilon: float,
 
     A user is an image, of which up to five captions take part. The bank is of public captions.
     """
-    settings = Settings("bank", steps, batch=max(pairs.table.n_users // 4, 2), rate=3e-3)
+    settings = ClipSettings("bank", steps, batch=max(pairs.table.n_users // 4, 2), rate=3e-3)
     model = DPClip(image, text, epsilon=epsilon, settings=settings, pairs_per_user=CAPTIONS, random_state=SEED).fit(
         pairs
     )

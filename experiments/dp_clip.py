@@ -55,9 +55,9 @@ from privrep.multimodal.evaluation import linear_probe, zero_shot
 from privrep.multimodal.membership import membership, pair_scores
 from privrep.multimodal.pairs import Pairs, captions_by_class, labelled
 from privrep.multimodal.towers import layout_of, towers
-from privrep.multimodal.training import Mechanism, Question, Settings
-from privrep.nn.flat_module import Weights
+from privrep.multimodal.training import ClipSettings, Mechanism, Question
 from privrep.privacy.ledger import Budget
+from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_119
@@ -66,10 +66,10 @@ OPEN, SILENT, LARGE = "bank, no privacy", "bank, no noise", "batch of 1,024"
 METHODS = (*get_args(Mechanism), LARGE, SILENT, OPEN)
 DIM, TEMPERATURE, CENTRE = 16, 0.1, 0.03
 CHOSEN = {  # by --choose
-    "batch": Settings("batch", 10_000, 32, clip=0.1, rate=0.0003, optimiser="adam", page=1000),
-    LARGE: Settings("batch", 200, 1024, clip=0.1, rate=0.001, optimiser="adam", page=50),
-    "inside": Settings("inside", 100, 1024, "fixed", clip=1.0, rate=0.01, optimiser="adam", average=0.5, page=25),
-    OPEN: Settings("bank", 40, None, rate=8.0, optimiser="sgd", average=0.5),
+    "batch": ClipSettings("batch", 10_000, 32, clip=0.1, rate=0.0003, optimiser="adam", page=1000),
+    LARGE: ClipSettings("batch", 200, 1024, clip=0.1, rate=0.001, optimiser="adam", page=50),
+    "inside": ClipSettings("inside", 100, 1024, "fixed", clip=1.0, rate=0.01, optimiser="adam", average=0.5, page=25),
+    OPEN: ClipSettings("bank", 40, None, rate=8.0, optimiser="sgd", average=0.5),
 }
 GRIDS: dict[str, dict[str, tuple[float | int, ...]]] = {
     "batch": {"rate": (0.0001, 0.0003, 0.001, 0.003), "steps": (1000, 4000, 10_000), "batch": (16, 32, 128)},
@@ -146,7 +146,7 @@ class Opened:
     """Trained without privacy."""
 
     question: Question
-    weights: Weights
+    weights: Singles
 
     def images(self, rows: Floats) -> Floats:
         return self.question.towers.of_images(self.weights, rows)
@@ -155,7 +155,7 @@ class Opened:
         return self.question.towers.of_texts(self.weights, rows)
 
 
-def fitted(data: Labelled, method: str, epsilon: float, seed: int, settings: Settings | None) -> DPClip | Opened:
+def fitted(data: Labelled, method: str, epsilon: float, seed: int, settings: ClipSettings | None) -> DPClip | Opened:
     """A trained model, by one of the methods."""
     torch.set_num_threads(2)
     pairs = labelled(data.train, data.labels, data.prompts, captions_by_class(data.class_of_prompt))
@@ -177,7 +177,7 @@ def fitted(data: Labelled, method: str, epsilon: float, seed: int, settings: Set
     return model.fit(pairs)
 
 
-def _opened(pairs: Pairs, projection: nn.Module, space: nn.Module, settings: Settings | None) -> Opened:
+def _opened(pairs: Pairs, projection: nn.Module, space: nn.Module, settings: ClipSettings | None) -> Opened:
     """Without privacy: the mean of features as it is, no noise, and no clipping if there are settings for that."""
     lengths = np.linalg.norm(pairs.table.X, axis=1, keepdims=True)
     mean = (pairs.table.X / np.maximum(lengths, 1e-12)).mean(axis=0, dtype=np.float64).astype(np.float32)

@@ -50,11 +50,11 @@ from privrep.multimodal.linear_theory import (
     theorem_5_1,
 )
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
 from privrep.privacy.sampling import Fixed, noise_multiplier_for
+from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_116

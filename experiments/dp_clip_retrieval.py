@@ -40,9 +40,10 @@ from privrep.multimodal.baselines import train_openly
 from privrep.multimodal.centre import Centred, TextSpace, mean_of
 from privrep.multimodal.encoders import blank
 from privrep.multimodal.evaluation import retrieval
-from privrep.multimodal.pairs import Floats, Pairs, captioned
+from privrep.multimodal.pairs import Pairs, captioned
 from privrep.multimodal.towers import layout_of, towers
-from privrep.multimodal.training import Mechanism, Question, Settings
+from privrep.multimodal.training import ClipSettings, Mechanism, Question
+from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_120
@@ -50,8 +51,8 @@ EPSILONS = (0.25, 0.5, 1.0, 3.0, 10.0)
 DIM, TEMPERATURE, CAPTIONS = 64, 0.1, 5
 OPEN, START = "bank, no privacy", "public alone"
 METHODS = (START, "bank", "batch", OPEN)
-PLAIN = Settings("bank", 40, None, rate=4.0, optimiser="sgd", average=0.5)
-BATCHES = Settings("batch", 2000, 32, clip=0.1, rate=0.0003, optimiser="adam", page=500)
+PLAIN = ClipSettings("bank", 40, None, rate=4.0, optimiser="sgd", average=0.5)
+BATCHES = ClipSettings("batch", 2000, 32, clip=0.1, rate=0.0003, optimiser="adam", page=500)
 RECALLS = (1, 5, 10)
 
 
@@ -73,7 +74,7 @@ class Setting:
     """Private pairs, the public start, and the photographs to report on."""
 
     pairs: Pairs
-    mean: Floats  # of public photographs' features
+    mean: Singles  # of public photographs' features
     start: nn.Linear
     space: TextSpace
     tested: Photographs
@@ -116,12 +117,12 @@ def prepared(private: Photographs, public: Photographs, tested: Photographs) -> 
     return Setting(_pairs(private, bank), mean, start, space, tested)
 
 
-def _pairs(photographs: Photographs, bank: Floats) -> Pairs:
+def _pairs(photographs: Photographs, bank: Singles) -> Pairs:
     rows = photographs.image_of_caption
     return captioned(photographs.images[rows], photographs.captions, bank, users=rows)
 
 
-def _opened(pairs: Pairs, projection: nn.Linear, space: TextSpace, mean: Floats) -> Opened:
+def _opened(pairs: Pairs, projection: nn.Linear, space: TextSpace, mean: Singles) -> Opened:
     layout, users = layout_of(pairs), InMemoryUsers(pairs.table)
     image = nn.Sequential(Centred(mean), projection)
     model = towers(image, space, layout.image_numbers, layout.bank.shape[1], cosine=False)
@@ -129,7 +130,7 @@ def _opened(pairs: Pairs, projection: nn.Linear, space: TextSpace, mean: Floats)
     return Opened(question, train_openly(users, question, model.weights(TEMPERATURE)))
 
 
-def fitted(setting: Setting, method: str, epsilon: float, seed: int, settings: Settings | None) -> DPClip | Opened:
+def fitted(setting: Setting, method: str, epsilon: float, seed: int, settings: ClipSettings | None) -> DPClip | Opened:
     if method == OPEN:
         return _opened(setting.pairs, setting.start, setting.space, setting.mean)
     model = DPClip(

@@ -30,13 +30,13 @@ from privrep.linear.methods.paper_fedrep import paper_fedrep
 from privrep.linear.registry import METHODS
 from privrep.local.least_squares import least_squares_heads
 from privrep.local.representation import Representation
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
 from privrep.theory import Problem, excess_risk, lemma_12, theorem_10
+from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
 RESULTS = Path(__file__).parent / "results"
@@ -94,7 +94,7 @@ class Trial:
         return self.truth.population_mse(heads @ model.matrix.T, np.zeros(len(heads)))
 
     def oracle(self) -> Representation:
-        return Representation(self.truth.U, Frame.plain(len(self.truth.U)), 0.0)
+        return Representation(self.truth.U, FeatureTransform.plain(len(self.truth.U)), 0.0)
 
 
 def draw(setting: Setting, seed: int) -> Trial:

@@ -21,12 +21,12 @@ from privrep.linear.methods.paper_fedrep import paper_fedrep
 from privrep.linear.registry import METHODS
 from privrep.linear.starts import INITIALISERS, Initialiser, Start, given
 from privrep.local.representation import Estimate, Representation
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
+from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
 ROWS = 10
@@ -179,7 +179,7 @@ class Trial:
         return truth.population_mse(*alone(table, intercept=False))
 
     def oracle(self) -> float:
-        return self.mse(Representation(self.truth.U, Frame.plain(len(self.truth.U)), 0.0))
+        return self.mse(Representation(self.truth.U, FeatureTransform.plain(len(self.truth.U)), 0.0))
 
     def distance(self, matrix: Array) -> float:
         scale = self.truth.feature_scale

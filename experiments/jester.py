@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep import PrivateFactorization
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 
 RESULTS = Path(__file__).parent / "results"
 EPSILONS = (0.1, 0.3, 1.0, 3.0)

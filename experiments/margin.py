@@ -36,13 +36,13 @@ from privrep.estimators.classification import PrivateFedRepClassifier
 from privrep.estimators.margin import PrivateMarginSelector
 from privrep.linear.margins import first_half, zero_one_heads
 from privrep.linear.starts import Start, best_start, random_basis
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
 from privrep.theory import theorem_17
+from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
 FIRST_SEED = 11  # no default was chosen on this one or those after it
@@ -76,7 +76,7 @@ def spectral(table: UserTable, epsilon: float, seed: int) -> Array:
     ledger = Ledger(Budget(epsilon, DELTA), seeded=True)
     run = Run(InMemoryUsers(table), ledger, Billboard(), simulated_noise(seed))
     d = table.n_features
-    return best_start(d)(Start(run, Frame.plain(d), RANK, ledger.capacity, False)).basis
+    return best_start(d)(Start(run, FeatureTransform.plain(d), RANK, ledger.capacity, False)).basis
 
 
 def fedrep(table: UserTable, epsilon: float, seed: int) -> Array:

@@ -19,7 +19,7 @@ from privrep.heads.gradient import HeadFit
 from privrep.neural import baselines
 from privrep.neural.baselines import Personal
 from privrep.neural.models import initialise, lenet, mlp
-from privrep.neural.rounds import Settings, Trained
+from privrep.neural.rounds import TrainedWeights, TrainingSettings
 from privrep.nn.flat_module import Split, split
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import BoundedSum
@@ -66,7 +66,7 @@ class Configuration:
     """Settings of one method: the paper's, or one of a grid."""
 
     network: str  # MLP, LeNet, small MLP or linear
-    settings: Settings
+    settings: TrainingSettings
     fits: tuple[HeadFit, ...] = (HEADS,)  # of the heads at the end; the best by validation, if there are several
 
     @property
@@ -82,9 +82,9 @@ def paper(dataset: str, local: str) -> Configuration:
     """Appendix B of the paper: EMNIST's settings for images of 28 x 28, those of CIFAR-10 for CIFAR-10."""
     batch = 10 if local == "epoch" else None
     if "cifar" not in dataset:
-        return Configuration("MLP", Settings(rounds=40, clip=0.25, step_size=0.01, batch=batch, head_fit=HEADS))
+        return Configuration("MLP", TrainingSettings(rounds=40, clip=0.25, step_size=0.01, batch=batch, head_fit=HEADS))
     network = "small MLP" if "features" in dataset else "LeNet"
-    return Configuration(network, Settings(rounds=200, clip=0.01, step_size=0.01, batch=batch, head_fit=HEADS))
+    return Configuration(network, TrainingSettings(rounds=200, clip=0.01, step_size=0.01, batch=batch, head_fit=HEADS))
 
 
 def grid(dataset: str, networks: tuple[str, ...] | None = None) -> list[Configuration]:
@@ -96,7 +96,9 @@ def grid(dataset: str, networks: tuple[str, ...] | None = None) -> list[Configur
     ways = [("linear", 16, clip, step, rate) for clip in (0.05, 0.25) for step in (0.1, 1.0) for rate in (1.0, 4.0)]
     return [
         Configuration(
-            network, Settings(rounds=rounds, clip=clip, step_size=step, server_rate=rate, head_fit=HEADS), MORE_HEADS
+            network,
+            TrainingSettings(rounds=rounds, clip=clip, step_size=step, server_rate=rate, head_fit=HEADS),
+            MORE_HEADS,
         )
         for network, rounds, clip, step, rate in [*ways, (large, 40, 0.25, 0.1, 1.0)]
         if networks is None or network in networks
@@ -164,7 +166,7 @@ def run_method(
     return measured(own, clients, tested, seconds=time.perf_counter() - start, **facts_of(run, trained))
 
 
-def facts_of(run: Run, trained: Trained) -> dict[str, Any]:
+def facts_of(run: Run, trained: TrainedWeights) -> dict[str, Any]:
     """Public facts of a run, and how long its exact clipped sums were against their noise."""
     lengths = run.users.lengths if isinstance(run.users, Watched) else []
     noise = [run.users.count * one.noise for one in trained.rounds]  # of the sum, not of the average
@@ -179,7 +181,7 @@ def facts_of(run: Run, trained: Trained) -> dict[str, Any]:
     }
 
 
-Endings = tuple[list[Personal], Trained]  # what everyone may end with, and what was learned of all
+Endings = tuple[list[Personal], TrainedWeights]  # what everyone may end with, and what was learned of all
 
 
 def _fedavg(run: Run, network: Split, chosen: Configuration, share: float, clients: Clients) -> Endings:
@@ -277,7 +279,7 @@ def run_alone(way: Alone, clients: Clients, seed: int, tested: str = "test") -> 
     if way.kind == "default":
         return run_default(clients, 1.0, seed, tested, share="nothing")
     if way.kind != "logistic":
-        chosen = Configuration(way.kind, Settings())
+        chosen = Configuration(way.kind, TrainingSettings())
         return run_method("stand-alone", chosen, clients, 1.0, seed, tested)
     clients = mapped(clients, public_maps(clients.image)[way.rows], centred=True)
     network = network_of("linear", clients, "stand-alone")

@@ -41,12 +41,12 @@ from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.starts import random_basis
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
+from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
 RESULTS = Path(__file__).parent / "results"
@@ -155,13 +155,15 @@ def split(digits: Digits, labelled: int, seed: int, whole: int | None = None) ->
 def learn(table: UserTable, epsilon: float, seed: int) -> Representation:
     noise = simulated_noise(int(np.random.SeedSequence([SEED, seed, round(1_000 * epsilon)]).generate_state(1)[0]))
     run = Run(InMemoryUsers(table), Ledger(Budget(epsilon, DELTA), seeded=True), Billboard(None), noise)
-    return private_fedrep(run, RANK, loss=DIGITS, frame=Frame.plain(FEATURES))
+    return private_fedrep(run, RANK, loss=DIGITS, frame=FeatureTransform.plain(FEATURES))
 
 
 def random_model(like: Representation) -> Representation:
     """A random U, with the prior and the votes of another."""
     basis = random_basis(FEATURES, RANK, "writers")
-    return Representation(basis, Frame.plain(FEATURES), 0.0, preference=like.preference, precision=like.precision)
+    return Representation(
+        basis, FeatureTransform.plain(FEATURES), 0.0, preference=like.preference, precision=like.precision
+    )
 
 
 def with_heads(where: Split, model: Representation) -> dict[str, float]:

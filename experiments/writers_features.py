@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 
 SEED = 7
 FILTERS, SIZE, STRIDE, GRID = 32, 7, 2, 4

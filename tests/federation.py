@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from privrep.federated.agreement import Agreement
 from privrep.federated.node import Host
 from privrep.federated.server import run_federation
-from privrep.federated.settings import Settings
+from privrep.federated.settings import FederationSettings
 from privrep.federated.task import TableTask, Task
 from privrep.federated.wire.in_process import LocalNodes
 from privrep.federated.wire.messages import packed, unpacked
@@ -162,7 +162,7 @@ class Federation:
     task: Task
     hosts: dict[str, Host]
     wire: Wire
-    settings: Settings
+    settings: FederationSettings
     said: list[str] = field(default_factory=list)
     noise: dict[str, float] | None = None
 
@@ -210,7 +210,7 @@ def federation(
     inner = LocalNodes({name: host.app() for name, host in hosts.items()})
     try:
         given = {**PATIENT, **settings, **({"noise": "nodes"} if settings.get("noise_nodes", 1) > 1 else {})}
-        yield Federation(task, hosts, Wire(inner, fault), Settings(**given), noise=noise)
+        yield Federation(task, hosts, Wire(inner, fault), FederationSettings(**given), noise=noise)
     finally:
         inner.grid.close()
         for host in hosts.values():

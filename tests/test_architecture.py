@@ -128,7 +128,7 @@ def _members(tree: ast.AST) -> Iterator[tuple[int, str]]:
     yield from calls("ordered")(tree)
 
 
-CLIP = {"clip_encoders", "clip_loss", "DPClip"}  # named after the CLIP models: these clip nothing
+CLIP = {"clip_encoders", "clip_loss", "DPClip", "ClipSettings", "ClipPlan"}  # named after CLIP: these clip nothing
 
 
 def _clipping(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -191,7 +191,7 @@ RULES = {
             "users/summing.py",  # of a sample
             "users/batching.py",  # of a group
             "federated/wire/users.py",  # to tell each node of its own users
-            "federated/wire/answering.py",  # a node that goes through its users one by one
+            "users/isolated.py",  # a node that goes through its users one by one
         ),
     ),
     "samples are made": Rule(
@@ -219,6 +219,7 @@ RULES = {
         (
             "privacy/release.py",
             "federated/wire/answering.py",  # a node sends it to the server that it was told to trust
+            "users/isolated.py",  # checks each user's part before it is counted
             "linear/baselines.py",  # labelled not private
             "linear/class_baselines.py",  # labelled not private
             "neural/baselines.py",  # labelled not private
@@ -230,6 +231,7 @@ RULES = {
         (
             "privacy/release.py",
             "federated/wire/answering.py",  # hands the server's question on to the users of its own
+            "users/isolated.py",  # checks each user's part before it is counted
             "linear/baselines.py",  # labelled not private
             "linear/class_baselines.py",  # labelled not private
             "neural/baselines.py",  # labelled not private
@@ -245,14 +247,14 @@ RULES = {
         ),
     ),
     "releases are posted": Rule(
-        calls("post_releases", "post_selection", "post_choice", "post_walk"), ("privacy/release.py",)
+        calls("post_releases", "post_selection", "post_choice", "post_iterated"), ("privacy/release.py",)
     ),
     "derived pages are posted": Rule(calls("post_derived"), ("privacy/release.py",)),
     "budget is spent": Rule(calls("charge"), ("privacy/release.py", "privacy/node_noise.py")),
     "releases are made": Rule(
         constructs("Release"), ("privacy/release.py", "privacy/node_noise.py", "privacy/billboard.py")
     ),
-    "walks are made": Rule(constructs("Walk"), ("privacy/release.py", "privacy/billboard.py")),
+    "walks are made": Rule(constructs("Iterated"), ("privacy/release.py", "privacy/billboard.py")),
     "choices are made": Rule(constructs("Choice"), ("privacy/release.py", "privacy/billboard.py")),
     "what makes a choice private is computed": Rule(
         calls("scale_in_levels", "LossBound"),
@@ -361,11 +363,11 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("samples are made", "FixedSample(3, b'')"),
         ("sampled releases are priced", "Sampled(1.0, 0.01, relation)"),
         ("sampled releases are priced", "Batched(1.0, 0.01, relation, 100)"),
-        ("walks are made", "Walk(3, state, {})"),
+        ("walks are made", "Iterated(3, state, {})"),
         ("choices are made", "Choice(0, 3, 1.0, 1.0)"),
         ("what makes a choice private is computed", "scale_in_levels(bound, 1.0, relation)"),
         ("releases are posted", "run.billboard.post_choice('a', choice)"),
-        ("releases are posted", "run.billboard.post_walk('a', walk)"),
+        ("releases are posted", "run.billboard.post_iterated('a', walk)"),
         ("bounded sums are made", "from privrep.privacy.bounds import BoundedSum\nBoundedSum(x, bound)"),
         ("bounded sums are made", "bounds.BoundedSum(x, bound)"),
         ("contributions are clipped", "def _clip_rows(x): ..."),

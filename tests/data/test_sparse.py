@@ -16,7 +16,7 @@ from privrep.data.sparse import SparseRows
 from privrep.data.split import split_within_users
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import Bound
-from privrep.privacy.contributions import Slots, Vectors
+from privrep.privacy.contributions import SparseColumns, Vectors
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import finite_rows, sum_blocks
@@ -210,10 +210,10 @@ class SlotSums:
 
     sparse: ClassVar[bool] = True
 
-    def __call__(self, X: SparseRows, y: np.ndarray) -> dict[str, Slots]:
+    def __call__(self, X: SparseRows, y: np.ndarray) -> dict[str, SparseColumns]:
         assert isinstance(X, SparseRows)
         user, column, T = X.slots()
-        return {"sums": Slots(user, column, T @ y.reshape(-1, 1), np.empty((len(X), 0)), X.shape[2])}
+        return {"sums": SparseColumns(user, column, T @ y.reshape(-1, 1), np.empty((len(X), 0)), X.shape[2])}
 
 
 @settings(max_examples=30, deadline=None)

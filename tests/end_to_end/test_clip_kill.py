@@ -23,7 +23,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
     from privrep.estimators.clip import DPClip
     from privrep.multimodal.encoders import Projection
     from privrep.multimodal.pairs import labelled
-    from privrep.multimodal.training import Settings
+    from privrep.multimodal.training import ClipSettings
 
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 30)
@@ -33,7 +33,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
         model = DPClip.load(folder, *modules)  # the last one died when all was done
     else:
         kill.haunt(death, folder / "ledger.jsonl")
-        settings = Settings("bank", steps=5, page=2, rate=0.1, optimiser="adam", average=0.5)
+        settings = ClipSettings("bank", steps=5, page=2, rate=0.1, optimiser="adam", average=0.5)
         options: dict[str, Any] = {"settings": settings, "centre": 0.1, "random_state": seed, "run_folder": folder}
         model = DPClip(*modules, epsilon=40.0, delta=1e-6, **options).fit(pairs)
     result = [model.weights_.tolist(), model.images(pairs.table.X).tolist()]

@@ -68,7 +68,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
     ledger = Ledger(Budget(8.0, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
     run = Run(users, ledger, Billboard(folder / "billboard"), Noise())
     queries = {"sum": Query(Bound(2.0, 2), 0.2)}
-    end = run.walk(
+    end = run.iterate(
         "walk",
         STEPS,
         {"at": np.array([3.0, -3.0])},
@@ -77,7 +77,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
         lambda state, releases: {"at": state["at"] + releases["sum"].value / 40},
         Fixed(10, 40),
     )
-    last = run.ask("last", Step(end["at"]), queries)
+    last = run.release("last", Step(end["at"]), queries)
     (folder / "result.json").write_text(json.dumps([end["at"].tolist(), last["sum"].value.tolist()]))
     (folder / "passed.json").write_text(json.dumps(death.passed))
 

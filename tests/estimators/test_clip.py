@@ -22,7 +22,7 @@ from privrep.multimodal.defaults import CAREFUL, LOGIT_NOISE, settings_for  # no
 from privrep.multimodal.encoders import Projection, blank  # noqa: E402
 from privrep.multimodal.pairs import captioned, labelled  # noqa: E402
 from privrep.multimodal.towers import layout_of, towers  # noqa: E402
-from privrep.multimodal.training import Question, Settings, moved, planned_multiplier, start_state, train  # noqa: E402
+from privrep.multimodal.training import ClipSettings, Question, moved, planned_multiplier, start_state, train  # noqa: E402
 from privrep.privacy.accounting import Batched, Gaussian, Sampled, epsilon_spent  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402
@@ -145,7 +145,7 @@ def apart(found, expected, asked):
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
 def test_without_clipping_and_noise_the_bank_is_plain_descent(optimiser, pairs, slots):
     data = of_classes(12, pairs)
-    settings = Settings(steps=5, clip=1e4, rate=0.05, optimiser=optimiser, page=2)
+    settings = ClipSettings(steps=5, clip=1e4, rate=0.05, optimiser=optimiser, page=2)
     found, asked = silent(data, settings, slots=slots)
     make = {
         "sgd": lambda p: torch.optim.SGD(p, 0.05),
@@ -158,7 +158,7 @@ def test_without_clipping_and_noise_the_bank_is_plain_descent(optimiser, pairs, 
 
 def test_without_clipping_and_noise_the_batch_is_plain_descent():
     data = of_captions(12)
-    settings = Settings("batch", steps=4, clip=1e4, rate=0.2, optimiser="sgd", page=3, chunk=5)
+    settings = ClipSettings("batch", steps=4, clip=1e4, rate=0.2, optimiser="sgd", page=3, chunk=5)
     found, asked = silent(data, settings)
     expected = descended(asked, data, plain_clip_loss, lambda p: torch.optim.SGD(p, 0.2), 4)[-1]
     assert apart(found, expected, asked) < 1e-3
@@ -166,7 +166,7 @@ def test_without_clipping_and_noise_the_batch_is_plain_descent():
 
 def test_the_last_weights_are_averaged():
     data = of_classes(12)
-    settings = Settings(steps=4, clip=1e4, rate=0.2, optimiser="sgd", average=0.5, page=3)
+    settings = ClipSettings(steps=4, clip=1e4, rate=0.2, optimiser="sgd", average=0.5, page=3)
     found, asked = silent(data, settings)
     ways = descended(asked, data, plain_losses, lambda p: torch.optim.SGD(p, 0.2), 4)
     assert apart(found, (ways[2] + ways[3]) / 2, asked) < 1e-3
@@ -174,7 +174,7 @@ def test_the_last_weights_are_averaged():
 
 @pytest.mark.parametrize(("steps", "average", "last"), [(10, 0.9, 9), (10, 1.0, 10), (100, 0.07, 7), (5, 0.01, 1)])
 def test_so_many_weights_are_averaged(steps, average, last):
-    settings = Settings(steps=steps, average=average, rate=1.0, optimiser="sgd")
+    settings = ClipSettings(steps=steps, average=average, rate=1.0, optimiser="sgd")
     state = start_state(np.zeros(1, np.float32))
     for step in range(steps):
         state = moved(state, np.array([-float(step)]), settings)
@@ -185,7 +185,7 @@ def test_so_many_weights_are_averaged(steps, average, last):
 def test_a_sample_is_averaged_by_its_expected_size():
     """Not by its own size, which is a secret."""
     data = of_classes()
-    settings = Settings(steps=1, batch=20, clip=1e4, rate=1.0, optimiser="sgd")
+    settings = ClipSettings(steps=1, batch=20, clip=1e4, rate=1.0, optimiser="sgd")
     found, asked = silent(data, settings)
     members = Poisson(0.5).sample(Silence().key("steps-1/0")).members(USERS)
     assert members.sum() not in (0, 20, USERS)
@@ -198,18 +198,18 @@ def test_a_sample_is_averaged_by_its_expected_size():
 def test_pages_hear_their_steps_and_stand_one_after_the_other():
     data, heard = of_classes(12), []
     run = run_on(data)
-    asked = question(data, Settings(steps=5, page=2))
+    asked = question(data, ClipSettings(steps=5, page=2))
     train(run, asked, asked.towers.weights(0.5), OFTEN, heard.append)
     assert sorted(set(heard)) == [1, 2, 3, 4, 5]
     assert heard == sorted(heard)
     pages = ["steps-1", "steps-2", "steps-3"]
-    assert [run.billboard.walk(page).steps for page in pages] == [2, 2, 1]
+    assert [run.billboard.iterated(page).steps for page in pages] == [2, 2, 1]
     assert [event.count for _, event in run.ledger.report().events] == [2, 2, 1]
 
 
 def test_another_relation_is_refused():
     data = of_captions(6)
-    asked = question(data, Settings("batch", steps=1))
+    asked = question(data, ClipSettings("batch", steps=1))
     with pytest.raises(InputError, match="replace-one-user"):
         train(run_on(data, relation="add-or-remove-one-user"), asked, asked.towers.weights(0.5), OFTEN)
 
@@ -222,7 +222,7 @@ def test_another_relation_is_refused():
 def test_noise_is_the_charged_multiplier_times_twice_the_bound(mechanism, sampling, batch):
     """Of the gradient of a batch, too: noise of sigma c has a multiplier of sigma/2, not sigma."""
     data, clip, noise = of_captions(), 0.25, Silence()
-    settings = Settings(mechanism, steps=3, batch=batch, sampling=sampling, clip=clip)
+    settings = ClipSettings(mechanism, steps=3, batch=batch, sampling=sampling, clip=clip)
     asked = question(data, settings)
     run = run_on(data, noise, 50.0)
     train(run, asked, asked.towers.weights(0.5), 1.7)
@@ -249,7 +249,7 @@ def test_noise_is_the_charged_multiplier_times_twice_the_bound(mechanism, sampli
 )
 def test_a_plan_spends_the_budget_and_no_more(mechanism, batch, sampling):
     data = of_captions()
-    settings = Settings(mechanism, steps=5, batch=batch, sampling=sampling, page=5)
+    settings = ClipSettings(mechanism, steps=5, batch=batch, sampling=sampling, page=5)
     run, asked = run_on(data, epsilon=2.0), question(data, settings, learn=False)
     multiplier = planned_multiplier(run, settings)
     train(run, asked, asked.towers.weights(0.5), multiplier)
@@ -269,7 +269,7 @@ def planned(monkeypatch):
 
 
 def simulated(**options):
-    common = {"epsilon": 2.0, "random_state": 3, "settings": Settings(steps=5, rate=0.1, page=2)}
+    common = {"epsilon": 2.0, "random_state": 3, "settings": ClipSettings(steps=5, rate=0.1, page=2)}
     return DPClip(*encoders(), **(common | options))
 
 
@@ -290,7 +290,7 @@ class StoppedError(Exception):
 @pytest.mark.parametrize(("at", "batch"), [(2, None), (3, 10)])
 def test_a_fit_that_was_stopped_goes_on_and_spends_once(tmp_path, at, batch, planned):
     """Between two pages, and within one."""
-    data, charges, settings = of_classes(), [], Settings(steps=5, batch=batch, rate=0.1, page=2)
+    data, charges, settings = of_classes(), [], ClipSettings(steps=5, batch=batch, rate=0.1, page=2)
 
     def stop(done):
         if done == at:
@@ -340,16 +340,16 @@ def accuracy(model):
 def test_much_budget_learns_a_toy(mechanism, options, planned):
     """Four classes; chance is a quarter."""
     data = of_classes(400) if mechanism == "bank" else of_captions(400)
-    settings = Settings(mechanism, steps=30, rate=0.1, clip=1.0, **options)
+    settings = ClipSettings(mechanism, steps=30, rate=0.1, clip=1.0, **options)
     model = DPClip(*encoders(), epsilon=1000.0, mechanism=mechanism, settings=settings, random_state=1)
-    start = DPClip(*encoders(), epsilon=30.0, settings=Settings(steps=1, rate=1e-9), random_state=1)
+    start = DPClip(*encoders(), epsilon=30.0, settings=ClipSettings(steps=1, rate=1e-9), random_state=1)
     assert accuracy(model.fit(data)) > 0.8
     assert accuracy(start.fit(data)) < 0.6
 
 
 def test_users_with_several_pairs_learn_and_a_temperature_is_learned():
     data = of_classes(100, 3)
-    settings = Settings(steps=30, rate=0.1, optimiser="adam")
+    settings = ClipSettings(steps=30, rate=0.1, optimiser="adam")
     model = DPClip(
         *encoders(),
         epsilon=300.0,
@@ -394,7 +394,7 @@ def test_a_convex_loss_is_descended_on_everyone_as_far_as_the_budget_goes():
 
 
 def test_features_are_centred_within_the_budget():
-    model = simulated(centre=0.1, settings=Settings(steps=3)).fit(of_classes())
+    model = simulated(centre=0.1, settings=ClipSettings(steps=3)).fit(of_classes())
     assert [name for name, _ in model.privacy_.events] == ["centre/sum", "steps-1/gradient"]
     assert 1.98 < model.privacy_.epsilon <= 2.0
 
@@ -402,7 +402,9 @@ def test_features_are_centred_within_the_budget():
 def test_trained_modules_embed_as_the_model_does():
     image, text = encoders()
     before = image.weight.detach().clone()
-    model = DPClip(image, text, epsilon=5.0, settings=Settings(steps=2, rate=0.1), random_state=1).fit(of_classes(12))
+    model = DPClip(image, text, epsilon=5.0, settings=ClipSettings(steps=2, rate=0.1), random_state=1).fit(
+        of_classes(12)
+    )
     assert torch.equal(image.weight, before)  # a fit leaves modules as they were
     X = images(5, 3)[0]
     trained, words = model.trained()
@@ -437,7 +439,7 @@ def test_trained_modules_embed_as_the_model_does():
 )
 def test_settings_that_make_no_sense_are_refused(wrong, words):
     with pytest.raises(InputError, match=words):
-        Settings(**wrong)
+        ClipSettings(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -451,7 +453,7 @@ def test_settings_that_make_no_sense_are_refused(wrong, words):
         ({"delta": 0.5}, "delta"),
         ({"centre": 1.0}, "centre"),
         (
-            {"mechanism": "inside", "settings": Settings("inside", batch=4, sampling="fixed"), "cosine": False},
+            {"mechanism": "inside", "settings": ClipSettings("inside", batch=4, sampling="fixed"), "cosine": False},
             "two trainable linear projections",
         ),
     ],

@@ -19,7 +19,7 @@ from privrep.estimators.clip import DPClip  # noqa: E402
 from privrep.multimodal import inspection  # noqa: E402
 from privrep.multimodal.encoders import Projection  # noqa: E402
 from privrep.multimodal.pairs import Pairs, captioned, labelled  # noqa: E402
-from privrep.multimodal.training import Settings  # noqa: E402
+from privrep.multimodal.training import ClipSettings  # noqa: E402
 
 BANK = np.eye(3, 6, dtype=np.float32)
 
@@ -44,7 +44,7 @@ def frozen(module: nn.Module) -> nn.Module:
 
 
 def small(image: nn.Module | None = None, text: nn.Module | None = None, **options: Any) -> DPClip:
-    settings = Settings("bank", steps=5, page=2, rate=0.5, optimiser="sgd", average=0.5)
+    settings = ClipSettings("bank", steps=5, page=2, rate=0.5, optimiser="sgd", average=0.5)
     given: dict[str, Any] = {"epsilon": 4.0, "random_state": 0, "settings": settings, "cosine": False, **options}
     return DPClip(image or Projection(5, 4, 1), text or frozen(Projection(6, 4, 2)), **given)
 
@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "centred": {"centre": 0.1},
     "both learn, with a temperature": {"text": Projection(6, 4, 2), "learn_temperature": True, "cosine": True},
-    "the last weights": {"settings": Settings("bank", steps=3, page=3)},
+    "the last weights": {"settings": ClipSettings("bank", steps=3, page=3)},
 }
 
 
@@ -138,7 +138,7 @@ def test_a_stopped_fit_goes_on_and_ends_the_same(tmp_path: Path) -> None:
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "epsilon": ({"epsilon": 5.0}, "config.epsilon"),
-    "settings": ({"settings": Settings("bank", steps=6, page=2)}, "config.settings.steps"),
+    "settings": ({"settings": ClipSettings("bank", steps=6, page=2)}, "config.settings.steps"),
     "start": ({"image": Projection(5, 4, 8)}, "modules.image.all"),
     "frozen": ({"text": frozen(Projection(6, 4, 8))}, "modules.text.all"),
     "seed": ({"random_state": None}, "config.seed"),
@@ -226,7 +226,7 @@ def test_a_plan_costs_nothing_and_is_what_is_done() -> None:
 
 def test_a_fit_in_batches_does_as_planned_and_says_so(tmp_path: Path) -> None:
     pairs, heard = made_up(), []
-    settings = Settings("batch", steps=3, page=2, batch=20, sampling="fixed")
+    settings = ClipSettings("batch", steps=3, page=2, batch=20, sampling="fixed")
     model = small(mechanism="batch", settings=settings, on_plan=heard.append, on_step=lambda done: None)
     model.fit(pairs).save(tmp_path / "m")
     (plan,) = heard

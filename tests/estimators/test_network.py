@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from privrep import Centaur  # noqa: E402
 from privrep.errors import InputError, NothingLearned  # noqa: E402
 from privrep.neural.features import Dct, Frozen  # noqa: E402
-from privrep.neural.rounds import Settings  # noqa: E402
+from privrep.neural.rounds import TrainingSettings  # noqa: E402
 from privrep.privacy.accounting import Gaussian, Sampled  # noqa: E402
 
 SIDE, ROWS = 8, 16
@@ -106,9 +106,9 @@ def test_a_pretrained_module_may_stay_frozen(rows: Rows, share: str) -> None:
 
 
 def test_a_sampled_round_is_charged_less_than_one_of_everybody(rows: Rows) -> None:
-    settings = Settings(rate=0.2, clip=0.2, step_size=1.0)
+    settings = TrainingSettings(rate=0.2, clip=0.2, step_size=1.0)
     sampled = small(share="linear", rounds=4, settings=settings).fit(*rows)
-    whole = small(share="linear", rounds=4, settings=Settings(clip=0.2, step_size=1.0)).fit(*rows)
+    whole = small(share="linear", rounds=4, settings=TrainingSettings(clip=0.2, step_size=1.0)).fit(*rows)
     events, others = dict(sampled.privacy_.events), dict(whole.privacy_.events)
     for t in range(1, 5):
         event, other = events[f"round-{t}/update"], others[f"round-{t}/update"]

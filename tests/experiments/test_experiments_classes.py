@@ -30,7 +30,7 @@ from privrep.heads.fitting import fit_heads
 from privrep.linear.baselines import subspace_distance
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.local.representation import Representation
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 
 SMALL = Setting("small", 60, 8, 2, 15, classes=3, skew=1.0)
 
@@ -187,6 +187,6 @@ def test_digits_are_read_by_writer() -> None:
     digits = writers.read_digits(path, public_map())
     assert len(np.unique(digits.writer)) == expected == 297
     new = writers.split(digits, 5, seed=1)
-    model = writers.random_model(Representation(np.eye(FEATURES), Frame.plain(FEATURES), 0.0, precision=1.0))
+    model = writers.random_model(Representation(np.eye(FEATURES), FeatureTransform.plain(FEATURES), 0.0, precision=1.0))
     heads = fit_heads(new.table.blocks(), model, safety_net=False, loss=writers.DIGITS)
     assert new.measure(outputs_of(heads, model))["error"] < 0.8  # a guess among ten is wrong nine times

@@ -28,7 +28,7 @@ from privrep.federated import demo
 from privrep.federated.config import _KEYS, FederateConfig, read_config
 from privrep.federated.credentials import ServerTls, make_keys
 from privrep.federated.dealing import deal
-from privrep.federated.settings import Settings
+from privrep.federated.settings import FederationSettings
 from privrep.heads.fitting import fit_heads
 from privrep.models import model as models
 from privrep.neural import config as neural_config
@@ -102,7 +102,7 @@ def test_a_table_is_read_with_the_defaults_of_a_fit(tmp_path: Path) -> None:
     task: Any = found.task
     assert task.config == models.Config(rank=None, epsilon=4.0, delta=1e-6)
     assert task.columns == models.Columns("user", ("y",), ("x0", "x1", "x2"))
-    assert found.settings == Settings()
+    assert found.settings == FederationSettings()
     assert (found.host, found.port, found.keys) == ("127.0.0.1", 9092, None)
 
 
@@ -128,7 +128,7 @@ def test_everything_a_table_may_say(tmp_path: Path) -> None:
         loss="hinge",
     )
     assert task.columns.classes == ("a", "b")
-    assert found.settings == Settings(20, 3, 60, 5.5, 2, 0.1, "nodes", 2, 9.0, 50)
+    assert found.settings == FederationSettings(20, 3, 60, 5.5, 2, 0.1, "nodes", 2, 9.0, 50)
     assert (found.host, found.port, found.keys) == ("192.0.2.7", 0, tmp_path / "my/keys")
 
 
@@ -244,7 +244,7 @@ class Recorder:
         self.given: dict[str, Any] = {}
         self._ledger, self._stop = ledger, stop
 
-    def serve(self, task: Any, folder: Path, settings: Settings, **others: Any) -> None:
+    def serve(self, task: Any, folder: Path, settings: FederationSettings, **others: Any) -> None:
         self.given = {"task": task, "folder": folder, "settings": settings, **others}
         if self._stop:
             raise KeyboardInterrupt
@@ -252,7 +252,7 @@ class Recorder:
         others["say"]("nodes: north, south")
         others["on_page"]("round-1")
 
-    def simulate(self, task: Any, data: list[Path], folder: Path, settings: Settings, **others: Any) -> None:
+    def simulate(self, task: Any, data: list[Path], folder: Path, settings: FederationSettings, **others: Any) -> None:
         rows = [pq.read_table(path).to_pydict() for path in data]
         self.serve(task, folder, settings, rows=rows, **others)
 

@@ -45,9 +45,8 @@ from federation import (
 )
 from privrep.errors import InputError
 from privrep.federated.agreement import Agreement
-from privrep.federated.settings import Settings
+from privrep.federated.settings import FederationSettings
 from privrep.federated.task import TableTask
-from privrep.federated.wire.answering import Apart
 from privrep.federated.wire.messages import REFUSALS, Answer, packed, unpacked
 from privrep.federated.wire.rounds import Conversation
 from privrep.federated.wire.users import Facts, FlowerUsers
@@ -56,8 +55,9 @@ from privrep.models import model as models
 from privrep.models.description import Config
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, LossBound
-from privrep.privacy.calibration import Query, plan_of
+from privrep.privacy.calibration import Query, calibrate
 from privrep.privacy.ledger import Budget, read_ledger
+from privrep.users.isolated import IsolatedUsers
 
 STEP = FeatureSizes(True)
 SIZE = FEATURES * CELLS
@@ -414,7 +414,7 @@ def test_a_thousand_malformed_answers_crash_nothing_and_move_nothing_beyond_the_
         return sent[-1]
 
     roster = {name: Facts(users, FEATURES, 1, False) for name, users in NODES.items()}
-    settings = Settings(wait=0.2, round_timeout=0.01, resend=0.005, poll=0.001)
+    settings = FederationSettings(wait=0.2, round_timeout=0.01, resend=0.005, poll=0.001)
     talk = Conversation(Canned(sums, spoil), settings, said.append, lambda name: packed({}))
     users = FlowerUsers(talk, RUN, roster, (FEATURES, 1, False))
     without, longest, taken = sums["a"] + sums["c"], 0.0, 0
@@ -545,7 +545,7 @@ def noisy(files: list[Path], folder: Path, *, share: int = 3, epsilon: float = 4
 
 
 def test_the_noise_of_nodes_adds_up_to_what_is_charged(files: list[Path], tmp_path: Path) -> None:
-    wanted = plan_of(BOUNDS["sizes"], 0.5, "replace-one-user").sigma
+    wanted = calibrate(BOUNDS["sizes"], 0.5, "replace-one-user").sigma
     with noisy(files, tmp_path) as fed:
         users: Any = fed.engine()
         exact, noise = total(fed, "abc"), []
@@ -564,7 +564,7 @@ def test_the_noise_of_nodes_adds_up_to_what_is_charged(files: list[Path], tmp_pa
 
 
 def test_more_nodes_than_needed_add_more_noise_and_the_release_says_so(files: list[Path], tmp_path: Path) -> None:
-    wanted = plan_of(BOUNDS["sizes"], 0.5, "replace-one-user").sigma
+    wanted = calibrate(BOUNDS["sizes"], 0.5, "replace-one-user").sigma
     with noisy(files, tmp_path, share=2, **QUICK) as fed:
         users: Any = fed.engine()
         found = users.noisy_sums("page-1", STEP, QUERIES, "replace-one-user")["sizes"]
@@ -812,7 +812,9 @@ def test_for_a_server_that_may_lie_users_are_asked_alone_and_measured() -> None:
     X[3:6] = 2.0  # of the second user, who would send 1e6
     table = InMemoryUsers(UserTable.from_rows(X, np.zeros(12), np.repeat(np.arange(4), 3)))
     loose, strict = (
-        Apart(table, strictly=strictly).bounded_sums(_Liar(), {"rows": Bound(1e9 if not strictly else 1.0, FEATURES)})
+        IsolatedUsers(table, strictly=strictly).bounded_sums(
+            _Liar(), {"rows": Bound(1e9 if not strictly else 1.0, FEATURES)}
+        )
         for strictly in (False, True)
     )
     assert np.linalg.norm(loose["rows"].total) > 1e6  # what the step sends, where nobody measures

@@ -24,7 +24,7 @@ import torch
 
 from privrep import Centaur, cli
 from privrep.federated.neural_task import NeuralTask
-from privrep.federated.settings import Settings
+from privrep.federated.settings import FederationSettings
 from privrep.federated.simulation import simulate
 from privrep.models.description import Columns
 from privrep.neural.saving import read_heads
@@ -130,7 +130,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Node]:
             what, write, suffix = KINDS[kind]
             base = tmp_path_factory.mktemp(kind)
             files = [write(made_up(), base / f"a.{suffix}"), write(made_up(100, 8, 1), base / f"b.{suffix}")]
-            settings = Settings(wait=5.0, poll=0.002)
+            settings = FederationSettings(wait=5.0, poll=0.002)
             simulate(what, files, base / "server", settings, say=lambda what: None, on_page=lambda page: None)
             made[kind] = Node(base / "server.nodes" / "node-1", files[0], write, suffix)
         return made[kind]

@@ -36,7 +36,7 @@ from federation import NODES, NUMBERS, TASK, USERS, made_up, write_files
 from privrep.data.table import find_users
 from privrep.federated.credentials import make_keys, read_node_keys
 from privrep.federated.node import _own_key
-from privrep.federated.settings import Settings
+from privrep.federated.settings import FederationSettings
 from privrep.federated.wire import supernode
 from privrep.federated.wire.messages import packed
 from privrep.federated.wire.rounds import Conversation
@@ -265,7 +265,10 @@ def test_an_answer_that_flower_cannot_read_is_left_out(tmp_path: Path) -> None:
         thread = threading.Thread(target=node, daemon=True)
         thread.start()
         talk = Conversation(
-            link, Settings(wait=20, round_timeout=10, resend=10, poll=0.02), said.append, lambda name: packed({})
+            link,
+            FederationSettings(wait=20, round_timeout=10, resend=10, poll=0.02),
+            said.append,
+            lambda name: packed({}),
         )
         end = time.monotonic() + 20
         while not link.nodes():

@@ -41,7 +41,7 @@ from privrep.linear.starts import INITIALISERS
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, PowerStep
 from privrep.local.losses import Loss
 from privrep.local.projection import Projection
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.ledger import Budget, Ledger
@@ -216,13 +216,13 @@ def pictures(users: int, columns: int, classes: int = 3) -> UserTable:
 
 
 def network(share: str, run: Run, raw: int = 0, given: Any = None, rounds: int = 2, **options: Any) -> None:
-    from privrep.neural.plan import Plan
+    from privrep.neural.plan import SharingPlan
     from privrep.neural.training import LINEAR, WHOLE, Shape, learn
 
     ordered, features, otherwise = options.pop("ordered", False), options.pop("features", 0), None
     if options.pop("look", False):
-        otherwise = Plan("directions", 1, 1, 1.0, features=run.users.features, rank=3)
-    plan = Plan(share, 100, rounds, 1.0, features, 3, otherwise=otherwise)  # type: ignore[arg-type]
+        otherwise = SharingPlan("directions", 1, 1, 1.0, features=run.users.features, rank=3)
+    plan = SharingPlan(share, 100, rounds, 1.0, features, 3, otherwise=otherwise)  # type: ignore[arg-type]
     settings = replace(LINEAR if share == "linear" else WHOLE, **options) if options else None
     learn(run, plan, given, Shape(3, 5, raw, ordered), settings)
 
@@ -336,7 +336,7 @@ def test_every_array_of_the_list_has_a_number_of_axes() -> None:
 def gradient(d: int = 50, k: int = 2) -> LeaveOneOutGradient:
     """Of Figure 1: 50 features, rank 2, correlated coordinates."""
     rng = np.random.default_rng(3)
-    frame = Frame(rng.uniform(1, 2, d), rng.normal(size=(d, d)))
+    frame = FeatureTransform(rng.uniform(1, 2, d), rng.normal(size=(d, d)))
     return LeaveOneOutGradient(np.linalg.qr(rng.normal(size=(d, k)))[0], frame, 0.1, 1e-3, True)
 
 
@@ -421,12 +421,12 @@ def test_containers_survive_within_their_kind() -> None:
     "step",
     [
         lambda X, y: {},
-        PairMoments(Frame.plain(3), intercept="no"),  # type: ignore[arg-type]
-        PairMoments(Frame(np.array(["a"])), True),  # type: ignore[arg-type]
-        PairMoments(Frame(np.zeros(3).astype(">f8")), True),
+        PairMoments(FeatureTransform.plain(3), intercept="no"),  # type: ignore[arg-type]
+        PairMoments(FeatureTransform(np.array(["a"])), True),  # type: ignore[arg-type]
+        PairMoments(FeatureTransform(np.zeros(3).astype(">f8")), True),
         PairMoments(object(), True),  # type: ignore[arg-type]
-        PairMoments(Frame(np.ma.zeros(3)), True),
-        Frame.plain(3),
+        PairMoments(FeatureTransform(np.ma.zeros(3)), True),
+        FeatureTransform.plain(3),
         Projection(None, 1.0),
     ],
 )
@@ -468,7 +468,7 @@ LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a function": lambda tree: {"class": "os:system", "fields": {"command": "true"}},
     "another class of the module": lambda tree: tree.update({"class": "privrep.linear.steps:Slots"}),
     "a class of another module": lambda tree: tree.update({"class": "antigravity:LeaveOneOutGradient"}),
-    "an attribute of a class": lambda tree: tree.update({"class": "privrep.local.transform:Frame.plain"}),
+    "an attribute of a class": lambda tree: tree.update({"class": "privrep.local.transform:FeatureTransform.plain"}),
     "a field more": lambda tree: tree["fields"].update({"more": 1}),
     "a field less": lambda tree: tree["fields"].pop("ridge"),
     "a key more": lambda tree: tree.update({"more": 1}),
@@ -615,11 +615,11 @@ def test_no_spoilt_message_is_anything_but_a_step_or_a_sentence(torch: bool) -> 
 def one_step(representation: Any, head: Any, features: int, rank: int, classes: int = 3) -> Any:
     """A step of these modules, which are checked by nobody."""
     from privrep.heads.gradient import HeadFit
-    from privrep.neural.gradient_step import OneStep
-    from privrep.nn.flat_module import Part, Split
+    from privrep.neural.gradient_step import GradientStep
+    from privrep.nn.flat_module import FlatModule, Split
 
-    split = Split(Part(representation), Part(head), features, rank, classes)
-    return OneStep(split, split.representation.weights(), split.head.weights(), HeadFit(), 0.1, 4)
+    split = Split(FlatModule(representation), FlatModule(head), features, rank, classes)
+    return GradientStep(split, split.representation.weights(), split.head.weights(), HeadFit(), 0.1, 4)
 
 
 def test_a_step_that_travelled_answers_about_a_sample() -> None:
@@ -680,9 +680,9 @@ def test_a_module_of_another_class_is_named() -> None:
 
 
 def half(nn: Any) -> Any:
-    from privrep.nn.flat_module import Part, Split
+    from privrep.nn.flat_module import FlatModule, Split
 
-    return Split(Part(nn.Linear(4, 2).bfloat16()), Part(nn.Linear(2, 3)), 4, 2, 3)
+    return Split(FlatModule(nn.Linear(4, 2).bfloat16()), FlatModule(nn.Linear(2, 3)), 4, 2, 3)
 
 
 def mixers() -> dict[str, Any]:
@@ -781,7 +781,7 @@ def test_reading_a_module_draws_nothing_and_refuses_whole_numbers() -> None:
 
 def test_an_array_with_an_axis_more_is_refused() -> None:
     several = np.repeat(np.eye(4)[None, :, :2], 50, axis=0)
-    step = PowerStep(several, Frame.plain(4), intercept=False)
+    step = PowerStep(several, FeatureTransform.plain(4), intercept=False)
     rng = np.random.default_rng(0)
     alone = InMemoryUsers(UserTable.from_rows(rng.normal(size=(8, 4)), rng.normal(size=8), np.zeros(8, int)))
     with pytest.raises(InputError, match="sent 50 contributions of 1 users"):  # it would count one user fifty times
@@ -798,7 +798,7 @@ def test_a_step_for_one_target_is_refused_where_there_are_several() -> None:
 
 
 def test_a_matrix_far_wider_than_rows_is_refused() -> None:
-    wide = encode(PowerStep(np.ones((4, WIDEST + 1)), Frame.plain(4), intercept=False))
+    wide = encode(PowerStep(np.ones((4, WIDEST + 1)), FeatureTransform.plain(4), intercept=False))
     with pytest.raises(InputError, match="more than 4,096 rows or columns"):
         decode(*wide, 4, 1)
     assert isinstance(decode(*wide, WIDEST + 1, 1), PowerStep)

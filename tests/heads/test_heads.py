@@ -23,7 +23,7 @@ from privrep.heads.regression import (
 from privrep.linear.baselines import alone
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.local.representation import Ratings, Representation
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
@@ -40,7 +40,7 @@ def users(n, size, features, weights, noise, seed=0, intercept=0.0):
 
 
 def basis(features, rank, error=0.0):
-    return Representation(np.eye(features)[:, :rank], Frame.plain(features), error)
+    return Representation(np.eye(features)[:, :rank], FeatureTransform.plain(features), error)
 
 
 def ridge_alone(P, y, ridge, centre):
@@ -157,7 +157,7 @@ def test_predict_equals_weights():
     rng = np.random.default_rng(4)
     table, _, _ = users(50, 30, 8, rng.normal(size=(50, 8)), 0.1, intercept=-2.0)
     rep = Representation(
-        np.linalg.qr(rng.normal(size=(8, 3)))[0], Frame(2.0 ** rng.integers(-3, 3, 8).astype(float)), 0.0
+        np.linalg.qr(rng.normal(size=(8, 3)))[0], FeatureTransform(2.0 ** rng.integers(-3, 3, 8).astype(float)), 0.0
     )
     heads = fit_heads(table.blocks(), rep)
     positions = np.repeat(np.arange(50), 30)
@@ -218,7 +218,7 @@ def test_heads_of_sparse_rows_are_those_of_dense_ones_but_for_regressions_of_the
 def test_a_representation_without_columns_leaves_constants():
     """Ratings of which nothing was learned have offsets and no factors; tables may have a rank of zero likewise."""
     table, _, y = users(5, 4, 3, np.zeros((5, 3)), 1.0)
-    empty = Representation(np.zeros((3, 0)), Frame.plain(3), 0.0, np.zeros(0), Ratings(np.zeros(3), 1.0))
+    empty = Representation(np.zeros((3, 0)), FeatureTransform.plain(3), 0.0, np.zeros(0), Ratings(np.zeros(3), 1.0))
     heads = fit_heads(table.blocks(), empty)
     assert np.allclose(heads.intercept, y.mean(axis=1))
     assert empty.mean_error == 1.0
@@ -283,7 +283,7 @@ def test_no_size_of_one_users_rows_stops_the_others(size, rows, features):
     X, y = rng.normal(size=(3, rows, features)), rng.normal(size=(3, rows))
     with np.errstate(all="ignore"):
         X[1] *= size
-        step = Preference(np.eye(features)[:, :2], Frame.plain(features), True)
+        step = Preference(np.eye(features)[:, :2], FeatureTransform.plain(features), True)
         cells = step(X, y)["votes"].cells
         assert np.array_equal(cells[[0, 2]], step(X[[0, 2]], y[[0, 2]])["votes"].cells)
         for fit in (

@@ -13,7 +13,7 @@ from privrep.linear.baselines import subspace_distance
 from privrep.linear.methods.centaur import HalfLossGradient, agreed, boosted, centaur_linear, paper_centaur
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.starts import INITIALISERS, Start, given, power_method, random_basis
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.groups import hashes
@@ -132,7 +132,7 @@ def test_bases_of_other_ranks_do_not_agree():
 @pytest.mark.parametrize("copies", [1, 3])
 def test_every_copy_is_charged(copies):
     run = run_on(population(3)[1], 20.0)
-    state = boosted(copies, 0.2)(Start(run, Frame.plain(8), 2, 0.3, True))
+    state = boosted(copies, 0.2)(Start(run, FeatureTransform.plain(8), 2, 0.3, True))
     events = run.ledger.report().events
     assert len(events) == 4 * copies
     assert sum(event.noise_multiplier**-2 for _, event in events) == pytest.approx(0.3)
@@ -224,7 +224,7 @@ def test_the_papers_budget():
         assert event.noise_multiplier**-2 == pytest.approx(share * total)
     assert 0.999 < run.ledger.epsilon <= 1.0
     with pytest.raises(BudgetExceeded):
-        run.ask("more", HalfLossGradient(np.eye(8)[:, :2], "more"), {"gradient": Query(Bound(1.0, 16), 1e-3)})
+        run.release("more", HalfLossGradient(np.eye(8)[:, :2], "more"), {"gradient": Query(Bound(1.0, 16), 1e-3)})
 
 
 def test_the_paper_needs_a_public_number_of_users_and_a_copy():

@@ -136,7 +136,7 @@ def test_charges_exactly_its_budget(init_share):
     assert np.array_equal(found.scale, np.ones(6))
     assert 0 <= found.error <= 2
     with pytest.raises(BudgetExceeded):
-        run.ask("more", FirstHalfPairs(), {"moments": Query(Bound(1.0, packed_size(6)), 1e-3)})
+        run.release("more", FirstHalfPairs(), {"moments": Query(Bound(1.0, packed_size(6)), 1e-3)})
 
 
 def test_noise_has_the_scale_of_replacing_one_user():

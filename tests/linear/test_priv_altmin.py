@@ -21,7 +21,7 @@ from privrep.linear.methods.priv_altmin import MOST_UNKNOWNS, denoised, paper_al
 from privrep.linear.normal_equations import DisjointPairs, NormalEquations, QuarterEquations
 from privrep.linear.starts import INITIALISERS, given
 from privrep.linear.steps import SIZES
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import DIRECTION_ONLY, MAX_ROWS_PER_SUM, Bound
 from privrep.privacy.contributions import pack, packed_size, unpack
@@ -49,7 +49,7 @@ def basis(d, k):
 
 def equations(d, k, intercept, norms=(1e9, 1e9), ridge=0.01, frame=None):
     whole = np.linalg.qr(basis(d, k), mode="complete")[0]
-    return NormalEquations(whole[:, :k], whole[:, k:], frame or Frame.plain(d), *norms, ridge, intercept)
+    return NormalEquations(whole[:, :k], whole[:, k:], frame or FeatureTransform.plain(d), *norms, ridge, intercept)
 
 
 # Contributions
@@ -142,7 +142,7 @@ def test_both_parts_of_a_user_shrink_by_one_factor():
 def test_several_targets_add_up():
     generator = rng(6)
     X, y = generator.normal(size=(4, 8, 5)), generator.normal(size=(4, 8, 2))
-    step = equations(5, 2, True, frame=Frame(np.ones(5), None, np.array([1.0, 4.0])))
+    step = equations(5, 2, True, frame=FeatureTransform(np.ones(5), None, np.array([1.0, 4.0])))
     both, one, other = step(X, y), step(X, y[:, :, 0]), step(X, y[:, :, 1] / 4)
     np.testing.assert_allclose(both["right"].values, one["right"].values + other["right"].values, atol=1e-12)
     sums = [sent["normal"].weighted_sum(np.ones(4)) for sent in (both, one, other)]
@@ -204,7 +204,7 @@ def questions(d, k):
     norms = {"right": Bound(0.5, unknowns), "normal": Bound(2.0, square, acute=True), "sizes": SIZES}
     loose = {"right": Bound(1e-3, unknowns), "normal": Bound(DIRECTION_ONLY, square, acute=True), "sizes": SIZES}
     paper = {"right": Bound(6.0, d * k), "normal": Bound(4.0, packed_size(d * k), acute=True)}
-    scaled = Frame(np.ldexp(1.0, np.arange(d) % 5 - 2), np.eye(d) + 0.1)
+    scaled = FeatureTransform(np.ldexp(1.0, np.arange(d) % 5 - 2), np.eye(d) + 0.1)
     return {
         "normal equations": (equations(d, k, True, (0.5, 2.0), frame=scaled), norms),
         "normal equations, no intercept": (equations(d, k, False, (0.5, 2.0)), norms),
@@ -352,7 +352,7 @@ def test_charges_exactly_its_budget():
         if epsilon == 30.0:  # nothing gave up before the end
             assert spent == pytest.approx(run.ledger.capacity, rel=1e-9)
             with pytest.raises(BudgetExceeded):
-                run.ask("more", DisjointPairs(1.0), {"moments": Query(Bound(1.0, packed_size(6)), 1e-3)})
+                run.release("more", DisjointPairs(1.0), {"moments": Query(Bound(1.0, packed_size(6)), 1e-3)})
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 9])
@@ -458,7 +458,7 @@ def test_learns_nothing_from_nothing():
 @pytest.mark.parametrize("norms", [(-1.0, 1.0), (1.0, 0.0), (np.nan, 1.0)])
 def test_equations_with_a_norm_that_is_none_are_refused(norms: tuple[float, float]) -> None:
     with pytest.raises(InputError, match="norms must be positive"):
-        NormalEquations(basis(4, 2), np.eye(4)[:, 2:], Frame.plain(4), *norms, ridge=0.1, intercept=False)
+        NormalEquations(basis(4, 2), np.eye(4)[:, 2:], FeatureTransform.plain(4), *norms, ridge=0.1, intercept=False)
 
 
 def test_a_step_leaves_the_rows_of_one_user_as_they_are() -> None:

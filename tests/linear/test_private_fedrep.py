@@ -9,12 +9,12 @@ import pytest
 
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
-from privrep.linear.alternation import Settings, moved
+from privrep.linear.alternation import AlternationSettings, moved
 from privrep.linear.methods.private_fedrep import preconditioned, private_fedrep
 from privrep.linear.starts import INITIALISERS
 from privrep.linear.steps import LeaveOneOutGradient, gradient_size
 from privrep.local.representation import Estimate
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard, Release
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import pack, unpack
@@ -72,7 +72,7 @@ def test_spends_its_budget_and_no_more(epsilon, relation):
 def test_declared_scales_cost_nothing():
     table, _ = population(2000)
     run = run_on(table)
-    private_fedrep(run, 2, frame=Frame.plain(20))
+    private_fedrep(run, 2, frame=FeatureTransform.plain(20))
     assert "scales" not in run.billboard
     assert "covariance" not in run.billboard
     assert run.ledger.epsilon == pytest.approx(1.0, rel=1e-6)
@@ -156,8 +156,8 @@ def test_float32_features_with_targets_far_from_zero(offset):
 def test_many_features_are_taken_in_portions():
     """The vectors of a block of users with many features must not all be in memory at once; the sum is the same."""
     table, U = population(300, size=3, features=400, rank=4)
-    local = LeaveOneOutGradient(U, Frame.plain(400), 1.0, 0.02, True)
-    whole = LeaveOneOutGradient(U, Frame.plain(400), 1.0, 0.02, True)
+    local = LeaveOneOutGradient(U, FeatureTransform.plain(400), 1.0, 0.02, True)
+    whole = LeaveOneOutGradient(U, FeatureTransform.plain(400), 1.0, 0.02, True)
     object.__setattr__(whole, "__class__", type("Whole", (LeaveOneOutGradient,), {"vector_size": 0}))
     bound = {"step": Bound(0.5, gradient_size(400, 4))}
     a, b = (sum_blocks(table.blocks(), step, bound, 2)["step"].total for step in (local, whole))
@@ -191,7 +191,7 @@ def test_clipping_follows_the_shrinking_gradients():
 def test_stops_asking_when_a_round_would_only_add_noise():
     table, _ = population(4000)
     run = run_on(table)
-    private_fedrep(run, 2, settings=Settings(rounds=40, growth=1.0))
+    private_fedrep(run, 2, settings=AlternationSettings(rounds=40, growth=1.0))
     assert sum(page.name.startswith("round") for page in run.billboard) < 30
     assert run.ledger.epsilon == pytest.approx(1.0, rel=1e-6)
 
@@ -200,7 +200,7 @@ def test_without_noise_and_clipping_a_round_is_the_plain_step():
     """The sum the engine makes with an infinite bound is the sum over users of the plain leave-one-out gradients."""
     table, U = population(40, size=6, features=7)
     start = np.linalg.qr(U + 0.3 * np.random.default_rng(9).normal(size=U.shape))[0]
-    local = LeaveOneOutGradient(start, Frame.plain(7), 1.0, 0.02, True)
+    local = LeaveOneOutGradient(start, FeatureTransform.plain(7), 1.0, 0.02, True)
     total = InMemoryUsers(table).bounded_sums(local, {"step": Bound(1e30, gradient_size(7, 2))})["step"].total
     gradient, moment = np.zeros((2, 7)), np.zeros((2, 2))
     for i in range(40):

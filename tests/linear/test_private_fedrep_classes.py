@@ -17,7 +17,7 @@ from privrep.linear.class_baselines import alone_classes, fedrep_classes, pooled
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
@@ -115,7 +115,7 @@ def test_a_hopeless_budget_costs_nobody_much(classes: int) -> None:
     heads = fit_heads(table.blocks(), found, loss=loss)
     assert (heads.kind == SHARED).mean() < 0.02
     ours = log_loss(made, heads, found, loss)
-    nothing = Representation(np.zeros((12, 1)), Frame.plain(12), 1.0)
+    nothing = Representation(np.zeros((12, 1)), FeatureTransform.plain(12), 1.0)
     constants = dataclasses.replace(heads, intercept=frequencies(table, loss), shared=np.zeros((len(heads.kind), 1)))
     constants = dataclasses.replace(constants, own_position=np.full(len(heads.kind), -1))
     majority = log_loss(made, constants, nothing, loss)
@@ -152,7 +152,7 @@ def test_pooled_is_one_model_for_all_and_worse_than_personal_ones() -> None:
     fresh = made.sample(np.random.default_rng([32, 2]))
     users = np.repeat(np.arange(fresh.n_users), fresh.sizes)
     shared = made.expected_log_loss(loss.probabilities(pooled.outputs(fresh.X, users).T).T, fresh.X, users)
-    oracle = Representation(made.U, Frame.plain(12), 0.0, precision=0.3)
+    oracle = Representation(made.U, FeatureTransform.plain(12), 0.0, precision=0.3)
     assert log_loss(made, fit_heads(table.blocks(), oracle, loss=loss), oracle, loss, 2) < shared - 0.1
 
 

@@ -23,7 +23,7 @@ from privrep.linear.starts import (
     spectral,
     top_eigenvectors,
 )
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
@@ -44,7 +44,7 @@ def planted():
 def start_on(table, epsilon, rank=K, seed=0, intercept=True, share=1.0):
     ledger = Ledger(Budget(epsilon, 1e-6), seeded=True)
     run = Run(InMemoryUsers(table), ledger, Billboard(), simulated_noise(seed))
-    return Start(run, Frame.plain(table.n_features), rank, share * ledger.capacity, intercept)
+    return Start(run, FeatureTransform.plain(table.n_features), rank, share * ledger.capacity, intercept)
 
 
 def squared_sines(basis, U):

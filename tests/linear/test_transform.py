@@ -21,7 +21,7 @@ from privrep.linear.transform import (
     octave_quantile,
     whitening_of,
 )
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
@@ -142,7 +142,7 @@ def test_identity_needs_no_whitening():
     X, y = rows()
     for seed in range(5):
         run = run_on(X, y, 1.0, seed)
-        assert find_whitening(run, Frame.plain(6), all_of(run), True) is None
+        assert find_whitening(run, FeatureTransform.plain(6), all_of(run), True) is None
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -151,8 +151,8 @@ def test_correlated_features_become_uncorrelated(condition, intercept):
     X, y = rows(20_000)
     root = correlated(condition)
     run = run_on(X @ root.T, y, 8.0)
-    whitening = find_whitening(run, Frame.plain(6), all_of(run), intercept)
-    values = whitened_eigenvalues(Frame(np.ones(6), whitening), root @ root.T)
+    whitening = find_whitening(run, FeatureTransform.plain(6), all_of(run), intercept)
+    values = whitened_eigenvalues(FeatureTransform(np.ones(6), whitening), root @ root.T)
     assert values[-1] / values[0] < (1.5 if condition == 100 else 3)
     assert np.allclose(whitening, whitening.T)
 
@@ -160,7 +160,7 @@ def test_correlated_features_become_uncorrelated(condition, intercept):
 def test_a_covariance_lost_in_noise_is_left_alone_or_not_asked_for():
     X, y = rows(50)
     run = run_on(X @ correlated(1000.0).T, y, 0.05)
-    assert find_whitening(run, Frame.plain(6), all_of(run), True) is None
+    assert find_whitening(run, FeatureTransform.plain(6), all_of(run), True) is None
     run = run_on(X, y, 0.05)
     frame, spent = find_frame(run, 0.3 * all_of(run), 0.3 * all_of(run), True)
     assert frame.whitening is None
@@ -233,7 +233,7 @@ def test_declarations_that_cannot_be(scale, covariance, sentence):
 @pytest.mark.parametrize("whitening", [False, True])
 def test_a_basis_means_the_same_in_both_coordinates(whitening):
     rng = np.random.default_rng(3)
-    frame = Frame(2.0 ** rng.integers(-5, 5, 6), correlated(10.0) if whitening else None)
+    frame = FeatureTransform(2.0 ** rng.integers(-5, 5, 6), correlated(10.0) if whitening else None)
     X, basis, v = rng.normal(size=(2, 5, 6)), rng.normal(size=(6, 2)), rng.normal(size=2)
     assert frame.rows(X) @ (basis @ v) == pytest.approx(X @ (frame.original(basis) @ v), rel=1e-9)
     assert frame.rows(X.astype(np.float32)).dtype == np.float32
@@ -241,7 +241,7 @@ def test_a_basis_means_the_same_in_both_coordinates(whitening):
 
 def test_targets_come_a_column_at_a_time():
     y = np.random.default_rng(0).normal(size=(4, 5, 3))
-    frame = Frame(np.ones(2), None, np.array([1.0, 10.0, 100.0]))
+    frame = FeatureTransform(np.ones(2), None, np.array([1.0, 10.0, 100.0]))
     assert frame.targets(y) == pytest.approx(np.moveaxis(y / [1.0, 10.0, 100.0], -1, 0))
     assert np.array_equal(frame.targets(y[:, :, 0]), y[None, :, :, 0])  # one column is left alone
 

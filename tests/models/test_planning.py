@@ -11,7 +11,14 @@ import pytest
 from privrep.data.synthetic import make_population
 from privrep.errors import InputError
 from privrep.models.model import Config, Model, learn
-from privrep.models.planning import Problem, default_releases, epsilon_of_releases, needs, predicted_error, users_needed
+from privrep.models.planning import (
+    PlanningProblem,
+    default_releases,
+    epsilon_of_releases,
+    needs,
+    predicted_error,
+    users_needed,
+)
 from privrep.privacy.accounting import Gaussian, epsilon_spent
 from privrep.privacy.ledger import Budget
 from privrep.users.memory import InMemoryUsers
@@ -19,7 +26,7 @@ from privrep.users.memory import InMemoryUsers
 BUDGET = Budget(1.0, 1e-6)
 
 
-def simulated(users: int, problem: Problem, budget: Budget, seed: int) -> tuple[float, Model]:
+def simulated(users: int, problem: PlanningProblem, budget: Budget, seed: int) -> tuple[float, Model]:
     """Mean squared sine of a simulated fit, and the fit."""
     rng = np.random.default_rng(seed)
     population = make_population(rng, users, problem.features, problem.rank, problem.rows, problem.noise)
@@ -38,7 +45,7 @@ def test_planned_releases_spend_the_budget_exactly() -> None:
 
 def test_planned_releases_are_those_of_a_fit() -> None:
     """Names and noise multipliers are those a real ledger holds, as long as the fit does not end early."""
-    _, fitted = simulated(3000, Problem(12, 2, 10, 0.01), BUDGET, seed=1)
+    _, fitted = simulated(3000, PlanningProblem(12, 2, 10, 0.01), BUDGET, seed=1)
     planned = {release.name: release.noise_multiplier for release in default_releases(BUDGET)}
     charged = {name: event.noise_multiplier for name, event in fitted.privacy.events}
     assert (list(charged)[-1], list(planned)[-1]) == ("preference/votes", "preference/votes")
@@ -61,12 +68,12 @@ def test_epsilon_of_equal_releases_is_that_of_the_ledger(multiplier: float, rele
 @pytest.mark.parametrize(
     ("problem", "budget"),
     [
-        (Problem(30, 2, 10, 0.3), Budget(1.0, 1e-6)),
-        (Problem(40, 1, 8, 0.5), Budget(2.0, 1e-6)),
-        (Problem(20, 3, 12, 0.3), Budget(1.0, 1e-6, "add-or-remove-one-user")),
+        (PlanningProblem(30, 2, 10, 0.3), Budget(1.0, 1e-6)),
+        (PlanningProblem(40, 1, 8, 0.5), Budget(2.0, 1e-6)),
+        (PlanningProblem(20, 3, 12, 0.3), Budget(1.0, 1e-6, "add-or-remove-one-user")),
     ],
 )
-def test_users_needed_is_right_within_a_factor_of_two(problem: Problem, budget: Budget) -> None:
+def test_users_needed_is_right_within_a_factor_of_two(problem: PlanningProblem, budget: Budget) -> None:
     """Of three simulated fits, the median reaches the error with twice the users and misses it with half of them."""
     target = 0.03
     needed = users_needed(problem, budget, target)
@@ -78,7 +85,7 @@ def test_users_needed_is_right_within_a_factor_of_two(problem: Problem, budget: 
 
 
 def test_more_users_and_more_budget_never_hurt() -> None:
-    problem = Problem(30, 2, 10)
+    problem = PlanningProblem(30, 2, 10)
     errors = [predicted_error(users, problem, BUDGET) for users in np.geomspace(100, 1e6, 40)]
     assert all(b <= a + 1e-12 for a, b in pairwise(errors))
     counts = [users_needed(problem, Budget(epsilon, 1e-6), 0.01) for epsilon in (0.3, 1.0, 3.0)]
@@ -87,15 +94,15 @@ def test_more_users_and_more_budget_never_hurt() -> None:
 
 
 def test_goals_ask_for_more_users_the_smaller_the_error() -> None:
-    found = sorted(needs(Problem(50, 2, 10, 0.5), BUDGET), key=lambda need: -need.error)
+    found = sorted(needs(PlanningProblem(50, 2, 10, 0.5), BUDGET), key=lambda need: -need.error)
     users = [need.users for need in found]
     assert None not in users
     assert users == sorted(users)  # type: ignore[type-var]
-    assert [need.users for need in needs(Problem(50, 2, 10, 0.5), Budget(1e-4, 1e-12))] == [None] * 3
+    assert [need.users for need in needs(PlanningProblem(50, 2, 10, 0.5), Budget(1e-4, 1e-12))] == [None] * 3
 
 
 def test_without_noise_there_is_no_goal_relative_to_it() -> None:
-    assert len(needs(Problem(50, 2, 10, 0.0), BUDGET)) == 2
+    assert len(needs(PlanningProblem(50, 2, 10, 0.0), BUDGET)) == 2
 
 
 @pytest.mark.parametrize(
@@ -111,4 +118,4 @@ def test_without_noise_there_is_no_goal_relative_to_it() -> None:
 )
 def test_impossible_problems_are_refused(arguments: tuple[float, ...], named: str) -> None:
     with pytest.raises(InputError, match=named):
-        Problem(*arguments)  # type: ignore[arg-type]
+        PlanningProblem(*arguments)  # type: ignore[arg-type]

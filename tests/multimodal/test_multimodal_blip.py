@@ -27,7 +27,7 @@ from experiments.dp_blip import (  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
 from privrep.multimodal.blip import answer, blip_encoders, caption, save, with_encoders  # noqa: E402
 from privrep.multimodal.pairs import CaptionedImages, split_by_image  # noqa: E402
-from privrep.nn.flat_module import Part, check_module, tried  # noqa: E402
+from privrep.nn.flat_module import FlatModule, check_module, tried  # noqa: E402
 
 WORDS = ["a red dog runs on grass", "two boys and a boat at sea", "what is this", "is it the dog or the sea there"]
 TINY = Tiny(side=32, width=16, layers=2, dim=8, words=40)
@@ -98,10 +98,10 @@ def test_what_is_trainable_grows_and_every_trainable_weight_has_a_gradient(folde
     sizes = []
     for train in ("nothing", "projections", "last", "all"):
         encoders = blip_encoders(folders.contrast, train=train, tokens=12)  # type: ignore[arg-type]
-        sizes.append([Part(encoder.module).size for encoder in encoders])
+        sizes.append([FlatModule(encoder.module).size for encoder in encoders])
         for encoder, inputs in zip(encoders, (IMAGES, WORDS), strict=True):
             encoder.module.zero_grad()
-            if Part(encoder.module).size:
+            if FlatModule(encoder.module).size:
                 encoder.module(torch.from_numpy(encoder.prepare(inputs))).square().sum().backward()
             chosen = {name: p for name, p in encoder.module.named_parameters() if p.requires_grad}
             assert all(p.grad is not None for p in chosen.values())

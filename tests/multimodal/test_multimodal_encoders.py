@@ -30,7 +30,7 @@ from privrep.multimodal.encoders import (  # noqa: E402
 )
 from privrep.multimodal.modules import Pixels, ScaleShift  # noqa: E402
 from privrep.neural.features import efficientnet_features  # noqa: E402
-from privrep.nn.flat_module import Part, check_module, tried  # noqa: E402
+from privrep.nn.flat_module import FlatModule, check_module, tried  # noqa: E402
 
 TEXTS = ["a cat", "cat", "a a cat cat a"]
 WORDS = ["a", "c", "t", "a</w>", "c</w>", "t</w>", "ca", "cat</w>"]
@@ -124,7 +124,7 @@ def test_clip_trains_what_it_is_told(clip):
     sizes = {}
     for train in ("nothing", "projections", "last", "all"):
         images, texts = clip_encoders(folder, train)
-        sizes[train] = [Part(images.module).size, Part(texts.module).size]
+        sizes[train] = [FlatModule(images.module).size, FlatModule(texts.module).size]
     layer, norm, projection = 16 * 16 * 4 + 16 * 4 + 2 * 16 * 32 + 32 + 16 + 64, 32, 16 * 6
     assert sizes["nothing"] == [0, 0]
     assert sizes["projections"] == [projection] * 2
@@ -137,7 +137,7 @@ def test_clip_trains_what_it_is_told(clip):
 def test_gradients_of_rows_one_by_one_are_those_of_vmap(clip):
     """What an engine asks for: per-row gradients of all weights, each that of the row alone."""
     for encoder, inputs in zip(clip_encoders(clip[0], "all"), (pictures(3, 8), TEXTS), strict=True):
-        part = Part(encoder.module)
+        part = FlatModule(encoder.module)
         rows, flat = torch.from_numpy(encoder.prepare(inputs)), torch.from_numpy(part.weights())
         gradient = torch.func.grad(lambda w, row, part=part: (part(w, row[None]) ** 2).sum())
         together = torch.func.vmap(gradient, (None, 0))(flat, rows)
@@ -200,7 +200,7 @@ def test_batchnorm_becomes_a_scale_and_a_shift():
     fixed = ScaleShift(norm)
     assert torch.allclose(fixed(images), norm(images), atol=1e-6)
     check_module(fixed, "layer")
-    assert Part(fixed).size == 6
+    assert FlatModule(fixed).size == 6
 
 
 @with_efficientnet
@@ -219,7 +219,7 @@ def test_efficientnet_is_the_frozen_one():
 
 @with_efficientnet
 def test_efficientnet_trains_what_it_is_told():
-    sizes = {train: Part(efficientnet(train, size=32).module).size for train in ("nothing", "last", "all")}
+    sizes = {train: FlatModule(efficientnet(train, size=32).module).size for train in ("nothing", "last", "all")}
     assert sizes["nothing"] == 0
     assert sizes["last"] == 1_017_600  # 192 -> 1152 -> 320 -> 1280 channels, with a scale and a shift of each
     assert sizes["all"] == 3_371_008
@@ -243,7 +243,7 @@ def test_minilm_knows_that_a_kitten_is_a_cat():
 @with_minilm
 def test_minilm_trains_what_it_is_told():
     encoder = minilm("last")
-    assert Part(encoder.module).size == 1_774_464  # a layer of width 384
+    assert FlatModule(encoder.module).size == 1_774_464  # a layer of width 384
     with pytest.raises(InputError, match="tokens must lie between 3 and 512"):
         minilm(tokens=600)
 
@@ -263,7 +263,7 @@ def test_projected_adds_the_projection_alone(clip):
     small = projected(images, 4, seed=3)
     inputs = pictures(3, 8)
     assert (small.dim, small.numbers) == (4, images.numbers)
-    assert Part(small.module).size == 6 * 4
+    assert FlatModule(small.module).size == 6 * 4
     weight = Projection(6, 4, seed=3).weight.detach().numpy()
     assert np.allclose(features(small, inputs), features(images, inputs) @ weight.T, atol=1e-5)
     check(small, inputs)

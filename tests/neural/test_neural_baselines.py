@@ -17,7 +17,7 @@ from privrep.errors import BudgetExceeded, InputError  # noqa: E402
 from privrep.heads.gradient import HeadFit  # noqa: E402
 from privrep.neural import baselines  # noqa: E402
 from privrep.neural.models import mlp  # noqa: E402
-from privrep.neural.rounds import Settings  # noqa: E402
+from privrep.neural.rounds import TrainingSettings  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
@@ -28,7 +28,7 @@ from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 FEATURES, CLASSES, SLOTS, USERS = 9, 3, 5, 23
 FIT = HeadFit(steps=3, rate=0.3, momentum=0.5)
-PLAIN = Settings(rounds=4, clip=1e6, step_size=0.2, head_fit=FIT)
+PLAIN = TrainingSettings(rounds=4, clip=1e6, step_size=0.2, head_fit=FIT)
 KEEPING = ("centaur", "ppsgd", "pmtl")
 
 

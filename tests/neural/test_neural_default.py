@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch")
 
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
-from privrep.heads.neural import CANDIDATES, Candidate, HeadLosses, Seen, fit, left_out_loss, predict  # noqa: E402
+from privrep.heads.neural import CANDIDATES, Candidate, HeadInputs, HeadLosses, fit, left_out_loss, predict  # noqa: E402
 from privrep.heads.own import fit_own_heads  # noqa: E402
 from privrep.neural.class_moments import ClassMoments, Scatter, classes_agree, directions  # noqa: E402
-from privrep.neural.gradient_step import OneStep  # noqa: E402
-from privrep.neural.plan import LEAST_SIGNAL, Offer, decide, most_parameters, signal  # noqa: E402
-from privrep.neural.training import LINEAR, Learned, MeanRow, Shape, learn, linear_split  # noqa: E402
+from privrep.neural.gradient_step import GradientStep  # noqa: E402
+from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
+from privrep.neural.training import LINEAR, MeanRow, Shape, SharedPart, learn, linear_split  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
@@ -37,19 +37,19 @@ def crowd(seed: int = 0, users: int = USERS) -> tuple[np.ndarray, np.ndarray]:
     return X, y
 
 
-def learned(seed: int = 5) -> Learned:
+def learned(seed: int = 5) -> SharedPart:
     rng = np.random.default_rng(seed)
     centre = rng.normal(size=FEATURES) * 0.1
     both = linear_split(centre, 0.9, SHAPE)
     weights = rng.normal(size=both.representation.size).astype(np.float32)
-    plan = decide(Offer(CLASSES, FEATURES), 10_000, 0.3, "linear")
-    return Learned(plan, both, weights, centre, 0.9, 0, CANDIDATES[3], CANDIDATES[10], 0.0)
+    plan = plan_sharing(Options(CLASSES, FEATURES), 10_000, 0.3, "linear")
+    return SharedPart(plan, both, weights, centre, 0.9, 0, CANDIDATES[3], CANDIDATES[10], 0.0)
 
 
 def steps() -> dict[str, tuple[object, str, int, bool]]:
     """By name: a step, its statistic, how many numbers that has, and whether it is acute."""
     known = learned()
-    update = OneStep(known.split, known.weights, known.split.head.weights(), LINEAR.head_fit, 1.0, SLOTS)
+    update = GradientStep(known.split, known.weights, known.split.head.weights(), LINEAR.head_fit, 1.0, SLOTS)
     pairs = FEATURES * (FEATURES + 1) // 2
     return {
         "update": (update, "update", FEATURES * CLASSES, False),
@@ -157,7 +157,7 @@ def test_a_head_predicts_by_base_frequencies_and_its_own_rows() -> None:
 
 
 def test_a_user_without_rows_has_no_loss_and_no_say() -> None:
-    seen = Seen(torch.zeros(1, SLOTS, CLASSES), torch.zeros(1, SLOTS, 3), torch.zeros(1, SLOTS, 3))
+    seen = HeadInputs(torch.zeros(1, SLOTS, CLASSES), torch.zeros(1, SLOTS, 3), torch.zeros(1, SLOTS, 3))
     labels = torch.full((1, SLOTS), -1)
     assert left_out_loss(fit(CANDIDATES[5], seen, labels), labels).item() == 0.0
 
@@ -166,17 +166,17 @@ def test_the_plan_carries_what_the_signal_says() -> None:
     assert signal(1_000, 0.268, 40, 235_000) == pytest.approx(0.0019, rel=0.02)
     most = most_parameters(2_000, 0.268, 16)
     assert signal(2_000, 0.268, 16, most) >= LEAST_SIGNAL > signal(2_000, 0.268, 16, most + 1)
-    assert decide(Offer(10, 256), 200, 0.03, "auto").share == "nothing"
-    assert decide(Offer(10, 256), 2_000, 0.268, "auto").features == 256
-    small = decide(Offer(10, 256), 500, 0.268, "auto")
+    assert plan_sharing(Options(10, 256), 200, 0.03, "auto").share == "nothing"
+    assert plan_sharing(Options(10, 256), 2_000, 0.268, "auto").features == 256
+    small = plan_sharing(Options(10, 256), 500, 0.268, "auto")
     assert 8 <= small.features < 256
     assert small.signal >= LEAST_SIGNAL
-    assert decide(Offer(10, 256, whole=235_000), 1_000, 0.268, "auto").share == "linear"
-    assert decide(Offer(10, 256, whole=235_000), 100_000, 0.268, "auto").share == "all"
-    adapters = Offer(10, 256, whole=235_000, adapters=((4, 9_000), (1, 1_500)))
-    assert decide(adapters, 2_000, 0.268, "auto").rank == 1
+    assert plan_sharing(Options(10, 256, whole=235_000), 1_000, 0.268, "auto").share == "linear"
+    assert plan_sharing(Options(10, 256, whole=235_000), 100_000, 0.268, "auto").share == "all"
+    adapters = Options(10, 256, whole=235_000, adapters=((4, 9_000), (1, 1_500)))
+    assert plan_sharing(adapters, 2_000, 0.268, "auto").rank == 1
     with pytest.raises(InputError, match="needs a representation"):
-        decide(Offer(10, 256), 1_000, 0.268, "all")
+        plan_sharing(Options(10, 256), 1_000, 0.268, "all")
 
 
 def population(users: int, agree: bool, seed: int = 3) -> tuple[UserTable, UserTable]:
@@ -220,13 +220,13 @@ def test_directions_are_those_in_which_classes_differ() -> None:
 def test_the_default_beats_everybody_alone(agree: bool) -> None:
     table, fresh = population(2_000, agree)
     run = new_run(table, 4.0)
-    plan = decide(Offer(CLASSES, FEATURES), 2_000, run.ledger.budget.mu, "auto")
+    plan = plan_sharing(Options(CLASSES, FEATURES), 2_000, run.ledger.budget.mu, "auto")
     found = learn(run, plan, None, SHAPE)
     assert found.plan.share == ("linear" if agree else "directions")
     assert run.ledger.epsilon <= 4.0
     users = np.repeat(np.arange(2_000), 6)
 
-    def accuracy(part: Learned) -> float:
+    def accuracy(part: SharedPart) -> float:
         return float((fit_own_heads(part, table).scores(part, fresh.X, users).argmax(axis=1) == fresh.y).mean())
 
     alone = accuracy(replace(found, plan=replace(found.plan, share="nothing")))

@@ -16,10 +16,10 @@ from torch.nn import functional  # noqa: E402
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import BudgetExceeded, InputError  # noqa: E402
 from privrep.heads.gradient import HeadFit, one_thread  # noqa: E402
-from privrep.neural.gradient_step import OneStep  # noqa: E402
-from privrep.neural.local_sgd import ManySteps  # noqa: E402
+from privrep.neural.gradient_step import GradientStep  # noqa: E402
+from privrep.neural.local_sgd import LocalSgdStep  # noqa: E402
 from privrep.neural.models import mlp  # noqa: E402
-from privrep.neural.rounds import Settings, Trained, local_step, train  # noqa: E402
+from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, train  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.contributions import Vectors  # noqa: E402
@@ -79,7 +79,7 @@ def silent(table, **options):
     return run_on(table, noise=Silence(), **options)
 
 
-def learn(run, settings, mu_squared=SMALL) -> Trained:
+def learn(run, settings, mu_squared=SMALL) -> TrainedWeights:
     parts = network()
     heads = parts.head.weights()
     start = parts.representation.weights()
@@ -121,8 +121,8 @@ def descend(module, rate, batches):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (OneStep, Settings(rounds=3, clip=1e3, step_size=0.5, head_fit=FIT, server_rate=0.9)),
-        (ManySteps, Settings(rounds=3, clip=1e3, step_size=0.3, batch=2, epochs=2, head_fit=FIT)),
+        (GradientStep, TrainingSettings(rounds=3, clip=1e3, step_size=0.5, head_fit=FIT, server_rate=0.9)),
+        (LocalSgdStep, TrainingSettings(rounds=3, clip=1e3, step_size=0.3, batch=2, epochs=2, head_fit=FIT)),
     ],
 )
 def test_without_clipping_and_noise_it_is_plain_fedrep(kind, settings):
@@ -135,7 +135,7 @@ def test_without_clipping_and_noise_it_is_plain_fedrep(kind, settings):
 
 
 def test_the_number_of_workers_does_not_matter():
-    settings = Settings(rounds=2, clip=0.1, batch=2, head_fit=FIT)
+    settings = TrainingSettings(rounds=2, clip=0.1, batch=2, head_fit=FIT)
     one, two = (learn(run_on(population(), workers=workers), settings).weights for workers in (1, 2))
     assert np.array_equal(one, two)
 
@@ -143,23 +143,23 @@ def test_the_number_of_workers_does_not_matter():
 def test_rounds_are_charged_and_posted():
     run = run_on(population(), 3.0)
     share = run.ledger.capacity / 4
-    learn(run, Settings(rounds=3, head_fit=FIT), share)
+    learn(run, TrainingSettings(rounds=3, head_fit=FIT), share)
     assert run.ledger.remaining == pytest.approx(share, rel=1e-6)
     assert all(f"round-{t}" in run.billboard for t in (1, 2, 3))
-    learn(run, Settings(rounds=4, head_fit=FIT), share)
+    learn(run, TrainingSettings(rounds=4, head_fit=FIT), share)
     with pytest.raises(BudgetExceeded):
-        learn(run, Settings(rounds=5, head_fit=FIT), share)
+        learn(run, TrainingSettings(rounds=5, head_fit=FIT), share)
 
 
 @pytest.mark.parametrize("server", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("quantile", [None, 0.5])
 def test_a_run_that_is_continued_ends_with_the_same_weights(server, quantile):
-    settings = Settings(rounds=4, server=server, quantile=quantile, head_fit=FIT, server_rate=0.3)
+    settings = TrainingSettings(rounds=4, server=server, quantile=quantile, head_fit=FIT, server_rate=0.3)
     whole = run_on(population(), 5.0)
     share = whole.ledger.capacity / 4
     expected = learn(whole, settings, share)
     broken = run_on(population(), 5.0)
-    learn(broken, Settings(**(vars(settings) | {"rounds": 2})), share)
+    learn(broken, TrainingSettings(**(vars(settings) | {"rounds": 2})), share)
     again = run_on(population(), billboard=broken.billboard, ledger=broken.ledger)
     found = learn(again, settings, share)
     assert np.array_equal(found.weights, expected.weights)
@@ -169,7 +169,7 @@ def test_a_run_that_is_continued_ends_with_the_same_weights(server, quantile):
 @pytest.mark.parametrize("server", ["momentum", "adam"])
 def test_the_servers_optimisers_are_pytorchs(server):
     """Of releases as they stand on the billboard: nothing but post-processing."""
-    settings = Settings(rounds=5, server=server, server_rate=0.1, clip=0.2, head_fit=FIT)
+    settings = TrainingSettings(rounds=5, server=server, server_rate=0.1, clip=0.2, head_fit=FIT)
     run = run_on(population())
     found = learn(run, settings, run.ledger.capacity / 5).weights
     weights = torch.tensor(network().representation.weights(), dtype=torch.float64, requires_grad=True)
@@ -185,8 +185,8 @@ def test_the_servers_optimisers_are_pytorchs(server):
 
 def test_signal_to_noise_is_read_off_the_releases():
     wide = {"rounds": 2, "head_fit": FIT}
-    loud = learn(run_on(population(), 1e13), Settings(**wide), 1e9)
-    quiet = learn(run_on(population()), Settings(**wide), 1e-4)
+    loud = learn(run_on(population(), 1e13), TrainingSettings(**wide), 1e9)
+    quiet = learn(run_on(population()), TrainingSettings(**wide), 1e-4)
     assert all(r.signal_to_noise > 100 for r in loud.rounds)
     assert all(r.signal_to_noise < 1 for r in quiet.rounds)
     size, multiplier = network().representation.size, 1e2
@@ -208,9 +208,11 @@ def updates(settings):
 def test_the_bound_follows_the_quantile():
     """From far above and from far below it comes to the same place, where that part of the updates is shorter."""
     settings = {"rounds": 60, "quantile": 0.7, "quantile_rate": 0.5, "head_fit": FIT, "server_rate": 1e-6}
-    ends = [learn(silent(population()), Settings(clip=clip, **settings)).rounds[-1].clip for clip in (1e-3, 0.3)]
+    ends = [
+        learn(silent(population()), TrainingSettings(clip=clip, **settings)).rounds[-1].clip for clip in (1e-3, 0.3)
+    ]
     assert ends[0] == pytest.approx(ends[1], rel=0.1)
-    lengths = np.sort(updates(Settings(**settings)).norms())
+    lengths = np.sort(updates(TrainingSettings(**settings)).norms())
     assert lengths[int(0.7 * USERS) - 3] <= ends[0] <= lengths[int(0.7 * USERS) + 3]
 
 
@@ -230,7 +232,10 @@ class Slope:
 def test_a_server_that_went_too_far_goes_slower(rate):
     common = {"rounds": 30, "clip": 2.0, "quantile": 0.5, "quantile_rate": 1.0, "server_rate": rate}
     start = np.ones(3, np.float32)
-    ends = [train(silent(population()), start, Slope, Settings(settle=s, **common), 0.02).weights for s in (1.0, 0.3)]
+    ends = [
+        train(silent(population()), start, Slope, TrainingSettings(settle=s, **common), 0.02).weights
+        for s in (1.0, 0.3)
+    ]
     if rate < 2:
         assert np.array_equal(*ends)  # nothing grew
     else:
@@ -240,7 +245,7 @@ def test_a_server_that_went_too_far_goes_slower(rate):
 
 def test_a_sample_is_averaged_by_its_expected_size():
     """Not by its own size, which is a secret: then the average is that of all users, but for chance."""
-    settings = Settings(rounds=1, clip=1e3, head_fit=FIT, step_size=0.1, rate=0.5)
+    settings = TrainingSettings(rounds=1, clip=1e3, head_fit=FIT, step_size=0.1, rate=0.5)
     found = learn(silent(population()), settings).weights - network().representation.weights()
     members = Poisson(0.5).sample(Silence().key("round-1")).members(USERS)
     assert 10 < members.sum() < 30
@@ -251,17 +256,17 @@ def test_a_sample_is_averaged_by_its_expected_size():
 
 
 def test_samples_are_planned_and_fit_the_budget():
-    settings = Settings(rounds=6, rate=0.3, quantile=0.5, head_fit=FIT)
+    settings = TrainingSettings(rounds=6, rate=0.3, quantile=0.5, head_fit=FIT)
     run = run_on(population(), 2.0)
     multiplier = noise_multiplier_for(run.ledger.budget, settings.rate, settings.rounds)
     learn(run, settings, multiplier**-2)
     with pytest.raises(BudgetExceeded):
-        learn(run, Settings(**(vars(settings) | {"rounds": 7})), multiplier**-2)
+        learn(run, TrainingSettings(**(vars(settings) | {"rounds": 7})), multiplier**-2)
 
 
 def test_the_other_relation_is_refused():
     with pytest.raises(InputError, match="replace-one-user"):
-        learn(run_on(population(), relation="add-or-remove-one-user"), Settings(rounds=1))
+        learn(run_on(population(), relation="add-or-remove-one-user"), TrainingSettings(rounds=1))
 
 
 @pytest.mark.parametrize(
@@ -279,4 +284,4 @@ def test_the_other_relation_is_refused():
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InputError):
-        Settings(**wrong)
+        TrainingSettings(**wrong)

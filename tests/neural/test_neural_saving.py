@@ -19,7 +19,7 @@ from privrep import Centaur  # noqa: E402
 from privrep.errors import InputError, NothingLearned, ResumeError  # noqa: E402
 from privrep.neural import training as fitting  # noqa: E402
 from privrep.neural.features import Dct, Frozen  # noqa: E402
-from privrep.neural.rounds import Settings  # noqa: E402
+from privrep.neural.rounds import TrainingSettings  # noqa: E402
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -63,7 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "cosines": {"share": "linear", "features": Dct(6, 6, 1, 10)},
     "mlp": {"share": "all", "representation": "mlp"},
     "a network for nothing": {"share": "linear", "representation": "mlp"},
-    "settings": {"share": "linear", "settings": Settings(rate=0.5, clip=0.2)},
+    "settings": {"share": "linear", "settings": TrainingSettings(rate=0.5, clip=0.2)},
     "more settings": {"share": "linear", "settings": fitting.LINEAR},
 }
 
@@ -266,7 +266,7 @@ def test_a_fit_that_was_stopped_goes_on_and_ends_the_same(rows: Rows, tmp_path: 
         ({"random_state": 1}, "config.seed"),
         ({"random_state": None}, "config.seed"),
         ({"classes": 4}, "config.classes"),
-        ({"settings": Settings(clip=0.3)}, "config.settings"),
+        ({"settings": TrainingSettings(clip=0.3)}, "config.settings"),
         ({"features": Dct(6, 6, 1, 12)}, "config.features"),
         ({"representation": module(2)}, "config.representation"),
     ],

@@ -20,10 +20,10 @@ from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
 from privrep.heads.gradient import HeadFit, labels_of, one_thread  # noqa: E402
 from privrep.neural import gradient_step as ghost  # noqa: E402
-from privrep.neural.gradient_step import OneStep, supported  # noqa: E402
-from privrep.neural.local_sgd import ManySteps, is_stack, local_sgd, stack_sgd  # noqa: E402
+from privrep.neural.gradient_step import GradientStep, supported  # noqa: E402
+from privrep.neural.local_sgd import LocalSgdStep, is_stack, local_sgd, stack_sgd  # noqa: E402
 from privrep.neural.models import adapted, lenet, mlp  # noqa: E402
-from privrep.nn.flat_module import Part, Split, split  # noqa: E402
+from privrep.nn.flat_module import FlatModule, Split, split  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
@@ -188,7 +188,7 @@ def test_one_step_is_the_gradient_that_differentiation_gives(name):
     parts = small(name)
     assert supported(parts) is None
     X, y = crowd(parts.features)
-    update = sent(OneStep(**public(parts)), X, y)
+    update = sent(GradientStep(**public(parts)), X, y)
     expected = np.stack([plain_update(parts, X[u], y[u], 0.3) for u in range(USERS)])
     scale = np.abs(expected).max()
     assert scale > 1e-3
@@ -202,7 +202,7 @@ def test_one_step_is_the_gradient_that_differentiation_gives(name):
 def test_one_step_is_many_steps_with_one_batch(name):
     parts = small(name)
     X, y = crowd(parts.features, 1)
-    one, many = (vectors(sent(kind(**public(parts)), X, y), USERS) for kind in (OneStep, ManySteps))
+    one, many = (vectors(sent(kind(**public(parts)), X, y), USERS) for kind in (GradientStep, LocalSgdStep))
     assert np.allclose(one, many, atol=2e-5 * np.abs(many).max())
 
 
@@ -212,7 +212,7 @@ def test_many_steps_are_those_of_a_plain_loop(name, batch, epochs):
     parts = small(name)
     X, y = crowd(parts.features, 2)
     rate = 0.01  # small enough for descents that go down: others magnify rounding errors
-    update = sent(ManySteps(**public(parts, step_size=rate), batch=batch, epochs=epochs), X, y)
+    update = sent(LocalSgdStep(**public(parts, step_size=rate), batch=batch, epochs=epochs), X, y)
     expected = np.stack([plain_update(parts, X[u], y[u], rate, batch or SLOTS, epochs) for u in range(USERS)])
     apart = np.linalg.norm(vectors(update, USERS) - expected, axis=1)
     assert (apart <= 1e-3 * np.linalg.norm(expected, axis=1)).all()
@@ -247,7 +247,7 @@ def test_a_frozen_layer_is_in_no_update():
     representation[0].requires_grad_(False)
     parts = started(representation, head, 18)
     X, y = crowd(18)
-    for kind in (OneStep, ManySteps):
+    for kind in (GradientStep, LocalSgdStep):
         found = vectors(sent(kind(**public(parts)), X, y), USERS)
         expected = np.stack([plain_update(parts, X[u], y[u], 0.3) for u in range(USERS)])
         assert found.shape == (USERS, 12 * 5 + 5)
@@ -257,15 +257,17 @@ def test_a_frozen_layer_is_in_no_update():
 def test_users_may_be_cut_up_into_groups(monkeypatch):
     parts = small("lenet")
     X, y = crowd(parts.features)
-    whole = vectors(sent(OneStep(**public(parts)), X, y), USERS)
+    whole = vectors(sent(GradientStep(**public(parts)), X, y), USERS)
     monkeypatch.setattr(ghost, "NUMBERS_AT_ONCE", 2 * SLOTS * ghost.numbers_per_row(parts))
-    assert np.allclose(vectors(sent(OneStep(**public(parts)), X, y), USERS), whole, atol=1e-5 * np.abs(whole).max())
+    assert np.allclose(
+        vectors(sent(GradientStep(**public(parts)), X, y), USERS), whole, atol=1e-5 * np.abs(whole).max()
+    )
 
 
 def test_vectors_are_held_of_convolutions_alone():
-    assert OneStep(**public(small("mlp"))).vector_size == 0
-    assert OneStep(**public(small("lenet"))).vector_size == 25 * 64 + 64 + 1600 * 64 + 64
-    assert ManySteps(**public(small("mlp"))).vector_size == small("mlp").representation.size
+    assert GradientStep(**public(small("mlp"))).vector_size == 0
+    assert GradientStep(**public(small("lenet"))).vector_size == 25 * 64 + 64 + 1600 * 64 + 64
+    assert LocalSgdStep(**public(small("mlp"))).vector_size == small("mlp").representation.size
 
 
 class Twice(Residual):
@@ -336,9 +338,9 @@ def hostile(features):
 def test_a_user_in_anothers_place_changes_nobody_else(name, kind):
     parts = small(name)
     step = {
-        "one": OneStep(**public(parts)),
-        "many": ManySteps(**public(parts)),
-        "many batches": ManySteps(**public(parts), batch=3, epochs=2),
+        "one": GradientStep(**public(parts)),
+        "many": LocalSgdStep(**public(parts)),
+        "many batches": LocalSgdStep(**public(parts), batch=3, epochs=2),
     }[kind]
     X, y = crowd(parts.features)
     before = sent(step, X, y)
@@ -362,15 +364,15 @@ class Mixed(nn.Sequential):
 
 def test_a_step_that_looks_at_the_others_is_noticed():
     parts = small("mlp")
-    mixed = Split(Part(Mixed(*parts.representation.module)), parts.head, 18, parts.rank, CLASSES)
+    mixed = Split(FlatModule(Mixed(*parts.representation.module)), parts.head, 18, parts.rank, CLASSES)
     X, y = crowd(18)
     other = X.copy()
     other[0] += 1e-6
-    before, after = (sent(OneStep(**public(mixed)), rows, y) for rows in (X, other))
+    before, after = (sent(GradientStep(**public(mixed)), rows, y) for rows in (X, other))
     assert not np.array_equal(numbers(before, 3), numbers(after, 3))
 
 
-@pytest.mark.parametrize("kind", [OneStep, ManySteps])
+@pytest.mark.parametrize("kind", [GradientStep, LocalSgdStep])
 @pytest.mark.parametrize("name", ["mlp", "lenet"])
 def test_the_clipped_sum_moves_by_the_sensitivity_at_most(name, kind):
     parts = small(name)
@@ -395,7 +397,7 @@ def test_the_clipped_sum_moves_by_the_sensitivity_at_most(name, kind):
     assert max(moved) > 0.02  # there was something to see
 
 
-@pytest.mark.parametrize("kind", [OneStep, ManySteps])
+@pytest.mark.parametrize("kind", [GradientStep, LocalSgdStep])
 @pytest.mark.parametrize("name", ["mlp", "lenet", "other head"])
 def test_threads_do_not_matter(name, kind):
     """Neither how many PyTorch has, nor whether another call of the same step is under way."""
@@ -435,7 +437,7 @@ def test_a_step_leaves_its_modules_as_they_were():
     parts = small("lenet")
     weights, heads = parts.representation.weights(), parts.head.weights()
     X, y = crowd(parts.features)
-    for kind in (OneStep, ManySteps):
+    for kind in (GradientStep, LocalSgdStep):
         sent(kind(**public(parts, weights=weights + 1, head_start=heads + 1)), X, y)
     assert np.array_equal(parts.representation.weights(), weights)
     assert np.array_equal(parts.head.weights(), heads)

@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
 from privrep.neural import gradient_step as ghost  # noqa: E402
 from privrep.neural.models import adapted, initialise, lenet, mlp  # noqa: E402
-from privrep.nn.flat_module import Part, split  # noqa: E402
+from privrep.nn.flat_module import FlatModule, split  # noqa: E402
 
 
 def network():
@@ -27,7 +27,7 @@ def test_sizes_are_read_off_the_modules():
 
 
 def test_flat_weights_are_the_modules_own_in_order():
-    part = Part(network()[0])
+    part = FlatModule(network()[0])
     expected = np.concatenate([p.detach().numpy().ravel() for p in part.module.parameters()])
     assert np.array_equal(part.weights(), expected)
     rows = torch.cos(torch.arange(18.0)).reshape(3, 6)
@@ -35,7 +35,7 @@ def test_flat_weights_are_the_modules_own_in_order():
 
 
 def test_weights_are_a_copy_and_load_puts_them_back():
-    part = Part(network()[0])
+    part = FlatModule(network()[0])
     before = part.weights()
     part.load(before + 1)
     assert np.array_equal(part.weights(), before + 1)
@@ -43,14 +43,14 @@ def test_weights_are_a_copy_and_load_puts_them_back():
 
 
 def test_other_weights_leave_the_module_as_it_was():
-    part = Part(network()[0])
+    part = FlatModule(network()[0])
     before = part.weights()
     part(torch.zeros(part.size), torch.ones(2, 6))
     assert np.array_equal(part.weights(), before)
 
 
 def test_named_weights_of_many_users_have_the_users_first():
-    part = Part(network()[0])
+    part = FlatModule(network()[0])
     flat = torch.arange(2.0 * part.size).reshape(2, part.size)
     named = part.named(flat)
     assert named["0.weight"].shape == (2, 5, 6)

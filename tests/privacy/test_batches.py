@@ -37,7 +37,7 @@ from privrep.privacy.accounting import (
 from privrep.privacy.batches import batch_deltas
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound, clipped_sum
-from privrep.privacy.contributions import Beside, Shorter, Together, Vectors, Whole
+from privrep.privacy.contributions import BatchTerm, Concatenated, NormAtMost, Summed, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
@@ -286,7 +286,7 @@ class Mean:
         self.seen.append((X.copy(), y.copy(), places.copy()))
         if (X == 13).any() or (y != -1).any(axis=1).sum() > self.many:
             raise ValueError("thirteen, or too many")
-        return {"mean": Whole(self.times * X.sum(axis=(0, 1)) / max((y != -1).sum(), 1))}
+        return {"mean": BatchTerm(self.times * X.sum(axis=(0, 1)) / max((y != -1).sum(), 1))}
 
 
 @dataclass(frozen=True)
@@ -402,17 +402,17 @@ def test_a_file_gives_the_same_batches_as_memory_but_no_whole_ones(tmp_path: Pat
 def test_bounds_and_kinds_must_agree_on_what_one_user_touches() -> None:
     vector = np.ones(2)
     for contributions in (
-        Whole(vector),
-        Beside((Whole(vector),)),
-        Together((Whole(vector),)),
-        Shorter(Whole(vector), 1),
+        BatchTerm(vector),
+        Concatenated((BatchTerm(vector),)),
+        Summed((BatchTerm(vector),)),
+        NormAtMost(BatchTerm(vector), 1),
     ):
         with pytest.raises(InputError, match="of the whole batch"):
             clipped_sum(contributions, Bound(1.0, 2))
     with pytest.raises(InputError, match="of users one by one"):
         clipped_sum(Vectors(vector[None]), Bound(1.0, 2, touched=1))
 
-    class Several(Whole):
+    class Several(BatchTerm):
         touched = 2.0
 
     with pytest.raises(InputError, match="touches 2 terms"):
@@ -429,25 +429,25 @@ def test_what_whole_steps_and_fixed_batches_cannot_do_is_refused_before_the_char
     run, added = (Run(users, each, Billboard(), secure_noise) for each in (ledger, Ledger(Budget(2.0, 1e-5, ADD))))
     one, many = ({"mean": Query(Bound(1.0, 2, touched=t), 0.01)} for t in (1, 2))
     with pytest.raises(InputError, match="not of a group"):
-        run.ask("page", Mean(), one, Group("a", 0, 2))
+        run.release("page", Mean(), one, Group("a", 0, 2))
     with pytest.raises(InputError, match="use a fixed one"):
-        run.ask("page", Mean(), many, sampling=Poisson(0.5))
+        run.release("page", Mean(), many, sampling=Poisson(0.5))
     with pytest.raises(InputError, match="use replace-one-user"):
-        added.ask("page", Mean(), many)
+        added.release("page", Mean(), many)
     with pytest.raises(InputError, match="use replace-one-user"):
-        added.ask("page", Mean(), one, sampling=Fixed(3, 30))
+        added.release("page", Mean(), one, sampling=Fixed(3, 30))
     with pytest.raises(InputError, match="use replace-one-user"):
-        added.ask("page", Mean(), one, sampling=Fixed(30, 30))
+        added.release("page", Mean(), one, sampling=Fixed(30, 30))
     with pytest.raises(InputError, match="bounds that say"):
-        run.ask("page", Mean(), {"mean": Query(Bound(1.0, 2), 0.01)})
+        run.release("page", Mean(), {"mean": Query(Bound(1.0, 2), 0.01)})
     with pytest.raises(InputError, match="bounds that say"):
-        run.ask("page", Sum(), {"sum": Query(Bound(1.0, 2, touched=1), 0.01)})
+        run.release("page", Sum(), {"sum": Query(Bound(1.0, 2, touched=1), 0.01)})
     with pytest.raises(InputError, match="bounds that say"):
         run.choose("page", Mean(), 3, 0.1)
     with pytest.raises(InputError, match="of 29 users, and there are 30"):
-        run.ask("page", Sum(), {"sum": Query(Bound(1.0, 2), 0.01)}, sampling=Fixed(3, 29))
+        run.release("page", Sum(), {"sum": Query(Bound(1.0, 2), 0.01)}, sampling=Fixed(3, 29))
     with pytest.raises(InputError, match="how many rows of each user"):
-        run.ask("page", Mean(slots=None), one)  # type: ignore[arg-type]
+        run.release("page", Mean(slots=None), one)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="bounds that say"):
         users.bounded_sums(Mean(), {"mean": LossBound(2)})
     assert ledger.report().events == ()
@@ -465,7 +465,7 @@ def test_noise_of_sigma_times_the_clip_on_a_batch_gradient_is_charged_as_half_of
     ledger = Ledger(Budget(20.0, 1e-5, relation), seeded=True)
     run = Run(InMemoryUsers(table()), ledger, Billboard(), simulated_noise(1))
     bound = Bound(clip, 2, touched=1)
-    released = run.ask("page", Mean(), {"mean": Query(bound, (2 / sigma) ** 2)}, sampling=sampling)["mean"]
+    released = run.release("page", Mean(), {"mean": Query(bound, (2 / sigma) ** 2)}, sampling=sampling)["mean"]
     ((name, event),) = ledger.report().events
     assert isinstance(event, Batched)
     assert (name, event.rate, event.relation, event.count) == ("page/mean", 0.2, relation, 1)

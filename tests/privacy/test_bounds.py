@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from privrep.data.table import UserTable
 from privrep.errors import InputError, PrivrepError
 from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, BoundedSum, Contributions, clipped_sum
-from privrep.privacy.contributions import Counts, CrossMoments, NonNegative, RowMoments, Slots, Vectors
+from privrep.privacy.contributions import Counts, CrossMoments, NonNegative, RowMoments, SparseColumns, Vectors
 from privrep.privacy.kronecker import kronecker
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
@@ -82,7 +82,7 @@ def test_a_bound_is_refused_or_kept_at_every_magnitude(exponent: int) -> None:
     magnitudes = np.ldexp(1.0, np.arange(-1074, 1024, 7))
     for size in magnitudes:
         assert np.linalg.norm(share(Vectors(np.full((1, 3), size)), bound)) <= 1 + FLOAT_SLACK
-        slots = Slots(np.zeros(2, int), np.arange(2), np.full((2, 1), size), np.full((1, 1), size), 2)
+        slots = SparseColumns(np.zeros(2, int), np.arange(2), np.full((2, 1), size), np.full((1, 1), size), 2)
         for kind in (
             CrossMoments(np.full((1, 2, 2), size), np.ones(1)),
             RowMoments(np.full((1, 2, 2), size), np.ones(1)),

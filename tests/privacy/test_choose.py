@@ -204,7 +204,7 @@ def test_gaussian_noise_is_refused_by_a_pure_budget_before_it_is_drawn(users: Wa
     ledger = Ledger(PURE)
     run = Run(users, ledger, Billboard(), Spy())
     with pytest.raises(BudgetExceeded, match="a budget of delta 0 pays for choices alone"):
-        run.ask("page", FarFrom(), {"row": Query(Bound(1.0, 2), 1e-6)})
+        run.release("page", FarFrom(), {"row": Query(Bound(1.0, 2), 1e-6)})
     with pytest.raises(InputError, match="A budget of delta 0 has none"):
         Query(Bound(1.0, 2), ledger.capacity)
     assert ledger.report().events == ()
@@ -213,7 +213,7 @@ def test_gaussian_noise_is_refused_by_a_pure_budget_before_it_is_drawn(users: Wa
 def test_a_choice_and_then_a_release_spend_the_whole_budget(users: Watched) -> None:
     run = Run(users, Ledger(Budget(1.0, 1e-6)), Billboard(), secure_noise)
     ask(run, "choice", 0.25)
-    run.ask("sum", FarFrom(), {"row": Query(Bound(1.0, 2), run.ledger.capacity)})
+    run.release("sum", FarFrom(), {"row": Query(Bound(1.0, 2), run.ledger.capacity)})
     assert run.ledger.epsilon == pytest.approx(1.0, rel=1e-6)
     assert [type(event) for _, event in run.ledger.report().events] == [Pure, Gaussian]
     with pytest.raises(BudgetExceeded):
@@ -273,7 +273,7 @@ def test_a_page_without_its_charge_is_not_read_as_if_it_were_free(users: Watched
 def test_a_page_that_answers_another_question_is_refused(users: Watched) -> None:
     run = Run(users, Ledger(Budget(3.0, 1e-6)), Billboard(), secure_noise)
     ask(run)
-    run.ask("sum", FarFrom(), {"row": Query(Bound(1.0, 2), 0.01)})
+    run.release("sum", FarFrom(), {"row": Query(Bound(1.0, 2), 0.01)})
     with pytest.raises(ResumeError):
         ask(run, candidates=CANDIDATES - 1)
     with pytest.raises(ResumeError):
@@ -281,7 +281,7 @@ def test_a_page_that_answers_another_question_is_refused(users: Watched) -> None
     with pytest.raises(ResumeError):
         ask(run, "sum")
     with pytest.raises(PrivrepError):
-        run.ask("page", FarFrom(), {"row": Query(Bound(1.0, 2), 0.01)})
+        run.release("page", FarFrom(), {"row": Query(Bound(1.0, 2), 0.01)})
     assert len(run.ledger.report().events) == 2
 
 

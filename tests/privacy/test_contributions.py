@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions, clipped_sum
 from privrep.privacy.contributions import (
-    Beside,
+    Concatenated,
     Counts,
     CrossMoments,
     NonNegative,
     RowMoments,
-    Slots,
-    Together,
+    SparseColumns,
+    Summed,
     Vectors,
     pack,
     packed_size,
@@ -138,14 +138,14 @@ def test_counts_are_sums_of_unit_vectors(users: int, each: int, seed: int) -> No
 # The kinds made of others, and those that are mostly zero
 
 
-def some_slots(rng: np.random.Generator, users: int, d: int, k: int, p: int) -> tuple[Slots, np.ndarray]:
+def some_slots(rng: np.random.Generator, users: int, d: int, k: int, p: int) -> tuple[SparseColumns, np.ndarray]:
     """Slots of random users and columns, and the same as one full vector per user, in long double."""
     user, column = np.nonzero(rng.random((users, d)) < 0.4)
     values = rng.normal(size=(len(user), k)) * 10.0 ** rng.integers(-20, 20, (len(user), 1))
     tail = rng.normal(size=(users, p)) * 10.0 ** rng.integers(-20, 20, (users, 1))
     full = np.zeros((users, k, d), dtype=np.longdouble)
     full[user, :, column] = values
-    return Slots(user, column, values, tail, d), np.concatenate([full.reshape(users, -1), tail], axis=1)
+    return SparseColumns(user, column, values, tail, d), np.concatenate([full.reshape(users, -1), tail], axis=1)
 
 
 def dense_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -171,9 +171,12 @@ def some_of_every_kind(rng: np.random.Generator, users: int) -> dict[str, tuple[
         "vectors": (Vectors(values), values),
         "slots": slots,
         "non-negative": (positive, np.abs(values)),
-        "beside": (Beside((moments, positive, histogram)), np.hstack([full["row"], np.abs(values), full["counts"]])),
-        "beside, others": (Beside((slots[0], products)), np.hstack([slots[1], full["cross"]])),
-        "together": (Together((products, Vectors(values), moments)), full["cross"] + values + full["row"]),
+        "beside": (
+            Concatenated((moments, positive, histogram)),
+            np.hstack([full["row"], np.abs(values), full["counts"]]),
+        ),
+        "beside, others": (Concatenated((slots[0], products)), np.hstack([slots[1], full["cross"]])),
+        "together": (Summed((products, Vectors(values), moments)), full["cross"] + values + full["row"]),
     }
 
 
@@ -211,7 +214,7 @@ def test_norms_are_no_less_than_the_exact_ones(kind: str, size: int, exponent: i
         sent: Contributions = RowMoments(values[None, None], np.ones(1))
     else:
         values, square = values * 2.0**exponent, sum((v * Fraction(2) ** exponent) ** 2 for v in full)
-        slots = Slots(np.zeros(size, int), np.arange(size), values[:, None], np.zeros((1, 1)), size)
+        slots = SparseColumns(np.zeros(size, int), np.arange(size), values[:, None], np.zeros((1, 1)), size)
         sent = {"vectors": Vectors(values[None]), "non-negative": NonNegative(values[None]), "slots": slots}[kind]
     assert Fraction(float(sent.norms()[0])) ** 2 >= square
 
@@ -235,7 +238,7 @@ def test_a_negative_entry_or_a_cell_named_twice_makes_a_user_count_as_nothing() 
     assert np.array_equal(np.isfinite(norms), [True, False, True, False])
     total = clipped_sum(NonNegative(values), Bound(10.0, 2, acute=True))
     assert total == pytest.approx([1.0, 2.0])
-    beside = Beside((NonNegative(values), RowMoments(np.ones((4, 1, 1)), np.ones(4))))
+    beside = Concatenated((NonNegative(values), RowMoments(np.ones((4, 1, 1)), np.ones(4))))
     assert np.array_equal(np.isfinite(beside.norms()), [True, False, True, False])
     assert clipped_sum(beside, Bound(10.0, 3, acute=True)) == pytest.approx([1.0, 2.0, 2.0])
     assert np.array_equal(clipped_sum(Counts(np.array([[0, 0], [-1, -1]]), 2), Bound(2.0, 2, acute=True)), [0.0, 0.0])
@@ -243,11 +246,11 @@ def test_a_negative_entry_or_a_cell_named_twice_makes_a_user_count_as_nothing() 
 
 def test_parts_decide_whether_the_whole_is_acute() -> None:
     positive, row = NonNegative(np.ones((1, 2))), RowMoments(np.ones((1, 1, 1)), np.ones(1))
-    assert Beside((positive, row)).acute
-    assert not Beside((positive, Vectors(np.ones((1, 2))))).acute
-    assert not Together((positive, positive)).acute  # to be safe
+    assert Concatenated((positive, row)).acute
+    assert not Concatenated((positive, Vectors(np.ones((1, 2))))).acute
+    assert not Summed((positive, positive)).acute  # to be safe
     with pytest.raises(InputError, match="not acute"):
-        clipped_sum(Beside((positive, Vectors(np.ones((1, 2))))), Bound(1.0, 4, acute=True))
+        clipped_sum(Concatenated((positive, Vectors(np.ones((1, 2))))), Bound(1.0, 4, acute=True))
 
 
 # Promises of the protocol
@@ -265,13 +268,13 @@ SPOILT = Vectors(np.array([[1.0, 2.0, 3.0], [np.nan, np.inf, 1.0], [4.0, 5.0, 6.
         RowMoments(np.stack([np.ones((3, 2)), np.full((3, 2), np.nan), np.ones((3, 2))]), np.ones(3)),
         RowMoments(np.ones((3, 2, 2)), np.array([1.0, np.inf, 1.0])),
         NonNegative(np.array([[1.0, 2.0], [np.inf, 1.0], [4.0, 5.0]])),
-        Beside((SPOILT, RowMoments(np.ones((3, 1, 2)), np.ones(3)))),
-        Beside((RowMoments(np.ones((3, 1, 2)), np.ones(3)), SPOILT)),
-        Together((SPOILT, RowMoments(np.ones((3, 1, 2)), np.ones(3)))),
-        Slots(
+        Concatenated((SPOILT, RowMoments(np.ones((3, 1, 2)), np.ones(3)))),
+        Concatenated((RowMoments(np.ones((3, 1, 2)), np.ones(3)), SPOILT)),
+        Summed((SPOILT, RowMoments(np.ones((3, 1, 2)), np.ones(3)))),
+        SparseColumns(
             np.array([0, 0, 1, 2]), np.array([0, 1, 0, 1]), np.array([[1.0], [2], [np.nan], [4]]), np.ones((3, 1)), 2
         ),
-        Slots(np.array([0, 1]), np.array([0, 0]), np.ones((2, 1)), np.array([[1.0], [-np.inf], [4]]), 1),
+        SparseColumns(np.array([0, 1]), np.array([0, 0]), np.ones((2, 1)), np.array([[1.0], [-np.inf], [4]]), 1),
     ],
 )
 def test_a_user_of_weight_zero_is_skipped_whatever_it_holds(spoilt: Contributions) -> None:
@@ -283,7 +286,7 @@ def test_a_user_of_weight_zero_is_skipped_whatever_it_holds(spoilt: Contribution
 
 
 def test_only_kinds_are_acute_and_nobody_can_say_otherwise() -> None:
-    slots = Slots(np.zeros(1, int), np.zeros(1, int), np.ones((1, 1)), np.ones((1, 0)), 3)
+    slots = SparseColumns(np.zeros(1, int), np.zeros(1, int), np.ones((1, 1)), np.ones((1, 0)), 3)
     for kind in (Counts(np.zeros((1, 1), dtype=np.int64), 3), RowMoments(np.ones((1, 2, 2)), np.ones(1))):
         assert kind.acute
     for other in (Vectors(np.ones((1, 3))), CrossMoments(np.ones((1, 2, 3)), np.ones(1)), slots):

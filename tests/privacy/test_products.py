@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from privrep.errors import InputError
 from privrep.privacy import contributions as kinds
 from privrep.privacy.bounds import Bound, clipped_sum
-from privrep.privacy.contributions import Beside, Products, Shorter, Vectors
+from privrep.privacy.contributions import Concatenated, NormAtMost, Products, Vectors
 
 SHAPES = [(1, 5, 3), (4, 6, 2), (7, 1, 1), (60, 9, 4), (3, 40, 30), (200, 3, 2), (1, 1, 1)]
 BY = {"gram": kinds._norms_by_gram, "product": kinds._norms_by_product}
@@ -118,7 +118,7 @@ def test_sums_are_as_exact_as_the_contract_asks_where_terms_cancel(monkeypatch: 
 
 def test_layers_stand_beside_each_other() -> None:
     first, second, bias = some(5, (4, 3, 2), 1), some(5, (4, 2, 6), 2), Vectors(np.ones((5, 3), np.float32))
-    layers = Beside((first, second, bias))
+    layers = Concatenated((first, second, bias))
     plain = np.hstack([multiplied_out(first), multiplied_out(second), bias.values])
     assert layers.norms() == pytest.approx(np.linalg.norm(plain, axis=1), rel=1e-3)
     clipped = plain * np.minimum(1.0, 0.7 / layers.norms())[:, None]
@@ -148,11 +148,11 @@ def test_long_vectors_are_the_same_a_few_users_at_a_time(dtype: type, monkeypatc
 
 def test_who_is_short_is_counted_from_one_half() -> None:
     values = np.array([[3.0, 4.0], [0.6, 0.8], [np.nan, 0.0], [0.0, 0.0], [np.inf, 0.0]])
-    sent = Shorter(Vectors(values), 1.5)
+    sent = NormAtMost(Vectors(values), 1.5)
     with np.errstate(all="ignore"):
         assert clipped_sum(sent, Bound(0.5, 1)).tolist() == [2 * 0.5 - 3 * 0.5]
         for user, expected in enumerate([-0.5, 0.5, -0.5, 0.5, -0.5]):
-            alone = Shorter(Vectors(values[user : user + 1]), 1.5)
+            alone = NormAtMost(Vectors(values[user : user + 1]), 1.5)
             assert clipped_sum(alone, Bound(0.5, 1)).tolist() == [expected]
         counted = np.array([True, True, False, False, False])
         assert clipped_sum(sent, Bound(0.5, 1), counted).tolist() == [0.0]

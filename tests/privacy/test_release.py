@@ -89,16 +89,16 @@ def test_a_refused_charge_draws_nothing_and_leaves_everything_as_it_was(
     path = tmp_path / "ledger.jsonl"
     ledger, board = open_ledger(REPLACE, path), Billboard(tmp_path / "board")
     run = Run(users, ledger, board, spy)
-    run.ask("first", Means(), queries())
+    run.release("first", Means(), queries())
     before, calls = path.read_bytes(), list(spy.calls)
     pages = {file.name: file.read_bytes() for file in (tmp_path / "board").iterdir()}
     with pytest.raises(BudgetExceeded, match="second/mean"):
-        run.ask("second", Means(), queries(3 * SHARE))
+        run.release("second", Means(), queries(3 * SHARE))
     assert spy.calls == calls
     assert path.read_bytes() == before
     assert {file.name: file.read_bytes() for file in (tmp_path / "board").iterdir()} == pages
     assert "second" not in board
-    run.ask("second", Means(), queries())  # what fits may still be asked
+    run.release("second", Means(), queries())  # what fits may still be asked
     assert len(spy.calls) == 4
 
 
@@ -106,7 +106,7 @@ def test_a_refused_charge_draws_nothing_and_leaves_everything_as_it_was(
 def test_a_share_that_means_nothing_is_refused_before_anything_happens(users: Watched, spy: Any, share: float) -> None:
     ledger = Ledger(REPLACE)
     with pytest.raises((PrivrepError, ValueError, ZeroDivisionError)):
-        Run(users, ledger, Billboard(), spy).ask("page", Means(), queries(share))
+        Run(users, ledger, Billboard(), spy).release("page", Means(), queries(share))
     assert spy.calls == []
     assert ledger.report().events == ()
 
@@ -114,7 +114,7 @@ def test_a_share_that_means_nothing_is_refused_before_anything_happens(users: Wa
 def test_the_engine_refuses_an_acute_bound_for_contributions_that_are_not(users: Watched, spy: Any) -> None:
     ledger = Ledger(REPLACE)
     with pytest.raises(InputError, match="not acute"):
-        Run(users, ledger, Billboard(), spy).ask("page", Means(), {"mean": Query(Bound(1.0, 3, acute=True), SHARE)})
+        Run(users, ledger, Billboard(), spy).release("page", Means(), {"mean": Query(Bound(1.0, 3, acute=True), SHARE)})
     assert spy.calls == []
     assert ledger.report().events == ()
 
@@ -141,7 +141,7 @@ def test_the_charge_is_synced_before_the_noise_is_drawn_and_the_noise_drawn_befo
         return np.zeros(size, dtype=np.int64)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    Run(users, ledger, board, noise).ask("page", Means(), queries())
+    Run(users, ledger, board, noise).release("page", Means(), queries())
     assert events[:4] == ["charge", "draw", "draw", "post"]
     assert "draw" not in events[4:]
 
@@ -151,7 +151,7 @@ def test_the_charge_is_synced_before_the_noise_is_drawn_and_the_noise_drawn_befo
 
 @pytest.mark.parametrize("budget", [REPLACE, ADD], ids=lambda b: b.relation)
 def test_the_total_is_released_on_the_grid(users: Watched, spy: Any, budget: Budget) -> None:
-    released = Run(users, Ledger(budget), Billboard(), spy).ask("page", Means(), queries())
+    released = Run(users, Ledger(budget), Billboard(), spy).release("page", Means(), queries())
     sums = users.bounded_sums(Means(), {key: query.bound for key, query in queries().items()})
     for key, query in queries().items():
         step = grid_step(query.bound.norm)
@@ -222,9 +222,9 @@ def test_a_page_that_stands_is_read_and_not_asked_again(users: Watched, spy: Any
     asked: list[str] = []
     ledger = Ledger(REPLACE)
     run = Run(users, ledger, Billboard(), spy, asked.append)
-    first = run.ask("page", Means(), queries())
+    first = run.release("page", Means(), queries())
     spent = ledger.report()
-    again = run.ask("page", Means(), queries())
+    again = run.release("page", Means(), queries())
     assert len(users.passes) == 1
     assert len(spy.calls) == 2
     assert ledger.report() == spent
@@ -236,10 +236,10 @@ def test_one_ledger_does_not_pay_for_two_draws(users: Watched, spy: Any) -> None
     """A charge pays for one draw. A second billboard (or a page deleted from the first) must not get another for free:
     the mean of many free draws is the exact sum."""
     ledger = Ledger(REPLACE)
-    Run(users, ledger, Billboard(), spy).ask("page", Means(), queries())
+    Run(users, ledger, Billboard(), spy).release("page", Means(), queries())
     spent, drawn = ledger.remaining, len(spy.calls)
     with contextlib.suppress(PrivrepError):
-        Run(users, ledger, Billboard(), spy).ask("page", Means(), queries())
+        Run(users, ledger, Billboard(), spy).release("page", Means(), queries())
     assert len(spy.calls) == drawn or ledger.remaining < spent
 
 
@@ -247,14 +247,14 @@ def test_a_page_deleted_from_the_billboard_is_not_drawn_again_for_free(
     users: Watched, spy: Any, tmp_path: Path, open_ledger: Open
 ) -> None:
     ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
-    Run(users, ledger, Billboard(tmp_path / "board"), spy).ask("page", Means(), queries())
+    Run(users, ledger, Billboard(tmp_path / "board"), spy).release("page", Means(), queries())
     spent, drawn = ledger.remaining, len(spy.calls)
     ledger.close()
     for file in (tmp_path / "board").iterdir():
         file.unlink()
     ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
     with contextlib.suppress(PrivrepError):
-        Run(users, ledger, Billboard(tmp_path / "board"), spy).ask("page", Means(), queries())
+        Run(users, ledger, Billboard(tmp_path / "board"), spy).release("page", Means(), queries())
     assert len(spy.calls) == drawn or ledger.remaining < spent
 
 
@@ -273,13 +273,13 @@ def test_a_page_without_its_charge_is_not_read_as_if_it_were_free(
 ) -> None:
     """A ledger that was lost while the billboard stands: reading on without charging would under-report."""
     ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
-    Run(users, ledger, Billboard(tmp_path / "board"), spy).ask("page", Means(), queries())
+    Run(users, ledger, Billboard(tmp_path / "board"), spy).release("page", Means(), queries())
     full = ledger.report()
     ledger.close()
     (tmp_path / "ledger.jsonl").unlink()
     ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
     try:
-        Run(users, ledger, Billboard(tmp_path / "board"), spy).ask("page", Means(), queries())
+        Run(users, ledger, Billboard(tmp_path / "board"), spy).release("page", Means(), queries())
     except PrivrepError:
         return
     assert ledger.report() == full
@@ -287,10 +287,10 @@ def test_a_page_without_its_charge_is_not_read_as_if_it_were_free(
 
 def test_a_page_that_stands_but_answers_another_question_is_refused(users: Watched, spy: Any) -> None:
     run = Run(users, Ledger(REPLACE), Billboard(), spy)
-    run.ask("page", Means(), queries())
+    run.release("page", Means(), queries())
     for other in ({"mean": queries()["mean"]}, queries(SHARE / 2), queries(norm=3.0)):
         with pytest.raises(PrivrepError):
-            run.ask("page", Means(), other)
+            run.release("page", Means(), other)
 
 
 # Groups
@@ -302,7 +302,7 @@ def test_a_group_is_asked_alone_and_charged_alone(population: Callable[..., User
     run = Run(InMemoryUsers(table, 1), ledger, Billboard(), spy)
     whole = REPLACE.mu**2
     groups = [Group("rounds", t, 4) for t in range(4)]
-    asked = [run.ask(f"round-{t}", Means(), queries(whole / 2), group) for t, group in enumerate(groups)]
+    asked = [run.release(f"round-{t}", Means(), queries(whole / 2), group) for t, group in enumerate(groups)]
     sizes = [released["largest"].value.sum() for released in asked]
     assert sizes == [group.members(table.ids).sum() for group in groups]
     assert sum(sizes) == 50
@@ -310,16 +310,16 @@ def test_a_group_is_asked_alone_and_charged_alone(population: Callable[..., User
     assert ledger.epsilon == pytest.approx(REPLACE.epsilon, rel=1e-7)
     assert {event.group for _, event in ledger.report().events if isinstance(event, Gaussian)} == set(groups)
     with pytest.raises(BudgetExceeded):
-        run.ask("again", Means(), queries(), groups[0])
+        run.release("again", Means(), queries(), groups[0])
 
 
 def test_a_page_of_another_group_answers_another_question(population: Callable[..., UserTable], spy: Any) -> None:
     run = Run(InMemoryUsers(population(n=50, d=3), 1), Ledger(REPLACE), Billboard(), spy)
-    run.ask("page", Means(), queries(), Group("rounds", 0, 2))
+    run.release("page", Means(), queries(), Group("rounds", 0, 2))
     for other in (Group("rounds", 1, 2), Group("other", 0, 2), None):
         with pytest.raises(ResumeError):
-            run.ask("page", Means(), queries(), other)
-    run.ask("page", Means(), queries(), Group("rounds", 0, 2))
+            run.release("page", Means(), queries(), other)
+    run.release("page", Means(), queries(), Group("rounds", 0, 2))
     assert len(spy.calls) == 2
 
 
@@ -329,7 +329,7 @@ def test_a_page_of_another_group_answers_another_question(population: Callable[.
 def test_a_simulation_cannot_keep_a_ledger_that_says_private(users: Watched) -> None:
     ledger = Ledger(REPLACE)
     try:
-        Run(users, ledger, Billboard(), simulated_noise(0)).ask("page", Means(), queries())
+        Run(users, ledger, Billboard(), simulated_noise(0)).release("page", Means(), queries())
     except PrivrepError:
         return
     assert ledger.report().seeded
@@ -340,7 +340,7 @@ def test_the_pages_of_a_simulation_say_so(users: Watched) -> None:
     pages = {}
     for seeded, noise in ((False, secure_noise), (True, simulated_noise(0))):
         board = Billboard()
-        Run(users, Ledger(REPLACE, seeded=seeded), board, noise).ask("page", Means(), queries())
+        Run(users, Ledger(REPLACE, seeded=seeded), board, noise).release("page", Means(), queries())
         pages[seeded] = str(board["page"].facts).lower()
     assert "seed" in pages[True] or "simulat" in pages[True]
     assert "'seeded': true" not in pages[False]
@@ -363,7 +363,7 @@ def test_what_is_derived_costs_nothing_and_is_posted_once(users: Watched, spy: A
 
 def test_the_events_charged_are_named_by_page_and_statistic(users: Watched, spy: Any) -> None:
     ledger = Ledger(REPLACE)
-    Run(users, ledger, Billboard(), spy).ask("round-3", Means(), queries())
+    Run(users, ledger, Billboard(), spy).release("round-3", Means(), queries())
     wanted = Gaussian(noise_multiplier(SHARE))
     assert dict(ledger.report().events) == {"round-3/mean": wanted, "round-3/largest": wanted}
 
@@ -372,9 +372,9 @@ def test_users_are_not_asked_for_what_cannot_be_paid() -> None:
     users = Watched(InMemoryUsers(UserTable.from_rows(np.ones((6, 2)), np.zeros(6), np.repeat([0, 1, 2], 2))))
     run = Run(users, Ledger(REPLACE), Billboard(None), secure_noise)
     with pytest.raises(BudgetExceeded):
-        run.ask("mean", Means(), {"mean": Query(Bound(1.0, 2), 2 * REPLACE.mu**2)})
+        run.release("mean", Means(), {"mean": Query(Bound(1.0, 2), 2 * REPLACE.mu**2)})
     assert not users.passes
-    run.ask("mean", Means(), {"mean": Query(Bound(1.0, 2), SHARE)})
+    run.release("mean", Means(), {"mean": Query(Bound(1.0, 2), SHARE)})
     assert users.passes
 
 
@@ -399,14 +399,14 @@ def noisy_run(users: Any, budget: Budget = REPLACE) -> Run:
 
 def test_machines_that_add_the_noise_are_asked_for_nothing_else() -> None:
     query = {"mean": Query(Bound(1.0, 2), SHARE)}
-    released = noisy_run(Machines()).ask("mean", Means(), query)["mean"]
+    released = noisy_run(Machines()).release("mean", Means(), query)["mean"]
     assert released.sigma == 1e9
     assert released.noise_multiplier == pytest.approx(1e9 / released.sensitivity)
     run = noisy_run(Machines())
     with pytest.raises(InputError, match="whose sums are exact"):
-        run.walk("walk", 2, {}, lambda state: Means(), query, lambda state, released: state)
+        run.iterate("walk", 2, {}, lambda state: Means(), query, lambda state, released: state)
     with pytest.raises(InputError, match="all asked"):
-        run.ask("sampled", Slotted(), query, sampling=Poisson(0.5))
+        run.release("sampled", Slotted(), query, sampling=Poisson(0.5))
     with pytest.raises(AssertionError, match="exact sums"):
         run.choose("choice", Means(), 3, 0.1)
     assert run.ledger.epsilon == 0
@@ -424,7 +424,7 @@ def test_machines_that_add_the_noise_are_asked_for_nothing_else() -> None:
 def test_noise_of_machines_that_is_too_little_is_not_released(users: Machines, budget: Budget, words: str) -> None:
     run = noisy_run(users, budget)
     with pytest.raises(InputError, match=words):
-        run.ask("mean", Means(), {"mean": Query(Bound(1.0, 2), 0.25 * budget.mu**2)})
+        run.release("mean", Means(), {"mean": Query(Bound(1.0, 2), 0.25 * budget.mu**2)})
     assert "mean" not in run.billboard
 
 

@@ -374,7 +374,7 @@ def test_a_page_is_charged_then_drawn_then_passed_over_then_made_noisy(
 ) -> None:
     ledger, board = open_ledger(Budget(2.0, 1e-5), tmp_path / "ledger.jsonl"), Billboard(tmp_path / "board")
     spy = Spy(tmp_path / "ledger.jsonl")
-    released = Run(users, ledger, board, spy).ask("page", Sums(), QUERIES, sampling=HALF)
+    released = Run(users, ledger, board, spy).release("page", Sums(), QUERIES, sampling=HALF)
     assert spy.calls == ["key page", "noise page/sum", "noise page/largest"]
     members = Sample(0.5, spy.keys[0]).members(50)
     assert released["largest"].value.sum() == pytest.approx(members.sum(), rel=1e-6)
@@ -385,7 +385,7 @@ def test_a_page_is_charged_then_drawn_then_passed_over_then_made_noisy(
 
 
 def test_noise_is_scaled_to_twice_the_bound_even_where_contributions_are_acute(users: InMemoryUsers) -> None:
-    released = Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), Spy()).ask("page", Sums(), QUERIES, sampling=HALF)
+    released = Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), Spy()).release("page", Sums(), QUERIES, sampling=HALF)
     for key, query in QUERIES.items():
         assert released[key].sensitivity >= 2 * query.bound.norm * (1 + FLOAT_SLACK)
         assert released[key].sensitivity == pytest.approx(2 * query.bound.norm * (1 + FLOAT_SLACK), rel=1e-9)
@@ -394,7 +394,10 @@ def test_noise_is_scaled_to_twice_the_bound_even_where_contributions_are_acute(u
 
 def test_at_a_rate_of_one_a_page_is_as_without_sampling(users: InMemoryUsers) -> None:
     runs = [Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), Spy()) for _ in range(2)]
-    plain, all_in = runs[0].ask("page", Sums(), QUERIES), runs[1].ask("page", Sums(), QUERIES, sampling=Poisson(1.0))
+    plain, all_in = (
+        runs[0].release("page", Sums(), QUERIES),
+        runs[1].release("page", Sums(), QUERIES, sampling=Poisson(1.0)),
+    )
     assert all(np.array_equal(plain[key].value, all_in[key].value) for key in QUERIES)
     assert runs[0].ledger.report() == runs[1].ledger.report()
     with pytest.raises(InputError, match="no sample to draw"):
@@ -405,7 +408,7 @@ def test_a_refused_charge_draws_no_key_and_asks_nobody(users: InMemoryUsers) -> 
     spy, ledger = Spy(), Ledger(Budget(0.1, 1e-5))
     expensive = {"sum": Query(Bound(1.5, 3), 1.0)}
     with pytest.raises(BudgetExceeded, match="page/sum"):
-        Run(users, ledger, Billboard(), spy).ask("page", Sums(), expensive, sampling=HALF)
+        Run(users, ledger, Billboard(), spy).release("page", Sums(), expensive, sampling=HALF)
     assert spy.calls == []
     assert ledger.report().events == ()
 
@@ -414,11 +417,11 @@ def test_questions_that_samples_cannot_answer_are_refused_before_the_charge(user
     spy, ledger = Spy(), Ledger(Budget(2.0, 1e-5))
     run = Run(users, ledger, Billboard(), spy)
     with pytest.raises(InputError, match="not both"):
-        run.ask("page", Sums(), QUERIES, Group("a", 0, 2), HALF)
+        run.release("page", Sums(), QUERIES, Group("a", 0, 2), HALF)
     with pytest.raises(InputError, match="a step with slots"):
-        run.ask("page", lambda X, y: {"sum": Vectors(X.sum(axis=1))}, {"sum": QUERIES["sum"]}, sampling=HALF)
+        run.release("page", lambda X, y: {"sum": Vectors(X.sum(axis=1))}, {"sum": QUERIES["sum"]}, sampling=HALF)
     with pytest.raises(InputError, match="use replace-one-user"):
-        Run(users, Ledger(Budget(2.0, 1e-5, ADD)), Billboard(), spy).ask("page", Sums(), QUERIES, sampling=HALF)
+        Run(users, Ledger(Budget(2.0, 1e-5, ADD)), Billboard(), spy).release("page", Sums(), QUERIES, sampling=HALF)
     assert spy.calls == []
     assert ledger.report().events == ()
 
@@ -430,7 +433,7 @@ def test_sums_clipped_to_another_bound_are_not_released(users: InMemoryUsers) ->
 
     spy, board = Spy(), Billboard()
     with pytest.raises(InputError, match="another bound"):
-        Run(Lax(users.table, 1), Ledger(Budget(2.0, 1e-5)), board, spy).ask("page", Sums(), QUERIES, sampling=HALF)
+        Run(Lax(users.table, 1), Ledger(Budget(2.0, 1e-5)), board, spy).release("page", Sums(), QUERIES, sampling=HALF)
     assert spy.calls == ["key page"]
     assert "page" not in board
 
@@ -452,24 +455,24 @@ def test_a_run_killed_after_the_charge_draws_another_key_and_pays_once(
         ledger = Ledger(Budget(2.0, 1e-5), path=path)
         run = Run(users, ledger, Billboard(tmp_path / "board"), spy)
         with pytest.raises(KeyboardInterrupt):
-            run.ask("page", Sums(), QUERIES, sampling=HALF)
+            run.release("page", Sums(), QUERIES, sampling=HALF)
         spent = ledger.epsilon
         with pytest.raises(ResumeError, match="pays for one"):
-            run.ask("page", Sums(), QUERIES, sampling=HALF)  # not in the same process
+            run.release("page", Sums(), QUERIES, sampling=HALF)  # not in the same process
         ledger.close()
     ledger = Ledger(Budget(2.0, 1e-5), path=path)
     run = Run(users, ledger, Billboard(tmp_path / "board"), spy)
-    first = run.ask("page", Sums(), QUERIES, sampling=HALF)
+    first = run.release("page", Sums(), QUERIES, sampling=HALF)
     assert len(spy.keys) == 2
     assert spy.keys[0] != spy.keys[1]
     assert ledger.epsilon == spent
-    again = run.ask("page", Sums(), QUERIES, sampling=HALF)  # read from the billboard
+    again = run.release("page", Sums(), QUERIES, sampling=HALF)  # read from the billboard
     assert len(spy.keys) == 2
     assert np.array_equal(first["sum"].value, again["sum"].value)
     with pytest.raises(ResumeError):
-        run.ask("page", Sums(), QUERIES, sampling=Poisson(0.4))
+        run.release("page", Sums(), QUERIES, sampling=Poisson(0.4))
     with pytest.raises(ResumeError):
-        run.ask("page", Sums(), QUERIES)
+        run.release("page", Sums(), QUERIES)
     ledger.close()
 
 
@@ -478,7 +481,9 @@ def test_a_simulation_takes_the_same_samples_again(users: InMemoryUsers) -> None
     for _ in range(2):
         ledger = Ledger(Budget(2.0, 1e-5), seeded=True)
         run = Run(users, ledger, Billboard(), simulated_noise(5))
-        values.append(run.ask("page", Sums(), QUERIES, sampling=HALF)["sum"].value)
+        values.append(run.release("page", Sums(), QUERIES, sampling=HALF)["sum"].value)
     assert np.array_equal(*values)
     with pytest.raises(InputError, match="seeded noise is a simulation"):
-        Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), simulated_noise(5)).ask("p", Sums(), QUERIES, sampling=HALF)
+        Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), simulated_noise(5)).release(
+            "p", Sums(), QUERIES, sampling=HALF
+        )

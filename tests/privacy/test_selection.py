@@ -322,7 +322,7 @@ def test_a_page_that_answers_another_question_is_refused(run_with: Callable[...,
         with pytest.raises(PrivrepError):
             run.select("items", held, share, delta)
     with pytest.raises(PrivrepError):
-        run.ask("items", lambda X, y: {}, {"keys": Query(Bound(1.0, 1), SHARE)})
+        run.release("items", lambda X, y: {}, {"keys": Query(Bound(1.0, 1), SHARE)})
     assert len(spy.calls) == 1
 
 

@@ -15,7 +15,7 @@ from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import Batched, Gaussian, Sampled
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
-from privrep.privacy.contributions import Vectors, Whole
+from privrep.privacy.contributions import BatchTerm, Vectors
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Query, Run, release_about_sample
@@ -44,7 +44,7 @@ class TowardsMean(Towards):
     whole: bool = True
 
     def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
-        return {"sum": Whole(X[:, 0].mean(axis=0) - self.at)}
+        return {"sum": BatchTerm(X[:, 0].mean(axis=0) - self.at)}
 
 
 @dataclass
@@ -79,7 +79,7 @@ def moved(state: Any, releases: Any) -> Any:
 
 def walk(run: Run, steps: int = 4, sampling: Any = None, kind: Any = Towards, **others: Any) -> Any:
     asked = {"start": START, "queries": QUERIES, "move": moved, **others}
-    return run.walk("walk", steps, question=lambda state: kind(state["at"]), sampling=sampling, **asked)
+    return run.iterate("walk", steps, question=lambda state: kind(state["at"]), sampling=sampling, **asked)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_walk_that_was_killed_is_taken_anew_and_paid_for_once(
 
     with monkeypatch.context() as patched:
         if fatal == "post":
-            patched.setattr(Billboard, "post_walk", die)
+            patched.setattr(Billboard, "post_iterated", die)
         ledger = Ledger(BUDGET, path=path)
         run = Run(users, ledger, Billboard(tmp_path / "board"), spy)
         with pytest.raises(KeyboardInterrupt):
@@ -254,8 +254,8 @@ def test_a_page_that_answers_another_question_is_not_read(users: InMemoryUsers) 
     for other in others:
         with pytest.raises(ResumeError):
             walk(run, **{"steps": 4, "sampling": Fixed(5, 20), **other})
-    run.ask("plain", Towards(np.zeros(2)), QUERIES)
+    run.release("plain", Towards(np.zeros(2)), QUERIES)
     with pytest.raises(ResumeError):
-        run.walk("plain", 1, {"sum": np.zeros(2)}, lambda state: Towards(0), QUERIES, moved)
+        run.iterate("plain", 1, {"sum": np.zeros(2)}, lambda state: Towards(0), QUERIES, moved)
     with pytest.raises(InputError, match="a page is named"):
-        run.walk("a/b", 1, START, lambda state: Towards(0), QUERIES, moved)
+        run.iterate("a/b", 1, START, lambda state: Towards(0), QUERIES, moved)

@@ -34,7 +34,7 @@ from privrep.linear.steps import (
     gradient_size,
 )
 from privrep.linear.transform import SPARSE_COLUMNS
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum, Contributions
 from privrep.privacy.contributions import packed_size
@@ -56,19 +56,19 @@ def basis(d: int, k: int) -> np.ndarray:
     return np.linalg.qr(np.random.default_rng(5).normal(size=(d, k)))[0]
 
 
-def frames(d: int, targets: int = 1) -> tuple[Frame, Frame]:
+def frames(d: int, targets: int = 1) -> tuple[FeatureTransform, FeatureTransform]:
     """One of scales, and one of a covariance that is far from the identity."""
     scale = np.ldexp(1.0, 1 - np.arange(d))
     mixing = np.random.default_rng(6).normal(size=(d, d))
     several = None if targets == 1 else np.ldexp(1.0, np.arange(targets))
-    return Frame(scale, None, several), Frame(scale, np.eye(d) + mixing @ mixing.T, several)
+    return FeatureTransform(scale, None, several), FeatureTransform(scale, np.eye(d) + mixing @ mixing.T, several)
 
 
 def questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[str, Question]:
     """What the algorithms ask of dense rows: their steps, with their bounds where those are fixed."""
     U = basis(d, k)
     scaled, whitened = frames(d, targets)
-    far = Frame(scaled.scale * 2.0**-60, None, scaled.target_scale)
+    far = FeatureTransform(scaled.scale * 2.0**-60, None, scaled.target_scale)
     columns = d + (targets if targets > 1 else 0)
     directions = Bound(DIRECTION_ONLY, packed_size(d))
     step = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
@@ -88,7 +88,7 @@ def questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[str, Qu
         "power": (PowerStep(U, whitened, intercept), image),
         "gradient": (LeaveOneOutGradient(U, scaled, 0.3, 0.02, intercept), step),
         "gradient, whitened": (LeaveOneOutGradient(U, whitened, 0.3, 0.02, intercept), step),
-        "gradient, no ridge": (LeaveOneOutGradient(U, Frame.plain(d), 1.0, 0.0, intercept), tight),
+        "gradient, no ridge": (LeaveOneOutGradient(U, FeatureTransform.plain(d), 1.0, 0.0, intercept), tight),
         "gradient, wild weight": (LeaveOneOutGradient(U, far, 1e30, 1e-3, intercept), step),
     } | (of_papers(d, k, intercept) if targets == 1 else {})
 
@@ -97,7 +97,7 @@ def of_papers(d: int, k: int, intercept: bool) -> dict[str, Question]:
     U = basis(d, k)
     move = {"update": Bound(0.3, d + 1), "sizes": Bound(1.0, CELLS, acute=True)}
     return {
-        "paper's power": (PowerStep(U, Frame.plain(d), False, own_rows=True), {"image": Bound(10.0, d * k)}),
+        "paper's power": (PowerStep(U, FeatureTransform.plain(d), False, own_rows=True), {"image": Bound(10.0, d * k)}),
         "paper's pairs": (FirstHalfPairs(), {"moments": Bound(10.0, packed_size(d))}),
         "paper's gradient": (BatchGradient(U, "page"), {"gradient": Bound(10.0, d * k)}),
         "paper's gradient, same rows": (BatchGradient(U, "page", None, False), {"gradient": Bound(1e-6, d * k)}),

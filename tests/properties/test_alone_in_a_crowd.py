@@ -29,15 +29,15 @@ from privrep.linear.steps import (
     SecondMoments,
 )
 from privrep.local.losses import Loss
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.contributions import (
-    Beside,
+    Concatenated,
     Counts,
     CrossMoments,
     NonNegative,
     RowMoments,
-    Slots,
-    Together,
+    SparseColumns,
+    Summed,
     Vectors,
 )
 
@@ -46,8 +46,8 @@ U = np.linalg.qr(np.random.default_rng(0).normal(size=(D, K)))[0]
 WIDE = np.linalg.qr(np.random.default_rng(3).normal(size=(D, 9)))[0]
 SCALE = 2.0 ** np.random.default_rng(1).integers(-3, 4, D)
 MIXING = np.random.default_rng(2).normal(size=(D, D)) / 4
-SCALED = Frame(SCALE)
-WHITENED = Frame(SCALE, np.eye(D) + MIXING @ MIXING.T, np.array([0.5, 2.0, 1e3]))
+SCALED = FeatureTransform(SCALE)
+WHITENED = FeatureTransform(SCALE, np.eye(D) + MIXING @ MIXING.T, np.array([0.5, 2.0, 1e3]))
 HEAD, TAIL = np.arange(0, D, 2), np.arange(D) % 2 == 1
 
 
@@ -142,10 +142,10 @@ def numbers(contributions, users):
             parts = [rows.reshape(users, -1), contributions._sums(), scale[:, None]]
         case RowMoments(rows, scale):
             parts = [rows.reshape(users, -1), scale[:, None]]
-        case Slots(user, column, values, tail, _):
+        case SparseColumns(user, column, values, tail, _):
             mine = [user == u for u in range(users)]
             parts = [[column[m] for m in mine], [values[m].ravel() for m in mine], tail]
-        case Beside(several) | Together(several):
+        case Concatenated(several) | Summed(several):
             parts = [numbers(part, users) for part in several]
         case _:
             raise AssertionError(contributions)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound
-from privrep.privacy.contributions import Whole
+from privrep.privacy.contributions import BatchTerm
 from privrep.privacy.sampling import FixedSample, Poisson
 from privrep.privacy.similarities import Similarities, touched_terms
 from privrep.users import summing as base
@@ -73,7 +73,7 @@ class Anything:
 
     def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
         total = X.astype(np.float64).sum(axis=(0, 1))
-        return {"anything": Whole(total * 1e3 / total[0])}
+        return {"anything": BatchTerm(total * 1e3 / total[0])}
 
 
 def population(rng: np.random.Generator, count: int) -> list[Any]:
@@ -201,4 +201,4 @@ def test_the_sensitivity_of_one_touched_term_is_reached() -> None:
 @dataclass(frozen=True)
 class Signed(Anything):
     def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
-        return {"anything": Whole(X.astype(np.float64).sum(axis=(0, 1)) * 1e3)}
+        return {"anything": BatchTerm(X.astype(np.float64).sum(axis=(0, 1)) * 1e3)}

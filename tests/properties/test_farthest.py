@@ -30,7 +30,7 @@ from privrep.linear.steps import (
     ResidualMoments,
     gradient_size,
 )
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum
 from privrep.privacy.contributions import packed_size
 from privrep.users.memory import InMemoryUsers
@@ -45,7 +45,7 @@ def pair(first: list[float], signs: tuple[float, float] = (1.0, 1.0)) -> User:
 
 
 EAST, NORTH = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
-PLAIN = Frame.plain(D)
+PLAIN = FeatureTransform.plain(D)
 FIRST = np.eye(D)[:, :1]
 GRADIENT = LeaveOneOutGradient(FIRST, PLAIN, 1e-6, 1e-3, False)
 PULLED = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [1.0, -1.0, 0.0]])

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from privrep.privacy.bounds import Bound, clipped_sum
-from privrep.privacy.contributions import CrossMoments, NonNegative, RowMoments, Slots, Vectors, unpack
+from privrep.privacy.contributions import CrossMoments, NonNegative, RowMoments, SparseColumns, Vectors, unpack
 from privrep.privacy.kronecker import kronecker
 
 KINDS = {
     "vectors": lambda v: Vectors(v.reshape(len(v), -1)),
     "float32 vectors": lambda v: Vectors(v.reshape(len(v), -1).astype(np.float32)),
     "non-negative": lambda v: NonNegative(np.abs(v).reshape(len(v), -1)),
-    "tail": lambda v: Slots(np.arange(len(v)), np.zeros(len(v), int), v[:, 0, :1], v.reshape(len(v), -1), 1),
+    "tail": lambda v: SparseColumns(np.arange(len(v)), np.zeros(len(v), int), v[:, 0, :1], v.reshape(len(v), -1), 1),
     "row moments": lambda v: RowMoments(v, np.ones(len(v))),
     "cross moments": lambda v: CrossMoments(v, np.ones(len(v))),
     "one long row": lambda v: CrossMoments(v.reshape(len(v), 1, -1)[:, :, :200], np.ones(len(v))),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import FLOAT_SLACK, Bound
-from privrep.privacy.contributions import Beside, Counts, Products, Vectors
+from privrep.privacy.contributions import Concatenated, Counts, Products, Vectors
 from privrep.privacy.sampling import Sample
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
@@ -38,7 +38,7 @@ class Layer:
         wrong = (out - (y[:, :, None] % HIDDEN == np.arange(HIDDEN))) * (y != -1)[:, :, None]
         wrong = wrong.astype(np.float32)
         bits = np.ascontiguousarray(wrong.sum(axis=1)[:, 0]).view(np.uint32).astype(np.int64)
-        gradient = Beside((Products(X, wrong), Vectors(wrong.sum(axis=1))))
+        gradient = Concatenated((Products(X, wrong), Vectors(wrong.sum(axis=1))))
         for seat, place in enumerate(places.tolist()):
             if place >= 0:
                 mine = [X[seat], wrong[seat], gradient.norms()[seat], bits[seat]]

@@ -219,7 +219,7 @@ def test_what_slots_cannot_do_is_refused(table: UserTable, spy: Any) -> None:
             users.bounded_sums(Watching(slots), BOUNDS)  # type: ignore[arg-type]
     ledger = Ledger(Budget(1.0, 1e-6, "add-or-remove-one-user"))
     with pytest.raises(InputError, match="use replace-one-user"):
-        Run(users, ledger, Billboard(), spy).ask("page", Watching(2), {"sum": Query(BOUNDS["sum"], 1e-3)})
+        Run(users, ledger, Billboard(), spy).release("page", Watching(2), {"sum": Query(BOUNDS["sum"], 1e-3)})
     assert ledger.report().events == ()
 
 

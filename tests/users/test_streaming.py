@@ -23,9 +23,9 @@ from privrep.data.readers import TableSource, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.linear.steps import SIZES, LeaveOneOutGradient, gradient_size
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound
-from privrep.privacy.contributions import Slots, Vectors
+from privrep.privacy.contributions import SparseColumns, Vectors
 from privrep.privacy.groups import Group
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
@@ -91,7 +91,7 @@ class Means:
 
 def assert_same_sums(users: StreamingUsers, table: UserTable) -> None:
     basis = np.linalg.qr(np.random.default_rng(1).standard_normal((D, 2)))[0]
-    gradient = LeaveOneOutGradient(basis, Frame(np.full(D, 2.0)), 0.3, 0.02, True)
+    gradient = LeaveOneOutGradient(basis, FeatureTransform(np.full(D, 2.0)), 0.3, 0.02, True)
     asked = [
         (Means(), {"means": Bound(0.7, D)}),
         (gradient, {"step": Bound(0.1, gradient_size(D, 2)), "sizes": SIZES}),
@@ -421,9 +421,9 @@ class Both:
 class SparseMeans:
     sparse: ClassVar[bool] = True
 
-    def __call__(self, X: Any, y: Any) -> dict[str, Slots]:
+    def __call__(self, X: Any, y: Any) -> dict[str, SparseColumns]:
         user, column, T = X.slots()
-        return {"means": Slots(user, column, T @ y.reshape(-1, 1), np.empty((len(X), 0)), X.shape[2])}
+        return {"means": SparseColumns(user, column, T @ y.reshape(-1, 1), np.empty((len(X), 0)), X.shape[2])}
 
 
 def with_categories(table: pa.Table) -> pa.Table:

@@ -11,7 +11,7 @@ from privrep.cli.shared import NOISE_MULTIPLIER, check_relation, console, right,
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.models.planning import Problem
+    from privrep.models.planning import PlanningProblem
     from privrep.privacy.ledger import Budget
 
 
@@ -29,7 +29,7 @@ def budget(
     relation: Annotated[str, typer.Option(help="For --features: the relation of the fit.")] = "replace-one-user",
 ) -> None:
     """What a budget buys: epsilon to noise, noise to epsilon, or roughly how many users a problem needs."""
-    from privrep.models.planning import Problem
+    from privrep.models.planning import PlanningProblem
     from privrep.privacy.accounting import check_budget
     from privrep.privacy.ledger import Budget
 
@@ -45,7 +45,7 @@ def budget(
         check_budget(epsilon, delta)  # a pure budget buys no Gaussian noise
         whole = Budget(epsilon, delta, check_relation(relation))
         if features is not None and rank is not None and rows is not None:
-            _show_needs(Problem(features, rank, rows, noise_level), whole)
+            _show_needs(PlanningProblem(features, rank, rows, noise_level), whole)
         elif len(missing) == len(shape):
             _show_noise(whole)
         else:
@@ -75,7 +75,7 @@ def _show_noise(whole: Budget) -> None:
     console().print(NOISE_MULTIPLIER, style="dim")
 
 
-def _show_needs(p: Problem, whole: Budget) -> None:
+def _show_needs(p: PlanningProblem, whole: Budget) -> None:
     from privrep.models.planning import needs
 
     table = Table("what you want", "users you need, roughly")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.data.categories import Listed
+    from privrep.data.categories import Categories
 
 
 def read_scale(path: Path | None, features: Sequence[str]) -> tuple[float, ...] | None:
@@ -64,7 +64,7 @@ def _check_covariance(path: Path, features: Sequence[str], rows: list[list[float
                 )
 
 
-def read_categories(path: Path | None, categorical: Sequence[str]) -> dict[str, Listed]:
+def read_categories(path: Path | None, categorical: Sequence[str]) -> dict[str, Categories]:
     """The lists of values of those categorical columns that the file declares."""
     from privrep.data.categories import checked_lists
 
@@ -79,7 +79,7 @@ def read_categories(path: Path | None, categorical: Sequence[str]) -> dict[str, 
     return _named("--categories", path, lambda: checked_lists(lists))
 
 
-def read_items(path: Path | None, column: str) -> dict[str, Listed]:
+def read_items(path: Path | None, column: str) -> dict[str, Categories]:
     """The items, if they are declared, as the list of values of their column."""
     from privrep.data.categories import checked_lists
 
@@ -91,7 +91,7 @@ def read_items(path: Path | None, column: str) -> dict[str, Listed]:
     return _named("--items", path, lambda: checked_lists({column: values}))
 
 
-def read_classes(text: str, kind: str) -> Listed:
+def read_classes(text: str, kind: str) -> Categories:
     """The classes A,B or those of a file, in the kind that the target column declares, where it does."""
     from privrep.data.categories import checked_classes
 
@@ -117,9 +117,9 @@ def _as_kind(texts: list[str], kind: str) -> list[Any]:
         return stripped
 
 
-def _named(option: str, path: Path, check: Any) -> dict[str, Listed]:
+def _named(option: str, path: Path, check: Any) -> dict[str, Categories]:
     try:
-        lists: dict[str, Listed] = check()
+        lists: dict[str, Categories] = check()
     except InputError as error:
         raise InputError(f"{option}: {path}: {error}") from None
     return lists

@@ -15,7 +15,7 @@ from privrep.cli.summary import summarise
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.data.categories import Listed
+    from privrep.data.categories import Categories
     from privrep.data.readers import TableSource
     from privrep.models.model import Columns
 
@@ -114,7 +114,7 @@ def _check_task(task: str, labels: Mapping[str, str | None]) -> None:
         raise InputError(f"{' and '.join(given)} {'go' if len(given) > 1 else 'goes'} with --task classification.")
 
 
-def _classes(table: Path, user: str, target: str, given: str | None) -> Listed:
+def _classes(table: Path, user: str, target: str, given: str | None) -> Categories:
     """The classes that are known beforehand. Of those to be selected, one that stands for them and shows their kind."""
     from privrep.data.categories import kind_of_labels
     from privrep.data.files import file_format, file_schema, require
@@ -152,10 +152,10 @@ def _source(
     target: str,
     features: list[str] | None,
     by_value: Sequence[str],
-    lists: Mapping[str, Listed],
+    lists: Mapping[str, Categories],
     user_as_text: bool,
     item: str | None,
-    classes: Listed | None,
+    classes: Categories | None,
 ) -> TableSource:
     """The table. A column whose values are not declared has a list that stands for the one to come."""
     from privrep.data.files import file_format, file_schema, require
@@ -179,7 +179,7 @@ def _holds_integers(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind.value_type if isinstance(kind, pa.DictionaryType) else kind))
 
 
-def _columns(source: TableSource, lists: Mapping[str, Listed], classes: Listed | None) -> Columns:
+def _columns(source: TableSource, lists: Mapping[str, Categories], classes: Categories | None) -> Columns:
     """The columns as they were asked for: no list of values where none was declared."""
     from privrep.models.model import Columns
 

@@ -15,7 +15,7 @@ from privrep.cli.shared import note, say, shout
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.estimators.clip import DPClip, Plan
+    from privrep.estimators.clip import ClipPlan, DPClip
     from privrep.estimators.clip_assembly import Prepared
     from privrep.multimodal.config import MultimodalConfig
     from privrep.multimodal.sources import Inputs
@@ -67,7 +67,7 @@ def _prepared(asked: MultimodalConfig, bar: _Bar) -> tuple[Prepared, Inputs | No
 def _fit(made: Prepared, folder: Path, bar: _Bar, asked: MultimodalConfig) -> None:
     from privrep.estimators.clip_assembly import keep_texts
 
-    def on_plan(plan: Plan) -> None:
+    def on_plan(plan: ClipPlan) -> None:
         _say_plan(plan, asked, made.model)
         bar.begin("training", plan.settings.steps)
 
@@ -78,7 +78,7 @@ def _fit(made: Prepared, folder: Path, bar: _Bar, asked: MultimodalConfig) -> No
         keep_texts(folder, model.modules[1])
 
 
-def _say_plan(plan: Plan, asked: MultimodalConfig, model: DPClip) -> None:
+def _say_plan(plan: ClipPlan, asked: MultimodalConfig, model: DPClip) -> None:
     several = f"a user, of whom the first {model.pairs_per_user:,} pairs take part"
     unit = "a pair" if asked.data["unit"] == "pair" else several
     say(f"Plan: {plan.words}.")

@@ -46,12 +46,12 @@ def learn_table(
                 opened.append(files.enter_context(StreamingUsers.open(listed, workdir)))
                 return opened[-1]
 
-            users: StreamingUsers | models.Undecided
+            users: StreamingUsers | models.PendingColumns
             to_select = [*undecided(columns), *(source.targets if config.loss and not columns.classes else ())]
             if to_select:
                 holders, count = _holders(source, to_select, workdir)
                 labels = holders.pop(source.targets[0], None)
-                users = models.Undecided(holders, make, labels)
+                users = models.PendingColumns(holders, make, labels)
             else:
                 users = make(columns)
                 count = users.count

@@ -16,7 +16,7 @@ from rich.table import Table
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.data.categories import Listed
+    from privrep.data.categories import Categories
     from privrep.data.readers import TableSource
     from privrep.data.table import UserTable
     from privrep.models.model import Model
@@ -145,7 +145,7 @@ def open_table(
     return source
 
 
-def _lists(fitted: Model, features: str | None, item: str | None) -> dict[str, Listed]:
+def _lists(fitted: Model, features: str | None, item: str | None) -> dict[str, Categories]:
     """The columns of categories and their lists, under the names they have in this table."""
     lists = fitted.columns.by_category
     if fitted.config.ratings and features is not None:
@@ -157,7 +157,7 @@ def _lists(fitted: Model, features: str | None, item: str | None) -> dict[str, L
     return {item: fitted.columns.categories[0]}
 
 
-def _check_kinds(table: Path, user: str, lists: Mapping[str, Listed], ratings: bool) -> None:
+def _check_kinds(table: Path, user: str, lists: Mapping[str, Categories], ratings: bool) -> None:
     """The columns of categories must be there and, where a file declares types, hold what the lists hold."""
     from privrep.data.files import file_format, file_schema, is_text, require
     from privrep.data.readers import BATCH_BYTES

@@ -18,18 +18,18 @@ from scipy import sparse
 from privrep.data.files import is_text
 from privrep.errors import InputError
 
-Listed = tuple[str | int, ...]  # all of one kind
+Categories = tuple[str | int, ...]  # all of one kind
 MOST_CLASSES = 1000
 
 
-def checked_lists(given: Any) -> dict[str, Listed]:
+def checked_lists(given: Any) -> dict[str, Categories]:
     """The lists of categories of each column, each all text or all integers, none empty or with an entry twice."""
     if not isinstance(given, Mapping):
         raise InputError("categories must map columns to lists; write {'colour': ['red', 'green']}.")
     return {name: _checked(name, values) for name, values in given.items()}
 
 
-def _checked(name: str, values: Any) -> Listed:
+def _checked(name: str, values: Any) -> Categories:
     if isinstance(values, str):
         raise InputError(f"categories of column {name!r} must be a list; write [{values!r}].")
     listed = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
@@ -45,7 +45,7 @@ def _checked(name: str, values: Any) -> Listed:
     return listed
 
 
-def read_type(name: str, listed: Listed, found: Any) -> Any:
+def read_type(name: str, listed: Categories, found: Any) -> Any:
     """The type in which a column of a Parquet file is read that has these categories; an error if they do not fit."""
     kind = found.value_type if pa.types.is_dictionary(found) else found
     if not is_text(kind) and not pa.types.is_integer(kind):
@@ -56,12 +56,12 @@ def read_type(name: str, listed: Listed, found: Any) -> Any:
     return found
 
 
-def csv_type(listed: Listed) -> Any:
+def csv_type(listed: Categories) -> Any:
     """The type in which a column of a CSV file is read that has these categories."""
     return pa.large_string() if isinstance(listed[0], str) else pa.int64()
 
 
-def checked_classes(given: Any) -> Listed:
+def checked_classes(given: Any) -> Categories:
     """A list of classes, sorted: all text, all integers or all booleans, two at least, none twice."""
     if isinstance(given, str) or not hasattr(given, "__iter__"):
         raise InputError(f"classes must be a list of two or more. Got {given!r} instead.")
@@ -95,7 +95,7 @@ def kind_of_labels(found: Any) -> str:
     return "integers" if pa.types.is_integer(kind) else "text" if is_text(kind) else ""
 
 
-def label_type(name: str, listed: Listed, found: Any) -> Any:
+def label_type(name: str, listed: Categories, found: Any) -> Any:
     """The type in which a target column of a Parquet file is read that has these classes."""
     kind, wanted = kind_of_labels(found), label_kind(listed[0])
     if not kind:
@@ -107,12 +107,12 @@ def label_type(name: str, listed: Listed, found: Any) -> Any:
     return found
 
 
-def csv_label_type(listed: Listed) -> Any:
+def csv_label_type(listed: Categories) -> Any:
     """The type in which a target column of a CSV file is read that has these classes."""
     return pa.bool_() if isinstance(listed[0], bool) else csv_type(listed)
 
 
-def label_codes(column: Any, listed: Listed) -> Any:
+def label_codes(column: Any, listed: Categories) -> Any:
     """As `codes`, but null where the label is missing: null, or an empty text."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -124,12 +124,12 @@ def label_codes(column: Any, listed: Listed) -> Any:
     return pc.if_else(missing, pa.scalar(None, pa.int32()), codes(column, listed))
 
 
-def names(categories: Mapping[str, Listed]) -> tuple[str, ...]:
+def names(categories: Mapping[str, Categories]) -> tuple[str, ...]:
     """Of the one-hot columns, column by column."""
     return tuple(f"{name}={value}" for name, listed in categories.items() for value in listed)
 
 
-def codes(column: Any, listed: Listed) -> Any:
+def codes(column: Any, listed: Categories) -> Any:
     """An int32 array: where in the list each value is; -1 for one that is not there, and for a missing one."""
     if pa.types.is_dictionary(column.type):
         return codes(column.dictionary, listed).take(column.indices).fill_null(-1)

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 
 _BLOCK = 1 << 22  # numbers drawn at a time
 

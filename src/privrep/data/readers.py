@@ -18,8 +18,9 @@ from scipy import sparse
 from privrep.data import categories as one_hot
 from privrep.data.files import SUFFIXES as SUFFIXES
 from privrep.data.files import file_format, file_schema, open_csv, open_parquet, require, unreadable, user_type
-from privrep.data.table import Floats, UserTable
+from privrep.data.table import UserTable
 from privrep.errors import InputError
+from privrep.typing import Floats
 
 BATCH_BYTES = 16 << 20  # of one batch of rows
 MAX_BATCH_ROWS = 1 << 16
@@ -53,7 +54,7 @@ class TableSource:
     features: Sequence[str] | None = None
     user_as_text: bool = False
     categories: Mapping[str, Sequence[str | int]] | None = field(default=None, hash=False)
-    classes: one_hot.Listed | None = None
+    classes: one_hot.Categories | None = None
     numeric_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # numeric, then one-hot columns
     schema: Any = field(init=False, repr=False, compare=False)  # of `batches`, with the columns of `columns`
@@ -107,7 +108,7 @@ class TableSource:
         return bool(self._lists)
 
     @property
-    def _lists(self) -> Mapping[str, one_hot.Listed]:
+    def _lists(self) -> Mapping[str, one_hot.Categories]:
         return self.categories or {}  # type: ignore[return-value]
 
     def batches(self) -> Iterator[Any]:

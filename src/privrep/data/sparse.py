@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-Floats = NDArray[Any]
+from privrep.typing import Floats
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 
 FeatureKind = Literal["gaussian", "rademacher", "uniform", "sphere", "student"]
 NoiseKind = Literal["gaussian", "rademacher", "uniform"]

@@ -13,8 +13,7 @@ from scipy import sparse
 
 from privrep.data.sparse import SparseRows, canonical
 from privrep.errors import InputError
-
-Floats = NDArray[Any]  # float32 or float64, as the data came
+from privrep.typing import Floats
 
 
 def block_rows(features: int, is_sparse: bool = False) -> int:

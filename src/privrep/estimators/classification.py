@@ -14,7 +14,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from privrep.data.categories import Listed, checked_classes, kind_of_labels, label_codes, label_kind
+from privrep.data.categories import Categories, checked_classes, kind_of_labels, label_codes, label_kind
 from privrep.data.files import is_text
 from privrep.data.table import UserTable
 from privrep.errors import InputError
@@ -22,7 +22,7 @@ from privrep.estimators.regression import Groups, Personal, PersonalHead, plain
 from privrep.local.losses import Loss
 from privrep.models import model as models
 from privrep.privacy.accounting import Relation
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import Users
@@ -183,10 +183,12 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
             raise InputError(
                 f"no row has one of the declared classes ({listed}); labels are compared as they are written."
             )
-        users = make(columns) if columns.classes else models.Undecided({}, make, KeyHolders.from_columns(groups, y))
+        users = (
+            make(columns) if columns.classes else models.PendingColumns({}, make, KeyHolders.from_columns(groups, y))
+        )
         return models.learn(users, config, folder=folder, columns=columns), table
 
-    def _declared(self, y: Any) -> Listed:
+    def _declared(self, y: Any) -> Categories:
         """The classes, if they are known beforehand; of labels nothing counts but their type."""
         if self.classes is not None:
             return checked_classes(self.classes)
@@ -239,7 +241,7 @@ def label_column(labels: Any) -> Any:
     return column
 
 
-def codes_of(labels: Any, classes: Listed) -> NDArray[np.int32]:
+def codes_of(labels: Any, classes: Categories) -> NDArray[np.int32]:
     """Where the label of each row is among the classes; -1 if it is not."""
     kind, wanted = kind_of_labels(labels.type), label_kind(classes[0])
     if kind != wanted:

@@ -22,24 +22,24 @@ from privrep.multimodal import saving
 from privrep.multimodal.centre import Centred, centre
 from privrep.multimodal.defaults import settings_for
 from privrep.multimodal.encoders import Encoder
-from privrep.multimodal.pairs import Floats, Pairs
+from privrep.multimodal.pairs import Pairs
 from privrep.multimodal.towers import Layout, Towers, layout_of, towers
-from privrep.multimodal.training import Mechanism, Question, Settings, planned_multiplier, train
-from privrep.nn.flat_module import Weights
+from privrep.multimodal.training import ClipSettings, Mechanism, Question, planned_multiplier, train
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Run
+from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClipPlan:
     """What a fit will do: public facts."""
 
     users: int
     mechanism: Mechanism
-    settings: Settings
+    settings: ClipSettings
     budget: Budget
     noise_multiplier: float
 
@@ -66,7 +66,7 @@ class DPClip:
     mechanism                     "bank": contrast with public captions, each user clipped alone; "batch": the paper's,
                                   the gradient of a batch clipped as one; "inside": private negatives, every similarity
                                   clipped by itself
-    settings                      of the steps, `multimodal.training.Settings`; by default chosen from public numbers
+    settings                      of the steps, `training.ClipSettings`; by default chosen from public numbers
     temperature                   of similarities; with `learn_temperature` where it starts
     cosine                        whether an image's embedding counts by its direction alone, as in CLIP
     centre                        the share of the budget (of mu^2) that a mean of the images' features is released for,
@@ -86,7 +86,7 @@ class DPClip:
         epsilon: float = 1.0,
         delta: float | None = None,
         mechanism: Mechanism = "bank",
-        settings: Settings | None = None,
+        settings: ClipSettings | None = None,
         temperature: float = 0.1,
         learn_temperature: bool = False,
         cosine: bool = True,
@@ -95,7 +95,7 @@ class DPClip:
         random_state: int | None = None,
         run_folder: str | Path | None = None,
         on_step: Callable[[int], None] | None = None,
-        on_plan: Callable[[Plan], None] | None = None,
+        on_plan: Callable[[ClipPlan], None] | None = None,
     ) -> None:
         self.image_encoder, self.text_encoder = image_encoder, text_encoder
         self.epsilon, self.delta = epsilon, delta
@@ -121,14 +121,14 @@ class DPClip:
             saving.finish(Path(self.run_folder), self.described_)
         return self
 
-    def planned(self, pairs: Pairs) -> Plan:
+    def planned(self, pairs: Pairs) -> ClipPlan:
         """What a fit of such pairs would do: from public sizes alone. Costs nothing."""
         question, budget = self._question(pairs)
         run = Run(InMemoryUsers(pairs.table), Ledger(budget), Billboard(), secure_noise)
         multiplier = planned_multiplier(run, question.settings, self.centre * run.ledger.capacity)
-        return Plan(question.users, self.mechanism, question.settings, budget, multiplier)
+        return ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier)
 
-    def settings_of(self, pairs: Pairs) -> Settings:
+    def settings_of(self, pairs: Pairs) -> ClipSettings:
         """Those that were passed, or what is chosen from public numbers."""
         return self._question(pairs)[0].settings
 
@@ -156,12 +156,12 @@ class DPClip:
             before = self.centre * ledger.capacity
             multiplier = planned_multiplier(run, question.settings, before)
             if self.on_plan is not None:
-                self.on_plan(Plan(question.users, self.mechanism, question.settings, budget, multiplier))
+                self.on_plan(ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier))
             if before:
                 mean = centre(run, question.layout, question.slots, before)
                 question = replace(question, towers=self.towers_of(question.layout, mean))
             told = self.on_step if self.on_step is not None else lambda done: None
-            self.weights_: Weights = train(run, question, question.towers.weights(self.temperature), multiplier, told)
+            self.weights_: Singles = train(run, question, question.towers.weights(self.temperature), multiplier, told)
         finally:
             ledger.close()
         self.towers_, self.noise_multiplier_ = question.towers, multiplier
@@ -192,11 +192,11 @@ class DPClip:
         image, text = (e.module if isinstance(e, Encoder) else e for e in (self.image_encoder, self.text_encoder))
         return image, text
 
-    def images(self, rows: NDArray[Any]) -> Floats:
+    def images(self, rows: NDArray[Any]) -> Singles:
         """Embeddings of images, of length one, as the encoder was trained."""
         return _unit(self.towers_.of_images(self.weights_, np.ascontiguousarray(rows, np.float32)))
 
-    def texts(self, rows: NDArray[Any]) -> Floats:
+    def texts(self, rows: NDArray[Any]) -> Singles:
         """Embeddings of texts, of length one, as the encoder was trained."""
         return _unit(self.towers_.of_texts(self.weights_, np.ascontiguousarray(rows, np.float32)))
 
@@ -207,7 +207,7 @@ class DPClip:
         text.load(self.weights_[image.size : image.size + text.size])
         return image.module, text.module
 
-    def towers_of(self, layout: Layout, mean: Floats) -> Towers:
+    def towers_of(self, layout: Layout, mean: Singles) -> Towers:
         """Both encoders, checked against rows as these are; with the mean of features, where those are centred."""
         image, text = self.modules
         if self.centre:
@@ -224,5 +224,5 @@ class DPClip:
             raise InputError(f"pairs_per_user is a whole number of 1 or more. Got {self.pairs_per_user!r} instead.")
 
 
-def _unit(rows: Floats) -> Floats:
+def _unit(rows: Singles) -> Singles:
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))

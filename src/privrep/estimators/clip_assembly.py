@@ -39,9 +39,10 @@ from privrep.multimodal.encoders import (
     projected,
 )
 from privrep.multimodal.modules import Progress
-from privrep.multimodal.pairs import TEMPLATES, Floats, Pairs, captioned, captions_by_class, labelled, prompts
+from privrep.multimodal.pairs import TEMPLATES, Pairs, captioned, captions_by_class, labelled, prompts
 from privrep.multimodal.saving import read
 from privrep.multimodal.sources import Inputs, public_texts, text_features
+from privrep.typing import Singles
 
 DIM, PIXELS, FLICKR_CAPTIONS = 16, 112, 5
 CENTRE = 0.03  # of the budget, where features are centred
@@ -53,9 +54,9 @@ Modules = tuple[nn.Module, nn.Module]
 class Sides:
     """How inputs become rows, and the modules that are trained on such rows."""
 
-    image_rows: Callable[[NDArray[Any]], Floats]
-    text_rows: Callable[[Sequence[str]], Floats] | None  # None where texts come as features
-    modules: Callable[[int, Floats, int, nn.Module | None], Modules]  # numbers of an image, the bank, those of a text
+    image_rows: Callable[[NDArray[Any]], Singles]
+    text_rows: Callable[[Sequence[str]], Singles] | None  # None where texts come as features
+    modules: Callable[[int, Singles, int, nn.Module | None], Modules]  # numbers of an image, the bank, those of a text
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +74,8 @@ class Ready:
     """A trained model, and how images and texts become its rows."""
 
     model: DPClip
-    image_rows: Callable[[NDArray[Any]], Floats]
-    text_rows: Callable[[Sequence[str]], Floats] | None
+    image_rows: Callable[[NDArray[Any]], Singles]
+    text_rows: Callable[[Sequence[str]], Singles] | None
 
 
 def prepared(asked: MultimodalConfig, inputs: Inputs, progress: Progress | None = None) -> Prepared:
@@ -95,7 +96,7 @@ def prepared(asked: MultimodalConfig, inputs: Inputs, progress: Progress | None 
     return Prepared(_model(asked, pairs, modules), pairs, sides, classes)
 
 
-def caption_rows(sides: Sides, inputs: Inputs) -> Floats:
+def caption_rows(sides: Sides, inputs: Inputs) -> Singles:
     if isinstance(inputs.captions, np.ndarray):
         return np.ascontiguousarray(inputs.captions, np.float32)
     if sides.text_rows is None or inputs.captions is None:
@@ -138,7 +139,7 @@ def _kept_texts(folder: Path) -> nn.Module | None:
     return found.requires_grad_(False)
 
 
-def _bank(asked: MultimodalConfig, sides: Sides) -> tuple[Floats, NDArray[np.int64] | None]:
+def _bank(asked: MultimodalConfig, sides: Sides) -> tuple[Singles, NDArray[np.int64] | None]:
     """The public texts as rows, and the class of each where they are prompts of classes."""
     data = asked.data
     if "classes" in data:
@@ -187,7 +188,7 @@ def sides_of(asked: MultimodalConfig, side: int, progress: Progress | None = Non
     """Encoders as the config says. Networks that stay as they are make features once, kept if there is a cache."""
     cache = asked.encoders.get("cache")
 
-    def once(encoder: Encoder, inputs: Any) -> Floats:
+    def once(encoder: Encoder, inputs: Any) -> Singles:
         if cache is None:
             return features(encoder, inputs, progress)
         of = described(encoder, inputs)
@@ -197,7 +198,7 @@ def sides_of(asked: MultimodalConfig, side: int, progress: Progress | None = Non
     return _wheels(asked, side, once) if asked.pretrained is None else _pretrained(asked, asked.pretrained, once)
 
 
-Once = Callable[[Encoder, Any], Floats]
+Once = Callable[[Encoder, Any], Singles]
 
 
 def _wheels(asked: MultimodalConfig, side: int, once: Once) -> Sides:
@@ -208,7 +209,7 @@ def _wheels(asked: MultimodalConfig, side: int, once: Once) -> Sides:
     texts = minilm(asked.train if whole and asked.both else "nothing", tokens) if words else None
     network = None if as_features else efficientnet(asked.train if whole else "nothing", size, side)
 
-    def image_rows(images: NDArray[Any]) -> Floats:
+    def image_rows(images: NDArray[Any]) -> Singles:
         if network is None:
             return np.ascontiguousarray(images, np.float32)
         if whole:
@@ -216,11 +217,11 @@ def _wheels(asked: MultimodalConfig, side: int, once: Once) -> Sides:
         own = side_of(asked, images)
         return once(network if own == side else efficientnet("nothing", size, own), images)
 
-    def text_rows(some: Sequence[str]) -> Floats:
+    def text_rows(some: Sequence[str]) -> Singles:
         assert texts is not None
         return texts.prepare(list(some)) if whole and asked.both else once(texts, list(some))
 
-    def modules(numbers: int, bank: Floats, text_numbers: int, kept: nn.Module | None) -> Modules:
+    def modules(numbers: int, bank: Singles, text_numbers: int, kept: nn.Module | None) -> Modules:
         dim = int(asked.encoders.get("dim", DIM))
         if not asked.both:
             if kept is None and len(bank) < 2:

@@ -25,10 +25,10 @@ from privrep.linear.nets import Zooming
 from privrep.local.representation import Representation
 from privrep.privacy.accounting import Relation
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import Array
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Run
+from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import default_workers, finite_rows, map_blocks
 

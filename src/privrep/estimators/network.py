@@ -25,11 +25,11 @@ from privrep.neural import saving
 from privrep.neural.checks import check_parameters, check_scores, check_table, class_numbers, known_classes, rows_of
 from privrep.neural.features import ORIENTATIONS, SCALES, Dct, Edges, FeatureMap, Frozen, frequencies
 from privrep.neural.models import adapted, initialise, lenet, mlp
-from privrep.neural.plan import ADAPTER_RANKS, Offer, Plan, Share, decide
-from privrep.neural.rounds import Settings
-from privrep.neural.training import Learned, Shape, learn
+from privrep.neural.plan import ADAPTER_RANKS, Options, Share, SharingPlan, plan_sharing
+from privrep.neural.rounds import TrainingSettings
+from privrep.neural.training import Shape, SharedPart, learn
 from privrep.neural.watching import OnLoss, WatchedRun
-from privrep.nn.flat_module import Part, check_module, split, tried
+from privrep.nn.flat_module import FlatModule, check_module, split, tried
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport
 from privrep.privacy.noise import secure_noise, simulated_noise
@@ -53,7 +53,7 @@ class Centaur:
                     layer, "directions" in which classes differ, or "nothing"
     image           (height, width, channels) of rows that are images; `features` is their public map, by default edges
     rows            of a user, the first so many take part in training: a public number. Heads use up to 1,024
-    settings        of the rounds: `privrep.neural.rounds.Settings`; `rounds` says how many, where they differ
+    settings        of the rounds: `privrep.neural.rounds.TrainingSettings`; `rounds` says how many, where they differ
     random_state    a seed makes the run a simulation, which is not private and says so
     run_folder      where charges and releases are kept, so that the same call continues a fit that was killed
     on_page         is told each page that is posted and the epsilon spent so far
@@ -74,7 +74,7 @@ class Centaur:
         features: FeatureMap | Literal["auto"] | None = "auto",
         rows: int = ROWS,
         rounds: int | None = None,
-        settings: Settings | None = None,
+        settings: TrainingSettings | None = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
         on_page: Callable[[str, float], None] | None = None,
@@ -107,7 +107,7 @@ class Centaur:
             warnings.warn(NothingLearned(plan.words), stacklevel=3)
         return self
 
-    def _begin(self, users: int, features: int) -> Plan:
+    def _begin(self, users: int, features: int) -> SharingPlan:
         """What follows from public sizes: the plan, the features of rows, and, with a folder, whose run it is."""
         plan = self.planned(users, features)
         self.n_features_in_, self.map_ = features, self._map(plan, features)
@@ -116,11 +116,11 @@ class Centaur:
             saving.claim(self._folder, self.described_)
         return plan
 
-    def _prepared(self, table: UserTable, plan: Plan) -> UserTable:
+    def _prepared(self, table: UserTable, plan: SharingPlan) -> UserTable:
         """The table with rows as steps and heads get them."""
         return dataclasses.replace(table, X=self._columns(table.X, self._shape_of(plan).raw))
 
-    def _learn(self, users: Users, plan: Plan, watched: UserTable | None = None) -> None:
+    def _learn(self, users: Users, plan: SharingPlan, watched: UserTable | None = None) -> None:
         """All that is released, of users whose rows are prepared, wherever those are; `watched` are the rows of which
         `on_loss` hears. With a folder every charge and page is there before it is used."""
         seed, told, heard, folder = self.random_state, self.on_page, self.on_loss, self._folder
@@ -136,7 +136,7 @@ class Centaur:
                 if heard is None or watched is None
                 else WatchedRun(users, ledger, billboard, noise, on_page, heard, watched)
             )
-            self.learned_: Learned = learn(run, plan, given, self._shape_of(plan), self.settings)
+            self.learned_: SharedPart = learn(run, plan, given, self._shape_of(plan), self.settings)
         finally:
             ledger.close()
         self.plan_, self.ledger_, self.billboard_ = self.learned_.plan, ledger, billboard
@@ -192,7 +192,7 @@ class Centaur:
         known = known_classes(self.classes, self.head)
         return np.arange(known) if isinstance(known, int) else np.asarray(known)
 
-    def planned(self, users: int, features: int) -> Plan:
+    def planned(self, users: int, features: int) -> SharingPlan:
         """What a fit with so many users and rows of so many numbers would share. Costs nothing."""
         check_parameters(self)
         public = self._public_features(features)
@@ -205,10 +205,10 @@ class Centaur:
             check_scores(both, self.n_classes)
             whole = both.representation.size
             if self.pretrained:
-                adapters = tuple((r, Part(adapted(representation, r)).size) for r in ADAPTER_RANKS)
+                adapters = tuple((r, FlatModule(adapted(representation, r)).size) for r in ADAPTER_RANKS)
                 public = both.rank if self.features == "auto" else public
-        offer = Offer(self.n_classes, public, whole, adapters)
-        return decide(offer, users, Budget(self.epsilon, self.delta).mu, self.share, self._wanted_rounds)
+        offer = Options(self.n_classes, public, whole, adapters)
+        return plan_sharing(offer, users, Budget(self.epsilon, self.delta).mu, self.share, self._wanted_rounds)
 
     @property
     def _wanted_rounds(self) -> int | None:
@@ -233,7 +233,7 @@ class Centaur:
         prepared = dataclasses.replace(table, X=self._columns(table.X, self.learned_.raw))
         return PersonalNetwork(self, fit_own_heads(self.learned_, prepared))
 
-    def _shape_of(self, plan: Plan) -> Shape:
+    def _shape_of(self, plan: SharingPlan) -> Shape:
         raw = 0 if plan.share in ON_FEATURES else self.n_features_in_
         return Shape(self.n_classes, self.rows, raw, ordered=isinstance(self.map_, Dct | Edges))
 
@@ -267,7 +267,7 @@ class Centaur:
             return features if self.image is None else _most_edges(*self.image[:2])
         return features if self.features is None else self.features.size
 
-    def _map(self, plan: Plan, features: int) -> FeatureMap | None:
+    def _map(self, plan: SharingPlan, features: int) -> FeatureMap | None:
         """The public features of rows, all of them: a plan may share a layer on some, heads have all."""
         if self.features == "auto":
             if isinstance(self.representation, nn.Module) and self.pretrained and plan.share in ON_FEATURES:
@@ -278,7 +278,7 @@ class Centaur:
             return Edges(height, width, channels, _most_edges(height, width))
         return self.features
 
-    def _given(self, plan: Plan, features: int) -> tuple[nn.Module, nn.Module] | None:
+    def _given(self, plan: SharingPlan, features: int) -> tuple[nn.Module, nn.Module] | None:
         representation, head = self._modules(features)
         if plan.share in ON_FEATURES or representation is None:
             return None

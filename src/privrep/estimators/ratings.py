@@ -21,7 +21,7 @@ from privrep.estimators.regression import Groups, as_rank, as_seed, heads_of, kn
 from privrep.heads.fitting import fit_block, fit_heads
 from privrep.models import model as models
 from privrep.privacy.accounting import Relation
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import Users
@@ -33,7 +33,7 @@ COLUMN = "item"
 class Taste:
     """One user's predictions, made of the public factors and that user's ratings. It belongs to that user."""
 
-    items: categories.Listed
+    items: categories.Categories
     scores: Array  # of each item
     mean: float  # of an item that is not among them
 
@@ -120,7 +120,7 @@ class PrivateFactorization(BaseEstimator):
         else:
             listed = categories.checked_lists({COLUMN: self.items})[COLUMN]
             columns, holders = models.Columns(categorical=(COLUMN,), categories=(listed,)), {}
-        fitted = models.learn(models.Undecided(holders, make), self._config(), folder=folder, columns=columns)
+        fitted = models.learn(models.PendingColumns(holders, make), self._config(), folder=folder, columns=columns)
         assert table is not None  # learn made it
         warn_if_nothing(fitted)
         self._adopt(models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation)))
@@ -219,7 +219,7 @@ def _refuse_items() -> Any:
     raise InputError("items must be all integers or all text; turn them into one or the other.")
 
 
-def item_codes(items: Any, listed: categories.Listed) -> NDArray[np.int32]:
+def item_codes(items: Any, listed: categories.Categories) -> NDArray[np.int32]:
     """Where each item is in the list, or -1."""
     column = item_column(items)
     if pa.types.is_null(column.type):
@@ -231,6 +231,6 @@ def item_codes(items: Any, listed: categories.Listed) -> NDArray[np.int32]:
     return np.asarray(categories.codes(column, listed))
 
 
-def _one_hot(items: Any, listed: categories.Listed) -> Any:
+def _one_hot(items: Any, listed: categories.Categories) -> Any:
     codes = item_codes(items, listed)
     return categories.one_hot(np.empty((len(codes), 0)), codes[:, None], [len(listed)])

@@ -22,7 +22,7 @@ from privrep.heads.fitting import KINDS, Heads, fit_block, fit_heads
 from privrep.local.representation import Representation
 from privrep.models import model as models
 from privrep.privacy.accounting import Relation
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
 Groups = Sequence[Hashable] | NDArray[Any]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from privrep.errors import InputError
-from privrep.federated.settings import Settings
+from privrep.federated.settings import FederationSettings
 from privrep.federated.task import Task
 from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.ledger import Budget
@@ -29,7 +29,7 @@ class Agreement:
     noise: Mapping[str, float] | None
 
     @classmethod
-    def of(cls, task: Task, settings: Settings) -> Self:
+    def of(cls, task: Task, settings: FederationSettings) -> Self:
         return cls(task, server_view(task, settings))
 
     def check(self, task: Task, noise: Any) -> None:
@@ -42,7 +42,7 @@ class Agreement:
             raise InputError("the server's plan for the noise is not what was agreed on; ask its operator.")
 
 
-def server_view(task: Task, settings: Settings) -> dict[str, float] | None:
+def server_view(task: Task, settings: FederationSettings) -> dict[str, float] | None:
     """What the server may learn of a user from the noisy sums of its node; None if it is trusted with exact ones.
 
     Every release is asked of a node at `noise_nodes` times its mu^2, so all of them are at most sqrt(noise_nodes) times

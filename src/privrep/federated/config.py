@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from privrep.data.categories import Listed, checked_classes, checked_lists
+from privrep.data.categories import Categories, checked_classes, checked_lists
 from privrep.errors import InputError
-from privrep.federated.settings import NoiseBy, Settings
+from privrep.federated.settings import FederationSettings, NoiseBy
 from privrep.models.description import Columns, Config
 from privrep.neural.config import (
     NAMES,
@@ -103,7 +103,7 @@ class FederateConfig:
     """A file that was read."""
 
     task: Task
-    settings: Settings
+    settings: FederationSettings
     host: str
     port: int
     keys: Path | None
@@ -131,9 +131,9 @@ def read_config(path: Path) -> FederateConfig:
     return FederateConfig(task, settings, server.get("host", HOST), server.get("port", PORT), keys)
 
 
-def _settings(given: Mapping[str, Any]) -> Settings:
+def _settings(given: Mapping[str, Any]) -> FederationSettings:
     try:
-        return Settings(**given)
+        return FederationSettings(**given)
     except InputError as error:
         raise InputError(f"federation: {error}") from None
 
@@ -194,7 +194,7 @@ def _targets(given: Any) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _categories(given: Mapping[str, Any]) -> tuple[Listed, ...]:
+def _categories(given: Mapping[str, Any]) -> tuple[Categories, ...]:
     for name, values in given.items():
         if not isinstance(values, list):
             raise InputError(f"model.categories.{name} must be the list of its values. Got {values!r} instead.")
@@ -204,7 +204,7 @@ def _categories(given: Mapping[str, Any]) -> tuple[Listed, ...]:
         raise InputError(f"model.{error}") from None
 
 
-def _classes(model: Mapping[str, Any]) -> Listed:
+def _classes(model: Mapping[str, Any]) -> Categories:
     if model.get("task", "regression") == "regression":
         for key in ("classes", "loss"):
             if key in model:

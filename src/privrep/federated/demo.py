@@ -28,7 +28,7 @@ from privrep.federated.credentials import make_keys
 from privrep.heads.fitting import Heads, fit_heads
 from privrep.linear.baselines import alone
 from privrep.models import model as models
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
 NODES = {"north": 300, "south": 200, "west": 100}  # users of each

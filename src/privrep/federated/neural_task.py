@@ -22,7 +22,7 @@ from typing import Any, Literal, Self, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.data.categories import MOST_CLASSES, Listed
+from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.data.images import Images, read_npz
 from privrep.data.partition import natural_table
 from privrep.data.readers import TableSource, read_table
@@ -39,7 +39,7 @@ from privrep.neural import saving
 from privrep.neural.checks import check_parameters, class_numbers, rows_of
 from privrep.neural.features import Dct, Edges
 from privrep.neural.plan import Share
-from privrep.neural.rounds import Settings
+from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import LINEAR, WHOLE, PriorHeads
 from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import MAX_USERS
@@ -61,7 +61,7 @@ class NeuralTask:
     users        how many there are on all nodes; see `with_users`
     """
 
-    classes: int | Listed
+    classes: int | Categories
     epsilon: float
     delta: float
     share: Share = "auto"
@@ -70,7 +70,7 @@ class NeuralTask:
     feature_map: Dct | Edges | Literal["auto"] | None = "auto"
     rows: int = ROWS
     rounds: int | None = None
-    settings: Settings | None = None
+    settings: TrainingSettings | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     width: int | None = None
@@ -270,7 +270,7 @@ class NeuralTask:
             raise InputError(f"{path} has images of {images.shape}, and the task takes {self.image}; resize them.")
 
     @property
-    def _listed(self) -> Listed:
+    def _listed(self) -> Categories:
         return tuple(range(self.classes)) if isinstance(self.classes, int) else self.classes
 
 
@@ -339,8 +339,8 @@ def _map_from_json(given: Any) -> Dct | Edges | Literal["auto"] | None:
     raise InputError(f"a federation's features are a map that has a name, edges or dct: {_OWN}.")
 
 
-def _settings_from_json(given: Any) -> Settings:
-    return Settings(**read_fields(Settings, given, "settings", {"head_fit": _head_fit_from_json}))
+def _settings_from_json(given: Any) -> TrainingSettings:
+    return TrainingSettings(**read_fields(TrainingSettings, given, "settings", {"head_fit": _head_fit_from_json}))
 
 
 def _head_fit_from_json(given: Any) -> HeadFit | PriorHeads:
@@ -355,7 +355,9 @@ def _head_fit_from_json(given: Any) -> HeadFit | PriorHeads:
 
 def _training(given: Any) -> dict[str, Any]:
     """Some of the rounds' settings; how many rounds there are is said elsewhere."""
-    hints = {name: hint for name, hint in get_type_hints(Settings).items() if name not in ("head_fit", "rounds")}
+    hints = {
+        name: hint for name, hint in get_type_hints(TrainingSettings).items() if name not in ("head_fit", "rounds")
+    }
     found = mapping(given, "training")
     check_names({**dict.fromkeys(hints), **found}, hints, "training")
     return {name: typed(value, hints[name], f"training.{name}") for name, value in found.items()}

@@ -32,13 +32,14 @@ from privrep.federated.agreement import Agreement
 from privrep.federated.credentials import is_loopback, read_node_key
 from privrep.federated.run_log import write_private
 from privrep.federated.task import Task, task_from_json
-from privrep.federated.wire.answering import Apart, answer
+from privrep.federated.wire.answering import answer
 from privrep.federated.wire.messages import Question, Refusal, packed, refusal, unpacked
 from privrep.federated.wire.users import Facts
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.release import Run
+from privrep.users.isolated import IsolatedUsers
 from privrep.users.summing import Users
 
 Say = Callable[[str], None]
@@ -58,7 +59,7 @@ class Host:
     simulation: bool = False
     run: str | None = None
     kept: bool = False
-    _users: Apart | None = None
+    _users: IsolatedUsers | None = None
     _own: Run | None = None
     _files: ExitStack = field(default_factory=ExitStack)
     _facts: Facts | None = None
@@ -126,7 +127,7 @@ class Host:
         self.close()
         self._check_task(task, fields["run"], fields["noise"])
         users: Any = self._files.enter_context(task.open(self.data))
-        self._users = Apart(users, strictly=fields["noise"] is not None)
+        self._users = IsolatedUsers(users, strictly=fields["noise"] is not None)
         if fields["noise"] is not None:
             self._own = self._own_run(task, fields["run"], str(fields["name"]), fields["noise"])
         self.run = fields["run"]

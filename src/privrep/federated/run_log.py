@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from privrep.errors import InputError
-from privrep.federated.settings import Settings
+from privrep.federated.settings import FederationSettings
 from privrep.federated.task import Task
 from privrep.federated.wire.users import Facts
 
 Say = Callable[[str], None]
 
 
-class Books:
+class RunLog:
     """What the operator keeps: the run's name, the roster, the log."""
 
     def __init__(self, folder: Path, say: Say) -> None:
@@ -30,7 +30,7 @@ class Books:
         self._model = folder
         self.run = ""
 
-    def claim(self, task: Task, settings: Settings) -> None:
+    def claim(self, task: Task, settings: FederationSettings) -> None:
         """The run of this folder: a new one, or the one that stands if it is about the same."""
         path = self.place / "run.json"
         asked = json.loads(

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from privrep.errors import InputError
 from privrep.federated.agreement import nodes_view, server_view
 from privrep.federated.credentials import ServerTls
-from privrep.federated.run_log import Books
-from privrep.federated.settings import Settings
+from privrep.federated.run_log import RunLog
+from privrep.federated.settings import FederationSettings
 from privrep.federated.task import Task
 from privrep.federated.wire.messages import packed, unpacked
 from privrep.federated.wire.rounds import Conversation, Nodes
@@ -38,7 +38,7 @@ LOOK = 0.1  # seconds between two looks for nodes
 def serve(
     task: Task,
     folder: Path,
-    settings: Settings,
+    settings: FederationSettings,
     *,
     host: str,
     port: int,
@@ -61,13 +61,13 @@ def run_federation(
     nodes: Nodes,
     task: Task,
     folder: Path,
-    settings: Settings,
+    settings: FederationSettings,
     expected: int | None,
     say: Say,
     on_page: Callable[[str], None],
 ) -> None:
     """The whole run, wherever the nodes are. `expected` is how many there can be, if that is known."""
-    books = Books(folder, say)
+    books = RunLog(folder, say)
     noise = server_view(task, settings)
     books.claim(task, settings)
     finished = (folder / "model.json").is_file()
@@ -99,7 +99,7 @@ def run_federation(
 class _Greetings:
     """The hello of a run: at first a question after facts, then, with the number of all users, the beginning."""
 
-    def __init__(self, books: Books, task: Task, noise: dict[str, float] | None) -> None:
+    def __init__(self, books: RunLog, task: Task, noise: dict[str, float] | None) -> None:
         self._books, self.task, self._noise, self._begun = books, task, noise, False
 
     def begin(self, task: Task) -> None:
@@ -113,9 +113,9 @@ class _Greetings:
 def _joined(
     talk: Conversation,
     nodes: Nodes,
-    settings: Settings,
+    settings: FederationSettings,
     expected: int | None,
-    books: Books,
+    books: RunLog,
     greetings: _Greetings,
 ) -> dict[str, Facts]:
     """Who takes part: all that have joined when `min_nodes` have, and a while was given to the others."""
@@ -165,7 +165,7 @@ def _facts(name: str, content: RecordDict) -> Facts:
     return Facts.of(fields)
 
 
-def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books: Books) -> None:
+def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books: RunLog) -> None:
     """The public model to all nodes that are there, and to those of the roster that come back in time."""
     names: list[str] = []
     arrays: dict[str, NDArray[np.uint8]] = {}

@@ -13,7 +13,7 @@ NoiseBy = Literal["server", "nodes"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class FederationSettings:
     """Of a run over nodes. A round ends when all nodes have answered, or `round_timeout` after it began if at least
     `min_users` are behind the answers; with fewer it waits on, `wait` in all, and then nothing is released.
 

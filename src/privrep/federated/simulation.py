@@ -8,7 +8,7 @@ from pathlib import Path
 
 from privrep.federated.node import Host
 from privrep.federated.server import run_federation
-from privrep.federated.settings import Settings
+from privrep.federated.settings import FederationSettings
 from privrep.federated.task import Task
 from privrep.federated.wire.in_process import LocalNodes
 
@@ -17,7 +17,7 @@ def simulate(
     task: Task,
     data: Sequence[Path],
     folder: Path,
-    settings: Settings,
+    settings: FederationSettings,
     *,
     say: Callable[[str], None],
     on_page: Callable[[str], None],

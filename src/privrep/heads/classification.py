@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from privrep.data.sparse import SparseRows
 from privrep.heads.regression import CONSTANT, KINDS, OWN, SHARED, Fit, images, normalised
 from privrep.local.elementary import log, sigmoid
-from privrep.local.least_squares import Floats, centred, sum_columns, sum_rows, users_last, without_mean
+from privrep.local.least_squares import centred, sum_columns, sum_rows, users_last, without_mean
 from privrep.local.losses import FARTHEST, INTERCEPT_PRECISION, ClassFit, Loss, fit_classes
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Contributions
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Counts, Vectors
+from privrep.typing import Array, Floats
 
 PRECISIONS = (8.0, 1.0, 0.125)  # of the prior of a head on the representation, whose coordinates are of one size
 MANY_ROWS = 4  # times as many as features: enough for Newton's method
@@ -285,7 +286,7 @@ class ClassPreference:
     """One vote per user: which of the two did best by leave-one-out. Users with too few rows to tell do not vote."""
 
     matrix: Array
-    frame: Frame
+    frame: FeatureTransform
     intercept: bool
     loss: Loss
     precision: float

@@ -38,8 +38,8 @@ from privrep.heads.regression import KINDS as KINDS
 from privrep.local.least_squares import ROUNDING, centred
 from privrep.local.losses import Loss
 from privrep.local.representation import Ratings, Representation
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array
+from privrep.local.transform import FeatureTransform
+from privrep.typing import Array
 from privrep.users.summing import default_workers, finite_rows, map_blocks
 
 
@@ -129,7 +129,7 @@ def fit_block(
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
         every = [(users[:, None] * q + np.arange(q), Y)]
         if loss is None:  # each target by itself
-            columns = Frame.plain(d).targets(Y.astype(np.float64, copy=False))
+            columns = FeatureTransform.plain(d).targets(Y.astype(np.float64, copy=False))
             every = [(users * q + c, y) for c, y in enumerate(columns)]
         for heads, y in every:
             with np.errstate(all="ignore"):  # a user whose numbers overflow gets a constant, and nobody hears of it

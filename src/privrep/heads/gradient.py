@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from privrep.errors import InputError
-from privrep.nn.flat_module import Part
+from privrep.nn.flat_module import FlatModule
 
 _lock = threading.Lock()
 _outside: list[int] = []  # how many threads PyTorch had outside, once for each thread that is within
@@ -47,11 +47,11 @@ def one_thread() -> Iterator[None]:
             torch.set_num_threads(_outside.pop())
 
 
-def own_copy(part: Part) -> Part:
+def own_copy(part: FlatModule) -> FlatModule:
     """The part with a module of its own, its tensors shared: a call swaps weights in, so threads must not share one."""
     module = part.module
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    return Part(copy.deepcopy(module, shared))
+    return FlatModule(copy.deepcopy(module, shared))
 
 
 def rows_of(X: NDArray[Any]) -> Tensor:
@@ -87,7 +87,7 @@ def scores_gradient(scores: Tensor, labels: Tensor) -> Tensor:
 class HeadRule(Protocol):
     """How users make their heads in a round, given the shared part."""
 
-    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
         """(users, size), from the public start (size,), on Z (users, slots, rank); each user's by its own rows."""
         ...
 
@@ -108,7 +108,7 @@ class HeadFit:
                 f"Got {self} instead."
             )
 
-    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
         """(users, size): the heads, from `start` (size,) or (users, size), on Z (users, slots, rank).
 
         A user without rows keeps the start.
@@ -126,19 +126,19 @@ class HeadFit:
         return heads
 
 
-def is_linear(head: Part) -> bool:
+def is_linear(head: FlatModule) -> bool:
     """Whether the head is one nn.Linear, all of it trainable: then formulas replace automatic differentiation."""
     return type(head.module) is nn.Linear and len(head.shapes) == len(list(head.module.parameters()))
 
 
-def linear_parts(heads: Tensor, head: Part) -> tuple[Tensor, Tensor | None]:
+def linear_parts(heads: Tensor, head: FlatModule) -> tuple[Tensor, Tensor | None]:
     """Weights (users, classes, rank) and biases (users, 1, classes) of heads that are linear."""
     named = head.named(heads)
     bias = named.get("bias")
     return named["weight"], None if bias is None else bias[:, None, :]
 
 
-def head_scores(heads: Tensor, Z: Tensor, head: Part) -> Tensor:
+def head_scores(heads: Tensor, Z: Tensor, head: FlatModule) -> Tensor:
     """(users, slots, classes): each user's rows through its own head."""
     if is_linear(head):
         weight, bias = linear_parts(heads, head)
@@ -147,7 +147,7 @@ def head_scores(heads: Tensor, Z: Tensor, head: Part) -> Tensor:
     return scores
 
 
-def _linear_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+def _linear_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
     slope = scores_gradient(head_scores(heads, Z, head), labels)
     parts = [torch.bmm(slope.mT, Z).flatten(1)]
     if "bias" in head.shapes:
@@ -155,7 +155,7 @@ def _linear_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Te
     return torch.cat(parts, dim=1)
 
 
-def _any_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+def _any_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
     own = own_copy(head)
 
     def loss(flat: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def _any_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tenso
     return slope
 
 
-def representation_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+def representation_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
     """(users, slots, rank): of each user's mean cross-entropy, in its representations, its head fixed."""
     if is_linear(head):
         weight, _ = linear_parts(heads, head)

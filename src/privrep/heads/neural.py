@@ -66,7 +66,7 @@ MOST_DIFFERENT = 0.3  # nats: what a user's losses, less their mean, are clipped
 
 
 @dataclass(frozen=True)
-class Seen:
+class HeadInputs:
     """Users' rows as heads see them: (users, slots, .), all functions of the row and of public numbers."""
 
     base: Tensor  # scores of the shared part
@@ -86,11 +86,11 @@ class View(Protocol):
     @property
     def classes(self) -> int: ...
 
-    def __call__(self, rows: Tensor) -> Seen: ...
+    def __call__(self, rows: Tensor) -> HeadInputs: ...
 
 
 @dataclass(frozen=True)
-class Fits:
+class HeadFits:
     """Heads of one candidate: everything about a user that a prediction needs."""
 
     prior: Tensor  # (users, classes)
@@ -98,7 +98,7 @@ class Fits:
     left_out: Tensor  # (users, slots, classes): scores of each row by the head without it
 
 
-def fit(candidate: Candidate, seen: Seen, labels: Tensor) -> Fits:
+def fit(candidate: Candidate, seen: HeadInputs, labels: Tensor) -> HeadFits:
     """All users' heads at once; labels (users, slots) are -1 where there is no row."""
     base = seen.scores(candidate.kind)
     marked = one_hot(labels, base.shape[-1])
@@ -106,7 +106,7 @@ def fit(candidate: Candidate, seen: Seen, labels: Tensor) -> Fits:
     prior = log_frequencies(counts, candidate.pseudo_count)
     without = base + log_frequencies(counts - marked, candidate.pseudo_count)
     if not candidate.slope:
-        return Fits(prior[:, 0], torch.zeros_like(base), without)
+        return HeadFits(prior[:, 0], torch.zeros_like(base), without)
     present = (labels >= 0)[..., None]
     residual = torch.where(present, marked - torch.softmax(without, dim=-1), 0.0)
     rows = torch.where(present, seen.rows(candidate.kind), 0.0)
@@ -114,12 +114,12 @@ def fit(candidate: Candidate, seen: Seen, labels: Tensor) -> Fits:
     inverse = torch.linalg.inv_ex(gram + candidate.ridge * torch.eye(gram.shape[1], dtype=torch.float64)).inverse
     dual = torch.bmm(inverse, residual.to(torch.float64))
     others = residual - dual / inverse.diagonal(dim1=1, dim2=2)[..., None]
-    return Fits(
+    return HeadFits(
         prior[:, 0], (candidate.slope * dual).to(torch.float32), (without + candidate.slope * others).to(torch.float32)
     )
 
 
-def predict(candidate: Candidate, fits: Fits, seen: Seen, rows: Seen) -> Tensor:
+def predict(candidate: Candidate, fits: HeadFits, seen: HeadInputs, rows: HeadInputs) -> Tensor:
     """Scores of new rows (users, r, .) by these heads, whose own rows are `seen`."""
     scores = rows.scores(candidate.kind) + fits.prior[:, None, :]
     if not candidate.slope:
@@ -151,7 +151,7 @@ def fit_alone(rows: Tensor, labels: Tensor, prior: Tensor, steps: int = 100) -> 
     return prior - torch.bmm(mean, weights)[:, 0], weights
 
 
-def left_out_loss(fits: Fits, labels: Tensor) -> Tensor:
+def left_out_loss(fits: HeadFits, labels: Tensor) -> Tensor:
     """(users,): mean cross-entropy of rows by the head without them; zero for a user without rows."""
     present = labels >= 0
     each = -torch.log_softmax(fits.left_out, dim=-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from privrep.data.table import UserTable
 from privrep.heads.gradient import labels_of
-from privrep.heads.neural import ALONE, AWFUL, Candidate, Fits, Seen, fit, fit_alone, left_out_loss
-from privrep.neural.training import Learned
+from privrep.heads.neural import ALONE, AWFUL, Candidate, HeadFits, HeadInputs, fit, fit_alone, left_out_loss
+from privrep.neural.training import SharedPart
+from privrep.typing import Singles
 
-Floats = NDArray[np.float32]
 BELIEVED = 20.0  # rows of one's own that what all users found counts as
 NUMBERS_AT_ONCE = 1 << 23
 MOST_ROWS = 1024  # of a user's head: pairs of rows are held, and nobody's may stop the fit
@@ -32,12 +32,12 @@ class OwnHeads:
 
     ids: NDArray[Any]
     alone: NDArray[np.bool_]
-    prior: Floats  # (users, classes)
+    prior: Singles  # (users, classes)
     position: NDArray[np.int64]  # of the weights below, in the array of the head's kind
-    shared: Floats  # (heads that use the shared part, size, classes)
-    own: Floats  # (heads alone, features, classes)
+    shared: Singles  # (heads that use the shared part, size, classes)
+    own: Singles  # (heads alone, features, classes)
 
-    def scores(self, learned: Learned, rows: Floats, users: NDArray[np.int64]) -> Floats:
+    def scores(self, learned: SharedPart, rows: Singles, users: NDArray[np.int64]) -> Singles:
         """(rows, classes) of rows of the users at these positions."""
         result = np.empty((len(rows), learned.classes), dtype=np.float32)
         step = max(NUMBERS_AT_ONCE // max(self.own.shape[1] * learned.classes, 1), 1)
@@ -46,7 +46,7 @@ class OwnHeads:
             result[some] = self._scores(learned, rows[some], users[some])
         return result
 
-    def _scores(self, learned: Learned, rows: Floats, users: NDArray[np.int64]) -> Floats:
+    def _scores(self, learned: SharedPart, rows: Singles, users: NDArray[np.int64]) -> Singles:
         with torch.no_grad():
             seen = learned(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))[None])
         result = self.prior[users].copy()
@@ -68,7 +68,7 @@ class OwnHeads:
         return cls(**joined)
 
 
-def fit_own_heads(learned: Learned, table: UserTable) -> OwnHeads:
+def fit_own_heads(learned: SharedPart, table: UserTable) -> OwnHeads:
     """A head for every user of the table, whose rows are those the shared part was learned from."""
     parts: list[OwnHeads] = []
     order: list[NDArray[np.int64]] = []
@@ -104,7 +104,7 @@ def _in_order(heads: OwnHeads, places: NDArray[np.int64]) -> OwnHeads:
     )
 
 
-def _fit_group_or_each(learned: Learned, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
+def _fit_group_or_each(learned: SharedPart, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
     """One on whose rows the network fails has a head without rows."""
     try:
         return _fit_group(learned, ids, X, y)
@@ -115,7 +115,7 @@ def _fit_group_or_each(learned: Learned, ids: NDArray[Any], X: NDArray[Any], y: 
         return OwnHeads.join([_fit_group_or_each(learned, ids[u], X[u], y[u]) for u in each])
 
 
-def _fit_group(learned: Learned, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
+def _fit_group(learned: SharedPart, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
     bad = ~(np.isfinite(X).all(axis=(1, 2)))
     rows = np.where(bad[:, None, None], 0, X).astype(np.float32)
     labels = labels_of(np.where(bad[:, None], -1, np.nan_to_num(y, nan=-1.0)), learned.classes)
@@ -131,7 +131,7 @@ def _fit_group(learned: Learned, ids: NDArray[Any], X: NDArray[Any], y: NDArray[
     return OwnHeads(ids, flags, prior.numpy(), position, shared[~chosen].numpy(), own[chosen].numpy())
 
 
-def prefers_alone(learned: Learned, with_others: Fits, alone: Sequence[Fits], labels: Tensor) -> Tensor:
+def prefers_alone(learned: SharedPart, with_others: HeadFits, alone: Sequence[HeadFits], labels: Tensor) -> Tensor:
     """Who does better alone: by its own rows, each left out in turn, and by what all users found, as so many more.
 
     Alone it is the best of several that counts: the head itself is better than any of them.
@@ -144,6 +144,6 @@ def prefers_alone(learned: Learned, with_others: Fits, alone: Sequence[Fits], la
     return rows * gain.nan_to_num(nan=-AWFUL) + BELIEVED * learned.advantage < 0
 
 
-def _weights(candidate: Candidate, fits: Fits, seen: Seen, labels: Tensor) -> Tensor:
+def _weights(candidate: Candidate, fits: HeadFits, seen: HeadInputs, labels: Tensor) -> Tensor:
     rows = torch.where((labels >= 0)[..., None], seen.rows(candidate.kind), 0.0)
     return torch.bmm(rows.mT, fits.dual).nan_to_num()

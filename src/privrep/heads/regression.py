@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
-from privrep.local.least_squares import Floats, centred
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Contributions
+from privrep.local.least_squares import centred
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Counts
+from privrep.typing import Array, Floats
 
 SHARED, OWN, CONSTANT = 0, 1, 2
 KINDS = ("shared", "own", "constant")
@@ -138,7 +139,7 @@ class Preference:
     """One vote per user: which of the three did best by leave-one-out. Users with too few rows to tell do not vote."""
 
     matrix: Array
-    frame: Frame
+    frame: FeatureTransform
     intercept: bool
 
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:

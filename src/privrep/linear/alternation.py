@@ -40,15 +40,16 @@ from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, ResidualMoments
 from privrep.linear.transform import CLEAR, find_frame, octave_quantile
 from privrep.local.losses import Loss
 from privrep.local.representation import Estimate, Representation, publish
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
-from privrep.privacy.bounds import DIRECTION_ONLY, Array, Bound
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array
 
 
 @dataclass(frozen=True)
-class Settings:
+class AlternationSettings:
     """Shares of mu^2 and constants of the default. All fixed beforehand: none was chosen on the data it is used on."""
 
     scales_share: float = 0.03
@@ -73,7 +74,7 @@ class Settings:
         return float(np.clip(state.total_error / state.basis.shape[1], self.least_ridge, self.most_ridge))
 
 
-FOR_CLASSES = Settings(
+FOR_CLASSES = AlternationSettings(
     scales_share=0.015,
     covariance_share=0.03,
     start_share=0.12,
@@ -93,9 +94,9 @@ class Problem:
     """What stays the same throughout a run."""
 
     run: Run
-    frame: Frame
+    frame: FeatureTransform
     intercept: bool
-    settings: Settings
+    settings: AlternationSettings
     loss: Loss | None = None  # of labels; None: the square, of numbers
     precision: float = 1.0  # of the prior of classifiers' heads
     common: Common | None = None  # its centre; None: zero
@@ -131,8 +132,8 @@ def learn(
     initialiser: Initialiser,
     *,
     intercept: bool,
-    frame: Frame | None,
-    settings: Settings | None,
+    frame: FeatureTransform | None,
+    settings: AlternationSettings | None,
     loss: Loss | None = None,
 ) -> Representation:
     """Learn a shared representation. `rank=None` reads it off the first releases; `frame` declares public coordinates.
@@ -140,7 +141,7 @@ def learn(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
-    s = settings or (Settings() if loss is None else FOR_CLASSES)
+    s = settings or (AlternationSettings() if loss is None else FOR_CLASSES)
     d, total = run.users.features, run.ledger.capacity
     for_start, spent = s.start_share * total, 0.0
     if frame is None:
@@ -206,7 +207,7 @@ def iterate(problem: Problem, state: Estimate, method: Round, mu_squared: float,
 
     The clipping norm follows the sizes of what is clipped, which shrinks by orders of magnitude as U converges.
     """
-    s, ask = problem.settings, problem.run.ask
+    s, ask = problem.settings, problem.run.release
     per_histogram = s.sizes_share * mu_squared / rounds
     plan = s.growth ** np.arange(rounds)
     plan *= (1 - s.scout_share - s.sizes_share) * mu_squared / plan.sum()
@@ -232,7 +233,7 @@ def iterate(problem: Problem, state: Estimate, method: Round, mu_squared: float,
     return state
 
 
-def read_sizes(sizes: Release, s: Settings) -> tuple[float, float] | None:
+def read_sizes(sizes: Release, s: AlternationSettings) -> tuple[float, float] | None:
     """Clipping norm, and typical ratio of a user's gradient to the second moment of its heads, for the next pass.
 
     None where the histograms are lost in their noise.
@@ -251,7 +252,7 @@ def add_weak(problem: Problem, state: Estimate, rank: int | None, most: int, mu_
     d, k = state.basis.shape
     query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
     step = ResidualMoments(state.basis, problem.frame, problem.settings.ridge(state), problem.intercept)
-    moments = unpack(problem.run.ask("residuals", encoded(step, problem.loss), {"moments": query})["moments"].value)
+    moments = unpack(problem.run.release("residuals", encoded(step, problem.loss), {"moments": query})["moments"].value)
     outside = np.eye(d) - state.basis @ state.basis.T
     weak = top_eigenvectors(outside @ moments @ outside, min(most, d) - k)
     if rank is None:
@@ -277,7 +278,7 @@ def preference(problem: Problem, state: Estimate, mu_squared: float) -> float | 
         prior = problem.precision, problem.centre_on(state.basis, _spread(state))
         step = ClassPreference(matrix, problem.frame, problem.intercept, loss, *prior)
     query = Query(Bound(1.0, len(KINDS), acute=True), mu_squared)
-    votes = problem.run.ask("preference", step, {"votes": query})["votes"]
+    votes = problem.run.release("preference", step, {"votes": query})["votes"]
     shared, own = float(votes.value[SHARED]), float(votes.value[OWN])
     if max(shared, own) < CLEAR * votes.sigma:
         return None

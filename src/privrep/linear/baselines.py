@@ -17,12 +17,13 @@ from privrep.heads.regression import own_candidate
 from privrep.linear.methods.paper_fedrep import head_and_gradient, public_count
 from privrep.linear.steps import CELLS, PairMoments, octaves
 from privrep.linear.transform import octave_quantile
-from privrep.local.least_squares import Floats, centred, least_squares_heads
+from privrep.local.least_squares import centred, least_squares_heads
 from privrep.local.representation import Representation
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Bound, Contributions
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Counts, Vectors, pack, packed_size, unpack
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array, Floats
 from privrep.users.summing import Users
 
 UNBOUNDED = 1e150  # a clipping norm that no data reaches
@@ -56,7 +57,7 @@ def fedrep(
         U, _ = np.linalg.qr(U - step / (2 * max(largest, 1e-300)) * gradient)
         if subspace_distance(before, U) < 1e-7:
             break
-    return Representation(U, Frame(1 / inverse_scale), 0.0)
+    return Representation(U, FeatureTransform(1 / inverse_scale), 0.0)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class FullGradient:
 def _spectral(users: Users, rank: int, inverse_scale: Array, intercept: bool) -> Array:
     """Algorithm 2 without clipping and noise. NOT PRIVATE."""
     bound = {"moments": Bound(UNBOUNDED, packed_size(users.features))}
-    total = users.bounded_sums(PairMoments(Frame(1 / inverse_scale), intercept), bound)["moments"].total
+    total = users.bounded_sums(PairMoments(FeatureTransform(1 / inverse_scale), intercept), bound)["moments"].total
     return np.linalg.eigh(unpack(total))[1][:, ::-1][:, :rank]
 
 
@@ -106,7 +107,7 @@ def altmin(table: UserTable, rank: int, *, intercept: bool = True, rounds: int =
             before, (U, _) = U, np.linalg.qr(solution.reshape(rank, d).T)
             if subspace_distance(before, U) < 1e-7:
                 break
-    return Representation(U, Frame.plain(d), 0.0)
+    return Representation(U, FeatureTransform.plain(d), 0.0)
 
 
 def _add_normal_equations(normal: Array, right: Array, U: Array, X: Floats, y: Floats, intercept: bool) -> None:
@@ -163,11 +164,11 @@ def dp_fedavg(
     model = np.zeros(size)
     if clip is None:
         query = Query(Bound(1.0, CELLS, acute=True), sizes_share * left)
-        released = run.ask("fedavg-sizes", LocalUpdate(model, ridge, intercept), {"sizes": query})["sizes"]
+        released = run.release("fedavg-sizes", LocalUpdate(model, ridge, intercept), {"sizes": query})["sizes"]
         clip, left = octave_quantile(released.value, 0.5), (1 - sizes_share) * left
     query = Query(Bound(clip, size), left / rounds)
     for t in range(1, rounds + 1):
-        released = run.ask(f"fedavg-round-{t}", LocalUpdate(model, ridge, intercept), {"update": query})["update"]
+        released = run.release(f"fedavg-round-{t}", LocalUpdate(model, ridge, intercept), {"update": query})["update"]
         model = model + step / n * released.value
     if not intercept:
         model[-1] = 0.0  # nothing but noise

@@ -15,12 +15,13 @@ from privrep.heads.classification import class_shared
 from privrep.linear.baselines import UNBOUNDED, subspace_distance
 from privrep.linear.class_steps import Encoded
 from privrep.linear.steps import PairMoments, projected, pulled
-from privrep.local.least_squares import Floats, sum_columns, without_mean
+from privrep.local.least_squares import sum_columns, without_mean
 from privrep.local.losses import Loss, fit_classes
 from privrep.local.representation import Representation
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Bound, Contributions
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors, packed_size, unpack
+from privrep.typing import Array, Floats
 from privrep.users.summing import Users
 
 
@@ -46,7 +47,7 @@ def fedrep_classes(
     server steps by one over the largest curvature, the longest step that is safe, and takes a QR. Stops early once a
     round moves nothing.
     """
-    d, plain = users.features, Frame.plain(users.features)
+    d, plain = users.features, FeatureTransform.plain(users.features)
     bound = {"moments": Bound(UNBOUNDED, packed_size(d))}
     total = users.bounded_sums(Encoded(PairMoments(plain, intercept), loss.classes), bound)["moments"].total
     U = np.linalg.eigh(unpack(total))[1][:, ::-1][:, :rank]
@@ -77,7 +78,7 @@ class FullClassGradient:
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         users, m, d = X.shape
         k = self.U.shape[1]
-        plain, signs = Frame.plain(d), self.loss.signs(y)
+        plain, signs = FeatureTransform.plain(d), self.loss.signs(y)
         P = projected(X, plain, self.U, self.intercept)
         fit = fit_classes(P, signs, self.loss, self.precision, self.intercept)
         outputs = np.stack([sum_columns(P * head[:, None, :]) for head in fit.heads]) + fit.intercepts[:, None, :]

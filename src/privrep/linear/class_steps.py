@@ -9,11 +9,12 @@ import numpy as np
 
 from privrep.data.sparse import SparseRows
 from privrep.linear.steps import LeaveOneOutGradient, projected
-from privrep.local.least_squares import Floats, sum_columns, sum_rows, without_mean
+from privrep.local.least_squares import sum_columns, sum_rows, without_mean
 from privrep.local.losses import Loss, fit_classes
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Contributions
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
+from privrep.typing import Array, Floats
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class PooledGradient:
 
     sparse: ClassVar[bool] = True
     U: Array
-    frame: Frame
+    frame: FeatureTransform
     intercept: bool
     loss: Loss
     centre: Array

@@ -13,8 +13,8 @@ import numpy as np
 
 from privrep.linear.margins import Net, by_candidate, first_half, signs
 from privrep.local.elementary import sigmoid, softplus
-from privrep.local.least_squares import Floats
 from privrep.privacy.bounds import Losses
+from privrep.typing import Floats
 
 LossName = Literal["logistic", "hinge", "absolute"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from privrep.local.least_squares import Floats
-from privrep.privacy.bounds import Array, Losses
+from privrep.privacy.bounds import Losses
+from privrep.typing import Array, Floats
 
 WIDTH = 256  # candidates that are scored at a time; the last ones of a net are filled up
 _USERS = 64  # users at a time: their images by WIDTH candidates stay in a core's cache

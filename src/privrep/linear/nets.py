@@ -15,8 +15,8 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.linear.margins import WIDTH, Net
-from privrep.privacy.bounds import Array
 from privrep.privacy.release import Run
+from privrep.typing import Array
 from privrep.users.summing import LocalStep
 
 _SWAPPED = (np.arange(WIDTH) % 4 == 3)[:, None, None]  # candidates with a fresh direction

@@ -8,18 +8,12 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, octaves, projected
-from privrep.local.least_squares import (
-    Floats,
-    centred,
-    centred_targets,
-    least_squares_heads,
-    ridge_fit,
-    users_last,
-)
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Contributions
-from privrep.privacy.contributions import Counts, CrossMoments, Together, Vectors
+from privrep.local.least_squares import centred, centred_targets, least_squares_heads, ridge_fit, users_last
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Contributions
+from privrep.privacy.contributions import Counts, CrossMoments, Summed, Vectors
 from privrep.privacy.kronecker import kronecker
+from privrep.typing import Array, Floats
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class NormalEquations:
 
     U: Array  # (d, k)
     outside: Array  # (d, d - k)
-    frame: Frame
+    frame: FeatureTransform
     norm: float  # of b
     normal_norm: float  # of A
     ridge: float
@@ -128,7 +122,7 @@ class DisjointPairs:
         scale = np.full(len(X), 1 / (2 * max(pairs, 1)))
         starts = range(0, max(2 * pairs, 1), 2)  # without a pair, one of zeros
         parts = (CrossMoments(np.ascontiguousarray(rows[:, j : j + 2]), scale) for j in starts)
-        return {"moments": Together(tuple(parts))}
+        return {"moments": Summed(tuple(parts))}
 
 
 def _lengths(vectors: Floats) -> Array:

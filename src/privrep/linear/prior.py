@@ -16,10 +16,11 @@ from privrep.heads.classification import PRECISIONS, ClassPrior
 from privrep.linear.class_steps import PooledGradient
 from privrep.linear.transform import CLEAR
 from privrep.local.losses import Loss
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
-from privrep.privacy.bounds import DIRECTION_ONLY, Array, Bound
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array
 
 TOO_KIND = (
     1.4  # to a weak prior of one output is leave-one-out by a Newton step: it said 0.27 where 0.35 to 0.5 was best
@@ -43,7 +44,7 @@ def newton_step(
     run: Run,
     page: str,
     basis: Array,
-    frame: Frame,
+    frame: FeatureTransform,
     loss: Loss,
     intercept: bool,
     common: Common | None,
@@ -57,7 +58,7 @@ def newton_step(
     here = np.zeros((loss.outputs, k + 1)) if common is None else common.on(basis)
     step = PooledGradient(basis, frame, intercept, loss, here)
     query = Query(Bound(DIRECTION_ONLY, (loss.outputs + 1) * (k + 1)), mu_squared)
-    move = _move(run.ask(page, step, {"pooled": query})["pooled"], loss.outputs, k + 1)
+    move = _move(run.release(page, step, {"pooled": query})["pooled"], loss.outputs, k + 1)
     if move is None:
         return common
     there = here + move
@@ -98,7 +99,7 @@ def find_precision(
     """
     query = Query(Bound(MOST_DIFFERENT, len(PRECISIONS)), mu_squared)
     step = ClassPrior(matrix, intercept, loss, centre)
-    losses = run.ask(page, step, {"precisions": query})["precisions"]
+    losses = run.release(page, step, {"precisions": query})["precisions"]
     high, middle, low = (float(value) for value in losses.value)
     curvature = max(high + low - 2 * middle, 0.0) + 3 * losses.sigma
     place = float(np.clip((low - high) / (2 * curvature), -1.5, 1.5))  # in steps from the middle towards high

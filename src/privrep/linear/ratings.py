@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
-from privrep.local.least_squares import Floats, centred_targets
-from privrep.privacy.bounds import Array, Contributions
-from privrep.privacy.contributions import Beside, NonNegative, RowMoments, Slots
+from privrep.local.least_squares import centred_targets
+from privrep.privacy.bounds import Contributions
+from privrep.privacy.contributions import Concatenated, NonNegative, RowMoments, SparseColumns
+from privrep.typing import Array, Floats
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class TasteMoments:
         rows[t.user, 0, t.item] = t.direction
         rows[:, 0, d] = self.mean_weight
         presence[t.user, t.item] = self.presence_weight * t.presence
-        return {"taste": Beside((RowMoments(rows, np.ones(users)), NonNegative(presence)))}
+        return {"taste": Concatenated((RowMoments(rows, np.ones(users)), NonNegative(presence)))}
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class TasteMeans:
     def __call__(self, X: SparseRows, y: Floats) -> dict[str, Contributions]:
         t = taste(X, y)
         values = np.column_stack([t.direction, t.presence])
-        return {"means": Slots(t.user, t.item, values, np.ones((len(X), 1)), X.shape[2])}
+        return {"means": SparseColumns(t.user, t.item, values, np.ones((len(X), 1)), X.shape[2])}
 
 
 @dataclass(frozen=True)
@@ -109,4 +110,4 @@ class TasteImage:
         for a in range(self.basis.shape[1]):
             along = np.bincount(t.user, t.direction * self.basis[t.item, a], minlength=users)
             image[:, a] = t.direction[outside] * along[t.user[outside]]
-        return {"image": Slots(t.user[outside], t.item[outside], image, np.empty((users, 0)), d)}
+        return {"image": SparseColumns(t.user[outside], t.item[outside], image, np.empty((users, 0)), d)}

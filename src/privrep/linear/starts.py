@@ -23,10 +23,11 @@ from privrep.linear.class_steps import encoded
 from privrep.linear.steps import PairMoments, PowerStep
 from privrep.local.losses import Loss
 from privrep.local.representation import Estimate
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import DIRECTION_ONLY, Array, Bound
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array
 
 MAX_AUTO_RANK = 16
 MOST_SQUARED = 1024  # features whose pairs are affordable: more draw too much noise, and too much time to draw it
@@ -37,7 +38,7 @@ class Start:
     """What an initialiser is asked."""
 
     run: Run
-    frame: Frame
+    frame: FeatureTransform
     rank: int | None  # None: as many directions as stand out from the noise
     mu_squared: float
     intercept: bool
@@ -60,7 +61,7 @@ def normalised_pairs(start: Start) -> Estimate:
 def _top(start: Start, page: str, step: PairMoments) -> Estimate:
     query = Query(Bound(DIRECTION_ONLY, packed_size(start.run.users.features)), start.mu_squared)
     return top_eigenvectors(
-        unpack(start.run.ask(page, encoded(step, start.loss), {"moments": query})["moments"].value), start.rank
+        unpack(start.run.release(page, encoded(step, start.loss), {"moments": query})["moments"].value), start.rank
     )
 
 
@@ -104,7 +105,7 @@ def power_method(start: Start, *, rounds: int = 4, page: str = "power") -> Estim
     for t in range(1, rounds + 1):
         step = encoded(PowerStep(X, start.frame, start.intercept), start.loss)
         query = Query(Bound(DIRECTION_ONLY, d * columns), share)
-        released = start.run.ask(f"{page}-{t}", step, {"image": query})["image"]
+        released = start.run.release(f"{page}-{t}", step, {"image": query})["image"]
         image = released.value.reshape(columns, d).T
         X, _ = np.linalg.qr(image)
     return _from_image(image, released.sigma, start.rank)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from privrep.data.sparse import SparseRows
 from privrep.local.least_squares import (
     ROUNDING,
-    Floats,
     centred,
     centred_targets,
     ridge_fit,
@@ -21,18 +20,19 @@ from privrep.local.least_squares import (
     users_last,
     without_mean,
 )
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Bound, Contributions
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import (
     Counts,
     CrossMoments,
     RowMoments,
-    Slots,
-    Together,
+    SparseColumns,
+    Summed,
     Vectors,
     pack,
     packed_size,
 )
+from privrep.typing import Array, Floats
 
 LOWEST, CELLS = -40, 81  # histograms of sizes: one cell an octave, from 2^-40 to 2^40, the ends open
 WIDE_LOWEST, WIDE_CELLS = -100, 181  # the same for gradients, which go with the square of the target's unit
@@ -94,7 +94,7 @@ class FeatureSizes:
 class SecondMoments:
     """1/m sum x x^T over a user's rows (around their mean if there is an intercept), in a public frame."""
 
-    frame: Frame
+    frame: FeatureTransform
     intercept: bool
 
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
@@ -121,7 +121,7 @@ class Frequencies:
         squares.data = T.data.astype(np.float64) ** 2
         values = (squares @ np.full(T.shape[1], 1 / X.shape[1])) / self.scale[column] ** 2
         tail = np.full((len(X), 1), self.unit)
-        return {"frequencies": Slots(user, column, values[:, None], tail, X.shape[2])}
+        return {"frequencies": SparseColumns(user, column, values[:, None], tail, X.shape[2])}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class PairMoments:
     With several targets the sum of their Z. `normalised` brings every row to length one first (003, Algorithm 3).
     """
 
-    frame: Frame
+    frame: FeatureTransform
     intercept: bool
     normalised: bool = False
 
@@ -146,7 +146,7 @@ class PairMoments:
             CrossMoments(rows * (centred_targets(t).T if self.intercept else t)[:, :, None].astype(X.dtype), scale)
             for t in self.frame.targets(y)
         ]
-        return {"moments": parts[0] if len(parts) == 1 else Together(tuple(parts))}
+        return {"moments": parts[0] if len(parts) == 1 else Summed(tuple(parts))}
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class ResidualMoments:
     """
 
     U: Array
-    frame: Frame
+    frame: FeatureTransform
     ridge: float
     intercept: bool
 
@@ -174,7 +174,7 @@ class ResidualMoments:
             targets = centred_targets(column) if self.intercept else users_last(column)
             left = targets - sum_columns(P * ridge_fit(P, targets, self.ridge, self.intercept).heads[:, None, :])
             parts.append(CrossMoments(rows * left.T[:, :, None].astype(X.dtype), scale))
-        return {"moments": parts[0] if len(parts) == 1 else Together(tuple(parts))}
+        return {"moments": parts[0] if len(parts) == 1 else Summed(tuple(parts))}
 
 
 SIZES = Bound(math.sqrt(2.0), WIDE_CELLS + CELLS, acute=True)
@@ -185,17 +185,17 @@ def gradient_size(d: int, k: int) -> int:
     return d * k + packed_size(k)
 
 
-def pulled(X: Floats | SparseRows, frame: Frame, pull: Floats) -> Floats | Slots:
+def pulled(X: Floats | SparseRows, frame: FeatureTransform, pull: Floats) -> Floats | SparseColumns:
     """sum over rows j of pull_j z_j^T, z the rows in the frame: (users, k, d) of dense rows, slots of sparse ones."""
     if not isinstance(X, SparseRows):
         return frame.rows(np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ X)
     users, m, d = X.shape
     user, column, T = X.slots()
     values = T @ np.ascontiguousarray(pull.transpose(2, 1, 0)).reshape(users * m, -1)
-    return Slots(user, column, values / frame.scale[column, None], np.empty((users, 0)), d)
+    return SparseColumns(user, column, values / frame.scale[column, None], np.empty((users, 0)), d)
 
 
-def projected(X: Floats | SparseRows, frame: Frame, basis: Array, intercept: bool) -> Floats:
+def projected(X: Floats | SparseRows, frame: FeatureTransform, basis: Array, intercept: bool) -> Floats:
     """(k, m, users): rows in the frame times the basis, around their user's mean if there is an intercept."""
     matrix = frame.original(basis)
     P = users_last(X.project(matrix) if isinstance(X, SparseRows) else X @ matrix.astype(X.dtype))
@@ -205,7 +205,7 @@ def projected(X: Floats | SparseRows, frame: Frame, basis: Array, intercept: boo
 def nothing(users: int, d: int, k: int) -> Contributions:
     """The contributions of users who have nothing to say of a gradient."""
     none = np.empty(0, np.int64)
-    return Slots(none, none, np.empty((0, k)), np.zeros((users, packed_size(k))), d)
+    return SparseColumns(none, none, np.empty((0, k)), np.zeros((users, packed_size(k))), d)
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class LeaveOneOutGradient:
 
     sparse: ClassVar[bool] = True
     U: Array
-    frame: Frame
+    frame: FeatureTransform
     heads_weight: float
     ridge: float
     intercept: bool
@@ -259,7 +259,7 @@ class LeaveOneOutGradient:
     def _joined(self, X: Floats | SparseRows, P: Floats, pull: Floats, tail: Floats) -> tuple[Contributions, Floats]:
         """Gradient and tail as one contribution, and the gradient's norms."""
         gradient = pulled(X, self.frame, pull)
-        if isinstance(gradient, Slots):
+        if isinstance(gradient, SparseColumns):
             return replace(gradient, tail=tail), gradient.lengths()
         users, k, d = gradient.shape
         within = np.stack([np.stack([sum_rows(pull[a] * P[b]) for b in range(k)], 1) for a in range(k)], 1)
@@ -280,7 +280,7 @@ class PowerStep:
 
     sparse: ClassVar[bool] = True
     basis: Array
-    frame: Frame
+    frame: FeatureTransform
     intercept: bool
     own_rows: bool = False
 
@@ -300,4 +300,4 @@ class PowerStep:
                 weighted = t * P
                 pull += t * (sum_rows(weighted)[:, None, :] - weighted) / (m * (m - 1))
         image = pulled(X, self.frame, without_mean(pull) if self.intercept else pull)
-        return {"image": image if isinstance(image, Slots) else Vectors(image.reshape(len(image), -1))}
+        return {"image": image if isinstance(image, SparseColumns) else Vectors(image.reshape(len(image), -1))}

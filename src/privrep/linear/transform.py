@@ -11,17 +11,18 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.linear.steps import CELLS, LOWEST, FeatureSizes, Frequencies, SecondMoments
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import DIRECTION_ONLY, Array, Bound
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array
 
 CLEAR = 5.0  # standard deviations above zero at which the largest of a few thousand noisy cells is believed
 Numbers = Sequence[float] | Array
 _WINDOW = 4  # octaves either side of the fullest cell that a quantile looks at
 
 
-def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[Frame, float]:
+def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[FeatureTransform, float]:
     """Public scale of each feature: the power of two nearest to the root mean square that most users have. And how
     many users took part, roughly.
 
@@ -31,10 +32,10 @@ def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[Frame,
     d, q = run.users.features, run.users.targets
     columns = d + (q if q > 1 else 0)
     bound = Bound(math.sqrt(min(columns, SPARSE_COLUMNS) if run.users.sparse else columns), columns * CELLS, acute=True)
-    released = run.ask("scales", FeatureSizes(intercept), {"sizes": Query(bound, mu_squared)})["sizes"]
+    released = run.release("scales", FeatureSizes(intercept), {"sizes": Query(bound, mu_squared)})["sizes"]
     counts = released.value.reshape(columns, CELLS)
     scales = np.concatenate([_column_scales(part, released.sigma) for part in (counts[:d], counts[d:])])
-    return Frame(scales[:d], None, scales[d:] if q > 1 else None), float(counts.sum()) / columns
+    return FeatureTransform(scales[:d], None, scales[d:] if q > 1 else None), float(counts.sum()) / columns
 
 
 SPARSE_COLUMNS = 64  # that a user's histogram of sizes speaks of; those of a user with more count less each
@@ -60,7 +61,7 @@ def octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> flo
     return math.ldexp(1.0, lowest + low + cell) * 2.0 ** (inside - 0.5)
 
 
-def find_frame(run: Run, sizes: float, moments: float, intercept: bool) -> tuple[Frame, float]:
+def find_frame(run: Run, sizes: float, moments: float, intercept: bool) -> tuple[FeatureTransform, float]:
     """Public coordinates found by charged releases, and what of mu^2 they cost: `sizes` for the features' scales and
     `moments` for their second moments, unless those would be lost in noise.
 
@@ -70,7 +71,7 @@ def find_frame(run: Run, sizes: float, moments: float, intercept: bool) -> tuple
     frame, users = feature_scales(run, sizes, intercept)
     d = run.users.features
     if run.users.sparse:
-        return Frame(frequency_scales(run, frame.scale, moments), None, frame.target_scale), sizes + moments
+        return FeatureTransform(frequency_scales(run, frame.scale, moments), None, frame.target_scale), sizes + moments
     # of a covariance with d equal eigenvalues: the radius of the noise's eigenvalues, over the mean of its own
     noise = d**1.5 / (math.sqrt(moments) * max(users, 1.0))
     if not 1 < d <= MOST_WHITENED or noise > 1:
@@ -81,7 +82,7 @@ def find_frame(run: Run, sizes: float, moments: float, intercept: bool) -> tuple
 MOST_WHITENED = 1024  # features
 
 
-def find_whitening(run: Run, frame: Frame, mu_squared: float, intercept: bool) -> Array | None:
+def find_whitening(run: Run, frame: FeatureTransform, mu_squared: float, intercept: bool) -> Array | None:
     """W = C^-1/2 from a release of the users' second moments, each by its direction alone.
 
     Eigenvalues of C, relative to their mean, count no less than the noise of the release: directions lost in it are
@@ -89,7 +90,7 @@ def find_whitening(run: Run, frame: Frame, mu_squared: float, intercept: bool) -
     """
     d = run.users.features
     bound = Bound(DIRECTION_ONLY, packed_size(d), acute=True)
-    released = run.ask("covariance", SecondMoments(frame, intercept), {"covariance": Query(bound, mu_squared)})
+    released = run.release("covariance", SecondMoments(frame, intercept), {"covariance": Query(bound, mu_squared)})
     moments = unpack(released["covariance"].value)
     mean = float(np.trace(moments)) / d
     radius = released["covariance"].sigma * math.sqrt(2 * d)  # of the noise's eigenvalues
@@ -109,7 +110,9 @@ def whitening_of(covariance: Array, noise: float) -> Array | None:
     return whitening
 
 
-def declared_frame(scale: Numbers | None, covariance: Sequence[Numbers] | None, features: int) -> Frame | None:
+def declared_frame(
+    scale: Numbers | None, covariance: Sequence[Numbers] | None, features: int
+) -> FeatureTransform | None:
     """The frame of sizes, or of a covariance, that were declared public; None if neither was."""
     if scale is not None and covariance is not None:
         raise InputError("feature_covariance says how large features are; leave feature_scale out.")
@@ -123,19 +126,19 @@ def declared_frame(scale: Numbers | None, covariance: Sequence[Numbers] | None, 
                 "feature_covariance is no covariance: it has a negative eigenvalue, or none that is positive."
             )
         sizes = np.sqrt(np.maximum(np.diag(given), 1e-12 * max(float(np.diag(given).max()), 1e-300)))
-        return Frame(sizes, whitening_of(given / np.outer(sizes, sizes), 1e-6))
+        return FeatureTransform(sizes, whitening_of(given / np.outer(sizes, sizes), 1e-6))
     if scale is None:
         return None
     sizes = np.asarray(scale, dtype=np.float64)
     if sizes.shape != (features,) or not (np.isfinite(sizes).all() and (sizes > 0).all()):
         raise InputError(f"feature_scale must hold {features} positive finite numbers, one per feature.")
-    return Frame(sizes)
+    return FeatureTransform(sizes)
 
 
 def frequency_scales(run: Run, scale: Array, mu_squared: float) -> Array:
     """Scales that bring every sparse feature to a mean square of one, or as far as the noise lets one tell."""
     bound = Bound(math.sqrt(2.0), run.users.features + 1)
-    released = run.ask("frequencies", Frequencies(scale), {"frequencies": Query(bound, mu_squared)})["frequencies"]
+    released = run.release("frequencies", Frequencies(scale), {"frequencies": Query(bound, mu_squared)})["frequencies"]
     unit = max(float(released.value[-1]), CLEAR * released.sigma)
     frequencies = np.maximum(released.value[:-1], CLEAR * released.sigma) / unit
     return scale * np.sqrt(frequencies)

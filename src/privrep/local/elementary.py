@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from privrep.local.least_squares import Floats
+from privrep.typing import Floats
 
 _LARGEST = 690.0  # 2^(690 / log 2) has an exponent of 64-bit numbers, and so has its inverse
 

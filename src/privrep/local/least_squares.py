@@ -11,12 +11,11 @@ Small arrays are kept with the users along the last axis, (k, rows, users): then
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[Any]
+from privrep.typing import Floats
+
 ROUNDING = 64 * float(np.finfo(np.float64).eps)  # relative size below which differences of numbers mean nothing
 
 

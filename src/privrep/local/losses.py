@@ -16,9 +16,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from privrep.local.elementary import exp, log, sigmoid, softplus
-from privrep.local.least_squares import Floats, inverse, sum_columns, sum_rows
-from privrep.privacy.bounds import Array
+from privrep.local.least_squares import inverse, sum_columns, sum_rows
 from privrep.privacy.contributions import pack
+from privrep.typing import Array, Floats
 
 LossName = Literal["log", "hinge"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.data.sparse import SparseRows
-from privrep.local.least_squares import Floats
-from privrep.privacy.bounds import Array
+from privrep.typing import Array, Floats
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.release import Run
+from privrep.typing import Array
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Representation:
     """
 
     basis: Array  # (d, k)
-    frame: Frame
+    frame: FeatureTransform
     error: float  # estimated sum of squared sines between basis and truth; k where nothing was learned
     spread: Array = field(default_factory=lambda: np.ones(1))  # (k,) or (1,)
     ratings: Ratings | None = None
@@ -109,7 +109,7 @@ class Representation:
 def publish(
     run: Run,
     state: Estimate,
-    frame: Frame,
+    frame: FeatureTransform,
     ratings: Ratings | None = None,
     preference: float | None = None,
     precision: float | None = None,
@@ -133,7 +133,7 @@ def publish(
 
 def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
     """What `publish` posted."""
-    frame = Frame(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
+    frame = FeatureTransform(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
     ratings = Ratings(arrays["offset"], facts["residual"]) if "offset" in arrays else None
     if ratings is not None and not 0 < ratings.residual < math.inf:
         raise ValueError("its residual is not a positive number")

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privrep.local.least_squares import Floats
-from privrep.privacy.bounds import Array
+from privrep.typing import Array, Floats
 
 
 @dataclass(frozen=True)
-class Frame:
+class FeatureTransform:
     """Features are seen as z = W (x / scale), several targets as y / target_scale. All of it is public.
 
     In good coordinates the features have about unit variance and little correlation, so that noise of the same size in
@@ -23,7 +22,7 @@ class Frame:
     target_scale: Array | None = None  # (q,); None where there is one target, whose scale does not matter
 
     @classmethod
-    def plain(cls, features: int) -> Frame:
+    def plain(cls, features: int) -> FeatureTransform:
         """The features as they come."""
         return cls(np.ones(features))
 

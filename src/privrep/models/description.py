@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from privrep.data.categories import Listed
+from privrep.data.categories import Categories
 from privrep.errors import InputError
 from privrep.linear.methods.priv_altmin import check_reach
 from privrep.linear.registry import METHODS
@@ -123,8 +123,8 @@ class Columns:
     targets: tuple[str, ...] = ()
     features: tuple[str, ...] = ()  # of numbers
     categorical: tuple[str, ...] = ()
-    categories: tuple[Listed, ...] = ()  # of each categorical column: declared, or selected privately
-    classes: Listed = ()  # of labels: declared, or selected privately; empty where targets are numbers
+    categories: tuple[Categories, ...] = ()  # of each categorical column: declared, or selected privately
+    classes: Categories = ()  # of labels: declared, or selected privately; empty where targets are numbers
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Columns:
@@ -133,7 +133,7 @@ class Columns:
         return cls(user=fields["user"], categories=tuple(map(tuple, fields["categories"])), classes=classes, **lists)
 
     @property
-    def by_category(self) -> dict[str, Listed]:
+    def by_category(self) -> dict[str, Categories]:
         return dict(zip(self.categorical, self.categories, strict=True))
 
 

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from privrep.data.categories import MOST_CLASSES, Listed
+from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.errors import InputError, ResumeError
 from privrep.heads.fitting import Heads
-from privrep.linear.alternation import Settings
+from privrep.linear.alternation import AlternationSettings
 from privrep.linear.methods.factorization import private_factorization
 from privrep.linear.registry import METHODS
 from privrep.linear.starts import INITIALISERS
@@ -72,7 +72,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Undecided:
+class PendingColumns:
     """Users whose rows wait for lists of categories or classes, which are private until they are selected.
 
     `holders` has, by column, who holds which category, where no list was declared; `labels` who has which label, where
@@ -85,7 +85,7 @@ class Undecided:
 
 
 def learn(
-    users: Users | Undecided,
+    users: Users | PendingColumns,
     config: Config,
     *,
     folder: Path | None = None,
@@ -99,10 +99,10 @@ def learn(
     """
     columns = columns or Columns()
     config.check()
-    if not isinstance(users, Undecided):
+    if not isinstance(users, PendingColumns):
         config.check(users.features)
         config.check_users(users)
-    if not isinstance(users, Undecided) or users.labels is None:
+    if not isinstance(users, PendingColumns) or users.labels is None:
         loss_of(config, columns)  # refuses labels whose classes are neither there nor to be selected
     if folder is not None:
         _claim(folder, config, columns, users)
@@ -115,7 +115,7 @@ def learn(
         billboard = Billboard(folder / "billboard" if folder else None)
         noise = secure_noise if config.seed is None else simulated_noise(config.seed)
         page_done = on_page or (lambda page: None)
-        if isinstance(users, Undecided):
+        if isinstance(users, PendingColumns):
             columns = _select(users, columns, ledger, billboard, noise, page_done)
             users = users.make(columns)
             config.check(users.features)
@@ -128,7 +128,7 @@ def learn(
 
 
 def _select(
-    users: Undecided,
+    users: PendingColumns,
     columns: Columns,
     ledger: Ledger,
     billboard: Billboard,
@@ -139,7 +139,7 @@ def _select(
     share = KEYS_SHARE / max(len(users.holders) + (users.labels is not None), 1)
     mu_squared, delta = share * ledger.budget.mu**2, share * ledger.budget.delta
 
-    def selected(page: str, holders: KeyHolders) -> Listed:
+    def selected(page: str, holders: KeyHolders) -> Categories:
         listed = select_page(page, holders, mu_squared, delta, ledger, billboard, noise)
         on_page(page)
         return listed
@@ -157,7 +157,7 @@ def _select(
     return replace(columns, categories=tuple(lists[name] for name in columns.categorical))
 
 
-def _enough(classes: Listed) -> Listed:
+def _enough(classes: Categories) -> Categories:
     if 2 <= len(classes) <= MOST_CLASSES:
         return classes
     what = (
@@ -180,7 +180,7 @@ def _represent(run: Run, config: Config, loss: Loss | None) -> Representation:
     return method.default(run, config.rank, intercept=config.intercept, frame=frame, initialiser=start, **labels)
 
 
-PAGES = Settings().rounds + 4
+PAGES = AlternationSettings().rounds + 4
 """About the most pages a fit asks for: what a progress bar counts to."""
 
 
@@ -331,14 +331,14 @@ def _describe(config: Config, columns: Columns) -> dict[str, Any]:
     return described
 
 
-def _claim(folder: Path, config: Config, columns: Columns, users: Users | Undecided) -> None:
+def _claim(folder: Path, config: Config, columns: Columns, users: Users | PendingColumns) -> None:
     """Make the folder of a run, or check that the one that stands is of this very run."""
     if (folder / "model.json").is_file():
         raise InputError(
             f"{folder} holds a finished model: load it, or choose another folder and spend another budget."
         )
     wanted = _describe(config, columns)
-    if not isinstance(users, Undecided):
+    if not isinstance(users, PendingColumns):
         wanted["feature_count"] = users.features
         if config.relation == "replace-one-user":
             wanted["user_count"] = users.count  # a public fact under this relation only

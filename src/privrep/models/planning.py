@@ -27,7 +27,7 @@ import math
 from dataclasses import dataclass
 
 from privrep.errors import InputError
-from privrep.linear.alternation import Settings
+from privrep.linear.alternation import AlternationSettings
 from privrep.privacy.accounting import Gaussian, Relation, epsilon_spent
 from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.ledger import Budget, noise_multiplier
@@ -42,9 +42,9 @@ class PlannedRelease:
     noise_multiplier: float
 
 
-def default_releases(budget: Budget, settings: Settings | None = None) -> list[PlannedRelease]:
+def default_releases(budget: Budget, settings: AlternationSettings | None = None) -> list[PlannedRelease]:
     """The releases of a fit that uses all its rounds. One that converges earlier spends the rest at once."""
-    s = settings or Settings()
+    s = settings or AlternationSettings()
     weights = [s.growth**t for t in range(s.rounds)]
     for_rounds = 1 - s.scales_share - s.covariance_share - s.start_share - s.votes_share
     each = s.sizes_share * for_rounds / s.rounds
@@ -75,7 +75,7 @@ def epsilon_of_releases(multiplier: float, releases: int, delta: float) -> float
 
 
 @dataclass(frozen=True)
-class Problem:
+class PlanningProblem:
     """A problem as one can describe it without looking at the data."""
 
     features: int
@@ -100,9 +100,9 @@ class Problem:
             raise InputError(f"the noise level must be zero or a positive finite number. Got {self.noise} instead.")
 
 
-def predicted_error(users: float, problem: Problem, budget: Budget) -> float:
+def predicted_error(users: float, problem: PlanningProblem, budget: Budget) -> float:
     """Mean squared sine between learned and true directions, from 0 (exact) to 1 (nothing learned). Rough."""
-    s, p = Settings(), problem
+    s, p = AlternationSettings(), problem
     n, d, k, factor = users, p.features, p.rank, _sensitivity_factor(budget.relation)
     rows = p.rows - p.intercept  # an intercept takes one degree of freedom of each user
     spare = max(rows - k, 1)
@@ -127,7 +127,7 @@ def predicted_error(users: float, problem: Problem, budget: Budget) -> float:
     return min(e + few_rows, 1.0)
 
 
-def _start(n: float, p: Problem, rows: int, factor: float, mu_squared: float) -> float:
+def _start(n: float, p: PlanningProblem, rows: int, factor: float, mu_squared: float) -> float:
     """Mean squared sine of the spectral start."""
     d, k, target = p.features, p.rank, 1 + p.noise**2
     size = math.sqrt(1 + 4 * target * d / rows + 2 * (target * d) ** 2 / (rows * (rows - 1)))  # |Z| of a user
@@ -139,7 +139,7 @@ def _sensitivity_factor(relation: Relation) -> float:
     return 2.0 if relation == "replace-one-user" else 1.0
 
 
-def users_needed(problem: Problem, budget: Budget, error: float) -> int | None:
+def users_needed(problem: PlanningProblem, budget: Budget, error: float) -> int | None:
     """The fewest users for which the predicted error is at most `error`; None where even the largest run has more."""
     low, high = 1.0, float(MAX_USERS)
     if predicted_error(high, problem, budget) > error:
@@ -164,7 +164,7 @@ class Need:
     users: int | None
 
 
-def needs(problem: Problem, budget: Budget) -> list[Need]:
+def needs(problem: PlanningProblem, budget: Budget) -> list[Need]:
     """What people ask for: a representation that is found at all, and one that costs next to nothing."""
     goals = {
         "the representation holds 90% of what is shared": 0.1,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from privrep.data.categories import Listed
+from privrep.data.categories import Categories
 from privrep.errors import InputError
 from privrep.local.representation import Representation
 from privrep.models import model as models
@@ -251,7 +251,7 @@ def about_classes(found: Inspection) -> list[str]:
     return [f"{in_words(classes)}.", how, f"Loss: {c.loss}. {shape} {OTHER_LABELS}"]
 
 
-def in_words(classes: Listed) -> str:
+def in_words(classes: Categories) -> str:
     """How many there are and the first of them."""
     return f"{len(classes):,} ({', '.join(map(str, classes[:8]))}{', ...' if len(classes) > 8 else ''})"
 

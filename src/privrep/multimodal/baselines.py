@@ -8,13 +8,13 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.multimodal.training import Question, moved, start_state
-from privrep.nn.flat_module import Weights
+from privrep.typing import Singles
 from privrep.users.summing import Users
 
 NO_CLIP = 2.0**40  # a bound that no gradient reaches
 
 
-def train_openly(users: Users, question: Question, start: Weights, clipped: bool = False) -> Weights:
+def train_openly(users: Users, question: Question, start: Singles, clipped: bool = False) -> Singles:
     """NOT PRIVATE: the steps of `training.train` on everyone, without noise, and clipped only if that is asked for."""
     settings, state = question.settings, start_state(start)
     question.check()

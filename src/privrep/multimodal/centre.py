@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privrep.multimodal.pairs import Floats
 from privrep.multimodal.towers import Layout, unit
-from privrep.privacy.bounds import Array, Bound, Contributions
+from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array, Singles
 
 PAGE = "centre"
 
@@ -42,14 +42,14 @@ class CentreStep:
         return {"sum": Vectors(rows.sum(axis=1) / np.maximum(there.sum(axis=1), 1))}
 
 
-def centre(run: Run, layout: Layout, slots: int, mu_squared: float) -> Floats:
+def centre(run: Run, layout: Layout, slots: int, mu_squared: float) -> Singles:
     """The mean of all users' features of length one, released for this much of the budget."""
     query = Query(Bound(1.0, layout.image_numbers), mu_squared)
-    released = run.ask(PAGE, CentreStep(layout, slots), {"sum": query})["sum"]
+    released = run.release(PAGE, CentreStep(layout, slots), {"sum": query})["sum"]
     return mean_of(released.value, run.users.count)
 
 
-def mean_of(total: Array, users: int) -> Floats:
+def mean_of(total: Array, users: int) -> Singles:
     return (total / users).astype(np.float32)
 
 
@@ -58,7 +58,7 @@ class Centred(nn.Module):
 
     mean: Tensor
 
-    def __init__(self, mean: Floats) -> None:
+    def __init__(self, mean: Singles) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean))
 

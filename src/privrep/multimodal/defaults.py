@@ -6,7 +6,7 @@ from torch import nn
 
 from privrep.multimodal.centre import Centred
 from privrep.multimodal.towers import Towers
-from privrep.multimodal.training import Mechanism, Sampler, Settings
+from privrep.multimodal.training import ClipSettings, Mechanism, Sampler
 
 STEPS = 40
 LOGIT_NOISE = 1.1  # standard deviation that noise may add to the logits of a row of length one, from a start of zeros
@@ -15,7 +15,7 @@ CLIP = 0.2  # far below most gradients: those of rows that are told apart well c
 FASTEST = 200.0  # rate with that clip: beyond it steps overshoot
 
 
-def settings_for(mechanism: Mechanism, model: Towers, users: int, mu: float, temperature: float) -> Settings:
+def settings_for(mechanism: Mechanism, model: Towers, users: int, mu: float, temperature: float) -> ClipSettings:
     """Settings of the steps.
 
     A linear projection of unit features with free lengths (`cosine=False`) has a convex loss under "bank". T steps of
@@ -27,10 +27,10 @@ def settings_for(mechanism: Mechanism, model: Towers, users: int, mu: float, tem
     if mechanism == "bank" and convex:
         noise = CAREFUL if model.image.weights().any() else LOGIT_NOISE
         rate = min(FASTEST, noise * temperature * users * mu / (2 * CLIP * STEPS))
-        return Settings("bank", STEPS, None, clip=CLIP, rate=rate, optimiser="sgd", average=0.5, page=10)
+        return ClipSettings("bank", STEPS, None, clip=CLIP, rate=rate, optimiser="sgd", average=0.5, page=10)
     batch = max(min(users // 4, 1024), min(users, 2))
     sampling: Sampler = "fixed" if mechanism == "inside" else "poisson"
-    return Settings(
+    return ClipSettings(
         mechanism, 4 * STEPS, batch, sampling=sampling, clip=0.1 if mechanism == "batch" else 1.0, rate=1e-3
     )
 

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import nn
 
@@ -37,8 +36,8 @@ from privrep.multimodal.modules import (
 )
 from privrep.neural.features import _efficientnet
 from privrep.neural.models import initialise
+from privrep.typing import Singles
 
-Floats = NDArray[np.float32]
 MINILM_TOKENS = 32
 _AT_A_TIME = 64  # inputs encoded between two reports of progress
 
@@ -46,7 +45,7 @@ _AT_A_TIME = 64  # inputs encoded between two reports of progress
 class Prepare(Protocol):
     """Inputs (uint8 images (n, height, width, 3) or, in grey, (n, height, width); or texts) as float32 rows."""
 
-    def __call__(self, inputs: Any, progress: Progress | None = None) -> Floats: ...
+    def __call__(self, inputs: Any, progress: Progress | None = None) -> Singles: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +163,7 @@ def clip_encoders(name_or_folder: str | os.PathLike[str], train: str = "projecti
     )
 
 
-def features(encoder: Encoder, inputs: Any, progress: Progress | None = None) -> Floats:
+def features(encoder: Encoder, inputs: Any, progress: Progress | None = None) -> Singles:
     """(inputs, dim): embeddings of inputs, computed once by an encoder that stays as it is.
 
     Formal guarantee: those of an input are a function of that input alone, to the last bit: one at a time, in a product
@@ -181,7 +180,7 @@ def features(encoder: Encoder, inputs: Any, progress: Progress | None = None) ->
     return result
 
 
-def cached(path: str | os.PathLike[str], of: str, make: Callable[[], Floats]) -> Floats:
+def cached(path: str | os.PathLike[str], of: str, make: Callable[[], Singles]) -> Singles:
     """What `make` returns, kept in a NumPy archive together with a sentence that says what it is `of`.
 
     A file of something else is an error, never an answer. The archive holds whatever the numbers tell of the inputs:

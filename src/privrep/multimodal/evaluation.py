@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
+from privrep.typing import Array
 
-Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
 RECALL_AT = (1, 5, 10)
 _AT_A_TIME = 1 << 22  # similarities held at once

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.bounds import Array, Bound, Contributions
-from privrep.privacy.contributions import Products, Whole
+from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.contributions import BatchTerm, Products
 from privrep.privacy.release import Query, Run
 from privrep.privacy.sampling import Fixed, Poisson, noise_multiplier_for
+from privrep.typing import Array
 
 
 def cross_covariance(left: NDArray[Any], right: NDArray[Any]) -> Array:
@@ -233,7 +234,7 @@ def fit_by_moment(run: Run, d1: int, rank: int, norm: float, *, alpha: float = 1
     """
     shape = (d1 + 1, run.users.features - d1 + 1)
     query = Query(Bound(norm, shape[0] * shape[1]), run.ledger.capacity)
-    total = run.ask("moment", CrossMoment(d1, unit), {"moment": query})["moment"].value.reshape(shape)
+    total = run.release("moment", CrossMoment(d1, unit), {"moment": query})["moment"].value.reshape(shape)
     weight = max(total[-1, -1] / unit**2, 1.0)
     first, second = total[:-1, -1] / (unit * weight), total[-1, :-1] / (unit * weight)
     return minimiser(total[:-1, :-1] / weight - np.outer(first, second), rank, alpha)
@@ -253,7 +254,7 @@ class BatchGradient:
         rows = X.reshape(-1, X.shape[2])[y.ravel() != -1]
         left, right = rows[:, : self.d1], rows[:, self.d1 :]
         S = cross_covariance(left, right) if len(rows) > 1 else np.zeros((left.shape[1], right.shape[1]))
-        return {"gradient": Whole(gradient(self.G, S, self.alpha).ravel())}
+        return {"gradient": BatchTerm(gradient(self.G, S, self.alpha).ravel())}
 
 
 def fit_by_batches(
@@ -277,7 +278,7 @@ def fit_by_batches(
     if multiplier is None:
         multiplier = noise_multiplier_for(run.ledger.budget, sampling, steps, whole=True)
     query = Query(Bound(norm, start.size, touched=1), multiplier**-2)
-    walked = run.walk(
+    walked = run.iterate(
         "batches",
         steps,
         {"G": start},

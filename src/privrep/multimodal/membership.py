@@ -25,8 +25,8 @@ from scipy.stats import beta, rankdata
 from privrep.data.table import factorize
 from privrep.errors import InputError
 from privrep.multimodal.evaluation import unit
+from privrep.typing import Array
 
-Array = NDArray[np.float64]
 FALSE_POSITIVES = 0.01
 FEWEST = 20  # units of each kind
 

@@ -18,8 +18,8 @@ from torch.nn.functional import interpolate, normalize
 
 from privrep.errors import InputError
 from privrep.neural.features import LITE_DEVIATION, LITE_MEAN
+from privrep.typing import Singles
 
-Floats = NDArray[np.float32]
 _LARGEST = 1e4  # what a pixel may be once a processor has scaled it
 _AT_A_TIME = 256  # inputs prepared between two reports of progress
 
@@ -145,7 +145,7 @@ class Pixels:
 
     side: int
 
-    def __call__(self, inputs: Any, progress: Progress | None = None) -> Floats:
+    def __call__(self, inputs: Any, progress: Progress | None = None) -> Singles:
         images = checked_images(inputs)
         rows = np.empty((len(images), self.side * self.side * 3), dtype=np.float32)
         for some in _blocks(len(images), progress):
@@ -164,14 +164,14 @@ class Processed:
     processor: Any
     shape: tuple[int, int, int]
 
-    def __call__(self, inputs: Any, progress: Progress | None = None) -> Floats:
+    def __call__(self, inputs: Any, progress: Progress | None = None) -> Singles:
         images = checked_images(inputs)
         rows = np.empty((len(images), int(np.prod(self.shape))), dtype=np.float32)
         for some in _blocks(len(images), progress):
             rows[some] = [self._row(image) for image in coloured(images[some])]
         return rows
 
-    def _row(self, image: NDArray[np.uint8]) -> Floats:
+    def _row(self, image: NDArray[np.uint8]) -> Singles:
         found = np.asarray(self.processor(images=[image], return_tensors="np")["pixel_values"], dtype=np.float32)[0]
         if found.shape != self.shape:
             raise InputError(
@@ -188,7 +188,7 @@ class Tokens:
     tokenised: Callable[[list[str]], tuple[Any, Any]]  # ids and mask of each text, `tokens` of them
     tokens: int
 
-    def __call__(self, inputs: Any, progress: Progress | None = None) -> Floats:
+    def __call__(self, inputs: Any, progress: Progress | None = None) -> Singles:
         if isinstance(inputs, str) or not all(isinstance(text, str) for text in inputs):
             raise InputError("texts must be a list of strings.")
         texts = list(inputs)
@@ -199,7 +199,7 @@ class Tokens:
         return rows
 
 
-def _resized(image: Floats, side: int) -> Floats:
+def _resized(image: Singles, side: int) -> Singles:
     channels = torch.from_numpy(image).permute(2, 0, 1)[None]
     smaller = max(image.shape[:2]) > side
     made = interpolate(channels, (side, side), mode="bilinear", align_corners=False, antialias=smaller)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from privrep.data.table import UserTable, factorize
 from privrep.errors import InputError
+from privrep.typing import Singles
 
-Floats = NDArray[np.float32]
 Users = Sequence[Hashable] | NDArray[Any]
 Unit = Literal["pair", "user"]
 MOST_CAPTIONS = 1 << 24  # whole numbers up to here are exact in float32
@@ -73,7 +73,7 @@ class Pairs:
     table: UserTable
     image_numbers: int
     text_numbers: int  # of a free caption in the row; 0 where all captions come from the bank
-    bank: Floats  # (texts, numbers of a text), public
+    bank: Singles  # (texts, numbers of a text), public
     unit: Unit = "user"  # what the owner of the data calls a user of the table: for the record
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Pairs:
         """The images of table rows, (rows, numbers)."""
         return X[..., : self.image_numbers]
 
-    def texts(self, X: NDArray[Any], y: NDArray[Any]) -> Floats:
+    def texts(self, X: NDArray[Any], y: NDArray[Any]) -> Singles:
         """The texts of table rows, (rows, numbers). A row whose target is no text has NaN, whoever made the table."""
         result = np.full((len(X), self.bank.shape[1]), np.nan, dtype=np.float32)
         listed = (y >= 0) & (y < len(self.bank)) & (y == np.floor(y))
@@ -167,7 +167,7 @@ def captioned(
     return Pairs(table, rows.shape[1], texts.shape[1], public, "pair" if users is None else "user")
 
 
-def _rows(values: NDArray[Any], what: str) -> Floats:
+def _rows(values: NDArray[Any], what: str) -> Singles:
     found = np.asarray(values)
     if found.ndim != 2 or not found.shape[1] or found.dtype.kind not in "fiub":
         raise InputError(f"{what} must be rows of numbers, (rows, numbers). Got {found.dtype} of shape {found.shape}.")

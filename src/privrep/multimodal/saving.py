@@ -27,14 +27,13 @@ from privrep.errors import InputError
 from privrep.models import model as models
 from privrep.multimodal.centre import PAGE, mean_of
 from privrep.multimodal.inspection import FORMAT, read_described
-from privrep.multimodal.pairs import Floats
 from privrep.multimodal.towers import Layout
-from privrep.multimodal.training import Question, Settings
+from privrep.multimodal.training import ClipSettings, Question
 from privrep.neural.folders import claim_folder, finish_folder, new_folder
 from privrep.neural.saving import fingerprint
-from privrep.nn.flat_module import Weights
-from privrep.privacy.billboard import Billboard, Walk
+from privrep.privacy.billboard import Billboard, Iterated
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
+from privrep.typing import Singles
 
 if TYPE_CHECKING:
     from privrep.estimators.clip import DPClip
@@ -99,10 +98,10 @@ class Saved:
     folder: Path
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> ClipSettings:
         with models.damage_explained(self.folder, "model.json"):
             fields: Mapping[str, Any] = self.described["config"]["settings"]
-            return Settings(**{**fields, "betas": tuple(fields["betas"])})
+            return ClipSettings(**{**fields, "betas": tuple(fields["betas"])})
 
     @property
     def layout(self) -> Layout:
@@ -113,7 +112,7 @@ class Saved:
             return Layout(*sizes, np.zeros((0, numbers), np.float32))
 
     @property
-    def mean(self) -> Floats:
+    def mean(self) -> Singles:
         """What was taken off the images' features; zeros if nothing was."""
         if not self.described["config"]["centre"]:
             return np.zeros(self.layout.image_numbers, np.float32)
@@ -124,8 +123,8 @@ class Saved:
             return mean
 
     @property
-    def _last(self) -> Walk:
-        return self.billboard.walk(f"steps-{-(-self.settings.steps // self.settings.page)}")
+    def _last(self) -> Iterated:
+        return self.billboard.iterated(f"steps-{-(-self.settings.steps // self.settings.page)}")
 
     @property
     def noise_multiplier(self) -> float:
@@ -133,7 +132,7 @@ class Saved:
         with models.damage_explained(self.folder, "billboard"):
             return float(self._last.noise["gradient"]["noise_multiplier"])
 
-    def weights(self, size: int) -> Weights:
+    def weights(self, size: int) -> Singles:
         """Where the last walk ended: the trained weights."""
         with models.damage_explained(self.folder, "billboard"):
             weights = np.asarray(self._last.state["average" if self.settings.average else "weights"], np.float32)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from privrep.data import images as readers
 from privrep.errors import InputError
-from privrep.multimodal.pairs import CaptionedImages, Floats, read_flickr8k, split_by_image
+from privrep.multimodal.pairs import CaptionedImages, read_flickr8k, split_by_image
+from privrep.typing import Singles
 
 HELD_OUT_SEED = 0  # of Flickr8k's images, by their names: public
 
@@ -23,7 +24,7 @@ class Inputs:
 
     images: NDArray[Any]  # uint8 pixels (images, height, width[, 3]) or features (images, numbers)
     labels: NDArray[np.int64] | None = None
-    captions: list[str] | Floats | None = None
+    captions: list[str] | Singles | None = None
     image_of: NDArray[np.int64] | None = None  # the image of each caption
     users: NDArray[Any] | None = None
 
@@ -46,7 +47,7 @@ def public_texts(data: Mapping[str, Any]) -> list[str]:
     return [line for line in lines if line]
 
 
-def text_features(data: Mapping[str, Any]) -> tuple[Floats, NDArray[np.int64] | None]:
+def text_features(data: Mapping[str, Any]) -> tuple[Singles, NDArray[np.int64] | None]:
     """Features of public texts from a NumPy archive, and the class of each, where it tells."""
     arrays = readers._arrays(data["bank"], ("texts",), ("classes",))
     classes = arrays.get("classes")

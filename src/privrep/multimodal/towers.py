@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from privrep.errors import InputError
 from privrep.heads.gradient import own_copy
-from privrep.multimodal.pairs import Floats, Pairs
-from privrep.nn.flat_module import Part, Weights, check_module, tried
+from privrep.multimodal.pairs import Pairs
+from privrep.nn.flat_module import FlatModule, check_module, tried
+from privrep.typing import Singles
 
 MOST_SCALE = 100.0  # of similarities, as in CLIP
 AT_ONCE = 256  # rows of a forward pass that nobody differentiates
@@ -30,7 +31,7 @@ class Layout:
 
     image_numbers: int
     text_numbers: int  # of a caption in the row; 0 where all captions are in the bank
-    bank: Floats
+    bank: Singles
 
     @property
     def free(self) -> int:
@@ -65,8 +66,8 @@ def layout_of(pairs: Pairs) -> Layout:
 class Towers:
     """The model. `cosine` says that embeddings of images count by their direction alone; those of texts always do."""
 
-    image: Part
-    text: Part
+    image: FlatModule
+    text: FlatModule
     dim: int
     learn_scale: bool = False
     cosine: bool = True
@@ -75,21 +76,21 @@ class Towers:
     def size(self) -> int:
         return self.image.size + self.text.size + self.learn_scale
 
-    def weights(self, temperature: float) -> Weights:
+    def weights(self, temperature: float) -> Singles:
         """The modules' own, as they are now."""
         scale = [np.float32(-math.log(temperature))] if self.learn_scale else []
         return np.concatenate([self.image.weights(), self.text.weights(), np.array(scale, np.float32)])
 
-    def pieces(self, weights: Weights, temperature: float) -> tuple[Tensor, Tensor, float]:
+    def pieces(self, weights: Singles, temperature: float) -> tuple[Tensor, Tensor, float]:
         """Weights of images, weights of texts, and the logarithm of the scale."""
         image, both = self.image.size, self.image.size + self.text.size
         log_scale = float(weights[both]) if self.learn_scale else -math.log(temperature)
         return torch.tensor(weights[:image]), torch.tensor(weights[image:both]), min(log_scale, math.log(MOST_SCALE))
 
-    def of_images(self, weights: Weights, rows: Floats, temperature: float = 1.0) -> Floats:
+    def of_images(self, weights: Singles, rows: Singles, temperature: float = 1.0) -> Singles:
         return _embedded(self.image, self.pieces(weights, temperature)[0], rows, self.dim)
 
-    def of_texts(self, weights: Weights, rows: Floats, temperature: float = 1.0) -> Floats:
+    def of_texts(self, weights: Singles, rows: Singles, temperature: float = 1.0) -> Singles:
         return _embedded(self.text, self.pieces(weights, temperature)[1], rows, self.dim)
 
 
@@ -113,9 +114,9 @@ def towers(
         dims.append(int(out.shape[1]))
     if dims[0] != dims[1]:
         raise InputError(f"embeddings of images have {dims[0]} numbers and those of texts {dims[1]}; project one side.")
-    if not Part(image).size + Part(text).size:
+    if not FlatModule(image).size + FlatModule(text).size:
         raise InputError("neither encoder has a trainable parameter, so there is nothing to learn.")
-    return Towers(Part(image), Part(text), dims[0], learn_scale, cosine)
+    return Towers(FlatModule(image), FlatModule(text), dims[0], learn_scale, cosine)
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ def unit(rows: Tensor) -> Tensor:
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
 
-def _embedded(part: Part, flat: Tensor, rows: Floats, dim: int) -> Floats:
+def _embedded(part: FlatModule, flat: Tensor, rows: Singles, dim: int) -> Singles:
     part = own_copy(part)  # steps of other threads copy the module, which must not hold these weights meanwhile
     with torch.no_grad():
         some = [part(flat, torch.from_numpy(rows[start : start + AT_ONCE])) for start in range(0, len(rows), AT_ONCE)]

@@ -16,12 +16,12 @@ from privrep.multimodal.mechanisms.batch import BatchStep
 from privrep.multimodal.mechanisms.pairwise import InsideStep, check_inside
 from privrep.multimodal.towers import Layout, Towers
 from privrep.neural.rounds import Optimiser
-from privrep.neural.rounds import Settings as Server
-from privrep.nn.flat_module import Weights
+from privrep.neural.rounds import TrainingSettings as Server
 from privrep.privacy.billboard import Release
-from privrep.privacy.bounds import Array, Bound
+from privrep.privacy.bounds import Bound
 from privrep.privacy.release import Query, Run, State
 from privrep.privacy.sampling import Fixed, Poisson, Sampling, noise_multiplier_for
+from privrep.typing import Array, Singles
 
 Mechanism = Literal["bank", "batch", "inside"]
 Sampler = Literal["poisson", "fixed"]
@@ -29,7 +29,7 @@ Step = BankStep | BatchStep | InsideStep
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClipSettings:
     """Of the steps; every number is public."""
 
     mechanism: Mechanism = "bank"
@@ -87,12 +87,12 @@ class Question:
 
     towers: Towers
     layout: Layout
-    settings: Settings
+    settings: ClipSettings
     temperature: float
     slots: int
     users: int
 
-    def step(self, weights: Weights) -> Step:
+    def step(self, weights: Singles) -> Step:
         common = (self.towers, weights, self.layout, self.temperature, self.slots)
         if self.settings.mechanism == "bank":
             return BankStep(*common)
@@ -122,7 +122,7 @@ class Question:
             raise InputError("the bank has fewer than two public captions to tell apart; give more, or use 'batch'.")
 
 
-def planned_multiplier(run: Run, settings: Settings, mu_squared_before: float = 0.0) -> float:
+def planned_multiplier(run: Run, settings: ClipSettings, mu_squared_before: float = 0.0) -> float:
     """The noise of every step, relative to its sensitivity, that spends what the budget has beside this much."""
     sampling, budget = settings.asked(run.users.count), run.ledger.budget
     if sampling is None:
@@ -132,8 +132,8 @@ def planned_multiplier(run: Run, settings: Settings, mu_squared_before: float = 
 
 
 def train(
-    run: Run, question: Question, start: Weights, multiplier: float, on_step: Callable[[int], None] = lambda done: None
-) -> Weights:
+    run: Run, question: Question, start: Singles, multiplier: float, on_step: Callable[[int], None] = lambda done: None
+) -> Singles:
     """All steps, from public weights: pages `steps-1`, `steps-2` and so on, each with where its steps ended."""
     settings, state = question.settings, start_state(start)
     if run.ledger.budget.relation != "replace-one-user":
@@ -144,7 +144,7 @@ def train(
         steps, before = min(settings.page, settings.steps - done), done
         first = question.step(state["weights"].astype(np.float32))
         query = {"gradient": Query(question.bound(first), multiplier**-2)}
-        state = run.walk(
+        state = run.iterate(
             f"steps-{done // settings.page + 1}",
             steps,
             state,
@@ -159,7 +159,7 @@ def train(
     return (state["average"] if settings.average else state["weights"]).astype(np.float32)
 
 
-def start_state(weights: Weights) -> State:
+def start_state(weights: Singles) -> State:
     zeros = np.zeros(len(weights))
     return {
         "weights": weights.astype(np.float64),
@@ -178,7 +178,7 @@ def _moved(state: State, released: dict[str, Release], question: Question) -> St
     return moved(state, gradient, settings)
 
 
-def moved(state: State, gradient: Array, settings: Settings) -> State:
+def moved(state: State, gradient: Array, settings: ClipSettings) -> State:
     """The next state: weights, the optimiser's averages, and the average of the last weights."""
     steps = int(state["taken"][0])
     before = Optimiser(settings.server(), state["weights"], state["first"], state["second"], steps)

@@ -1,13 +1,13 @@
 """What CENTAUR is compared with, over the same rounds, ledger and local steps: its paper's baselines.
 
 `fedavg`, `ppsgd`, `pmtl` and `centaur` (the paper's own method, heads kept) are private: everything of one user that
-reaches another goes through `Run.ask`, clipped and charged, under replace-one-user. `alone` shares nothing. `fedrep` is
-NOT PRIVATE: it reads exact sums, which nothing that claims privacy may do.
+reaches another goes through `Run.release`, clipped and charged, under replace-one-user. `alone` shares nothing.
+`fedrep` is NOT PRIVATE: it reads exact sums, which nothing that claims privacy may do.
 
-Some users keep something of their own between rounds (`Kept`): heads, or a whole model. It is never released: it is a
-function of the user's own rows and of the public weights of all rounds so far, and what the user sends next follows
-from the two. A run that is continued computes it again from the pages that stand. Users of a secret sample would have
-to remember in which rounds they were, so that these methods ask everyone.
+Some users keep something of their own between rounds (`UserState`): heads, or a whole model. It is never released: it
+is a function of the user's own rows and of the public weights of all rounds so far, and what the user sends next
+follows from the two. A run that is continued computes it again from the pages that stand. Users of a secret sample
+would have to remember in which rounds they were, so that these methods ask everyone.
 
 What everyone ends with, `Personal`, is each user's own and stays with it; `Personal.accuracy` is for experiments.
 """
@@ -37,13 +37,14 @@ from privrep.heads.gradient import (
     rows_of,
     scores_gradient,
 )
-from privrep.neural.gradient_step import OneStep
-from privrep.neural.local_sgd import ManySteps, batches, is_stack, stack_sgd
-from privrep.neural.rounds import Settings, Trained, local_step, train
-from privrep.nn.flat_module import Part, Split, Weights
+from privrep.neural.gradient_step import GradientStep
+from privrep.neural.local_sgd import LocalSgdStep, batches, is_stack, stack_sgd
+from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, train
+from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.release import Run
+from privrep.typing import Singles
 from privrep.users.batching import Call, calls, seats_of
 from privrep.users.summing import Users, default_workers, map_blocks
 
@@ -51,12 +52,12 @@ UNBOUNDED = 1e100  # a clipping norm that no data reaches
 NOTHING = np.zeros(0, dtype=np.float32)
 NO_HEADS = HeadFit(steps=0)
 
-Advance = Callable[[Tensor, Weights, NDArray[Any], NDArray[Any], NDArray[np.int64]], tuple[Tensor, Contributions]]
+Advance = Callable[[Tensor, Singles, NDArray[Any], NDArray[Any], NDArray[np.int64]], tuple[Tensor, Contributions]]
 """One round of several users: (their own (users, size), public weights, X, y, places) -> (their own, the update)."""
 
 
 @dataclass(eq=False)
-class Kept:
+class UserState:
     """What users keep of their own between rounds, by their places in the population; see the module's text."""
 
     advance: Advance
@@ -65,12 +66,12 @@ class Kept:
     vector_size: int = 0
     met: NDArray[np.int64] = field(init=False)  # rounds that went into each one's own
     rounds: int = 0
-    past: dict[int, Weights] = field(default_factory=dict)  # public weights of rounds that somebody has not met
+    past: dict[int, Singles] = field(default_factory=dict)  # public weights of rounds that somebody has not met
 
     def __post_init__(self) -> None:
         self.met = np.zeros(len(self.own), dtype=np.int64)
 
-    def step(self, weights: Weights) -> _KeptStep:
+    def step(self, weights: Singles) -> _KeptStep:
         """What users do in the next round."""
         self.rounds += 1
         self.past = {t: old for t, old in self.past.items() if t > self.met.min()} | {self.rounds: weights}
@@ -79,7 +80,7 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class _KeptStep:
-    kept: Kept
+    kept: UserState
     round: int
 
     @property
@@ -111,29 +112,31 @@ class _OwnFit:
     heads: Tensor  # (users of the call, size), moved by every fit
     asked: list[int] = field(default_factory=lambda: [0])
 
-    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
         some = slice(self.asked[0], self.asked[0] + len(Z))
         self.asked[0] += len(Z)
         self.heads[some] = self.rule.fit(self.heads[some], Z, labels, head)
         return self.heads[some]
 
 
-def kept_heads(split: Split, start: Weights, settings: Settings, users: int, slots: int) -> Kept:
+def kept_heads(split: Split, start: Singles, settings: TrainingSettings, users: int, slots: int) -> UserState:
     """Users who fit their heads further in every round, and then take their local steps on the shared weights."""
     _check_everyone(settings)
     plain = local_step(split, split.representation.weights(), start, settings, slots)
 
-    def advance(own: Tensor, weights: Weights, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
+    def advance(own: Tensor, weights: Singles, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
         heads = _OwnFit(settings.head_fit, own.clone())
-        step: OneStep | ManySteps = replace(plain, weights=weights, head_fit=heads)
+        step: GradientStep | LocalSgdStep = replace(plain, weights=weights, head_fit=heads)
         update = step(X, y, places)["update"]
         return heads.heads, update
 
     own = torch.tensor(start).expand(users, len(start)).clone()
-    return Kept(advance, own, slots, plain.vector_size)
+    return UserState(advance, own, slots, plain.vector_size)
 
 
-def centaur(run: Run, split: Split, settings: Settings, mu_squared: float, slots: int) -> tuple[Trained, Kept]:
+def centaur(
+    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+) -> tuple[TrainedWeights, UserState]:
     """CENTAUR as in its paper (Algorithms 1 and 2): shared representation, heads that users keep and fit further.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
@@ -142,7 +145,7 @@ def centaur(run: Run, split: Split, settings: Settings, mu_squared: float, slots
     return train(run, split.representation.weights(), kept.step, settings, mu_squared, "centaur"), kept
 
 
-def fedrep(users: Users, split: Split, settings: Settings, slots: int) -> tuple[Weights, Kept]:
+def fedrep(users: Users, split: Split, settings: TrainingSettings, slots: int) -> tuple[Singles, UserState]:
     """FedRep (Collins et al. 2021): the same rounds with exact sums, nothing clipped and no noise. NOT PRIVATE."""
     kept = kept_heads(split, split.head.weights(), settings, users.count, slots)
     weights = split.representation.weights().astype(np.float64)
@@ -157,10 +160,10 @@ def whole(split: Split) -> Split:
     """The network with all its weights shared, those of the head last, and no head of one's own."""
     parts = (split.representation.module, split.head.module)
     network = nn.Sequential(*(part for part in parts if type(part) is not nn.Identity))
-    return Split(Part(network), Part(nn.Identity()), split.features, split.classes, split.classes)
+    return Split(FlatModule(network), FlatModule(nn.Identity()), split.features, split.classes, split.classes)
 
 
-def fedavg(run: Run, split: Split, settings: Settings, mu_squared: float, slots: int) -> Trained:
+def fedavg(run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int) -> TrainedWeights:
     """DP-FedAvg (McMahan et al. 2018): all weights are shared and trained; users fine-tune heads afterwards.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
@@ -196,32 +199,38 @@ class _Added(nn.Module):
 
 
 def ppsgd(
-    run: Run, split: Split, settings: Settings, mu_squared: float, slots: int, eta: float = 0.1, alpha: float = 0.1
-) -> tuple[Trained, Kept]:
+    run: Run,
+    split: Split,
+    settings: TrainingSettings,
+    mu_squared: float,
+    slots: int,
+    eta: float = 0.1,
+    alpha: float = 0.1,
+) -> tuple[TrainedWeights, UserState]:
     """PPSGD (Bietti et al. 2022): representation and a head are shared, and everyone adds a head of their own to it.
 
     In a round a user takes one step of `eta` on its own part, and then its local steps of `alpha * eta` on what is
-    shared. The own parts, zero at first, are what `Kept.own` holds.
+    shared. The own parts, zero at first, are what `UserState.own` holds.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
     """
     if not is_linear(split.head):
         raise InputError("PPSGD adds a user's head to the shared one, so the head must be one nn.Linear.")
     rank, classes = split.rank, split.classes
-    shared = Part(_Both(split.representation.module, split.head.module))
-    added = Split(shared, Part(_Added(rank, classes, "bias" in split.head.shapes)), split.features, 0, classes)
+    shared = FlatModule(_Both(split.representation.module, split.head.module))
+    added = Split(shared, FlatModule(_Added(rank, classes, "bias" in split.head.shapes)), split.features, 0, classes)
     settings = replace(settings, step_size=alpha * eta, head_fit=HeadFit(steps=1, rate=eta))
     kept = kept_heads(added, np.zeros(split.head.size, np.float32), settings, run.users.count, slots)
     return train(run, shared.weights(), kept.step, settings, mu_squared, "ppsgd"), kept
 
 
 def pmtl(
-    run: Run, split: Split, settings: Settings, mu_squared: float, slots: int, pull: float = 1.0
-) -> tuple[Trained, Kept]:
+    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int, pull: float = 1.0
+) -> tuple[TrainedWeights, UserState]:
     """PMTL (Hu et al. 2021): everyone keeps a whole network of their own, pulled towards the noisy mean of all.
 
     A user's loss is its mean cross-entropy plus pull/2 |own - mean|^2; it sends how far its network moved in the round,
-    and the mean moves by the noisy average of that. `Kept.own` holds the networks, heads last.
+    and the mean moves by the noisy average of that. `UserState.own` holds the networks, heads last.
 
     Formal guarantee: the mean is a function of releases charged to `run.ledger`; see `rounds.train`.
     """
@@ -229,19 +238,25 @@ def pmtl(
     network = whole(split).representation
     start = network.weights()
 
-    def advance(own: Tensor, weights: Weights, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
+    def advance(own: Tensor, weights: Singles, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
         rows, labels = rows_of(X), labels_of(y, split.classes)
         moved = own.clone()
         for some in batches(slots, settings.batch, settings.epochs):
             moved = _pulled_step(network, moved, torch.tensor(weights), rows[:, some], labels[:, some], settings, pull)
         return moved, Vectors((moved - own).numpy())
 
-    kept = Kept(advance, torch.tensor(start).expand(run.users.count, len(start)).clone(), slots, network.size)
+    kept = UserState(advance, torch.tensor(start).expand(run.users.count, len(start)).clone(), slots, network.size)
     return train(run, start, kept.step, settings, mu_squared, "pmtl"), kept
 
 
 def _pulled_step(
-    network: Part, own: Tensor, mean: Tensor, rows: Tensor, labels: Tensor, settings: Settings, pull: float
+    network: FlatModule,
+    own: Tensor,
+    mean: Tensor,
+    rows: Tensor,
+    labels: Tensor,
+    settings: TrainingSettings,
+    pull: float,
 ) -> Tensor:
     present = (labels >= 0).any(dim=1, keepdim=True)
     towards = torch.where(present, (own - mean).mul_(settings.step_size * pull), 0.0)
@@ -249,7 +264,7 @@ def _pulled_step(
 
 
 def descended(
-    network: Part, start: Tensor, rows: Tensor, labels: Tensor, rate: float, batch: int | None, epochs: int
+    network: FlatModule, start: Tensor, rows: Tensor, labels: Tensor, rate: float, batch: int | None, epochs: int
 ) -> Tensor:
     """(users, size): each user's descent on the mean cross-entropy of a network that is all its own."""
     if is_stack(network):
@@ -263,7 +278,7 @@ def descended(
 
 
 def _descended_alone(
-    network: Part, weights: Tensor, rows: Tensor, labels: Tensor, rate: float, batch: int | None, epochs: int
+    network: FlatModule, weights: Tensor, rows: Tensor, labels: Tensor, rate: float, batch: int | None, epochs: int
 ) -> Tensor:
     """One user's. Of convolutions with weights that differ from user to user, one at a time is the fastest way."""
     for some in batches(len(rows), batch, epochs):
@@ -275,7 +290,7 @@ def _descended_alone(
     return weights.detach()
 
 
-def _check_everyone(settings: Settings) -> None:
+def _check_everyone(settings: TrainingSettings) -> None:
     if settings.rate != 1:
         raise InputError("users who keep something of their own are all asked in every round. Use a rate of 1.")
 
@@ -335,7 +350,7 @@ def fine_tuned(
     return Personal(split, representation, heads)
 
 
-def ended(split: Split, weights: Weights, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int) -> Personal:
+def ended(split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int) -> Personal:
     """What users have after the last round of `centaur` or `fedrep` (own: their heads) or, with all weights in
     `weights`, of `fedavg` (own: None): heads fitted once more, to the last representation."""
     size = split.representation.size
@@ -343,7 +358,7 @@ def ended(split: Split, weights: Weights, own: Tensor | None, fit: HeadRule, tab
     return fine_tuned(split, representation, head if own is None else own, fit, table, slots)
 
 
-def ended_ppsgd(split: Split, weights: Weights, own: Tensor) -> Personal:
+def ended_ppsgd(split: Split, weights: Singles, own: Tensor) -> Personal:
     """What users have after the last round of `ppsgd`: the shared head plus their own."""
     size = split.representation.size
     flat = torch.tensor(weights)

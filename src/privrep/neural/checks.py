@@ -15,7 +15,7 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.neural.features import FeatureMap
 from privrep.neural.plan import Share
-from privrep.neural.rounds import Settings
+from privrep.neural.rounds import TrainingSettings
 from privrep.nn.flat_module import Split
 from privrep.privacy.bounds import Bound
 from privrep.privacy.sampling import Poisson
@@ -98,8 +98,8 @@ def check_parameters(model: Any) -> None:
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
         raise InputError(f"random_state must be None, or a whole number from 0 for a simulation. Got {seed!r} instead.")
     if model.settings is not None:
-        if not isinstance(model.settings, Settings):
-            raise InputError("settings must be privrep.neural.rounds.Settings(...).")
+        if not isinstance(model.settings, TrainingSettings):
+            raise InputError("settings must be privrep.neural.rounds.TrainingSettings(...).")
         Poisson(model.settings.rate), Bound(model.settings.clip, 1)  # refuse what they would, before anything is spent
     _check_modules(model.representation, model.head, model.pretrained)
     _check_image(model.image, model.features)

@@ -22,9 +22,10 @@ from torch import Tensor
 from privrep.heads.gradient import labels_of, one_thread
 from privrep.heads.neural import one_hot
 from privrep.linear.starts import top_eigenvectors
-from privrep.privacy.bounds import DIRECTION_ONLY, Array, Bound, Contributions
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
 from privrep.privacy.contributions import Products, RowMoments, packed_size, unpack
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array
 
 FLOOR = 0.5  # of the noise of a scatter, added to its eigenvalues
 SEEN = 1.5  # standard deviations by which a sum of squares must exceed that of noise: classes mostly do agree
@@ -81,7 +82,7 @@ def classes_agree(run: Run, step: ClassMoments, mu_squared: float) -> bool:
     Moments that point anywhere, each of the length of the bound, add up to its square times the number of users.
     """
     size = step.classes * (run.users.features - step.raw)
-    released = run.ask("look", step, {"moments": Query(Bound(DIRECTION_ONLY, size), mu_squared)})["moments"]
+    released = run.release("look", step, {"moments": Query(Bound(DIRECTION_ONLY, size), mu_squared)})["moments"]
     chance = 2 * run.users.count * (DIRECTION_ONLY / released.sigma) ** 2
     found = float(released.value @ released.value) / released.sigma**2
     return found > size + SEEN * math.sqrt(2 * size) + chance
@@ -91,7 +92,7 @@ def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:
     """(d, rank): along which classes' means differ most, for how rows vary within classes; of about unit size."""
     d = run.users.features - step.raw
     query = Query(Bound(DIRECTION_ONLY, packed_size(d), acute=True), mu_squared / 2)
-    released = run.ask("scatter", step, {"within": query, "between": query})
+    released = run.release("scatter", step, {"within": query, "between": query})
     values, vectors = np.linalg.eigh(unpack(released["within"].value))
     noise = math.sqrt(2 * d) * released["within"].sigma  # the radius of the semicircle of its eigenvalues
     sizes = np.maximum(values, 0.0) + max(FLOOR * noise, 1e-3 * float(values.max()))

@@ -26,8 +26,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
+from privrep.typing import Singles
 
-Floats = NDArray[np.float32]
 ORIENTATIONS = 8
 LITE_MEAN, LITE_DEVIATION = 127 / 255, 128 / 255  # what EfficientNet-Lite was trained with, on every channel
 _FREQUENCIES = 12  # of local averages, along an axis
@@ -67,7 +67,7 @@ class Dct:
     def size(self) -> int:
         return self.keep
 
-    def __call__(self, rows: NDArray[Any]) -> Floats:
+    def __call__(self, rows: NDArray[Any]) -> Singles:
         images = _images(self, rows)
         down, across = _cosines(self.height), _cosines(self.width)
         order = _zigzag(self.height, self.width, self.channels)[: self.keep]
@@ -107,7 +107,7 @@ class Edges:
     def size(self) -> int:
         return self.keep
 
-    def __call__(self, rows: NDArray[Any]) -> Floats:
+    def __call__(self, rows: NDArray[Any]) -> Singles:
         images = _images(self, rows)
         order = _slowest_first(self.height, self.width)[: self.keep]
         result = np.empty((len(images), self.keep), dtype=np.float32)
@@ -140,7 +140,7 @@ class Frozen:
     shape: tuple[int, ...]
     size: int
 
-    def __call__(self, rows: NDArray[Any]) -> Floats:
+    def __call__(self, rows: NDArray[Any]) -> Singles:
         torch = _torch()
         wanted = math.prod(self.shape)
         if rows.ndim != 2 or rows.shape[1] != wanted:
@@ -186,7 +186,7 @@ def from_json(settings: Mapping[str, Any], module: Any = None) -> FeatureMap:
     raise InputError(f"there is no feature map {kind!r}; choose dct, edges or frozen.")
 
 
-def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Floats:
+def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles:
     """(n, 1280): pooled features of EfficientNet-Lite0 trained on ImageNet, of images resized to `size` pixels.
 
     Images are (n, height, width, 3) or, in grey, (n, height, width). One image at a time, as everything here.
@@ -242,7 +242,7 @@ def _sizes(chosen: Dct | Edges) -> str:
     )
 
 
-def _images(chosen: Dct | Edges, rows: NDArray[Any]) -> Floats:
+def _images(chosen: Dct | Edges, rows: NDArray[Any]) -> Singles:
     """(n, height, width, channels)."""
     wanted = chosen.height * chosen.width * chosen.channels
     if rows.ndim != 2 or rows.shape[1] != wanted:
@@ -251,7 +251,7 @@ def _images(chosen: Dct | Edges, rows: NDArray[Any]) -> Floats:
     return flat.reshape(len(rows), chosen.height, chosen.width, chosen.channels)
 
 
-def _marked(result: Floats, rows: NDArray[Any]) -> Floats:
+def _marked(result: Singles, rows: NDArray[Any]) -> Singles:
     """NaN for rows that are not finite, whatever a map would have made of them."""
     result[~np.isfinite(rows).all(axis=1)] = np.nan
     return result
@@ -262,7 +262,7 @@ def _blocks(count: int, each: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, count, step))
 
 
-def _brightness(images: Floats) -> Floats:
+def _brightness(images: Singles) -> Singles:
     """(n, height, width): the mean of the channels, one after the other."""
     total = images[..., 0].copy()
     for channel in range(1, images.shape[3]):
@@ -271,7 +271,7 @@ def _brightness(images: Floats) -> Floats:
 
 
 @cache
-def _cosines(size: int) -> Floats:
+def _cosines(size: int) -> Singles:
     """(frequencies, places): an orthonormal DCT-II."""
     waves = np.cos(np.pi * np.arange(size)[:, None] * (np.arange(size) + 0.5) / size) * math.sqrt(2 / size)
     waves[0] /= math.sqrt(2)
@@ -300,7 +300,7 @@ def frequencies(height: int, width: int, scale: _Scale) -> tuple[NDArray[np.int6
 
 
 @cache
-def _filters(scale: _Scale) -> Floats:
+def _filters(scale: _Scale) -> Singles:
     """(side * side, 2 * orientations): cosine waves, then sine waves, of mean zero and length one."""
     across, down = np.meshgrid(*2 * [np.arange(scale.side) - scale.side // 2])
     window = np.exp(-(across**2 + down**2) / (2 * scale.deviation**2))
@@ -314,7 +314,7 @@ def _filters(scale: _Scale) -> Floats:
 
 
 @cache
-def _turns() -> tuple[Floats, NDArray[np.int64]]:
+def _turns() -> tuple[Singles, NDArray[np.int64]]:
     """(orientations, frequencies): an orthonormal real Fourier transform over the half circle; the frequencies."""
     rates = np.array([0, *(rate for rate in range(1, ORIENTATIONS // 2) for _ in range(2)), ORIENTATIONS // 2])
     sines = np.arange(ORIENTATIONS) % 2 == 0  # cosine, then sine, of each rate but the first and the last
@@ -325,14 +325,14 @@ def _turns() -> tuple[Floats, NDArray[np.int64]]:
 
 
 @cache
-def _averages(height: int, width: int, scale: _Scale) -> Floats:
+def _averages(height: int, width: int, scale: _Scale) -> Singles:
     """(frequencies, places): cosine waves over the places where filters are applied."""
     i, j = frequencies(height, width, scale)
     down, across = (_cosines(-(-size // scale.stride)) for size in (height, width))
     return np.ascontiguousarray((down[i][:, :, None] * across[j][:, None, :]).reshape(len(i), -1))
 
 
-def _coefficients(plane: Floats, scale: _Scale) -> Floats:
+def _coefficients(plane: Singles, scale: _Scale) -> Singles:
     """(n, frequencies * orientations) of images (n, height, width), one product for each image."""
     n, height, width = plane.shape
     margin = scale.side // 2

@@ -25,20 +25,21 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from privrep.heads.gradient import HeadRule, labels_of, one_thread, own_copy, representation_gradient, rows_of
-from privrep.nn.flat_module import Part, Split, Weights
+from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Contributions
-from privrep.privacy.contributions import Beside, Products, Vectors
+from privrep.privacy.contributions import Concatenated, Products, Vectors
+from privrep.typing import Singles
 
 NUMBERS_AT_ONCE = 1 << 24  # that a forward pass may hold: 64 MB
 
 
 @dataclass(frozen=True, eq=False)
-class OneStep:
+class GradientStep:
     """Users fit their heads, then send -step_size times the gradient of their mean loss in the shared weights."""
 
     split: Split
-    weights: Weights
-    head_start: Weights
+    weights: Singles
+    head_start: Singles
     head_fit: HeadRule
     step_size: float
     slots: int
@@ -60,7 +61,7 @@ class OneStep:
             users = max(NUMBERS_AT_ONCE // (self._numbers_per_row * self.slots), 1)
             groups = [slice(start, start + users) for start in range(0, len(X), users)]
             pieces = [self._pieces(X[group], labels[group]) for group in groups]
-            return {"update": Beside(joined(self.split.representation, pieces))}
+            return {"update": Concatenated(joined(self.split.representation, pieces))}
 
     def _pieces(self, X: NDArray[Any], labels: Tensor) -> dict[str, tuple[Tensor, ...]]:
         """By the parameter's name: (output gradients, inputs) of a linear layer's weights, or a vector per user."""
@@ -75,7 +76,7 @@ class OneStep:
         return gradients(part, seen, out, slope, users)
 
 
-def joined(part: Part, groups: list[dict[str, tuple[Tensor, ...]]]) -> tuple[Contributions, ...]:
+def joined(part: FlatModule, groups: list[dict[str, tuple[Tensor, ...]]]) -> tuple[Contributions, ...]:
     """All users' contributions to each parameter, in the order of the flat weights, from `gradients` of each group."""
     parts: list[Contributions] = []
     for name in part.shapes:
@@ -94,7 +95,7 @@ def _layer(parameter: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Captured:
     """What a layer took and gave in a forward pass."""
 
     layer: nn.Module
@@ -103,19 +104,19 @@ class Seen:
 
 
 @contextmanager
-def captured(part: Part) -> Iterator[dict[str, list[Seen]]]:
+def captured(part: FlatModule) -> Iterator[dict[str, list[Captured]]]:
     """What layers with trainable weights of their own take and give, by name, once for each call.
 
     Outputs are marked for differentiation, weights are not: a backward pass then makes no gradient of weights.
     """
     names = dict.fromkeys(_layer(name) for name in part.shapes)
-    seen: dict[str, list[Seen]] = {name: [] for name in names}
+    seen: dict[str, list[Captured]] = {name: [] for name in names}
     kept_apart = any(getattr(layer, "inplace", False) for layer in part.module.modules())
 
     def keep(name: str) -> Callable[..., Tensor]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             output = output if output.requires_grad else output.requires_grad_()
-            seen[name].append(Seen(layer, inputs[0].detach(), output))
+            seen[name].append(Captured(layer, inputs[0].detach(), output))
             return output.clone() if kept_apart else output
 
         return hook
@@ -131,7 +132,7 @@ def captured(part: Part) -> Iterator[dict[str, list[Seen]]]:
 
 
 def gradients(
-    part: Part, seen: Mapping[str, list[Seen]], out: Tensor, slope: Tensor, users: int
+    part: FlatModule, seen: Mapping[str, list[Captured]], out: Tensor, slope: Tensor, users: int
 ) -> dict[str, tuple[Tensor, ...]]:
     """Of all users, by the parameter's name, from the gradient in the representation."""
     outward = torch.autograd.grad(out, [calls[0].output for calls in seen.values()], slope)
@@ -144,7 +145,7 @@ def gradients(
     return found
 
 
-def _layer_gradients(seen: Seen, outward: Tensor, users: int) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
+def _layer_gradients(seen: Captured, outward: Tensor, users: int) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
     layer = seen.layer
     if isinstance(layer, nn.Conv2d):
         return {
@@ -181,12 +182,12 @@ def numbers_per_row(split: Split) -> int:
 
 
 def supported(split: Split) -> str | None:
-    """Why `OneStep` cannot take this representation, or None if it can; `many.ManySteps` takes any."""
+    """Why `GradientStep` cannot take this representation, or None if it can; `many.ManySteps` takes any."""
     return not_by_layers(split.representation, split.features)
 
 
 @lru_cache(maxsize=8)  # by identity: a part does not change
-def not_by_layers(part: Part, features: int) -> str | None:
+def not_by_layers(part: FlatModule, features: int) -> str | None:
     """Why a part's gradients cannot be had layer by layer, as `gradients` has them, or None if they can."""
     part = own_copy(part)
     layers = dict(part.module.named_modules())
@@ -210,7 +211,7 @@ def _handled(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
 
 
-def _checked(part: Part, features: int) -> str | None:
+def _checked(part: FlatModule, features: int) -> str | None:
     """Compare, on public rows and row by row, with what automatic differentiation says of the weights.
 
     Row by row: a layer that sees rows in another order than users have them (positions first, as in many transformers)
@@ -241,7 +242,7 @@ def _only(slope: Tensor, row: int) -> Tensor:
     return kept
 
 
-def _differs(part: Part, found: Mapping[str, tuple[Tensor, ...]], exact: Tensor, row: int) -> str | None:
+def _differs(part: FlatModule, found: Mapping[str, tuple[Tensor, ...]], exact: Tensor, row: int) -> str | None:
     """The first parameter whose gradient in one row is not what was found."""
     largest = float(exact.abs().max())
     for name, expected in part.named(exact).items():

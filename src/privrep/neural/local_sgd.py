@@ -1,7 +1,7 @@
 """Several local steps: every user has weights of its own for a while, a few users at a time.
 
 `local_sgd` is the general form: stochastic gradient descent of each user from public weights on a loss of its own, for
-many users at once. `ManySteps` is CENTAUR's use of it: heads first, then the representation.
+many users at once. `LocalSgdStep` is CENTAUR's use of it: heads first, then the representation.
 
 Batches are consecutive rows in the user's own order. A row that is absent (label -1) counts for nothing, and a batch
 without rows changes nothing. Everything is stacked by user, so a user's result depends on its own rows to the last bit.
@@ -29,9 +29,10 @@ from privrep.heads.gradient import (
     rows_of,
 )
 from privrep.neural.gradient_step import NUMBERS_AT_ONCE, numbers_per_row
-from privrep.nn.flat_module import Part, Split, Weights
+from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
+from privrep.typing import Singles
 
 NUMBERS_IN_CACHE = 1 << 20  # weights of as many users at a time as have this many: 4 MB
 
@@ -74,8 +75,8 @@ of each user's mean loss in its outputs, zero for rows that are absent."""
 
 
 def stack_sgd(
-    part: Part, top: Top, start: Tensor, X: Tensor, labels: Tensor, own: Tensor, *, rate: float, batch: int | None,
-    epochs: int,
+    part: FlatModule, top: Top, start: Tensor, X: Tensor, labels: Tensor, own: Tensor, *, rate: float, batch: int |
+    None, epochs: int,
 ) -> Tensor:  # fmt: skip
     """`local_sgd` for a module that `is_stack`, by formulas: in place, without a gradient per user, several times
     faster."""
@@ -89,7 +90,7 @@ def stack_sgd(
     return weights
 
 
-def is_stack(part: Part) -> bool:
+def is_stack(part: FlatModule) -> bool:
     """Whether the module is a sequence of nn.Linear, each followed by nn.ReLU or by nothing, all of them trainable."""
     layers = [layer for layer in part.module.modules() if type(layer) is not nn.Sequential]
     linear = [layer for layer in layers if type(layer) is nn.Linear]
@@ -107,7 +108,7 @@ class _Layer:
     relu: bool
 
 
-def _stack(part: Part, weights: Tensor) -> list[_Layer]:
+def _stack(part: FlatModule, weights: Tensor) -> list[_Layer]:
     named = part.named(weights)
     result: list[_Layer] = []
     for name, layer in part.module.named_modules():
@@ -139,12 +140,12 @@ def _stack_step(layers: list[_Layer], top: Top, X: Tensor, labels: Tensor, own: 
 
 
 @dataclass(frozen=True, eq=False)
-class ManySteps:
+class LocalSgdStep:
     """Users fit their heads, take local steps on the representation, and send how far they got."""
 
     split: Split
-    weights: Weights
-    head_start: Weights
+    weights: Singles
+    head_start: Singles
     head_fit: HeadRule
     step_size: float
     slots: int

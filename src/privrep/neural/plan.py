@@ -25,7 +25,7 @@ ADAPTER_RANKS = (8, 4, 2, 1)
 
 
 @dataclass(frozen=True)
-class Plan:
+class SharingPlan:
     """What is shared and in how many rounds, and why."""
 
     share: Share
@@ -35,7 +35,7 @@ class Plan:
     features: int = 0  # that a linear layer takes: of the public map, or of a public projection of it
     rank: int = 0  # of adapters, or of directions
     words: str = ""
-    otherwise: Plan | None = None  # where a class turns out not to mean the same for everybody
+    otherwise: SharingPlan | None = None  # where a class turns out not to mean the same for everybody
 
 
 def signal(users: int, mu: float, rounds: int, parameters: int) -> float:
@@ -49,7 +49,7 @@ def most_parameters(users: int, mu: float, rounds: int, least: float = LEAST_SIG
 
 
 @dataclass(frozen=True)
-class Offer:
+class Options:
     """What could be shared: sizes, all of them public."""
 
     classes: int
@@ -58,7 +58,7 @@ class Offer:
     adapters: tuple[tuple[int, int], ...] = ()  # (rank, parameters), where the representation is pretrained
 
 
-def decide(offer: Offer, users: int, mu: float, share: Share, rounds: int | None = None) -> Plan:
+def plan_sharing(offer: Options, users: int, mu: float, share: Share, rounds: int | None = None) -> SharingPlan:
     """The largest part that the budget can carry: a representation as a whole, its adapters, or a linear layer."""
     wanted = rounds or ROUNDS
     if share == "all":
@@ -79,7 +79,7 @@ def decide(offer: Offer, users: int, mu: float, share: Share, rounds: int | None
         return _directions(offer, users, mu)
     if share == "nothing":
         words = "Shared: nothing, as asked. Everybody learns alone, and nothing is spent."
-        return Plan("nothing", 0, 0, 0.0, words=words)
+        return SharingPlan("nothing", 0, 0, 0.0, words=words)
     plan, other = _linear(offer, users, mu, rounds), _directions(offer, users, mu)
     if offer.whole:
         weak = signal(users, mu, wanted, offer.whole)
@@ -89,7 +89,7 @@ def decide(offer: Offer, users: int, mu: float, share: Share, rounds: int | None
     return replace(plan, otherwise=other) if worth else plan
 
 
-def _linear(offer: Offer, users: int, mu: float, rounds: int | None) -> Plan:
+def _linear(offer: Options, users: int, mu: float, rounds: int | None) -> SharingPlan:
     """As many features as can be carried; in fewer rounds where that makes them more than a few; or nothing."""
     for some in (rounds,) if rounds else (ROUNDS, *FEWER_ROUNDS):
         kept = min(most_parameters(users, mu, some) // offer.classes, offer.features)
@@ -100,7 +100,7 @@ def _linear(offer: Offer, users: int, mu: float, rounds: int | None) -> Plan:
     return _planned("linear", kept * offer.classes, users, mu, some, features=kept)
 
 
-def _directions(offer: Offer, users: int, mu: float) -> Plan:
+def _directions(offer: Options, users: int, mu: float) -> SharingPlan:
     """Two moments of pairs of features; both are of a kind whose noise is half as large, in squares."""
     numbers = offer.features * (offer.features + 1)
     return replace(
@@ -111,7 +111,7 @@ def _directions(offer: Offer, users: int, mu: float) -> Plan:
 
 def _planned(
     share: Share, parameters: int, users: int, mu: float, rounds: int, *, features: int = 0, rank: int = 0
-) -> Plan:
+) -> SharingPlan:
     ratio = signal(users, mu, rounds, parameters)
     what = {
         "all": "the whole representation",
@@ -126,13 +126,13 @@ def _planned(
         f"of {ratio:.2g}, where {LEAST_SIGNAL} is the least that is worth while{verdict}. They can carry "
         f"{most_parameters(users, mu, rounds):,} numbers."
     )
-    return Plan(share, parameters, rounds, ratio, features, rank, words)
+    return SharingPlan(share, parameters, rounds, ratio, features, rank, words)
 
 
-def _nothing(offer: Offer, users: int, mu: float) -> Plan:
+def _nothing(offer: Options, users: int, mu: float) -> SharingPlan:
     most = most_parameters(users, mu, FEWER_ROUNDS[-1])
     words = (
         f"Shared: nothing. {users:,} users with this budget carry {most:,} numbers, fewer than a linear layer for "
         f"{offer.classes} classes needs. Everybody learns alone, and nothing is spent."
     )
-    return Plan("nothing", 0, 0, 0.0, words=words)
+    return SharingPlan("nothing", 0, 0, 0.0, words=words)

@@ -1,8 +1,8 @@
 """Server rounds: ask users for a clipped sum of updates, average by public numbers, and move the shared weights.
 
-Formal guarantee: every round is one page of `Run.ask`, which clips, charges and adds noise; all else is computed from
-what the pages say and from public facts: the server's optimiser, the next bound, the ratio of signal to noise. So a run
-that is continued reads the pages that stand, repeats the arithmetic, and ends with the same weights.
+Formal guarantee: every round is one page of `Run.release`, which clips, charges and adds noise; all else is computed
+from what the pages say and from public facts: the server's optimiser, the next bound, the ratio of signal to noise. So
+a run that is continued reads the pages that stand, repeats the arithmetic, and ends with the same weights.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.heads.gradient import HeadFit, HeadRule
-from privrep.neural.gradient_step import OneStep, supported
-from privrep.neural.local_sgd import ManySteps
-from privrep.nn.flat_module import Split, Weights
+from privrep.neural.gradient_step import GradientStep, supported
+from privrep.neural.local_sgd import LocalSgdStep
+from privrep.nn.flat_module import Split
 from privrep.privacy.billboard import Release
-from privrep.privacy.bounds import Array, Bound, Contributions, Losses
-from privrep.privacy.contributions import Shorter
+from privrep.privacy.bounds import Bound, Contributions, Losses
+from privrep.privacy.contributions import NormAtMost
 from privrep.privacy.release import Query, Run
 from privrep.privacy.sampling import Poisson
+from privrep.typing import Array, Singles
 from privrep.users.summing import SlotStep
 
 GREW = 1.6  # times the least bound so far
@@ -32,7 +33,7 @@ HALF = Bound(0.5, 1)  # of what a user says of its update's length: one half if 
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """Of the rounds. The defaults are the CENTAUR paper's for EMNIST; all are public and fixed beforehand."""
 
     rounds: int = 40
@@ -83,32 +84,32 @@ class Round:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedWeights:
     """Shared weights after the last round, and what the rounds were like."""
 
-    weights: Weights
+    weights: Singles
     rounds: tuple[Round, ...]
 
 
 def local_step(
-    split: Split, weights: Weights, head_start: Weights, settings: Settings, slots: int
-) -> OneStep | ManySteps:
+    split: Split, weights: Singles, head_start: Singles, settings: TrainingSettings, slots: int
+) -> GradientStep | LocalSgdStep:
     """What users do in a round: one pass for all where they take one step on all their rows, if the layers allow it."""
     common = (split, weights, head_start, settings.head_fit, settings.step_size, slots)
     once = settings.epochs == 1 and (settings.batch is None or settings.batch >= slots)
     if once and supported(split) is None:
-        return OneStep(*common)
-    return ManySteps(*common, settings.batch, settings.epochs)
+        return GradientStep(*common)
+    return LocalSgdStep(*common, settings.batch, settings.epochs)
 
 
 def train(
     run: Run,
-    start: Weights,
-    make_step: Callable[[Weights], SlotStep],
-    settings: Settings,
+    start: Singles,
+    make_step: Callable[[Singles], SlotStep],
+    settings: TrainingSettings,
     mu_squared: float,
     name: str = "round",
-) -> Trained:
+) -> TrainedWeights:
     """All rounds, from public weights. `make_step(weights)` is what users do; it sends contributions named "update".
 
     Each round is a page `{name}-{t}` that spends `mu_squared`: 1/z^2 with z the noise relative to the sensitivity. Of a
@@ -131,19 +132,19 @@ def train(
             if clip > GREW * least:
                 optimiser, least = optimiser.settled(), clip
             least = min(least, clip)
-    return Trained(optimiser.weights.astype(np.float32), tuple(facts))
+    return TrainedWeights(optimiser.weights.astype(np.float32), tuple(facts))
 
 
 def _ask(
-    run: Run, page: str, step: SlotStep, size: int, clip: float, settings: Settings, mu_squared: float
+    run: Run, page: str, step: SlotStep, size: int, clip: float, settings: TrainingSettings, mu_squared: float
 ) -> dict[str, Release]:
     sampling = Poisson(settings.rate)
     bound = Bound(clip, size)
     if settings.quantile is None:
-        return run.ask(page, step, {"update": Query(bound, mu_squared)}, sampling=sampling)
+        return run.release(page, step, {"update": Query(bound, mu_squared)}, sampling=sampling)
     share = settings.quantile_share * mu_squared
     queries = {"update": Query(bound, mu_squared - share), "short": Query(HALF, share)}
-    return run.ask(page, _Measured(step, clip), queries, sampling=sampling)
+    return run.release(page, _Measured(step, clip), queries, sampling=sampling)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +168,7 @@ class _Measured:
         update = self.step(X, y, places)["update"]
         if isinstance(update, Losses):
             raise InputError("Losses are for choices; a round adds up updates.")
-        return {"update": update, "short": Shorter(update, self.length)}
+        return {"update": update, "short": NormAtMost(update, self.length)}
 
 
 def _facts(update: Release, clip: float, asked: float) -> Round:
@@ -180,7 +181,7 @@ def _facts(update: Release, clip: float, asked: float) -> Round:
 class Optimiser:
     """The server's, in float64: weights, and averages of past updates and of their squares."""
 
-    settings: Settings
+    settings: TrainingSettings
     weights: Array
     first: Array | None = None
     second: Array | None = None

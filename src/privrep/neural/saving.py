@@ -35,9 +35,9 @@ from privrep.neural.checks import known_classes
 from privrep.neural.features import FeatureMap, Frozen, from_json
 from privrep.neural.folders import claim_folder, finish_folder, new_folder
 from privrep.neural.inspection import FORMAT, read_described
-from privrep.neural.plan import Plan
-from privrep.neural.rounds import Settings
-from privrep.neural.training import Leading, Learned, PriorHeads, Shape, directions_split, linear_split
+from privrep.neural.plan import SharingPlan
+from privrep.neural.rounds import TrainingSettings
+from privrep.neural.training import Leading, PriorHeads, Shape, SharedPart, directions_split, linear_split
 from privrep.nn.flat_module import split
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Ledger, read_ledger
@@ -82,7 +82,7 @@ class Saved:
     folder: Path
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> SharingPlan:
         with models.damage_explained(self.folder, "model.json"):
             return _plan(self.described["plan"])
 
@@ -106,7 +106,7 @@ def read(folder: Path) -> Saved:
     return Saved(described, ledger, billboard, folder)
 
 
-def restored(saved: Saved, given: tuple[nn.Module, nn.Module] | None, shape: Shape, own: int) -> Learned:
+def restored(saved: Saved, given: tuple[nn.Module, nn.Module] | None, shape: Shape, own: int) -> SharedPart:
     """The shared part of a model: its weights from the billboard, and the modules they belong to."""
     with models.damage_explained(saved.folder, "billboard"):
         page = saved.billboard["network"]
@@ -125,20 +125,20 @@ def restored(saved: Saved, given: tuple[nn.Module, nn.Module] | None, shape: Sha
             both = linear_split(centre, size, shape, plan.features)
         if weights.shape != (both.representation.size,):
             raise ValueError("its weights are of another network")
-    return Learned(plan, both, weights, centre, size, shape.raw, shared, alone, advantage)
+    return SharedPart(plan, both, weights, centre, size, shape.raw, shared, alone, advantage)
 
 
-def _plan(fields: Mapping[str, Any]) -> Plan:
+def _plan(fields: Mapping[str, Any]) -> SharingPlan:
     other = fields["otherwise"]
-    return Plan(**{**fields, "otherwise": None if other is None else _plan(other)})
+    return SharingPlan(**{**fields, "otherwise": None if other is None else _plan(other)})
 
 
-def _plans(plan: Plan) -> list[Plan]:
+def _plans(plan: SharingPlan) -> list[SharingPlan]:
     """The plan and what it comes to otherwise."""
     return [plan, *([] if plan.otherwise is None else _plans(plan.otherwise))]
 
 
-def describe(model: Centaur, plan: Plan, users: int, features: int) -> Described:
+def describe(model: Centaur, plan: SharingPlan, users: int, features: int) -> Described:
     """All public facts of a fit: what a run must agree in to be continued, and what a model is made of again."""
     module: Any = model.representation
     if isinstance(module, nn.Module):
@@ -234,7 +234,7 @@ def fingerprint(module: nn.Module, *, trainable: bool) -> str:
     return found.hexdigest()[:32]
 
 
-def settings_to_json(settings: Settings | None) -> dict[str, Any] | None:
+def settings_to_json(settings: TrainingSettings | None) -> dict[str, Any] | None:
     """Settings in JSON; heads of a kind that privrep does not know are named by their class and values."""
     if settings is None:
         return None
@@ -244,7 +244,7 @@ def settings_to_json(settings: Settings | None) -> dict[str, Any] | None:
     return {**own, "head_fit": {"kind": type(fit).__name__, **values}}
 
 
-def settings_from_json(fields: Mapping[str, Any] | None) -> Settings | None:
+def settings_from_json(fields: Mapping[str, Any] | None) -> TrainingSettings | None:
     if fields is None:
         return None
     values = dict(fields["head_fit"])
@@ -252,7 +252,7 @@ def settings_from_json(fields: Mapping[str, Any] | None) -> Settings | None:
     kind = values.pop("kind")
     if kind not in kinds:
         return None  # a kind of head that its user must pass again, to fit anew
-    return Settings(**{**fields, "head_fit": kinds[kind](**values)})
+    return TrainingSettings(**{**fields, "head_fit": kinds[kind](**values)})
 
 
 def write_heads(heads: OwnHeads, folder: Path) -> None:
@@ -277,7 +277,7 @@ def write_heads(heads: OwnHeads, folder: Path) -> None:
     os.replace(temporary, private / "heads.parquet")
 
 
-def read_heads(folder: Path, learned: Learned) -> OwnHeads | None:
+def read_heads(folder: Path, learned: SharedPart) -> OwnHeads | None:
     """The heads of a folder; None where there are none, as in a copy that was published."""
     path = folder / "private" / "heads.parquet"
     if not path.is_file():

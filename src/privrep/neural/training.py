@@ -9,8 +9,8 @@ Pages of the billboard:
   heads      how users fare by each kind of head     -> which kind, and how far to trust the shared part
   network    what was computed from these: all that a new user needs
 
-Formal guarantee: everything in `Learned` is a function of the releases charged to the run's ledger and of public facts:
-the numbers of users, features and classes, the budget, the modules at their start, and the declared rows.
+Formal guarantee: everything in `SharedPart` is a function of the releases charged to the run's ledger and of public
+facts: the numbers of users, features and classes, the budget, the modules at their start, and the declared rows.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from privrep.heads.neural import (
     USUAL_ALONE,
     USUAL_ON_DIRECTIONS,
     Candidate,
+    HeadInputs,
     HeadLosses,
-    Seen,
     log_frequencies,
     one_hot,
 )
 from privrep.neural.class_moments import ClassMoments, Scatter, classes_agree, directions
 from privrep.neural.models import initialise
-from privrep.neural.plan import Plan
-from privrep.neural.rounds import Round, Settings, Trained, local_step, train
-from privrep.nn.flat_module import Part, Split, Weights, split
-from privrep.privacy.bounds import Array, Bound, Contributions
+from privrep.neural.plan import SharingPlan
+from privrep.neural.rounds import Round, TrainedWeights, TrainingSettings, local_step, train
+from privrep.nn.flat_module import FlatModule, Split, split
+from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.release import Query, Run
 from privrep.privacy.sampling import noise_multiplier_for
+from privrep.typing import Array, Singles
 
 CENTRE_SHARE = 0.05
 LOOK_SHARE = 0.05
@@ -60,14 +61,14 @@ class PriorHeads:
 
     pseudo_count: float = 0.3
 
-    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: Part) -> Tensor:
+    def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
         classes = Z.shape[-1]
         counts = one_hot(labels, classes).sum(dim=1)
         scores = torch.eye(classes).reshape(1, -1).expand(len(Z), -1)
         return torch.cat([scores, log_frequencies(counts, self.pseudo_count)], dim=1)
 
 
-LINEAR = Settings(
+LINEAR = TrainingSettings(
     rounds=16,
     clip=0.2,
     step_size=1.0,
@@ -81,7 +82,7 @@ LINEAR = Settings(
 )
 """Of a linear layer on rows of about unit length."""
 
-WHOLE = Settings(rounds=16, clip=0.05, step_size=0.1, server="momentum", server_rate=1.0, quantile=0.5)
+WHOLE = TrainingSettings(rounds=16, clip=0.05, step_size=0.1, server="momentum", server_rate=1.0, quantile=0.5)
 """Of a representation, or of adapters on one."""
 
 
@@ -134,12 +135,12 @@ class Shape:
 
 
 @dataclass(frozen=True, eq=False)
-class Learned:
+class SharedPart:
     """What a fit makes public, and how heads see rows through it."""
 
-    plan: Plan
+    plan: SharingPlan
     split: Split
-    weights: Weights
+    weights: Singles
     centre: Array  # of the public features, zero where none was released
     size: float
     raw: int
@@ -152,15 +153,15 @@ class Learned:
     def classes(self) -> int:
         return self.split.classes
 
-    def __call__(self, rows: Tensor) -> Seen:
+    def __call__(self, rows: Tensor) -> HeadInputs:
         """Rows (users, r, columns) as heads see them."""
         own = (rows[..., self.raw :] - torch.from_numpy(self.centre.astype(np.float32))) / self.size
         nothing = torch.zeros(*rows.shape[:-1], self.classes)
         if self.plan.share == "nothing":
-            return Seen(nothing, own, own)
+            return HeadInputs(nothing, own, own)
         out = own_copy(self.split.representation)(torch.from_numpy(self.weights), rows.flatten(0, -2))
         out = out.detach().reshape(*rows.shape[:-1], -1)
-        return Seen(out, own, own) if self.plan.share == "linear" else Seen(nothing, unit(out), own)
+        return HeadInputs(out, own, own) if self.plan.share == "linear" else HeadInputs(nothing, unit(out), own)
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -169,14 +170,18 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def learn(
-    run: Run, plan: Plan, given: tuple[nn.Module, nn.Module] | None, shape: Shape, settings: Settings | None = None
-) -> Learned:
+    run: Run,
+    plan: SharingPlan,
+    given: tuple[nn.Module, nn.Module] | None,
+    shape: Shape,
+    settings: TrainingSettings | None = None,
+) -> SharedPart:
     """All pages, in order. `given` is the representation and head to share, where the plan is not a linear layer."""
     total, own = run.ledger.capacity, run.users.features - shape.raw
     if plan.share == "nothing":
         empty = linear_split(np.zeros(own), 1.0, shape)
         start, usual = empty.representation.weights(), CANDIDATES[USUAL_ALONE]
-        return published(run, Learned(plan, empty, start, np.zeros(own), 1.0, shape.raw, usual, usual, 0.0))
+        return published(run, SharedPart(plan, empty, start, np.zeros(own), 1.0, shape.raw, usual, usual, 0.0))
     _check_affordable(run, plan, settings, total)
     centre, size = _centre(run, shape, CENTRE_SHARE * total)
     left = total * (1 - CENTRE_SHARE - HEADS_SHARE)
@@ -187,24 +192,26 @@ def learn(
     if plan.share == "directions":
         basis = directions(run, Scatter(shape.slots, shape.classes, shape.raw), plan.rank, left)
         both = directions_split(centre, basis, shape)
-        trained = Trained(both.representation.weights(), ())
+        trained = TrainedWeights(both.representation.weights(), ())
     else:
         both = linear_split(centre, size, shape, plan.features) if plan.share == "linear" else _whole(run, given, shape)
         trained = _rounds(run, both, plan, shape, settings, left)
     kinds = (USUAL if plan.share == "linear" else USUAL_ON_DIRECTIONS), USUAL_ALONE
     heads = CANDIDATES[kinds[0]], CANDIDATES[kinds[1]]
-    learned = Learned(plan, both, trained.weights, centre, size, shape.raw, *heads, 0.0, trained.rounds)
+    learned = SharedPart(plan, both, trained.weights, centre, size, shape.raw, *heads, 0.0, trained.rounds)
     return published(run, _choose_heads(run, learned, kinds, shape.slots, HEADS_SHARE * total))
 
 
-def _check_affordable(run: Run, plan: Plan, settings: Settings | None, total: float) -> None:
+def _check_affordable(run: Run, plan: SharingPlan, settings: TrainingSettings | None, total: float) -> None:
     """Refuse what cannot be released before anything is spent."""
     Bound(1.0, max(plan.parameters, 1))
     if settings is not None and plan.share != "directions":
         share_of_round(run, replace(settings, rounds=plan.rounds), total / 2, total / 2)
 
 
-def _rounds(run: Run, both: Split, plan: Plan, shape: Shape, settings: Settings | None, mu_squared: float) -> Trained:
+def _rounds(
+    run: Run, both: Split, plan: SharingPlan, shape: Shape, settings: TrainingSettings | None, mu_squared: float
+) -> TrainedWeights:
     chosen = settings or (LINEAR if plan.share == "linear" else WHOLE)
     chosen = replace(chosen, rounds=plan.rounds)
     make = partial(_step, both, both.head.weights(), chosen, shape.slots)
@@ -217,11 +224,11 @@ def _whole(run: Run, given: tuple[nn.Module, nn.Module] | None, shape: Shape) ->
     return split(Leading(given[0], shape.raw), given[1], run.users.features)
 
 
-def _step(both: Split, head_start: Weights, settings: Settings, slots: int, weights: Weights) -> Any:
+def _step(both: Split, head_start: Singles, settings: TrainingSettings, slots: int, weights: Singles) -> Any:
     return local_step(both, weights, head_start, settings, slots)
 
 
-def share_of_round(run: Run, settings: Settings, mu_squared: float, others: float) -> float:
+def share_of_round(run: Run, settings: TrainingSettings, mu_squared: float, others: float) -> float:
     """What each round may spend; of samples more, since they cost less."""
     if settings.rate == 1:
         return mu_squared / settings.rounds
@@ -264,7 +271,7 @@ def directions_split(centre: Array, basis: Array, shape: Shape) -> Split:
 def _centre(run: Run, shape: Shape, mu_squared: float) -> tuple[Array, float]:
     """The mean of users' mean rows, shrunk by how much of it is noise, and how far rows of length one are from it."""
     query = Query(Bound(1.0, run.users.features - shape.raw), mu_squared)
-    released = run.ask("centre", MeanRow(shape.slots, shape.classes, shape.raw), {"mean": query})["mean"]
+    released = run.release("centre", MeanRow(shape.slots, shape.classes, shape.raw), {"mean": query})["mean"]
     mean = released.value / run.users.count
     noise = len(mean) * (released.sigma / run.users.count) ** 2
     length = float(mean @ mean)
@@ -272,10 +279,10 @@ def _centre(run: Run, shape: Shape, mu_squared: float) -> tuple[Array, float]:
     return centre, math.sqrt(max(1 - min(float(centre @ centre), 1.0), 0.05))
 
 
-def _choose_heads(run: Run, learned: Learned, usual: tuple[int, int], slots: int, mu_squared: float) -> Learned:
+def _choose_heads(run: Run, learned: SharedPart, usual: tuple[int, int], slots: int, mu_squared: float) -> SharedPart:
     """The kinds of heads that did best, with the shared part and without, and by how much they differ."""
     query = Query(Bound(MOST_DIFFERENT, len(CANDIDATES)), mu_squared)
-    released = run.ask("heads", HeadLosses(learned, slots), {"losses": query})["losses"]
+    released = run.release("heads", HeadLosses(learned, slots), {"losses": query})["losses"]
     losses = released.value / run.users.count
     noise = math.sqrt(2) * released.sigma / run.users.count  # of a difference
     handicap = np.full(len(CANDIDATES), noise)  # one that is hardly better is so by luck
@@ -293,7 +300,7 @@ def _choose_heads(run: Run, learned: Learned, usual: tuple[int, int], slots: int
     return replace(learned, shared=CANDIDATES[shared], alone=CANDIDATES[alone], advantage=trusted)
 
 
-def published(run: Run, learned: Learned) -> Learned:
+def published(run: Run, learned: SharedPart) -> SharedPart:
     facts = {
         "share": learned.plan.share,
         "size": learned.size,

@@ -13,8 +13,8 @@ import torch
 
 from privrep.data.table import UserTable
 from privrep.heads.gradient import cross_entropy, head_scores, labels_of, one_thread, own_copy, rows_of
-from privrep.neural.gradient_step import OneStep
-from privrep.neural.local_sgd import ManySteps
+from privrep.neural.gradient_step import GradientStep
+from privrep.neural.local_sgd import LocalSgdStep
 from privrep.privacy.billboard import Release
 from privrep.privacy.groups import Group
 from privrep.privacy.release import Query, Run
@@ -34,7 +34,7 @@ class WatchedRun(Run):
     on_loss: OnLoss = lambda page, loss: None
     rows: UserTable | None = field(default=None, repr=False)
 
-    def ask(
+    def release(
         self,
         page: str,
         step: LocalStep | SlotStep,
@@ -42,14 +42,14 @@ class WatchedRun(Run):
         group: Group | None = None,
         sampling: Sampling | None = None,
     ) -> dict[str, Release]:
-        released = super().ask(page, step, queries, group, sampling)
+        released = super().release(page, step, queries, group, sampling)
         inner = getattr(step, "step", step)  # of a step that also measures lengths
-        if self.rows is not None and isinstance(inner, OneStep | ManySteps):
+        if self.rows is not None and isinstance(inner, GradientStep | LocalSgdStep):
             self.on_loss(page, training_loss(inner, self.rows))
         return released
 
 
-def training_loss(step: OneStep | ManySteps, table: UserTable) -> float:
+def training_loss(step: GradientStep | LocalSgdStep, table: UserTable) -> float:
     """Mean cross-entropy of the first users' rows by heads fitted to those very rows, at the step's weights."""
     some = min(USERS, table.n_users)
     call: Call = next(calls([table.users(0, some)], step.slots, some)).finite()

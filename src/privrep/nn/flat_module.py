@@ -15,20 +15,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from privrep.errors import InputError
+from privrep.typing import Singles
 
-Weights = NDArray[np.float32]
 _Normalisation = nn.modules.batchnorm._NormBase
 _Drop = nn.modules.dropout._DropoutNd
 MANY_WEIGHTS = 1 << 19  # a module with more is tried on few rows
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class FlatModule:
     """A module as a function of its flat trainable weights."""
 
     module: nn.Module
@@ -41,7 +40,7 @@ class Part:
     def size(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
-    def weights(self) -> Weights:
+    def weights(self) -> Singles:
         """The module's own, as they are now."""
         flat = [p.detach().reshape(-1) for p in self.module.parameters() if p.requires_grad]
         return np.asarray(torch.cat(flat).numpy() if flat else np.zeros(0), dtype=np.float32).copy()
@@ -60,7 +59,7 @@ class Part:
         result: Tensor = functional_call(self.module, self.named(flat), (rows,))
         return result
 
-    def load(self, flat: Weights) -> None:
+    def load(self, flat: Singles) -> None:
         """Put the weights into the module itself."""
         named = self.named(torch.from_numpy(np.ascontiguousarray(flat, dtype=np.float32)))
         with torch.no_grad():
@@ -73,8 +72,8 @@ class Part:
 class Split:
     """Both parts, fitted to each other: rows (r, features) -> (r, rank) -> (r, classes)."""
 
-    representation: Part
-    head: Part
+    representation: FlatModule
+    head: FlatModule
     features: int
     rank: int
     classes: int
@@ -95,9 +94,9 @@ def split(representation: nn.Module, head: nn.Module, features: int) -> Split:
     out = tried(head, middle.detach(), "head", f"representations of {middle.shape[1]} numbers")
     if out.ndim != 2 or out.shape[1] < 2:
         raise InputError(f"the head must give each row a score for each class. Got shape {tuple(out.shape)} instead.")
-    if not Part(head).size:
+    if not FlatModule(head).size:
         raise InputError("the head has no trainable parameters, so nobody could have one of their own.")
-    return Split(Part(representation), Part(head), features, int(middle.shape[1]), int(out.shape[1]))
+    return Split(FlatModule(representation), FlatModule(head), features, int(middle.shape[1]), int(out.shape[1]))
 
 
 def tried(module: nn.Module, rows: Tensor, what: str, given: str) -> Tensor:

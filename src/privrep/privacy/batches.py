@@ -44,10 +44,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-Array = NDArray[np.float64]
+from privrep.typing import Array
 
 FAR = 11.0  # standard deviations of a Gaussian's losses that the grid reaches; beyond lies less than 1e-27
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import Array
+from privrep.typing import Array
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Walk:
+class Iterated:
     """Where a walk ended, after how many steps, and of each statistic how long it is and how noisy it was at a step:
     `size`, `sigma`, `sensitivity`, `noise_multiplier`. Every field is public; the steps themselves are not here."""
 
@@ -109,7 +109,7 @@ class Billboard:
         return {key: Release(page.arrays[key], **facts) for key, facts in page.facts["releases"].items()}
 
     def post_releases(self, name: str, releases: Mapping[str, Release], *, simulation: bool = False) -> None:
-        """Publish what `release` made. Called by `Run.ask` and nothing else."""
+        """Publish what `release` made. Called by `Run.release` and nothing else."""
         facts = {k: {f: v for f, v in asdict(r).items() if f != "value"} for k, r in releases.items()}
         marked = {"releases": facts, **({"simulation": True} if simulation else {})}
         self._post(Post(name, {k: r.value for k, r in releases.items()}, marked))
@@ -133,13 +133,13 @@ class Billboard:
         """Publish what `choose` drew. Called by `Run.choose` and nothing else."""
         self._post(Post(name, {}, {"choice": asdict(choice), **({"simulation": True} if simulation else {})}))
 
-    def walk(self, name: str) -> Walk:
+    def iterated(self, name: str) -> Iterated:
         page = self._pages[name]
         facts = page.facts.get("walk", {"steps": 0, "noise": {}})  # another page is a walk of no steps
-        return Walk(int(facts["steps"]), page.arrays, facts["noise"])
+        return Iterated(int(facts["steps"]), page.arrays, facts["noise"])
 
-    def post_walk(self, name: str, walk: Walk, *, simulation: bool = False) -> None:
-        """Publish where a walk ended. Called by `Run.walk` and nothing else."""
+    def post_iterated(self, name: str, walk: Iterated, *, simulation: bool = False) -> None:
+        """Publish where a walk ended. Called by `Run.iterate` and nothing else."""
         noise = {key: dict(facts) for key, facts in walk.noise.items()}
         marked = {"walk": {"steps": walk.steps, "noise": noise}, **({"simulation": True} if simulation else {})}
         self._post(Post(name, dict(walk.state), marked))

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.privacy.accounting import Relation
-
-Array = NDArray[np.float64]
+from privrep.typing import Array
 
 FLOAT_SLACK = 2.0**-9
 MAX_USERS = 2**23

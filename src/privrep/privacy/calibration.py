@@ -31,7 +31,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Calibration:
     """Of the noise of one release."""
 
     step: float
@@ -43,9 +43,9 @@ class Plan:
         return self.multiplier * self.sensitivity
 
 
-def plan_of(bound: Bound, mu_squared: float, relation: Relation, sampling: Sampling | None = None) -> Plan:
+def calibrate(bound: Bound, mu_squared: float, relation: Relation, sampling: Sampling | None = None) -> Calibration:
     step = grid_step(bound.norm)
-    plan = Plan(step, sensitivity_of(bound, relation, sampling), noise_multiplier(mu_squared))
+    plan = Calibration(step, sensitivity_of(bound, relation, sampling), noise_multiplier(mu_squared))
     if not 2.0**20 <= plan.sigma / step <= WIDEST:
         raise InputError(f"a noise multiplier of {plan.multiplier:g} is out of range; change the share of the budget.")
     return plan

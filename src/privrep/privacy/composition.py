@@ -31,15 +31,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln, log_ndtr, logsumexp
+
+from privrep.typing import Array
 
 MOST_OUTCOMES = 2**16
 MARGIN = 2e-9  # of epsilon
 LEAST_MU = 1e-6  # a smaller one counts as this: delta grows with mu, and smaller ones overflow what is divided by them
 SLACK = 1e-12  # of a sum of epsilons, relative: far below what pure releases leave by their noise
-
-Array = NDArray[np.float64]
 
 
 def log_composed_delta(epsilon: float, mu: float, pures: Sequence[float]) -> float:

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array, Contributions, touched_by_one
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions, touched_by_one
 from privrep.privacy.bounds import Losses as Losses
+from privrep.typing import Array
 
 AT_ONCE = 1 << 21  # numbers of users that are made float64 at a time: 16 MB
 GRAM_ROWS = 1 << 12  # of a user, for norms of products by Gram matrices; wider or longer ones are multiplied out
@@ -204,7 +205,7 @@ def _norms_with_mass(squares: Array, mass: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Slots:
+class SparseColumns:
     """Vectors (k, d) most of whose columns are zero, followed by a short dense `tail`.
 
     Entry s says that column `column[s]` of user `user[s]` is `values[s]`, (k,); a user's columns differ.
@@ -250,7 +251,7 @@ class NonNegative:
 
 
 @dataclass(frozen=True)
-class Whole:
+class BatchTerm:
     """One vector of the whole batch, (size,): any function of it, a gradient. Everyone may have changed all of it."""
 
     acute: ClassVar[bool] = False
@@ -265,7 +266,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Concatenated:
     """Several contributions of the same users side by side, as one vector. Acute if all of them are."""
 
     parts: tuple[Contributions, ...]
@@ -286,7 +287,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Together:
+class Summed:
     """The sum of several contributions of the same users, its norm bounded by the sum of their norms."""
 
     parts: tuple[Contributions, ...]
@@ -308,7 +309,7 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Shorter:
+class NormAtMost:
     """Whether each user's contribution is short: one number, 1/2 if its norm is at most `than`, -1/2 if it is not.
 
     So a sum over n users is their number of short ones less n/2, and replacing a user moves it by at most 1.

@@ -36,8 +36,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from privrep.typing import Array, Integers
+
 Bits = Callable[[int], bytes]
 """That many uniform, independent bytes."""
 
@@ -114,10 +114,10 @@ def _below(table: Table, value: int, layer: int, uniform: int, bits: Bits) -> bo
         uniform, known, digits = uniform << 64 | int.from_bytes(bits(8), "little"), known + 64, digits + 20
 
 
-def _curve(values: Integers | Floats, sigma: float) -> Floats:
+def _curve(values: Integers | Array, sigma: float) -> Array:
     """f, up to the error in the proof above."""
     with np.errstate(over="ignore", under="ignore"):  # both are zero then
-        curve: Floats = np.exp(-0.5 * (values / sigma) ** 2)
+        curve: Array = np.exp(-0.5 * (values / sigma) ** 2)
     return curve
 
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Array
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM
 from privrep.privacy.contributions import pack
+from privrep.typing import Array
 
 _IN_CACHE, _IN_MEMORY = 1 << 20, 1 << 22  # entries of users' matrices that stand together; and where those are large
 _FEW = 64  # users for whose sum it is worth going through the whole total

@@ -9,10 +9,10 @@ from typing import Protocol, TypeGuard
 from privrep.errors import InputError
 from privrep.privacy.accounting import Relation
 from privrep.privacy.billboard import Release
-from privrep.privacy.bounds import Array
-from privrep.privacy.calibration import Query, events_of, plan_of
+from privrep.privacy.calibration import Query, calibrate, events_of
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger
+from privrep.typing import Array
 from privrep.users.summing import LocalStep, SlotStep, Users
 
 
@@ -63,7 +63,7 @@ def release_by_machines(
     relation = ledger.budget.relation
     if relation != "replace-one-user":
         raise InputError("machines say how many users they have, so noise of their own goes with replace-one-user.")
-    plan = {key: plan_of(query.bound, query.mu_squared, relation) for key, query in queries.items()}
+    plan = {key: calibrate(query.bound, query.mu_squared, relation) for key, query in queries.items()}
     ledger.charge(events_of(page, queries, group))
     noisy = users.noisy_sums(page, step, queries, relation, group)
     if any(noisy[key].value.shape != (query.bound.size,) for key, query in queries.items()):

@@ -31,13 +31,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import Array
 from privrep.privacy.discrete_gaussian import discrete_gaussian
-
-Integers = NDArray[np.int64]
+from privrep.typing import Array, Integers
 
 
 class NoiseSource(Protocol):

@@ -10,18 +10,18 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.privacy.accounting import Batched, Gaussian, Sampled
-from privrep.privacy.billboard import Billboard, Choice, Release, Selected, Walk
-from privrep.privacy.bounds import LEVELS, Array, Bound, BoundedSum, LossBound
+from privrep.privacy.billboard import Billboard, Choice, Iterated, Release, Selected
+from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import (
-    Plan,
+    Calibration,
     another_question,
+    calibrate,
     check_batches,
     check_name,
     check_page,
     check_share,
     check_step,
     events_of,
-    plan_of,
     sample_events,
     selection_events,
     sensitivity_of,
@@ -34,6 +34,7 @@ from privrep.privacy.node_noise import is_noisy, release_by_machines
 from privrep.privacy.noise import NoiseSource, to_grid
 from privrep.privacy.sampling import Fixed, Poisson, Sampling
 from privrep.privacy.selection import COUNTED, Holders, Key, chance, counts_bound, threshold
+from privrep.typing import Array
 from privrep.users.summing import LocalStep, SlotStep, Users
 
 State = dict[str, Array]
@@ -57,7 +58,7 @@ def release(
     """
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
-    plan = {key: plan_of(_norm_bound(sums[key]), query.mu_squared, relation) for key, query in queries.items()}
+    plan = {key: calibrate(_norm_bound(sums[key]), query.mu_squared, relation) for key, query in queries.items()}
     ledger.charge(events_of(page, queries, group))
     return {key: _noisy(sums[key], planned, noise, f"{page}/{key}") for key, planned in plan.items()}
 
@@ -80,7 +81,7 @@ def release_about_sample(
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
     check_batches(sampling, relation, users.count)
-    plan = {key: plan_of(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
+    plan = {key: calibrate(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
     ledger.charge(sample_events(page, queries, sampling, relation))
     return _drawn(users, step, queries, plan, sampling, noise, page)
 
@@ -89,7 +90,7 @@ def _drawn(
     users: Users,
     step: LocalStep | SlotStep,
     queries: Mapping[str, Query],
-    plan: Mapping[str, Plan],
+    plan: Mapping[str, Calibration],
     sampling: Sampling | None,
     noise: NoiseSource,
     name: str,
@@ -103,7 +104,7 @@ def _drawn(
     return {key: _noisy(sums[key], planned, noise, f"{name}/{key}") for key, planned in plan.items()}
 
 
-def release_walk(
+def release_iterated(
     users: Users,
     steps: int,
     start: Mapping[str, Array],
@@ -115,7 +116,7 @@ def release_walk(
     noise: NoiseSource,
     page: str,
     on_step: Callable[[int], None],
-) -> Walk:
+) -> Iterated:
     """Charge the ledger for all steps, then take them: each draws a key, passes, clips, adds noise, and moves on.
 
     Formal guarantee: each step's question is made of the releases before it and of public facts, so the steps compose
@@ -128,7 +129,7 @@ def release_walk(
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
     check_batches(sampling, relation, users.count)
-    plan = {key: plan_of(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
+    plan = {key: calibrate(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
     bounds = [query.bound for query in queries.values()]
     state = {key: np.array(value, dtype=np.float64) for key, value in start.items()}
     step = question(state)
@@ -146,7 +147,7 @@ def release_walk(
             ledger.abandoned(page)
             raise
         on_step(number + 1)
-    return _walk_of(steps, state, queries, plan)
+    return _iterated(steps, state, queries, plan)
 
 
 def _check_state(state: Mapping[str, Array], start: Mapping[str, Array]) -> None:
@@ -154,7 +155,9 @@ def _check_state(state: Mapping[str, Array], start: Mapping[str, Array]) -> None
         raise InputError("a step of a walk must leave the same names and shapes of public numbers that it began with.")
 
 
-def _walk_of(steps: int, state: Mapping[str, Array], queries: Mapping[str, Query], plan: Mapping[str, Plan]) -> Walk:
+def _iterated(
+    steps: int, state: Mapping[str, Array], queries: Mapping[str, Query], plan: Mapping[str, Calibration]
+) -> Iterated:
     noise = {
         key: {
             "size": float(queries[key].bound.size),
@@ -164,7 +167,7 @@ def _walk_of(steps: int, state: Mapping[str, Array], queries: Mapping[str, Query
         }
         for key, planned in plan.items()
     }
-    return Walk(steps, {key: np.asarray(value, dtype=np.float64) for key, value in state.items()}, noise)
+    return Iterated(steps, {key: np.asarray(value, dtype=np.float64) for key, value in state.items()}, noise)
 
 
 def select(
@@ -176,7 +179,7 @@ def select(
     Nothing of a key below the threshold leaves this function.
     """
     _check_noise(noise, ledger)
-    plan = plan_of(COUNTED, mu_squared, ledger.budget.relation)
+    plan = calibrate(COUNTED, mu_squared, ledger.budget.relation)
     least = threshold(plan.sigma, chance(delta, ledger.budget.epsilon))
     keys, counts = holders.private_keys, holders.counted(counts_bound(holders))
     if counts.bound != counts_bound(holders):
@@ -222,7 +225,7 @@ def _norm_bound(total: BoundedSum) -> Bound:
     return total.bound
 
 
-def _noisy(total: BoundedSum, plan: Plan, noise: NoiseSource, name: str) -> Release:
+def _noisy(total: BoundedSum, plan: Calibration, noise: NoiseSource, name: str) -> Release:
     integers = to_grid(total.total, plan.step) + noise(name, plan.sigma / plan.step, total.bound.size)
     return Release(integers.astype(np.float64) * plan.step, plan.sigma, plan.sensitivity, plan.multiplier)
 
@@ -231,8 +234,9 @@ def _noisy(total: BoundedSum, plan: Plan, noise: NoiseSource, name: str) -> Rele
 class Run:
     """A private computation under way: where the users live, the budget, the public record, the noise.
 
-    `ask`, `select` and `choose` are the only doors: one pass over the users, charged, released and posted as one page.
-    A page that stands on the billboard is read from there: a resumed run repeats no pass and spends nothing twice.
+    `release`, `select` and `choose` are the only doors: one pass over the users, charged, released and posted as one
+    page. A page that stands on the billboard is read from there: a resumed run repeats no pass and spends nothing
+    twice.
     """
 
     users: Users
@@ -241,7 +245,7 @@ class Run:
     noise: NoiseSource
     on_page: Callable[[str], None] = lambda page: None
 
-    def ask(
+    def release(
         self,
         page: str,
         step: LocalStep | SlotStep,
@@ -299,7 +303,7 @@ class Run:
             check_batches(sampling, self.ledger.budget.relation, self.users.count)
         return None if sampling is None or sampling.everyone else sampling
 
-    def walk(
+    def iterate(
         self,
         page: str,
         steps: int,
@@ -314,7 +318,7 @@ class Run:
 
         From the public state `start`, `question` makes the step of a pass and `move` the next state, which has the same
         names and shapes, of public numbers alone. The last state is what is posted and returned. `mu_squared` of a
-        query is what one step spends on it. A page that stands is read, as in `ask`. `on_step` hears how many steps
+        query is what one step spends on it. A page that stands is read, as in `release`. `on_step` hears how many steps
         were taken, and nobody hears more before the end.
         """
         check_name(page)
@@ -324,10 +328,10 @@ class Run:
         events = sample_events(page, queries, sampled or Poisson(1), relation, steps)
         if page not in self.billboard:
             asked = (steps, start, question, queries, move, sampled)
-            walk = release_walk(self.users, *asked, self.ledger, self.noise, page, on_step)
-            self.billboard.post_walk(page, walk, simulation=self.ledger.seeded)
+            walk = release_iterated(self.users, *asked, self.ledger, self.noise, page, on_step)
+            self.billboard.post_iterated(page, walk, simulation=self.ledger.seeded)
         self.ledger.posted(page, events)
-        walk = self.billboard.walk(page)
+        walk = self.billboard.iterated(page)
         shapes = {key: np.shape(value) for key, value in start.items()}
         if walk.steps != steps or {key: value.shape for key, value in walk.state.items()} != shapes:
             raise another_question(page)
@@ -348,7 +352,7 @@ class Run:
         """The index of one of many candidates: the smaller its loss, summed over all users, the likelier.
 
         `step` returns {"losses": Losses}, the loss in [0, 1] of each user by each candidate. It costs epsilon, with no
-        delta. Choose before splitting what `ledger.capacity` then says. A page that stands is read, as in `ask`.
+        delta. Choose before splitting what `ledger.capacity` then says. A page that stands is read, as in `release`.
         """
         check_name(page)
         candidates, epsilon = int(candidates), float(epsilon)
@@ -384,7 +388,7 @@ def select_page(
     """The keys that enough users hold, sorted; `delta` of the run's delta is set aside for the others.
 
     Select before splitting what `ledger.capacity` then says. The keys' noisy counts are on the page:
-    `billboard.selected(page)`. A page that stands is read, as in `Run.ask`.
+    `billboard.selected(page)`. A page that stands is read, as in `Run.release`.
     """
     check_name(page)
     check_share(mu_squared)

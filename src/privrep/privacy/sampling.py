@@ -56,7 +56,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Told(Sample):
+class ListedSample(Sample):
     """Who is in among the users of one machine, as told by who drew the sample; the key stays there, so that nobody
     learns of other machines' users. `mask` is of these users, in their order."""
 

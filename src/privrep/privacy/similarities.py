@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_USERS, Array
+from privrep.privacy.bounds import MAX_USERS
+from privrep.typing import Array
 
 WIDEST = 2048  # dimensions of embeddings; the analysis of rounding rests on it
 LEAST_SINE = 1 / 16  # of two directions, for norms

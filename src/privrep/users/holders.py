@@ -17,8 +17,7 @@ from privrep.privacy.bounds import MAX_USERS, MAX_USERS_TIMES_BLOCKS, Bound, Bou
 from privrep.privacy.contributions import Counts
 from privrep.privacy.groups import hashes
 from privrep.privacy.selection import MOST_KEYS, Key
-
-Integers = NDArray[np.int64]
+from privrep.typing import Integers
 
 _CELLS = 1 << 20  # of one sum, padding included
 _NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)  # what Arrow says of values of several kinds

@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 
 from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
 from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
-from privrep.data.table import Floats, UserTable, block_rows
+from privrep.data.table import UserTable, block_rows
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
 from privrep.privacy.groups import Group
 from privrep.privacy.sampling import FixedSample, Sample
+from privrep.typing import Floats
 from privrep.users.batching import is_whole
 from privrep.users.summing import LocalStep, SlotStep, default_workers, sum_blocks
 

@@ -22,7 +22,6 @@ from privrep.errors import InputError
 from privrep.privacy.bounds import (
     MAX_USERS,
     MAX_USERS_TIMES_BLOCKS,
-    Array,
     Bound,
     BoundedSum,
     Contributions,
@@ -32,6 +31,7 @@ from privrep.privacy.bounds import (
 )
 from privrep.privacy.groups import Group
 from privrep.privacy.sampling import FixedSample, Sample
+from privrep.typing import Array
 from privrep.users.batching import (
     BATCH_CALLS,
     SMALL_CALL,

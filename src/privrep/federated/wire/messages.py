@@ -22,8 +22,9 @@ from safetensors.numpy import load, save
 
 from privrep.errors import InputError
 from privrep.federated.wire.step_codec import decode, encode
-from privrep.privacy.bounds import Array, Bound, LossBound
+from privrep.privacy.bounds import Bound, LossBound
 from privrep.privacy.groups import Group
+from privrep.typing import Array
 from privrep.users.summing import LocalStep, SlotStep
 
 RECORD = "privrep"

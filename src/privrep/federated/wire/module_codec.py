@@ -21,7 +21,7 @@ from torch.func import functional_call
 from privrep.errors import InputError
 from privrep.neural.models import Adapted, Images
 from privrep.neural.training import Centred, Leading
-from privrep.nn.flat_module import Part, Split
+from privrep.nn.flat_module import FlatModule, Split
 
 Write = Callable[[NDArray[Any]], dict[str, Any]]
 Read = Callable[[Any], NDArray[Any]]
@@ -245,7 +245,7 @@ def check_split(split: Split, features: int | None) -> None:
             raise _wrong("its parts do not fit each other")
 
 
-def _shape(part: Part, rows: tuple[int, int]) -> tuple[int, ...]:
+def _shape(part: FlatModule, rows: tuple[int, int]) -> tuple[int, ...]:
     """Of what the part makes of so many rows; refuses layers that make it another number of rows on the way."""
 
     def keeps_rows(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:

@@ -63,8 +63,8 @@ STEPS = (
     "privrep.linear.steps:ResidualMoments",
     "privrep.linear.steps:SecondMoments",
     "privrep.neural.training:MeanRow",
-    "privrep.neural.gradient_step:OneStep",
-    "privrep.neural.local_sgd:ManySteps",
+    "privrep.neural.gradient_step:GradientStep",
+    "privrep.neural.local_sgd:LocalSgdStep",
     "privrep.neural.class_moments:ClassMoments",
     "privrep.neural.class_moments:Scatter",
     "privrep.heads.neural:HeadLosses",
@@ -75,10 +75,10 @@ STEPS = (
 HELD = (
     "privrep.linear.nets:RandomNet",
     "privrep.local.losses:Loss",
-    "privrep.local.transform:Frame",
+    "privrep.local.transform:FeatureTransform",
     "privrep.local.projection:Projection",
-    "privrep.neural.plan:Plan",
-    "privrep.neural.training:Learned",
+    "privrep.neural.plan:SharingPlan",
+    "privrep.neural.training:SharedPart",
     "privrep.neural.training:PriorHeads",
     "privrep.heads.gradient:HeadFit",
     "privrep.heads.neural:Candidate",
@@ -94,7 +94,7 @@ SEVERAL_TARGETS = tuple(
 )
 """What can be asked of users with several targets a row; of others, it could lay users' rows over each other."""
 
-PART = "privrep.nn.flat_module:Part"
+PART = "privrep.nn.flat_module:FlatModule"
 WIDEST = 4096  # a matrix of a table's step, where rows are not wider
 ENCODED = "privrep.linear.class_steps:Encoded"  # makes a target of each class
 FILLS = {
@@ -102,7 +102,7 @@ FILLS = {
     "SlotStep": tuple(name for name in STEPS if ".neural." in name),
     "Net": ("privrep.linear.nets:RandomNet",),
     "HeadRule": ("privrep.neural.training:PriorHeads", "privrep.heads.gradient:HeadFit"),
-    "View": ("privrep.neural.training:Learned",),
+    "View": ("privrep.neural.training:SharedPart",),
 }
 """Which classes can stand where a field declares a protocol."""
 
@@ -112,7 +112,7 @@ AXES = {
 }
 """How many axes the array of a field has: with one more, a user's rows could count for several users."""
 OTHER_AXES = {
-    "privrep.neural.training:Learned": {"centre": 1},
+    "privrep.neural.training:SharedPart": {"centre": 1},
     "privrep.neural.class_moments:ClassMoments": {"centre": 1},
 }
 

@@ -18,22 +18,22 @@ from itertools import count as counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.federated.wire.messages import Answer, Question
 from privrep.federated.wire.rounds import Conversation
 from privrep.privacy.accounting import Relation
-from privrep.privacy.bounds import FLOAT_SLACK, LEVELS, MAX_USERS, Array, Bound, BoundedSum, LossBound
-from privrep.privacy.calibration import Query, plan_of
+from privrep.privacy.bounds import MAX_USERS, Bound, BoundedSum, LossBound
+from privrep.privacy.calibration import Query, calibrate
 from privrep.privacy.groups import Group
 from privrep.privacy.node_noise import Noisy
 from privrep.privacy.sampling import FixedSample, Sample
+from privrep.typing import Array
 from privrep.users.batching import is_whole
+from privrep.users.isolated import check_sums
 from privrep.users.summing import LocalStep, SlotStep
 
 MAX_USERS_TIMES_NODES = 2**40
-REACH = 40.0  # standard deviations that a node's noise may have in a coordinate
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class NoisyFlowerUsers(FlowerUsers):
     ) -> dict[str, Noisy]:
         """See `privacy.node_noise.NoisyUsers`."""
         shares = {key: query.mu_squared * self.noise_nodes for key, query in queries.items()}
-        sigmas = {key: plan_of(queries[key].bound, share, relation).sigma for key, share in shares.items()}
+        sigmas = {key: calibrate(queries[key].bound, share, relation).sigma for key, share in shares.items()}
         bounds = {key: query.bound for key, query in queries.items()}
         question = Question(self._run, next(self._numbers), step, bounds, group, page=page, mu_squared=shares)
         answers = self._answers(question, None, partial(check_sums, bounds, sigmas=sigmas))
@@ -173,32 +173,3 @@ class NoisyFlowerUsers(FlowerUsers):
             key: Noisy(self._added(answers, key, bounds[key].size), sigma * math.sqrt(len(answers)))
             for key, sigma in sigmas.items()
         }
-
-
-def check_sums(
-    bounds: Mapping[str, Bound | LossBound],
-    sums: Mapping[str, NDArray[Any]],
-    users: int,
-    sigmas: Mapping[str, float] | None = None,
-    slack: float = FLOAT_SLACK,
-) -> None:
-    """Refuse sums that so many users cannot have made, clipped to these bounds; with noise of this size, if any.
-    `slack` is for rounding, relative to the bound."""
-    if set(sums) != set(bounds):
-        raise InputError("it answers with other statistics than were asked for")
-    for key, bound in bounds.items():
-        total = sums[key]
-        if total.shape != (bound.size,):
-            raise InputError(f"its {key!r} has {total.shape} numbers where {bound.size:,} were asked for")
-        if not np.isfinite(total).all():
-            raise InputError(f"its {key!r} holds numbers that are not finite")
-        if isinstance(bound, LossBound):
-            if (total < 0).any() or (total > users * LEVELS).any() or (total != np.rint(total)).any():
-                raise InputError(f"its {key!r} are not losses of {users:,} users")
-            continue
-        sigma = 0.0 if sigmas is None else sigmas[key]
-        most = users * bound.norm * (1 + slack) + sigma * (math.sqrt(bound.size) + REACH)
-        scale = float(np.abs(total).max())
-        length = 0.0 if scale == 0 else scale * float(np.linalg.norm(total / scale))
-        if not length <= most:
-            raise InputError(f"its {key!r} is longer than {users:,} clipped users can make it")

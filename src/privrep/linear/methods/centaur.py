@@ -25,19 +25,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.linear.alternation import Settings
+from privrep.linear.alternation import AlternationSettings
 from privrep.linear.methods.paper_fedrep import head_and_gradient, public_count
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.starts import Initialiser, Start, power_method, random_basis
 from privrep.linear.steps import PowerStep
-from privrep.local.least_squares import Floats
 from privrep.local.losses import Loss
 from privrep.local.representation import Estimate, Representation, publish
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Bound, Contributions
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.groups import hashes
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array, Floats
 
 
 def centaur_linear(
@@ -45,9 +45,9 @@ def centaur_linear(
     rank: int | None,
     *,
     intercept: bool = True,
-    frame: Frame | None = None,
+    frame: FeatureTransform | None = None,
     initialiser: Initialiser | None = None,
-    settings: Settings | None = None,
+    settings: AlternationSettings | None = None,
     copies: int = 1,
     accuracy: float = 0.2,
     loss: Loss | None = None,
@@ -129,13 +129,13 @@ def paper_centaur(
     step, error = 1 / (4 * s_1**2), float(rank)
     for t in range(1, rounds + 1):
         page = f"centaur-round-{t}"
-        gradient = run.ask(page, HalfLossGradient(U, page, batch), {"gradient": query})["gradient"]
+        gradient = run.release(page, HalfLossGradient(U, page, batch), {"gradient": query})["gradient"]
         move = -step / n * gradient.value.reshape(d, rank)
         length = float(((move - U @ (U.T @ move)) ** 2).sum())
         noise = (step / n * gradient.sigma) ** 2 * (d - rank) * rank
         error = min(noise + 16 * max(length - noise, 0.0), float(rank))  # a step goes a quarter of the way at most
         U, _ = np.linalg.qr(U + move)
-    return publish(run, Estimate(U, np.eye(rank) * error / rank), Frame.plain(d))
+    return publish(run, Estimate(U, np.eye(rank) * error / rank), FeatureTransform.plain(d))
 
 
 def _paper_power(run: Run, rank: int, image: Query, rounds: int, page: str) -> Array:
@@ -143,8 +143,8 @@ def _paper_power(run: Run, rank: int, image: Query, rounds: int, page: str) -> A
     d = run.users.features
     X = random_basis(d, rank, page)
     for t in range(1, rounds + 1):
-        step = PowerStep(X, Frame.plain(d), intercept=False, own_rows=True)
-        X, _ = np.linalg.qr(run.ask(f"{page}-{t}", step, {"image": image})["image"].value.reshape(rank, d).T)
+        step = PowerStep(X, FeatureTransform.plain(d), intercept=False, own_rows=True)
+        X, _ = np.linalg.qr(run.release(f"{page}-{t}", step, {"image": image})["image"].value.reshape(rank, d).T)
     return X
 
 

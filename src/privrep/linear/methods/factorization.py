@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 
 from privrep.linear.ratings import TasteImage, TasteMeans, TasteMoments
 from privrep.local.representation import Estimate, Ratings, Representation, publish
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Bound
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array
 
 MEAN_WEIGHT, PRESENCE_WEIGHT = 0.3, 0.3  # a and b: of the offsets and of the counts against the covariance
 MOST_PAIRED = 1024  # items
@@ -94,7 +95,7 @@ def _paired(run: Run, about: NDArray[np.int64], rank: int | None, mu_squared: fl
     d = len(about)
     step = TasteMoments(about, MEAN_WEIGHT, PRESENCE_WEIGHT)
     bound = Bound(math.hypot(1 + MEAN_WEIGHT**2, PRESENCE_WEIGHT), packed_size(d + 1) + d, acute=True)
-    released = run.ask("taste", step, {"taste": Query(bound, mu_squared)})["taste"]
+    released = run.release("taste", step, {"taste": Query(bound, mu_squared)})["taste"]
     moments, presence = unpack(released.value[:-d]), released.value[-d:] / PRESENCE_WEIGHT
     pairs, means, sigma = moments[:d, :d], moments[:d, d] / MEAN_WEIGHT, released.sigma
     raters = float(np.trace(pairs))
@@ -138,7 +139,7 @@ def _means(run: Run, mu_squared: float) -> _Items:
     """Offsets and presence of more items than can be paired."""
     d = run.users.features
     query = Query(Bound(math.sqrt(3.0), 2 * d + 1), mu_squared)
-    released = run.ask("means", TasteMeans(), {"means": query})["means"]
+    released = run.release("means", TasteMeans(), {"means": query})["means"]
     means, presence, raters = released.value[:d], released.value[d : 2 * d], float(released.value[-1])
     return _items(means, presence, released.sigma, released.sigma, raters)
 
@@ -150,7 +151,7 @@ def _tail(run: Run, items: _Items, head: NDArray[np.int64], known: Array, mu_squ
     basis[head], R = np.linalg.qr(items.beta[head, None] * known)
     tail[head] = False
     query = Query(Bound(TAIL_NORM, d * k), mu_squared)
-    released = run.ask("tail", TasteImage(basis, tail), {"image": query})["image"]
+    released = run.release("tail", TasteImage(basis, tail), {"image": query})["image"]
     image = released.value.reshape(k, d).T[tail] - np.outer(items.common[tail], items.common @ basis)
     back = np.linalg.inv(R)
     factors = np.empty((d, k))
@@ -174,4 +175,6 @@ def _publish(run: Run, items: _Items, factors: Array, error: Array) -> Represent
     offset = items.offset - items.share @ items.offset
     residual = max(1 - float(items.share @ (offset**2 + (factors**2).sum(axis=1))), 0.1)
     basis, spread, _ = np.linalg.svd(factors, full_matrices=False)
-    return publish(run, Estimate(basis, np.diag(error), spread), Frame.plain(len(offset)), Ratings(offset, residual))
+    return publish(
+        run, Estimate(basis, np.diag(error), spread), FeatureTransform.plain(len(offset)), Ratings(offset, residual)
+    )

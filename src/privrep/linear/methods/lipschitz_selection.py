@@ -16,7 +16,7 @@ from privrep.linear.lipschitz import LOSSES, LipschitzLosses, LossName
 from privrep.linear.nets import Zooming, sign_matrix, zoom
 from privrep.local.projection import Projection
 from privrep.local.representation import Estimate, Representation, publish
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.release import Run
 from privrep.users.projected import project
 
@@ -59,4 +59,6 @@ def lipschitz_selection(
         zooming or Zooming(),
         lambda net: LipschitzLosses(net, loss, radius, norm, halves),
     )
-    return publish(run, Estimate(chosen if M is None else M.T @ chosen, np.zeros((rank, rank))), Frame.plain(d))
+    return publish(
+        run, Estimate(chosen if M is None else M.T @ chosen, np.zeros((rank, rank))), FeatureTransform.plain(d)
+    )

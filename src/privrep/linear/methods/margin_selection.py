@@ -18,7 +18,7 @@ from privrep.linear.margins import MarginLosses
 from privrep.linear.nets import Zooming, sign_matrix, zoom
 from privrep.local.projection import Projection
 from privrep.local.representation import Estimate, Representation, publish
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.release import Run
 from privrep.users.projected import project
 
@@ -53,7 +53,9 @@ def margin_selection(
     M = None if kept == d else sign_matrix(kept, d)
     low = replace(run, users=project(run.users, Projection(M, radius)))
     chosen = zoom(low, "margin", kept, rank, zooming or Zooming(), lambda net: MarginLosses(net, margin, norm, halves))
-    return publish(run, Estimate(chosen if M is None else M.T @ chosen, np.zeros((rank, rank))), Frame.plain(d))
+    return publish(
+        run, Estimate(chosen if M is None else M.T @ chosen, np.zeros((rank, rank))), FeatureTransform.plain(d)
+    )
 
 
 def check_margin(margin: float, radius: float, norm: float) -> None:

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.linear.steps import PairMoments
-from privrep.local.least_squares import Floats, least_squares_heads
+from privrep.local.least_squares import least_squares_heads
 from privrep.local.representation import Estimate, Representation, publish
-from privrep.local.transform import Frame
-from privrep.privacy.bounds import Array, Bound, Contributions
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors, packed_size, unpack
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array, Floats
 
 Rows = NDArray[np.int64]
 
@@ -52,17 +53,17 @@ def paper_fedrep(
     """
     n, d, total = public_count(run), run.users.features, run.ledger.capacity
     pairs = Query(Bound(clip_init, packed_size(d)), init_share * total)
-    moments = run.ask("paper-moments", FirstHalfPairs(), {"moments": pairs})["moments"].value
+    moments = run.release("paper-moments", FirstHalfPairs(), {"moments": pairs})["moments"].value
     U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]
     query = Query(Bound(clip, d * rank), (1 - init_share) * total / rounds)
     error = float(rank)
     for t in range(1, rounds + 1):
         page = f"paper-round-{t}"
-        gradient = run.ask(page, BatchGradient(U, page, batch, disjoint), {"gradient": query})["gradient"]
+        gradient = run.release(page, BatchGradient(U, page, batch, disjoint), {"gradient": query})["gradient"]
         U, R = np.linalg.qr(U - step / n * gradient.value.reshape(d, rank))
         noise = (step / n * gradient.sigma) ** 2 * (d - rank) * float((np.linalg.inv(R) ** 2).sum())
         error = min(noise, float(rank))  # what the noise of this round alone leaves
-    return publish(run, Estimate(U, np.eye(rank) * error / rank), Frame.plain(d))
+    return publish(run, Estimate(U, np.eye(rank) * error / rank), FeatureTransform.plain(d))
 
 
 def public_count(run: Run) -> int:
@@ -78,7 +79,7 @@ class FirstHalfPairs:
 
     def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
         half = X.shape[1] // 2
-        return PairMoments(Frame.plain(X.shape[2]), intercept=False)(X[:, :half], y[:, :half])
+        return PairMoments(FeatureTransform.plain(X.shape[2]), intercept=False)(X[:, :half], y[:, :half])
 
 
 @dataclass(frozen=True)

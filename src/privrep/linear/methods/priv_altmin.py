@@ -30,17 +30,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.linear.alternation import Move, Problem, Settings, learn, moved
+from privrep.linear.alternation import AlternationSettings, Move, Problem, learn, moved
 from privrep.linear.normal_equations import DisjointPairs, NormalEquations, QuarterEquations
 from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, normalised_pairs
 from privrep.linear.transform import CLEAR
 from privrep.local.representation import Estimate, Representation, publish
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
-from privrep.privacy.bounds import Array, Bound
+from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.groups import Group
 from privrep.privacy.release import Query, Run
+from privrep.typing import Array
 
 MOST_UNKNOWNS = 4096  # d k: the normal equations have their square, half of which is released
 
@@ -54,15 +55,15 @@ def priv_altmin(
     rank: int | None,
     *,
     intercept: bool = True,
-    frame: Frame | None = None,
+    frame: FeatureTransform | None = None,
     initialiser: Initialiser | None = None,
-    settings: Settings | None = None,
+    settings: AlternationSettings | None = None,
 ) -> Representation:
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
     d = run.users.features
     check_reach(d, rank)
     start = initialiser or best_start(d, normalised_pairs)
-    settings = settings or Settings(rounds=ROUNDS)
+    settings = settings or AlternationSettings(rounds=ROUNDS)
     return learn(run, rank, RegressionRound(), start, intercept=intercept, frame=frame, settings=settings)
 
 
@@ -204,7 +205,7 @@ def paper_altmin(
     d, total = run.users.features, run.ledger.capacity
     check_reach(d, rank)
     pairs = Query(Bound(zeta**2, packed_size(d)), init_share * total)
-    moments = run.ask("paper-pairs", DisjointPairs(zeta), {"moments": pairs})["moments"].value
+    moments = run.release("paper-pairs", DisjointPairs(zeta), {"moments": pairs})["moments"].value
     U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]
     each = (1 - init_share) * total
     queries = {
@@ -214,7 +215,7 @@ def paper_altmin(
     error = float(rank)
     for t in range(rounds):
         step = QuarterEquations(U, eta, zeta)
-        released = run.ask(f"paper-altmin-{t + 1}", step, queries, group=Group("priv-altmin", t, rounds))
+        released = run.release(f"paper-altmin-{t + 1}", step, queries, group=Group("priv-altmin", t, rounds))
         A, right = unpack(released["normal"].value), released["right"]
         values, axes = np.linalg.eigh(A)
         values = np.where(values == 0, np.inf, values)  # directions in which nobody said anything
@@ -223,4 +224,4 @@ def paper_altmin(
         noise = right.sigma**2 + 0.5 * released["normal"].sigma ** 2 * float((solution**2).sum())
         smallest = max(float(np.linalg.svd(R)[1].min()), 1e-150)
         error = min(noise * float((values**-2).sum()) / smallest**2, float(rank))  # of this round alone
-    return publish(run, Estimate(U, np.eye(rank) * error / rank), Frame.plain(d))
+    return publish(run, Estimate(U, np.eye(rank) * error / rank), FeatureTransform.plain(d))

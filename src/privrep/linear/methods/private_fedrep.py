@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privrep.linear.alternation import Move, Problem, Settings, learn, moved
+from privrep.linear.alternation import AlternationSettings, Move, Problem, learn, moved
 from privrep.linear.class_steps import ClassGradient
 from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start
 from privrep.linear.steps import LeaveOneOutGradient, gradient_size
 from privrep.local.losses import Loss
 from privrep.local.representation import Estimate, Representation
-from privrep.local.transform import Frame
+from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import unpack
@@ -29,9 +29,9 @@ def private_fedrep(
     rank: int | None,
     *,
     intercept: bool = True,
-    frame: Frame | None = None,
+    frame: FeatureTransform | None = None,
     initialiser: Initialiser | None = None,
-    settings: Settings | None = None,
+    settings: AlternationSettings | None = None,
     loss: Loss | None = None,
 ) -> Representation:
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""

@@ -33,9 +33,10 @@ from torch.func import grad, vmap
 from privrep.heads.gradient import one_thread, own_copy, rows_of
 from privrep.multimodal.towers import AT_ONCE, Layout, Towers, unit
 from privrep.neural.gradient_step import captured, gradients, joined, not_by_layers
-from privrep.nn.flat_module import Part, Weights
+from privrep.nn.flat_module import FlatModule
 from privrep.privacy.bounds import Contributions
-from privrep.privacy.contributions import Beside, Products, Vectors
+from privrep.privacy.contributions import Concatenated, Products, Vectors
+from privrep.typing import Singles
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class BankStep:
     where captions are in rows, in the bank's embeddings where texts learn, and in the logarithm of the scale."""
 
     towers: Towers
-    weights: Weights
+    weights: Singles
     layout: Layout
     temperature: float
     slots: int
@@ -75,7 +76,7 @@ class BankStep:
     def _bank_learns(self) -> bool:
         return self.layout.free > 0 and self.towers.text.size > 0
 
-    def _parts(self) -> list[tuple[Part, int]]:
+    def _parts(self) -> list[tuple[FlatModule, int]]:
         """Encoders whose gradients users compute, and the length of their rows."""
         images = [(self.towers.image, self.layout.image_numbers)] if self.towers.image.size else []
         return images + ([(self.towers.text, self.layout.text_numbers)] if self._own_texts else [])
@@ -96,7 +97,7 @@ class BankStep:
             there = (targets >= 0).float()
             shares = there / there.sum(dim=1, keepdim=True).clamp_min(1)
             if self.by_layers:
-                return {"gradient": Beside(self._layer_by_layer(X, targets.flatten(), shares.flatten()))}
+                return {"gradient": Concatenated(self._layer_by_layer(X, targets.flatten(), shares.flatten()))}
             return {"gradient": Vectors(self._one_by_one(X, targets, shares))}
 
     def _layer_by_layer(self, X: NDArray[Any], targets: Tensor, shares: Tensor) -> tuple[Contributions, ...]:
@@ -220,7 +221,7 @@ def _by_user(rows: Tensor, users: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(rows.detach().reshape(users, -1, rows.shape[1]).numpy())
 
 
-def _kernel_weights(part: Part) -> int:
+def _kernel_weights(part: FlatModule) -> int:
     layers = dict(part.module.named_modules())
     shapes = part.shapes.items()
     return sum(math.prod(s) for name, s in shapes if isinstance(layers[name.rpartition(".")[0]], nn.Conv2d))

@@ -20,9 +20,10 @@ from torch.nn.functional import cross_entropy
 
 from privrep.heads.gradient import rows_of
 from privrep.multimodal.towers import Layout, Towers, unit
-from privrep.nn.flat_module import Part, Weights
+from privrep.nn.flat_module import FlatModule
 from privrep.privacy.bounds import Contributions
-from privrep.privacy.contributions import Whole
+from privrep.privacy.contributions import BatchTerm
+from privrep.typing import Singles
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class BatchStep:
 
     whole: ClassVar[bool] = True
     towers: Towers
-    weights: Weights
+    weights: Singles
     layout: Layout
     temperature: float
     slots: int
@@ -46,7 +47,7 @@ class BatchStep:
         flat = rows_of(X).flatten(0, 1)
         targets = torch.from_numpy(self.layout.targets(y)).flatten()
         there = targets >= 0
-        return {"gradient": Whole(self._gradient(flat[there], targets[there]).numpy())}
+        return {"gradient": BatchTerm(self._gradient(flat[there], targets[there]).numpy())}
 
     def _gradient(self, rows: Tensor, targets: Tensor) -> Tensor:
         if len(rows) < 2:  # nothing to tell apart
@@ -70,7 +71,7 @@ class BatchStep:
         ]
         return torch.cat([*pieces, slopes[2].reshape(1)] if towers.learn_scale else pieces)
 
-    def _through(self, part: Part, flat: Tensor, source: Tensor, slope: Tensor) -> Tensor:
+    def _through(self, part: FlatModule, flat: Tensor, source: Tensor, slope: Tensor) -> Tensor:
         """The gradient in a part's weights from the slope in its embeddings, some rows at a time."""
         total = torch.zeros_like(flat)
         if part.size:

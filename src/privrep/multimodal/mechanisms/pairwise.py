@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from privrep.errors import InputError
 from privrep.heads.gradient import rows_of
 from privrep.multimodal.towers import Layout, Towers
-from privrep.nn.flat_module import Part, Weights
+from privrep.nn.flat_module import FlatModule
 from privrep.privacy.bounds import MAX_USERS, Bound, Contributions
 from privrep.privacy.similarities import Similarities, touched_terms
+from privrep.typing import Singles
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class InsideStep:
 
     whole: ClassVar[bool] = True
     towers: Towers
-    weights: Weights
+    weights: Singles
     layout: Layout
     temperature: float
     slots: int
@@ -98,7 +99,7 @@ def check_inside(towers: Towers) -> None:
         )
 
 
-def _projection(part: Part) -> bool:
+def _projection(part: FlatModule) -> bool:
     """Whether a part is a linear layer without bias, alone or after what is frozen."""
     last = part.module[-1] if isinstance(part.module, nn.Sequential) else part.module
     if not isinstance(last, nn.Linear) or last.bias is not None:
@@ -106,7 +107,7 @@ def _projection(part: Part) -> bool:
     return last.weight.requires_grad and part.size == last.weight.numel()
 
 
-def _features(part: Part, rows: Tensor) -> NDArray[Any]:
+def _features(part: FlatModule, rows: Tensor) -> NDArray[Any]:
     """What the projection gets of rows."""
     with torch.no_grad():
         found: Tensor = part.module[:-1](rows) if isinstance(part.module, nn.Sequential) else rows

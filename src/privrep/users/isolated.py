@@ -1,0 +1,167 @@
+"""Users who cannot stop each other, and what their sums can be: an engine for steps that somebody else sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from privrep.data.table import UserTable
+from privrep.errors import InputError
+from privrep.privacy.bounds import FLOAT_SLACK, LEVELS, Bound, BoundedSum, LossBound
+from privrep.privacy.groups import Group
+from privrep.privacy.sampling import FixedSample, Sample
+from privrep.typing import Array
+from privrep.users.batching import slots_of
+from privrep.users.memory import InMemoryUsers
+from privrep.users.streaming import StreamingUsers
+from privrep.users.summing import LocalStep, SlotStep
+
+
+@dataclass(frozen=True)
+class IsolatedUsers:
+    """An engine whose users cannot stop each other: whoever a step fails on sends zeros.
+
+    What a step makes of a user is the same to the last bit whether it is called with others or alone, so the others'
+    sums stay what they are. Steps with slots, of which that is true at one seat alone, are set apart by the engine.
+
+    With `strictly`, for a server that may lie: the step is asked about each user alone, and the length of what it makes
+    of that user is measured once it is clipped. So a contribution is a function of its user's rows and no longer than
+    the bound whatever the step is and whatever it says of norms; who sends more sends zeros.
+    """
+
+    users: InMemoryUsers | StreamingUsers
+    strictly: bool = False
+
+    @property
+    def count(self) -> int:
+        return self.users.count
+
+    @property
+    def features(self) -> int:
+        return self.users.features
+
+    @property
+    def targets(self) -> int:
+        return self.users.targets
+
+    @property
+    def sparse(self) -> bool:
+        return self.users.sparse
+
+    def bounded_sums(
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None = None,
+        sample: Sample | FixedSample | None = None,
+    ) -> dict[str, BoundedSum]:
+        if isinstance(sample, FixedSample):
+            raise InputError("batches of a fixed size need all rows in one place.")
+        chosen = np.ones(self.count, bool) if sample is None else sample.members(self.count)
+        self._check_public(step, bounds)
+        sums = self._sums(step, bounds, group, sample, chosen)
+        totals = {key: one.total for key, one in sums.items()}
+        check_sums(bounds, totals, self.count)  # as the server will, and before there is noise on them
+        return sums
+
+    def _sums(
+        self,
+        step: LocalStep | SlotStep,
+        bounds: Mapping[str, Bound | LossBound],
+        group: Group | None,
+        sample: Sample | None,
+        chosen: NDArray[np.bool_],
+    ) -> dict[str, BoundedSum]:
+        if not self.strictly:
+            try:
+                return self.users.bounded_sums(step, bounds, group, sample)
+            except Exception:  # whose rows it was for stays unsaid
+                if slots_of(step) is not None:  # the engine has set such users apart already
+                    raise InputError("the server's step fails, and on nobody's rows alone.") from None
+        totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+        for place, block in self._blocks():
+            for key, part in _one_by_one(block, chosen[place : place + block.n_users], step, bounds, group).items():
+                totals[key] += part
+        return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
+
+    def _blocks(self) -> Iterator[tuple[int, UserTable]]:
+        """Of users, and the place of the first."""
+        place = 0
+        for block in self.users.table.blocks() if isinstance(self.users, InMemoryUsers) else self.users.blocks():
+            yield place, block
+            place += block.n_users
+
+    def _check_public(self, step: LocalStep | SlotStep, bounds: Mapping[str, Bound | LossBound]) -> None:
+        """Refuse a step that fails on made-up rows: that is nobody's secret."""
+        X = np.cos(np.arange(1.0, PUBLIC_ROWS * self.features + 1)).reshape(PUBLIC_ROWS, -1).astype(np.float32)
+        y = (np.arange(PUBLIC_ROWS * self.targets) % 2).astype(np.float64)
+        made_up = UserTable.from_rows(
+            csr_array(X) if self.sparse else X,
+            y if self.targets == 1 else y.reshape(PUBLIC_ROWS, -1),
+            np.zeros(PUBLIC_ROWS, np.int64),
+        )
+        try:
+            InMemoryUsers(made_up, 1).bounded_sums(step, bounds)
+        except Exception as error:
+            raise InputError(f"the server's step fails on any rows ({type(error).__name__}).") from None
+
+
+PUBLIC_ROWS = 8  # of a made-up user
+
+
+def _one_by_one(
+    block: UserTable,
+    chosen: NDArray[np.bool_],
+    step: LocalStep | SlotStep,
+    bounds: Mapping[str, Bound | LossBound],
+    group: Group | None,
+) -> dict[str, Array]:
+    """The sums of those who are chosen, without those on whom the step fails or who send more than the bound."""
+    totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
+    for place in np.flatnonzero(chosen).tolist():
+        try:
+            found = InMemoryUsers(block.users(place, place + 1), 1).bounded_sums(step, bounds, group)
+            check_sums(bounds, {key: one.total for key, one in found.items()}, 1, slack=FLOAT_SLACK / 2)
+        except Exception:
+            continue
+        for key, total in totals.items():
+            total += found[key].total
+    return totals
+
+
+REACH = 40.0  # standard deviations that a node's noise may have in a coordinate
+
+
+def check_sums(
+    bounds: Mapping[str, Bound | LossBound],
+    sums: Mapping[str, NDArray[Any]],
+    users: int,
+    sigmas: Mapping[str, float] | None = None,
+    slack: float = FLOAT_SLACK,
+) -> None:
+    """Refuse sums that so many users cannot have made, clipped to these bounds; with noise of this size, if any.
+    `slack` is for rounding, relative to the bound."""
+    if set(sums) != set(bounds):
+        raise InputError("it answers with other statistics than were asked for")
+    for key, bound in bounds.items():
+        total = sums[key]
+        if total.shape != (bound.size,):
+            raise InputError(f"its {key!r} has {total.shape} numbers where {bound.size:,} were asked for")
+        if not np.isfinite(total).all():
+            raise InputError(f"its {key!r} holds numbers that are not finite")
+        if isinstance(bound, LossBound):
+            if (total < 0).any() or (total > users * LEVELS).any() or (total != np.rint(total)).any():
+                raise InputError(f"its {key!r} are not losses of {users:,} users")
+            continue
+        sigma = 0.0 if sigmas is None else sigmas[key]
+        most = users * bound.norm * (1 + slack) + sigma * (math.sqrt(bound.size) + REACH)
+        scale = float(np.abs(total).max())
+        length = 0.0 if scale == 0 else scale * float(np.linalg.norm(total / scale))
+        if not length <= most:
+            raise InputError(f"its {key!r} is longer than {users:,} clipped users can make it")
