@@ -46,13 +46,13 @@ from torch import nn
 from experiments.dp_clip_data import DATASETS, Floats, Labelled, Sources, labelled_data
 from experiments.dp_clip_picture import draw
 from experiments.figure1 import RESULTS
+from experiments.membership import membership, pair_scores
 from privrep.estimators.clip import DPClip
 from privrep.multimodal.baselines import train_openly
 from privrep.multimodal.centre import Centred, TextSpace
 from privrep.multimodal.defaults import settings_for
 from privrep.multimodal.encoders import Projection, blank
 from privrep.multimodal.evaluation import linear_probe, zero_shot
-from privrep.multimodal.membership import membership, pair_scores
 from privrep.multimodal.pairs import Pairs, captions_by_class, labelled
 from privrep.multimodal.towers import layout_of, towers
 from privrep.multimodal.training import ClipSettings, Mechanism, Question

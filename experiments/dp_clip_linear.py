@@ -37,8 +37,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.figure1 import RESULTS
-from privrep.data.table import UserTable
-from privrep.multimodal.linear_theory import (
+from experiments.linear_theory import (
     Spiked,
     cross_covariance,
     fit_by_batches,
@@ -49,6 +48,7 @@ from privrep.multimodal.linear_theory import (
     start_near,
     theorem_5_1,
 )
+from privrep.data.table import UserTable
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise

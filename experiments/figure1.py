@@ -22,11 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.theory import Problem, excess_risk, lemma_12, theorem_10
 from privrep.data.synthetic import FeatureKind, Population, make_population
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
 from privrep.linear.baselines import LinearModel, alone, altmin, dp_fedavg, fedrep, pooled
-from privrep.linear.methods.paper_fedrep import paper_fedrep
+from privrep.linear.methods.private_fedrep import paper_fedrep
 from privrep.linear.registry import METHODS
 from privrep.local.least_squares import least_squares_heads
 from privrep.local.representation import Representation
@@ -35,7 +36,6 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
-from privrep.theory import Problem, excess_risk, lemma_12, theorem_10
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 

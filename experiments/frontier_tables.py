@@ -24,7 +24,7 @@ from experiments.frontier_runs import (
     Point,
     Row,
 )
-from privrep.theory import Problem, lemma_9
+from experiments.theory import Problem, lemma_9
 
 TIE = 0.01  # methods whose MSE is within one percent of the best are as good as it
 TIE_DISTANCE = 0.25  # the same of distances, which vary more from seed to seed

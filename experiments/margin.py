@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.theory import theorem_17
 from privrep.data.margin_population import MarginPopulation, make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import NothingLearned
@@ -41,7 +42,6 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
-from privrep.theory import theorem_17
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 

@@ -158,17 +158,15 @@ RULES = {
             "data/synthetic.py",
             "data/class_population.py",  # synthetic, too
             "data/margin_population.py",  # synthetic, too
-            "multimodal/linear_theory.py",  # synthetic pairs, and a start near a truth that is known
             "cli/demo_run.py",  # a synthetic population, made with data/synthetic.py
             "federated/demo.py",  # the same
             "linear/starts.py",  # public random bases, seeded by their name and size
             "linear/methods/margin_selection.py",  # a public projection, seeded by its size
             "linear/nets.py",  # public candidates, seeded by the page and their number
-            "linear/methods/paper_fedrep.py",  # a public permutation of row numbers, seeded by page and number of rows
+            "linear/methods/private_fedrep.py",  # a public permutation of row numbers, seeded by the page
             "data/partition.py",  # which public images an experiment deals to which client
             "neural/models.py",  # public starting weights, seeded by their name and shape
             "data/regroup.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
-            "data/split.py",  # which rows are for measuring; never in a fit
         ),
     ),
     "noise sources are made or called": Rule(
@@ -291,8 +289,6 @@ USERS_COMPUTE = (
     "linear/class_steps.py",
     "linear/lipschitz.py",
     "linear/margins.py",
-    "linear/normal_equations.py",
-    "linear/ratings.py",
     "linear/steps.py",
 )
 """What users compute on their own rows: nothing in these files knows of budgets or engines."""

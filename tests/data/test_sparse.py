@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from experiments.split import split_within_users
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
 from privrep.data.sparse import SparseRows
-from privrep.data.split import split_within_users
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import SparseColumns, Vectors

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from experiments.split import split_within_users
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privrep.data.split import split_within_users
 from privrep.data.table import UserTable, factorize, find_users
 from privrep.errors import InputError
 from privrep.users.summing import finite_rows

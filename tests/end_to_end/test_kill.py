@@ -98,7 +98,8 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     """One process's life, from wherever the last one got to: keys are selected, one of three candidates is chosen, then
     a small Private FedRep."""
     from privrep.data.table import UserTable
-    from privrep.linear.methods.private_fedrep import Settings, private_fedrep
+    from privrep.linear.alternation import AlternationSettings
+    from privrep.linear.methods.private_fedrep import private_fedrep
     from privrep.privacy.billboard import Billboard
     from privrep.privacy.contributions import Losses
     from privrep.privacy.ledger import Budget, Ledger
@@ -140,7 +141,7 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     keys = select_page("keys-1", held, 0.05 * whole, 5e-8, ledger, board, noise)
     run = Run(InMemoryUsers(table, 1), ledger, board, noise)
     chosen = run.choose("choice-1", losses, 3, 2.0)
-    learned = private_fedrep(run, 1, settings=Settings(rounds=2))
+    learned = private_fedrep(run, 1, settings=AlternationSettings(rounds=2))
     result = [[*keys, chosen], learned.basis.tolist(), learned.scale.tolist(), learned.error]
     (folder / "result.json").write_text(json.dumps(result))
     (folder / "passed.json").write_text(json.dumps(death.passed))
@@ -203,7 +204,7 @@ def story(folder: Path, seed: int | None, deaths: list[int]) -> dict[str, Any]:
 
 
 def program(folder: Path) -> dict[str, Any]:
-    for module in ("algorithms.private_fedrep", "engines.in_memory", "engines.keys", "privacy.release"):
+    for module in ("linear.methods.private_fedrep", "users.memory", "users.holders", "privacy.release"):
         importlib.import_module(f"privrep.{module}")  # once, before the forks
 
     told: dict[str, Any] = {}

@@ -8,10 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from privrep.data.table import UserTable
-from privrep.errors import BudgetExceeded, InputError
-from privrep.multimodal.linear_theory import (
+from experiments.linear_theory import (
     CrossMoment,
     cross_covariance,
     distance,
@@ -25,6 +22,9 @@ from privrep.multimodal.linear_theory import (
     start_near,
     theorem_5_1,
 )
+
+from privrep.data.table import UserTable
+from privrep.errors import BudgetExceeded, InputError
 from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK

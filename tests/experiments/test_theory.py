@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from privrep.theory import Problem, excess_risk, lemma_9, lemma_12, theorem_10
+from experiments.theory import Problem, excess_risk, lemma_9, lemma_12, theorem_10
 
 FIGURE_1 = Problem(20_000, 50, 2, 10, 0.01, 1.0, 0.5**0.5, 0.5**0.5)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from experiments.theory import theorem_17
 from scipy import sparse
 from scipy.stats import chi2
 from sklearn.base import clone
@@ -28,7 +29,6 @@ from privrep.privacy.bounds import LEVELS, LossBound
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.release import Run
-from privrep.theory import theorem_17
 from privrep.users.memory import InMemoryUsers
 from privrep.users.projected import project
 from privrep.users.streaming import StreamingUsers

@@ -17,8 +17,15 @@ from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
 from privrep.linear.baselines import altmin, subspace_distance
-from privrep.linear.methods.priv_altmin import MOST_UNKNOWNS, denoised, paper_altmin, priv_altmin
-from privrep.linear.normal_equations import DisjointPairs, NormalEquations, QuarterEquations
+from privrep.linear.methods.priv_altmin import (
+    MOST_UNKNOWNS,
+    DisjointPairs,
+    NormalEquations,
+    QuarterEquations,
+    denoised,
+    paper_altmin,
+    priv_altmin,
+)
 from privrep.linear.starts import INITIALISERS, given
 from privrep.linear.steps import SIZES
 from privrep.local.transform import FeatureTransform

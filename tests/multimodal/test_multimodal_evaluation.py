@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from experiments.membership import largest_advantage, membership, pair_scores, unit_scores
 
 from privrep.errors import InputError
 from privrep.multimodal.evaluation import linear_probe, retrieval, zero_shot
-from privrep.multimodal.membership import largest_advantage, membership, pair_scores, unit_scores
 
 
 def test_zero_shot_takes_the_mean_of_unit_prompts():

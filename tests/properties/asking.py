@@ -19,8 +19,8 @@ from privrep.data.table import UserTable
 from privrep.heads.regression import Preference
 from privrep.linear.baselines import LocalUpdate
 from privrep.linear.methods import factorization as fact
-from privrep.linear.methods.paper_fedrep import BatchGradient, FirstHalfPairs
-from privrep.linear.ratings import TasteImage, TasteMeans, TasteMoments
+from privrep.linear.methods.factorization import TasteImage, TasteMeans, TasteMoments
+from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs
 from privrep.linear.steps import (
     CELLS,
     SIZES,

@@ -17,8 +17,8 @@ from privrep.data.sparse import SparseRows
 from privrep.heads.classification import class_own, class_shared
 from privrep.heads.regression import Preference, own_candidate, shared_candidate
 from privrep.linear.baselines import LocalUpdate
-from privrep.linear.methods.paper_fedrep import BatchGradient, FirstHalfPairs
-from privrep.linear.ratings import TasteImage, TasteMeans, TasteMoments
+from privrep.linear.methods.factorization import TasteImage, TasteMeans, TasteMoments
+from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs
 from privrep.linear.steps import (
     FeatureSizes,
     Frequencies,

@@ -22,7 +22,7 @@ from asking import (
 )
 
 from privrep.linear.methods import factorization as fact
-from privrep.linear.ratings import TasteImage
+from privrep.linear.methods.factorization import TasteImage
 from privrep.linear.steps import (
     LeaveOneOutGradient,
     PairMoments,

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from privrep.data.table import UserTable
 from privrep.heads.regression import own_candidate
-from privrep.linear.methods.paper_fedrep import head_and_gradient, public_count
+from privrep.linear.methods.private_fedrep import head_and_gradient, public_count
 from privrep.linear.steps import CELLS, PairMoments, octaves
 from privrep.linear.transform import octave_quantile
 from privrep.local.least_squares import centred, least_squares_heads

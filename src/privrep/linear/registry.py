@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from privrep.linear.methods.centaur import centaur_linear, paper_centaur
-from privrep.linear.methods.paper_fedrep import paper_fedrep
 from privrep.linear.methods.priv_altmin import paper_altmin, priv_altmin
-from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.methods.private_fedrep import paper_fedrep, private_fedrep
 from privrep.local.representation import Representation
 
 

@@ -38,8 +38,8 @@ from privrep.users.summing import LocalStep, SlotStep
 
 STEPS = (
     "privrep.linear.methods.centaur:HalfLossGradient",
-    "privrep.linear.methods.paper_fedrep:BatchGradient",
-    "privrep.linear.methods.paper_fedrep:FirstHalfPairs",
+    "privrep.linear.methods.private_fedrep:BatchGradient",
+    "privrep.linear.methods.private_fedrep:FirstHalfPairs",
     "privrep.users.projected:_Through",
     "privrep.heads.regression:Preference",
     "privrep.heads.classification:ClassPreference",
@@ -49,12 +49,12 @@ STEPS = (
     "privrep.linear.class_steps:PooledGradient",
     "privrep.linear.lipschitz:LipschitzLosses",
     "privrep.linear.margins:MarginLosses",
-    "privrep.linear.ratings:TasteImage",
-    "privrep.linear.ratings:TasteMeans",
-    "privrep.linear.ratings:TasteMoments",
-    "privrep.linear.normal_equations:DisjointPairs",
-    "privrep.linear.normal_equations:NormalEquations",
-    "privrep.linear.normal_equations:QuarterEquations",
+    "privrep.linear.methods.factorization:TasteImage",
+    "privrep.linear.methods.factorization:TasteMeans",
+    "privrep.linear.methods.factorization:TasteMoments",
+    "privrep.linear.methods.priv_altmin:DisjointPairs",
+    "privrep.linear.methods.priv_altmin:NormalEquations",
+    "privrep.linear.methods.priv_altmin:QuarterEquations",
     "privrep.linear.steps:FeatureSizes",
     "privrep.linear.steps:Frequencies",
     "privrep.linear.steps:LeaveOneOutGradient",
@@ -90,7 +90,7 @@ HELD = (
 SEVERAL_TARGETS = tuple(
     name
     for name in STEPS
-    if name.startswith("privrep.linear.steps:") or name == "privrep.linear.normal_equations:NormalEquations"
+    if name.startswith("privrep.linear.steps:") or name == "privrep.linear.methods.priv_altmin:NormalEquations"
 )
 """What can be asked of users with several targets a row; of others, it could lay users' rows over each other."""
 

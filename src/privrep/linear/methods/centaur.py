@@ -26,8 +26,7 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.linear.alternation import AlternationSettings
-from privrep.linear.methods.paper_fedrep import head_and_gradient, public_count
-from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.methods.private_fedrep import head_and_gradient, private_fedrep, public_count
 from privrep.linear.starts import Initialiser, Start, power_method, random_basis
 from privrep.linear.steps import PowerStep
 from privrep.local.losses import Loss
