@@ -31,10 +31,9 @@ from experiments.figure1 import DELTA, Setting, draw
 
 from privrep.data.table import UserTable
 from privrep.federated.credentials import make_keys, read_node_keys, server_tls
-from privrep.federated.dealing import deal
 from privrep.federated.server import serve
 from privrep.federated.settings import FederationSettings
-from privrep.federated.simulation import simulate
+from privrep.federated.simulation import simulate, split_by_user
 from privrep.federated.task import TableTask
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
@@ -107,7 +106,7 @@ def write(table: UserTable, path: Path) -> None:
 def parts_of(rows: Path, nodes: int, folder: Path) -> list[Path]:
     place = folder / f"{nodes}-files"
     place.mkdir()
-    return deal(rows, "user", nodes, place)
+    return split_by_user(rows, "user", nodes, place)
 
 
 def in_memory(task: TableTask, table: UserTable, folder: Path) -> tuple[Rounds, np.ndarray]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.data.class_population import ClassPopulation, make_class_population
+from privrep.data.synthetic import ClassPopulation, make_class_population
 from privrep.data.table import UserTable
 from privrep.heads.classification import class_constant, class_own, class_shared
 from privrep.heads.fitting import Heads, fit_heads

@@ -156,8 +156,6 @@ RULES = {
         (
             "privacy/noise.py",
             "data/synthetic.py",
-            "data/class_population.py",  # synthetic, too
-            "data/margin_population.py",  # synthetic, too
             "cli/demo_run.py",  # a synthetic population, made with data/synthetic.py
             "federated/demo.py",  # the same
             "linear/starts.py",  # public random bases, seeded by their name and size

@@ -10,8 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privrep.data.class_population import ClassPopulation, make_class_population
-    from privrep.data.synthetic import Population, make_population
+    from privrep.data.synthetic import ClassPopulation, Population, make_class_population, make_population
     from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
     from privrep.estimators.classification import PersonalClassifier, PrivateFedRepClassifier
     from privrep.estimators.clip import DPClip as DPClip
@@ -27,7 +26,7 @@ _WHERE = {
     "BudgetExceeded": "privrep.errors",
     "Centaur": "privrep.estimators.network",  # needs PyTorch, so it is not in __all__
     "CentaurLinear": "privrep.estimators.regression",
-    "ClassPopulation": "privrep.data.class_population",
+    "ClassPopulation": "privrep.data.synthetic",
     "DPClip": "privrep.estimators.clip",  # needs PyTorch, too
     "InputError": "privrep.errors",
     "NothingLearned": "privrep.errors",
@@ -43,7 +42,7 @@ _WHERE = {
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.estimators.ratings",
-    "make_class_population": "privrep.data.class_population",
+    "make_class_population": "privrep.data.synthetic",
     "make_population": "privrep.data.synthetic",
 }
 __all__ = [

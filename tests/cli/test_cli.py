@@ -20,8 +20,7 @@ import pytest
 
 from privrep import CentaurLinear, PrivAltMin, PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, cli
 from privrep.cli.shared import Bar
-from privrep.data.class_population import make_class_population
-from privrep.data.synthetic import make_population
+from privrep.data.synthetic import make_class_population, make_population
 from privrep.models import model as models
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers

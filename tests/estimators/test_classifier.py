@@ -27,7 +27,7 @@ from privrep import (
     ResumeError,
 )
 from privrep.data.categories import MOST_CLASSES, checked_classes
-from privrep.data.class_population import make_class_population
+from privrep.data.synthetic import make_class_population
 from privrep.models import model as models
 from privrep.privacy.accounting import Selection
 

@@ -27,8 +27,8 @@ from privrep.errors import InputError
 from privrep.federated import demo
 from privrep.federated.config import _KEYS, FederateConfig, read_config
 from privrep.federated.credentials import ServerTls, make_keys
-from privrep.federated.dealing import deal
 from privrep.federated.settings import FederationSettings
+from privrep.federated.simulation import split_by_user
 from privrep.heads.fitting import fit_heads
 from privrep.models import model as models
 from privrep.neural import config as neural_config
@@ -278,7 +278,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def put(monkeypatch: pytest.MonkeyPatch, module: str, made: Recorder) -> None:
-    fake = SimpleNamespace(serve=made.serve, simulate=made.simulate, join=made.join)
+    fake = SimpleNamespace(serve=made.serve, simulate=made.simulate, join=made.join, split_by_user=split_by_user)
     monkeypatch.setitem(sys.modules, f"privrep.federated.{module}", fake)
 
 
@@ -511,7 +511,7 @@ def test_dealing_keeps_every_row_as_it_is(tmp_path: Path, suffix: str) -> None:
     else:
         with open(path, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([list(rows), *zip(*rows.values(), strict=True)])
-    parts = deal(path, "user", 2, tmp_path)
+    parts = split_by_user(path, "user", 2, tmp_path)
     found = []
     for part in parts:
         if suffix == ".parquet":
@@ -529,12 +529,12 @@ def test_dealing_an_archive(tmp_path: Path) -> None:
     path = tmp_path / "rows.npz"
     arrays = {"users": np.array([5, 2, 5, 9]), "X": np.arange(8.0).reshape(4, 2), "classes": np.array(["a", "b"])}
     np.savez(path, **arrays)
-    parts = [dict(np.load(part)) for part in deal(path, "users", 2, tmp_path)]
+    parts = [dict(np.load(part)) for part in split_by_user(path, "users", 2, tmp_path)]
     assert [part["users"].tolist() for part in parts] == [[2, 9], [5, 5]]
     assert [part["X"][:, 0].tolist() for part in parts] == [[2.0, 6.0], [0.0, 4.0]]
     assert all(part["classes"].tolist() == ["a", "b"] for part in parts)
     with pytest.raises(InputError, match="has no list 'writers'"):
-        deal(path, "writers", 2, tmp_path)
+        split_by_user(path, "writers", 2, tmp_path)
 
 
 # On a node

@@ -21,9 +21,7 @@ from scipy import sparse
 import privrep.heads
 import privrep.linear.methods
 import privrep.local
-from privrep.data.class_population import make_class_population
-from privrep.data.margin_population import make_margin_population
-from privrep.data.synthetic import make_population
+from privrep.data.synthetic import make_class_population, make_margin_population, make_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.federated.wire import step_codec as steps_module

@@ -11,8 +11,8 @@ import pytest
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
-from privrep.data.margin_population import make_margin_population
 from privrep.data.sparse import SparseRows
+from privrep.data.synthetic import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.linear.lipschitz import LOSSES, LipschitzLosses, lipschitz_fit, shortened

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from privrep.data.class_population import ClassPopulation, make_class_population
+from privrep.data.synthetic import ClassPopulation, make_class_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.fitting import OWN, SHARED, Heads, fit_heads

@@ -257,14 +257,14 @@ def _pages(folder: Path) -> Callable[[str], None]:
 
 
 def _dealt(path: Path, task: Task, nodes: int, folder: Path) -> list[Path]:
-    from privrep.federated.dealing import deal
+    from privrep.federated.simulation import split_by_user
 
     given: dict[str, Any] = task.to_json()
     archive, columns = path.suffix.lower() == ".npz", given["columns"]
     if not archive and columns is None:
         raise InputError(f"the config names no model.columns, as {path} would need; name them, or give a .npz archive.")
     images = given.get("image") is not None
-    return deal(path, ("writers" if images else "users") if archive else columns["user"], nodes, folder)
+    return split_by_user(path, ("writers" if images else "users") if archive else columns["user"], nodes, folder)
 
 
 def _summarise(out: Path, task: Task) -> None:

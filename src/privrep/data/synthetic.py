@@ -1,13 +1,26 @@
-"""Populations drawn from the papers' model, whose true error is known exactly.
+"""Make populations drawn from the papers' models, whose true error is known exactly.
 
-User i holds rows (x, y) with y = <x, U v_i> + c_i + noise: one orthonormal U for all, a head v_i and an intercept c_i
-of its own. Features are centred with identity covariance before `feature_scale` and `feature_mean` (Assumption 5 of
-paper 000), label noise has standard deviation R (Assumption 6). Every kind of feature and of noise here but "student"
-is sub-Gaussian with variance proxy one (times R^2 for the noise): E exp(t z) <= exp(t^2 / 2).
+`make_population`: user i holds rows (x, y) with y = <x, U v_i> + c_i + noise: one orthonormal U for all, a head v_i and
+an intercept c_i of its own. Features are centred with identity covariance before `feature_scale` and `feature_mean`
+(Snedeker, Zhou, Bassily 2025, Assumption 5), label noise has standard deviation R (Assumption 6). Every kind of feature
+and of noise here but "student" is sub-Gaussian with variance proxy one (times R^2 for the noise): E exp(t z) <=
+exp(t^2 / 2).
+
+`make_class_population`: user i's label is c with probability softmax_c(<x, U v_ic> + b_ic). Features are standard
+normal. Intercepts spread the classes unevenly over users: at a `skew` of 2 most of five classes are rare with any one
+user.
+
+`make_margin_population`: what margin selection assumes, and no easier than that. User i's rows are x = U a + w in the
+unit ball with labels y = sign <a, v_i>: unit heads v_i are uniform on the sphere. `a` is uniform on the sphere of
+radius `inside` but for what is nearer than `margin` to the user's boundary, |<a, v_i>| < margin; w has length sqrt(1 -
+inside^2) and a uniform direction orthogonal to U. So every x has length one, and the rest w is the part 1 - inside^2 of
+its square.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -172,3 +185,154 @@ def _standard(rng: np.random.Generator, kind: str, shape: tuple[int, int], dtype
     if kind == "student":
         return (rng.standard_t(STUDENT_FREEDOM, shape) * np.sqrt(1 - 2 / STUDENT_FREEDOM)).astype(dtype)
     raise InputError(f"no way is known to draw features of kind {kind!r}.")
+
+
+@dataclass(frozen=True)
+class ClassPopulation:
+    """The truth: what the users are. `sample` draws their rows."""
+
+    U: Array  # (d, k), orthonormal columns
+    heads: Array  # (n, classes, k)
+    intercepts: Array  # (n, classes)
+    rows: int  # of each user
+
+    @property
+    def classes(self) -> int:
+        return self.heads.shape[1]
+
+    def sample(self, rng: np.random.Generator, dtype: DTypeLike = np.float32, rows: int | None = None) -> UserTable:
+        """Fresh rows of every user, labels 0 to classes - 1."""
+        n, m = len(self.heads), self.rows if rows is None else rows
+        X = rng.standard_normal((n * m, len(self.U)), dtype=np.float32).astype(dtype, copy=False)
+        users = np.repeat(np.arange(n), m)
+        below = np.cumsum(self.probabilities(X, users), axis=1)[:, :-1]
+        y = (rng.random(n * m)[:, None] > below).sum(axis=1)
+        return UserTable(X, y.astype(X.dtype), np.arange(0, n * m + 1, m), np.arange(n))
+
+    def probabilities(self, X: NDArray[np.floating], users: NDArray[np.int64]) -> Array:
+        """(rows, classes): of each class, for rows of these users."""
+        P = X @ self.U.astype(X.dtype)
+        outputs = np.einsum("rk,rck->rc", P, self.heads[users]) + self.intercepts[users]
+        outputs -= outputs.max(axis=1, keepdims=True)
+        weights = np.exp(outputs)
+        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+    def expected_log_loss(self, predicted: Array, X: NDArray[np.floating], users: NDArray[np.int64]) -> float:
+        """Of predicted probabilities on these rows, over labels drawn anew: less noisy than on drawn labels."""
+        truth = self.probabilities(X, users)
+        return float(-(truth * np.log(np.maximum(predicted, 1e-300))).sum(axis=1).mean())
+
+    def expected_error(self, predicted: NDArray[np.int64], X: NDArray[np.floating], users: NDArray[np.int64]) -> float:
+        """The probability that a predicted class is not the label, over labels drawn anew."""
+        truth = self.probabilities(X, users)
+        return float(1 - truth[np.arange(len(truth)), predicted].mean())
+
+
+def make_class_population(
+    rng: np.random.Generator,
+    users: int,
+    features: int,
+    rank: int,
+    rows: int,
+    classes: int = 2,
+    *,
+    strength: float = 2.0,
+    skew: float = 0.0,
+) -> ClassPopulation:
+    """Draw who the users are. `strength` is the standard deviation of the heads, `skew` that of the intercepts.
+
+    Of two classes the output of the first is zero, so that heads are those of a logistic regression.
+    """
+    if not 1 <= rank <= features or classes < 2 or min(users, rows) < 1 or strength < 0 or skew < 0:
+        raise InputError("a population needs users, rows, a rank of at most its features and two classes or more.")
+    U, _ = np.linalg.qr(rng.standard_normal((features, rank)))
+    heads = strength * rng.standard_normal((users, classes, rank))
+    intercepts = skew * rng.standard_normal((users, classes))
+    if classes == 2:
+        heads[:, 0], intercepts[:, 0] = 0.0, 0.0
+    return ClassPopulation(U, heads, intercepts, rows)
+
+
+_BLOCK = 1 << 22  # numbers drawn at a time
+
+
+@dataclass(frozen=True)
+class MarginPopulation:
+    """The truth; `sample` draws rows of every user."""
+
+    U: Array  # (d, k), orthonormal columns
+    heads: Array  # (n, k), of length one
+    rows: int  # of each user
+    margin: float
+    inside: float  # |U^T x|, with |x| = 1
+
+    def sample(self, rng: np.random.Generator) -> UserTable:
+        """Fresh rows of every user, in single precision; labels are +-1."""
+        n, d = len(self.heads), len(self.U)
+        X = np.empty((n * self.rows, d), np.float32)
+        y = np.empty(n * self.rows, np.float32)
+        for at, some, labels in self.blocks(rng):
+            X[at], y[at] = some, labels
+        return UserTable(X, y, np.arange(n + 1, dtype=np.int64) * self.rows, np.arange(n))
+
+    def errors(self, rng: np.random.Generator, models: Sequence[tuple[Array, Array]]) -> list[float]:
+        """Of models (matrix, heads): the share of fresh rows whose label is not the sign of <x, matrix v_i>.
+
+        As many rows as users have, the same for all models.
+        """
+        wrong = np.zeros(len(models))
+        for at, X, y in self.blocks(rng):
+            users = np.arange(at.start, at.stop) // self.rows
+            for place, (matrix, heads) in enumerate(models):
+                P = (X @ matrix.astype(np.float32)).astype(np.float64)
+                wrong[place] += (y * (P * heads[users]).sum(axis=1) <= 0).sum()
+        return [float(count) / (len(self.heads) * self.rows) for count in wrong]
+
+    def blocks(self, rng: np.random.Generator) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:
+        """Fresh rows of whole users, a few at a time: where they stand among all, X and y."""
+        n, d = len(self.heads), len(self.U)
+        U = self.U.astype(np.float32)
+        step = max(_BLOCK // (d * self.rows), 1)
+        for start in range(0, n, step):
+            V = np.repeat(self.heads[start : start + step], self.rows, axis=0)
+            y = 2.0 * rng.integers(0, 2, len(V)) - 1.0
+            a = (y[:, None] * self._beyond_margin(rng, V)).astype(np.float32)
+            W = rng.standard_normal((len(V), d), dtype=np.float32)
+            W -= (W @ U) @ U.T
+            W *= np.float32(math.sqrt(1 - self.inside**2)) / np.sqrt((W**2).sum(axis=1, keepdims=True))
+            W += a @ U.T
+            yield slice(start * self.rows, start * self.rows + len(V)), W, y.astype(np.float32)
+
+    def _beyond_margin(self, rng: np.random.Generator, V: Array) -> Array:
+        """(rows, k): uniform on the sphere of radius `inside` where <a, v> >= margin, by rejection."""
+        a = np.empty_like(V)
+        left = np.arange(len(V))
+        while len(left):
+            z = rng.standard_normal((len(left), V.shape[1]))
+            z *= self.inside / np.sqrt((z**2).sum(axis=1, keepdims=True))
+            z *= np.sign((z * V[left]).sum(axis=1, keepdims=True))
+            good = (z * V[left]).sum(axis=1) >= self.margin
+            a[left[good]] = z[good]
+            left = left[~good]
+        return a
+
+
+def make_margin_population(
+    rng: np.random.Generator,
+    users: int,
+    features: int,
+    rank: int = 2,
+    rows: int = 10,
+    *,
+    margin: float = 0.3,
+    inside: float = math.sqrt(0.5),
+) -> MarginPopulation:
+    """Draw who the users are. By default half of |x|^2 is outside the subspace that decides."""
+    if not 1 <= rank < features:
+        raise InputError(f"rank must lie between 1 and the number of features less one. Got {rank} instead.")
+    if not 0 < margin < inside < 1:
+        raise InputError(f"0 < margin < inside < 1 must hold. Got margin {margin} and inside {inside} instead.")
+    U, _ = np.linalg.qr(rng.standard_normal((features, rank)))
+    V = rng.standard_normal((users, rank))
+    V /= np.sqrt((V**2).sum(axis=1, keepdims=True))
+    return MarginPopulation(U, V, rows, margin, inside)
