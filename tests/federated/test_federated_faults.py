@@ -45,9 +45,10 @@ from federation import (
 )
 from privrep.errors import InputError
 from privrep.federated.agreement import Agreement
+from privrep.federated.node import Host
 from privrep.federated.settings import FederationSettings
 from privrep.federated.task import TableTask
-from privrep.federated.wire.messages import REFUSALS, Answer, packed, unpacked
+from privrep.federated.wire.messages import REFUSALS, VERSION, Answer, packed, unpacked
 from privrep.federated.wire.rounds import Conversation
 from privrep.federated.wire.users import Facts, FlowerUsers
 from privrep.linear.steps import CELLS, FeatureSizes
@@ -200,6 +201,14 @@ def one_more_record(answer: Answer) -> RecordDict:
 
 
 LONGEST = NODES["b"] * (1 + FLOAT_SLACK)
+
+
+def written(text: str, arrays: bytes, version: int | str | None = VERSION) -> RecordDict:
+    """Return a message as it travels, with whatever text, arrays and version."""
+    said = {} if version is None else {"version": version}
+    return RecordDict({"privrep": ConfigRecord({**said, "text": text, "arrays": arrays})})
+
+
 WRONG: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
     "nan": (spoiled(3, math.nan), "not finite"),
     "inf": (spoiled(3, math.inf), "not finite"),
@@ -222,7 +231,10 @@ WRONG: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
     "a refusal that tells": (lambda answer: packed({"refused": "user 7 is rich"}), "one of a few words"),
     "nothing": (lambda answer: RecordDict(), "of another kind"),
     "one record more": (one_more_record, "of another kind"),
-    "no JSON": (lambda answer: RecordDict({"privrep": ConfigRecord({"text": "{", "arrays": b""})}), "damaged"),
+    "no JSON": (lambda answer: written("{", b""), "damaged"),
+    "an old version": (lambda answer: written("{}", b"", None), "1 there, 2 here"),
+    "a later version": (lambda answer: written("{}", b"", 3), "3 there, 2 here"),
+    "no version": (lambda answer: written("{}", b"", "x"), "an unknown one there"),
     "unreadable": (broken, "its answer is damaged"),
 }
 
@@ -367,10 +379,10 @@ def mutated(content: RecordDict, rng: np.random.Generator) -> RecordDict:
         proto.ParseFromString(raw)
         return recorddict_from_proto(proto)
     if kind == 1:  # bytes of the arrays
-        return RecordDict({"privrep": ConfigRecord({"text": json.dumps(fields), "arrays": flipped(save(arrays), rng)})})
+        return written(json.dumps(fields), flipped(save(arrays), rng))
     if kind == 2:  # characters of the text
         text = flipped(json.dumps(fields).encode(), rng).decode("utf-8", "replace")
-        return RecordDict({"privrep": ConfigRecord({"text": text, "arrays": save(arrays)})})
+        return written(text, save(arrays))
     if kind == 3:  # a field
         name = rng.choice([*fields, "refused", "more"])
         return packed({**fields, str(name): ODD[rng.integers(len(ODD))]}, arrays)
@@ -619,6 +631,13 @@ def hello(task: TableTask, noise: dict[str, Any] | None, run: str = RUN) -> Reco
 
 
 ADDED = replace(PRIVATE, config=replace(PRIVATE.config, relation="add-or-remove-one-user", scale=(1.0,) * FEATURES))
+
+
+def test_a_node_tells_its_operator_that_the_server_speaks_another_version(files: list[Path], tmp_path: Path) -> None:
+    said: list[str] = []
+    host = Host(files[0], tmp_path, said.append)
+    with pytest.raises(InputError, match="different versions of privrep's wire: 1 there, 2 here. Install the same"):
+        host.hello(written("{}", b"", None))
 
 
 def test_a_node_takes_part_in_what_was_agreed_on_alone(files: list[Path], tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_nothing_travels_but_what_is_written_down(files: tuple[Path, list[Path]]
         }
         for passed in fed.wire.record:
             assert set(passed.content) == {"privrep"}
-            assert set(passed.content["privrep"]) == {"text", "arrays"}
+            assert set(passed.content["privrep"]) == {"version", "text", "arrays"}
         for passed in of_kind(fed, "down", "hello"):
             assert set(passed.fields) == {"run", "name", "task", "begin", "noise"}
             assert (passed.arrays, passed.fields["name"]) == ({}, passed.node)

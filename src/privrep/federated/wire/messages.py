@@ -28,6 +28,7 @@ from privrep.typing import Array
 from privrep.users.summing import LocalStep, SlotStep
 
 RECORD = "privrep"
+VERSION = 2  # of what travels: raised whenever a message, or a step in it, is written in another way
 MOST_TEXT = 1 << 24  # characters
 Arrays = dict[str, NDArray[Any]]
 Refusal = Literal["unknown-run", "no-data", "refused", "failed"]
@@ -37,7 +38,8 @@ REFUSALS: tuple[str, ...] = get_args(Refusal)
 def packed(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> RecordDict:
     """JSON fields and named arrays as the content of a message: one record, as each is a request of its own."""
     blob = save({name: np.asarray(array, order="C") for name, array in (arrays or {}).items()})
-    return RecordDict({RECORD: ConfigRecord({"text": json.dumps(fields, allow_nan=False), "arrays": blob})})
+    text = json.dumps(fields, allow_nan=False)
+    return RecordDict({RECORD: ConfigRecord({"version": VERSION, "text": text, "arrays": blob})})
 
 
 def unpacked(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
@@ -45,8 +47,9 @@ def unpacked(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     if set(content) != {RECORD} or not isinstance(content[RECORD], ConfigRecord):
         raise InputError("a message holds one record, of privrep; this one is of another kind.")
     record: Any = content[RECORD]
+    _check_version(record.get("version", 1))  # version 1 did not say so
     text, blob = record.get("text"), record.get("arrays")
-    if set(record) != {"text", "arrays"} or not isinstance(text, str) or not isinstance(blob, bytes):
+    if set(record) != {"version", "text", "arrays"} or not isinstance(text, str) or not isinstance(blob, bytes):
         raise InputError("a message holds a text and arrays; this one does not.")
     if len(text) > MOST_TEXT:
         raise InputError(f"the text of a message has at most {MOST_TEXT:,} characters; this one has more.")
@@ -57,6 +60,16 @@ def unpacked(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
     if not isinstance(fields, dict):
         raise InputError("the text of a message is a JSON object; this one is not.")
     return fields, arrays
+
+
+def _check_version(version: Any) -> None:
+    """Raise InputError if the other side writes messages in another way."""
+    if version != VERSION:
+        other = version if type(version) is int and 0 < version < 1000 else "an unknown one"
+        raise InputError(
+            f"server and node speak different versions of privrep's wire: {other} there, {VERSION} here. Install the "
+            "same version of privrep on both."
+        )
 
 
 def _refused(name: str) -> Any:
