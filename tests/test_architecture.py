@@ -7,7 +7,10 @@ the rules code that breaks them, so that a rule which no longer sees anything is
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
+import re
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +160,7 @@ RULES = {
             "privacy/noise.py",
             "data/synthetic.py",
             "cli/demo_run.py",  # a synthetic population, made with data/synthetic.py
-            "federated/demo.py",  # the same
+            "cli/federated_demo.py",  # the same
             "linear/starts.py",  # public random bases, seeded by their name and size
             "linear/methods/margin_selection.py",  # a public projection, seeded by its size
             "linear/nets.py",  # public candidates, seeded by the page and their number
@@ -196,7 +199,7 @@ RULES = {
             "privacy/sampling.py",
             "privacy/release.py",
             "cli/demo_run.py",  # of a synthetic population
-            "federated/demo.py",  # the same
+            "cli/federated_demo.py",  # the same
         ),
     ),
     "sampled releases are priced": Rule(
@@ -386,3 +389,57 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
 )
 def test_the_rule_sees_what_it_forbids(rule: str, code: str) -> None:
     assert RULES[rule].broken_by("elsewhere.py", ast.parse(code))
+
+
+# Strings that name classes import them, too
+
+NAMED = re.compile(r"privrep(?:\.[a-z_]\w*)+(?::\w+)?")
+
+
+def layers() -> list[list[str]]:
+    """Return the packages of each layer, from the top, as `make lint` checks them."""
+    with (Path(__file__).parents[1] / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    return [line.split(" : ") for line in contracts[0]["layers"]]
+
+
+def named_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, string) for every string that is nothing but the name of a module, or of something in one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAMED.fullmatch(node.value):
+            yield node.lineno, node.value
+
+
+def upwards(name: str, tree: ast.AST) -> list[str]:
+    """Return the strings of a file that name something in a layer above its own."""
+    height = {package: number for number, line in enumerate(layers()) for package in line}
+    own = height[name.partition("/")[0].removesuffix(".py")]
+    return [
+        f"{name}:{line}: {named}" for line, named in named_in(tree) if height[re.split("[.:]", named)[1]] < own
+    ]  # a smaller number is a higher layer
+
+
+NAMING = {name: path for name, path in MODULES.items() if any(named_in(ast.parse(path.read_text())))}
+
+
+def test_strings_that_name_classes_are_found() -> None:
+    assert {"__init__.py", "federated/wire/step_codec.py"} <= set(NAMING)
+
+
+@pytest.mark.parametrize("name", NAMING)
+def test_strings_that_name_classes_name_what_is_there(name: str) -> None:
+    pytest.importorskip("torch")
+    for _, named in named_in(ast.parse(NAMING[name].read_text())):
+        module, _, attribute = named.partition(":")
+        assert not attribute or isinstance(vars(importlib.import_module(module))[attribute], type)
+        importlib.import_module(module)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMING if name != "__init__.py"])
+def test_strings_that_name_classes_keep_to_the_layers(name: str) -> None:
+    assert not upwards(name, ast.parse(NAMING[name].read_text()))
+
+
+def test_the_layers_are_seen_in_strings() -> None:
+    assert upwards("privacy/noise.py", ast.parse("STEPS = ('privrep.linear.steps:PairMoments',)"))
+    assert not upwards("federated/node.py", ast.parse("STEPS = ('privrep.linear.steps:PairMoments',)"))

@@ -18,7 +18,7 @@ from privrep.cli.shared import console, note, right, say, shout
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.federated.demo import Outcome
+    from privrep.cli.federated_demo import Outcome
     from privrep.federated.task import Task
 
 federate = typer.Typer(
@@ -192,7 +192,7 @@ def demo(
 ) -> None:
     """One server and three nodes, real processes on loopback with TLS and keys; then a table of results."""
     _need_flower()
-    from privrep.federated.demo import NOTE, run_demo
+    from privrep.cli.federated_demo import NOTE, run_demo
 
     with _stoppable("the server and the nodes of the demo were stopped, too."):
         outcome = run_demo(out, say=note, overwrite=overwrite)
