@@ -22,9 +22,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from privrep import cli
+from privrep.cli import federated_demo as demo
 from privrep.data.synthetic import make_population
 from privrep.errors import InputError
-from privrep.federated import demo
 from privrep.federated.config import _KEYS, FederateConfig, read_config
 from privrep.federated.credentials import ServerTls, make_keys
 from privrep.federated.settings import FederationSettings
