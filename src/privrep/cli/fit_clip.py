@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from privrep.cli.config import files_are_missing
 from privrep.cli.learning import stoppable
 from privrep.cli.shared import note, say, shout
 from privrep.errors import InputError
@@ -34,6 +35,8 @@ def fit_multimodal(
     from privrep.schema.clip import ClipConfig
 
     asked = ClipConfig.read(config)
+    if check and files_are_missing(config, asked):
+        return
     folder = out or asked.out
     if folder is None and not check:
         raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from privrep.cli.config import files_are_missing
 from privrep.cli.learning import stoppable
 from privrep.cli.shared import note, say, shout
 from privrep.errors import InputError, NothingLearned
@@ -36,6 +37,8 @@ def fit_neural(
     from privrep.schema.neural import NeuralConfig
 
     asked = NeuralConfig.read(config)
+    if check and files_are_missing(config, asked):
+        return
     folder = out or asked.out
     if folder is None and not check:
         raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")

@@ -69,16 +69,16 @@ class SharedNetwork(ModelOfKind):
 class Federation(Section):
     """When a round goes on, and who adds the noise."""
 
-    min_users: Whole | None = key("Users behind the answers of a round, at least; 1 if left out.", None, example=20)
-    min_nodes: Whole | None = key("Nodes that must have joined before the run begins; 1.", None, example=3)
-    wait: Number | None = key("Seconds: for nodes at the start, and for a round in all; 600.", None, example=600)
-    round_timeout: Number | None = key("Seconds after which a round ends with what it has; 60.", None, example=60)
-    resend: Number | None = key("Seconds after which a silent node is asked again; 10.", None, example=10)
-    poll: Number | None = key("Seconds between two looks for answers; 0.05.", None, example=0.05)
-    noise: Literal["server", "nodes"] | None = key("Who adds the noise; the server.", None, example="nodes")
-    noise_nodes: Whole | None = key("With noise of the nodes: how many must answer in every round.", None, example=3)
+    min_users: Whole = key("Users behind the answers of a round, at least.", 1)
+    min_nodes: Whole = key("Nodes that must have joined before the run begins.", 1)
+    wait: Number = key("Seconds: for nodes at the start, and for a round in all.", 600.0)
+    round_timeout: Number = key("Seconds after which a round ends with the answers it has.", 60.0)
+    resend: Number = key("Seconds after which a silent node is asked again.", 10.0)
+    poll: Number = key("Seconds between two looks for answers.", 0.05)
+    noise: Literal["server", "nodes"] = key("Who adds the noise.", "server")
+    noise_nodes: Whole = key("With noise of the nodes: how many must answer in every round.", 1)
     server_epsilon: Number | None = key("With noise of the nodes: the most that the server learns.", None, example=8.0)
-    most_users: Whole | None = key("Users of one node, at most; who says more is left out.", None, example=1000)
+    most_users: Whole | None = key("Users of one node, at most; a node that says more is left out.", None, example=1000)
 
 
 class Server(Section):

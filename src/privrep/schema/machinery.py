@@ -240,13 +240,13 @@ def _of_wrong(model: type[Section], mistake: Mistake) -> str:
     if mistake["type"] == "union_tag_invalid":
         return _of_kind(place, value.get("kind"))
     if mistake["type"] == "literal_error" and isinstance(value, str):
-        return f"{full} must be one of {', '.join(_choices(place.hint))}. Got {value!r} instead."
+        return f"{full} must be one of {', '.join(choices_of(place.hint))}. Got {value!r} instead."
     kinds = {"holds": mistake["msg"], "literal_error": "text", **dict.fromkeys(_TABLES, "a table")}
     return f"{full} must be {kinds[mistake['type']]}. Got {value!r} instead."
 
 
 def _of_kind(place: _Place, value: Any) -> str:
-    kinds = [_kind(each) for each in place.others]
+    kinds = [kind_of(each) for each in place.others]
     if place.names == ("model",):
         listed = " or ".join(f'"{kind}"' for kind in kinds)
         return f"the config must say model.kind, {listed}. Got {value!r} instead."
@@ -299,7 +299,7 @@ class _Place:
     def _inside(self, step: str) -> _Place:
         kinds = kinds_of(self.hint)
         if len(kinds) > 1:  # the step is a kind, and no key
-            chosen = next(each for each in kinds if _kind(each) == step)
+            chosen = next(each for each in kinds if kind_of(each) == step)
             return _Place(self.names, chosen, chosen, step, kinds)
         section = kinds[0] if kinds else self.section
         known = section.model_fields if kinds else {}
@@ -318,14 +318,16 @@ def kinds_of(hint: Any) -> tuple[type[Section], ...]:
     return ()
 
 
-def _kind(section: type[Section]) -> str:
+def kind_of(section: type[Section]) -> str:
+    """Return which kind a section is of, as its key `kind` says."""
     return str(typing.get_args(section.model_fields["kind"].annotation)[0])
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """Return the texts that a hint allows; none where it allows others."""
     if typing.get_origin(hint) is Literal:
         return typing.get_args(hint)
-    return next((found for each in typing.get_args(hint) if (found := _choices(each))), ())
+    return next((found for each in typing.get_args(hint) if (found := choices_of(each))), ())
 
 
 def marks(field: Any) -> list[Any]:
@@ -346,4 +348,4 @@ def holds_of(field: Any) -> str:
     holds = next((each for each in marks(field) if isinstance(each, Holds)), None)
     if holds is not None:
         return holds.missing or holds.kind
-    return "text" if _choices(field.annotation) else "a table" if kinds_of(field.annotation) else ""
+    return "text" if choices_of(field.annotation) else "a table" if kinds_of(field.annotation) else ""
