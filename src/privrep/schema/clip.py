@@ -71,23 +71,27 @@ class FeaturePairs(PairData):
 
 
 class IdxPairs(PairData, IdxFiles):
+    """Images and labels in two idx files, as MNIST has them."""
+
     users: InputPath | None = key(_USERS, None, example="users.txt")
 
 
 class CifarPairs(PairData, CifarFolder):
+    """The Python version of CIFAR-10 or CIFAR-100."""
+
     users: InputPath | None = key(_USERS, None, example="users.txt")
 
 
 class ArchivePairs(PairData, ImageArchive):
-    pass
+    """A NumPy archive of images and labels, and of writers where it tells users."""
 
 
 class FolderPairs(PairData, ImageFolder):
-    pass
+    """A folder of images: path/class/file, or path/user/class/file."""
 
 
 class ParquetPairs(PairData, ImageParquet):
-    pass
+    """A Parquet file with a column of encoded images."""
 
 
 class FlickrPairs(PairData):
@@ -123,7 +127,7 @@ class PairBudget(Section):
     """The budget of the whole fit."""
 
     epsilon: Number = key("Privacy budget of the whole fit. Smaller is more private.", example=2.0)
-    delta: Number | None = key("Second part of the budget; follows from the users if left out.", None, example=1e-6)
+    delta: Number | None = key("Second part of the budget; 1 / (2 users) if left out.", None, example=1e-6)
     seed: Whole | None = key("Seeded noise: repeatable and NOT PRIVATE. For experiments.", None, example=0)
 
 

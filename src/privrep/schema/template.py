@@ -91,7 +91,8 @@ def _section(name: str, field: FieldInfo, names: Registries) -> Iterator[str]:
     if len(kinds) > 1:
         yield from _comment("Which kind it is: one of " + ", ".join(kind_of(each) for each in kinds) + ".")
         yield f'kind = "{kind_of(chosen)}"'
-    for key, each in chosen.model_fields.items():
+    needed_first = sorted(chosen.model_fields.items(), key=lambda item: not item[1].is_required())
+    for key, each in needed_first:
         if key != "kind":
             yield from _key(key, each, names)
     for other in kinds:
@@ -115,10 +116,7 @@ def _key(name: str, field: FieldInfo, names: Registries) -> Iterator[str]:
     yield from _comment(about)
     shown = field.is_required() or any(isinstance(each, Shown) for each in marks(field))
     value = field.examples[0] if field.examples else field.default
-    if value is not None:
-        yield f"{'' if shown else '#'}{name} = {to_toml(value)}"
-    else:
-        yield f"#{name} = ..."
+    yield f"{'' if shown else '#'}{name} = {to_toml(value)}"
 
 
 def _comment(text: str) -> list[str]:
