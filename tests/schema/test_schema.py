@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from privrep.errors import InputError
-from privrep.schema.clip import ClipConfig
+from privrep.schema.clip import PairsConfig
 from privrep.schema.federate import FederateFile, Federation
 from privrep.schema.fit import FitConfig
 from privrep.schema.machinery import Configuration, choices_of
@@ -41,7 +41,7 @@ FEDERATE: dict[str, Any] = {
 WHOLE: dict[str, tuple[type[Configuration], dict[str, Any]]] = {
     "fit": (FitConfig, FIT),
     "fit-neural": (NeuralConfig, NEURAL),
-    "fit-clip": (ClipConfig, CLIP),
+    "fit-clip": (PairsConfig, CLIP),
     "federate": (FederateFile, FEDERATE),
 }
 
@@ -96,7 +96,7 @@ def test_all_missing_keys_are_named_at_once(command: str, sentence: str) -> None
 
 def test_missing_keys_of_a_kind_are_named_with_the_others() -> None:
     found = {"data": {"kind": "parquet", "unit": "pair", "columns": {"image": "i"}}}
-    assert refusal(ClipConfig, found) == (
+    assert refusal(PairsConfig, found) == (
         'data of kind "parquet" needs data.path (a path) and data.size ([height, width]); the config must say '
         "data.columns.label (the name of a column) and privacy.epsilon (a number)."
     )
@@ -193,7 +193,7 @@ def test_the_file_is_named_and_paths_are_relative_to_it(command: str, tmp_path: 
 def test_files_that_are_missing_are_told_and_folders_to_write_are_not(tmp_path: Path) -> None:
     found = {**CLIP, "encoders": {"cache": "cache"}, "output": {"folder": "model"}}
     data = {**CLIP["data"], "test": {"path": "test.npz"}}
-    asked = ClipConfig.checked({**found, "data": data}, tmp_path)
+    asked = PairsConfig.checked({**found, "data": data}, tmp_path)
     assert sorted(asked.missing_files()) == [tmp_path / "test.npz", tmp_path / "train.npz"]
     (tmp_path / "train.npz").touch()
     assert asked.missing_files() == [tmp_path / "test.npz"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from privrep.estimators.clip import ClipPlan, DPClip
     from privrep.estimators.clip_assembly import Prepared
     from privrep.multimodal.sources import Inputs
-    from privrep.schema.clip import ClipConfig
+    from privrep.schema.clip import PairsConfig
 
 _NOT_PRIVATE = "(not private: for your eyes)"
 
@@ -32,9 +32,9 @@ def fit_multimodal(
     check: Annotated[bool, typer.Option("--check", help="Say what would be done, and spend nothing.")] = False,
 ) -> None:
     """Learn to match images and texts privately (DP-CLIP)."""
-    from privrep.schema.clip import ClipConfig
+    from privrep.schema.clip import PairsConfig
 
-    asked = ClipConfig.read(config)
+    asked = PairsConfig.read(config)
     if check and files_are_missing(config, asked):
         return
     folder = out or asked.out
@@ -55,7 +55,7 @@ def fit_multimodal(
     _summarise(made, folder, test)
 
 
-def _prepared(asked: ClipConfig, bar: _Bar) -> tuple[Prepared, Inputs | None]:
+def _prepared(asked: PairsConfig, bar: _Bar) -> tuple[Prepared, Inputs | None]:
     from privrep.multimodal.sources import read_inputs
 
     try:
@@ -67,7 +67,7 @@ def _prepared(asked: ClipConfig, bar: _Bar) -> tuple[Prepared, Inputs | None]:
     return prepared(asked, inputs, bar.at), test
 
 
-def _fit(made: Prepared, folder: Path, bar: _Bar, asked: ClipConfig) -> None:
+def _fit(made: Prepared, folder: Path, bar: _Bar, asked: PairsConfig) -> None:
     from privrep.estimators.clip_assembly import keep_texts
 
     def on_plan(plan: ClipPlan) -> None:
@@ -81,14 +81,14 @@ def _fit(made: Prepared, folder: Path, bar: _Bar, asked: ClipConfig) -> None:
         keep_texts(folder, model.modules[1])
 
 
-def _say_plan(plan: ClipPlan, asked: ClipConfig, model: DPClip) -> None:
+def _say_plan(plan: ClipPlan, asked: PairsConfig, model: DPClip) -> None:
     several = f"a user, of whom the first {model.pairs_per_user:,} pairs take part"
     unit = "a pair" if asked.data.unit == "pair" else several
     say(f"Plan: {plan.words}.")
     say(f"The unit of privacy is {unit}; the public texts ({made_of(asked)}) are not protected.")
 
 
-def made_of(asked: ClipConfig) -> str:
+def made_of(asked: PairsConfig) -> str:
     if asked.data.classes is not None:
         return f"prompts of {len(asked.data.classes):,} classes"
     return "none" if asked.data.bank is None else asked.data.bank.name

@@ -41,7 +41,7 @@ from privrep.multimodal.modules import Progress
 from privrep.multimodal.pairs import TEMPLATES, Pairs, captioned, captions_by_class, labelled, prompts
 from privrep.multimodal.saving import read
 from privrep.multimodal.sources import Inputs, public_texts, text_features
-from privrep.schema.clip import ClipConfig
+from privrep.schema.clip import PairsConfig
 from privrep.typing import Singles
 
 DIM, PIXELS, FLICKR_CAPTIONS = 16, 112, 5
@@ -78,7 +78,7 @@ class Ready:
     text_rows: Callable[[Sequence[str]], Singles] | None
 
 
-def prepared(asked: ClipConfig, inputs: Inputs, progress: Progress | None = None) -> Prepared:
+def prepared(asked: PairsConfig, inputs: Inputs, progress: Progress | None = None) -> Prepared:
     """Encode what can be encoded once, and make the model. Costs no privacy and releases nothing."""
     sides = sides_of(asked, side_of(asked, inputs.images), progress)
     bank, classes = _bank(asked, sides)
@@ -106,7 +106,7 @@ def caption_rows(sides: Sides, inputs: Inputs) -> Singles:
 
 def load(config: str | Path, folder: str | Path | None = None) -> Ready:
     """The model that `privrep fit-clip` made of a config; the users' data need not be there any more."""
-    asked = ClipConfig.read(Path(config))
+    asked = PairsConfig.read(Path(config))
     where = Path(folder) if folder is not None else asked.out
     if where is None:
         raise InputError("the config says no output.folder; pass the folder of the model.")
@@ -139,7 +139,7 @@ def _kept_texts(folder: Path) -> nn.Module | None:
     return found.requires_grad_(False)
 
 
-def _bank(asked: ClipConfig, sides: Sides) -> tuple[Singles, NDArray[np.int64] | None]:
+def _bank(asked: PairsConfig, sides: Sides) -> tuple[Singles, NDArray[np.int64] | None]:
     """The public texts as rows, and the class of each where they are prompts of classes."""
     data = asked.data
     if data.classes is not None:
@@ -153,7 +153,7 @@ def _bank(asked: ClipConfig, sides: Sides) -> tuple[Singles, NDArray[np.int64] |
     return sides.text_rows(public_texts(data.bank)), None
 
 
-def _model(asked: ClipConfig, pairs: Pairs, modules: Modules) -> DPClip:
+def _model(asked: PairsConfig, pairs: Pairs, modules: Modules) -> DPClip:
     """Where images of features learn a linear map to fixed texts, lengths are free and features centred, by default."""
     training = asked.training
     several = FLICKR_CAPTIONS if asked.data.kind == "flickr8k" else 1
@@ -176,14 +176,14 @@ def _model(asked: ClipConfig, pairs: Pairs, modules: Modules) -> DPClip:
     return model
 
 
-def side_of(asked: ClipConfig, images: NDArray[Any]) -> int:
+def side_of(asked: PairsConfig, images: NDArray[Any]) -> int:
     """Small square images stay as small in rows; others are resized to what the network takes."""
     size = PIXELS if asked.encoders.size is None else asked.encoders.size
     square = images.ndim > 2 and images.shape[1] == images.shape[2] <= size
     return int(images.shape[1]) if square else size
 
 
-def sides_of(asked: ClipConfig, side: int, progress: Progress | None = None) -> Sides:
+def sides_of(asked: PairsConfig, side: int, progress: Progress | None = None) -> Sides:
     """Encoders as the config says. Networks that stay as they are make features once, kept if there is a cache."""
     cache = asked.encoders.cache
 
@@ -200,7 +200,7 @@ def sides_of(asked: ClipConfig, side: int, progress: Progress | None = None) -> 
 Once = Callable[[Encoder, Any], Singles]
 
 
-def _wheels(asked: ClipConfig, side: int, once: Once) -> Sides:
+def _wheels(asked: PairsConfig, side: int, once: Once) -> Sides:
     """EfficientNet and MiniLM, or features that are there already."""
     encoders, data = asked.encoders, asked.data
     size = PIXELS if encoders.size is None else encoders.size
@@ -242,7 +242,7 @@ def _wheels(asked: ClipConfig, side: int, once: Once) -> Sides:
     return Sides(image_rows, text_rows if words else None, modules)
 
 
-def _pretrained(asked: ClipConfig, name: str, once: Once) -> Sides:
+def _pretrained(asked: PairsConfig, name: str, once: Once) -> Sides:
     """Both encoders of a CLIP model. Where projections alone learn, rows are what comes before them."""
     image, text = clip_encoders(name, asked.train)
     if not asked.both:

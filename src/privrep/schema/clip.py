@@ -21,7 +21,7 @@ from privrep.schema.machinery import (
     Texts,
     Whole,
     YesNo,
-    key,
+    entry,
 )
 from privrep.schema.sections import CifarFolder, IdxFiles, ImageArchive, ImageFolder, ImageParquet, Output
 
@@ -37,26 +37,26 @@ class TestPairs(Section):
 
     __test__ = False  # no test of pytest's
 
-    path: InputPath | None = key("Data of the same kind.", None, example="test.npz")
-    images: InputPath | None = key("idx: images.", None)
-    labels: InputPath | None = key("idx: labels.", None)
-    part: Literal["train", "test"] | None = key("cifar: the other part.", None)
-    held_out: Whole | None = key("flickr8k: how many images are held out.", None)
+    path: InputPath | None = entry("Data of the same kind.", None, example="test.npz")
+    images: InputPath | None = entry("idx: images.", None)
+    labels: InputPath | None = entry("idx: labels.", None)
+    part: Literal["train", "test"] | None = entry("cifar: the other part.", None)
+    held_out: Whole | None = entry("flickr8k: how many images are held out.", None)
 
 
 class PairData(SectionOfKind):
     """Images and texts that belong together."""
 
-    unit: Literal["pair", "user"] = key("The unit of privacy: a pair, or a user with all its pairs.", example="user")
-    pairs_per_user: Annotated[Whole | None, Shown()] = key(
+    unit: Literal["pair", "user"] = entry("The unit of privacy: a pair, or a user with all its pairs.", example="user")
+    pairs_per_user: Annotated[Whole | None, Shown()] = entry(
         "With unit user: of each user the first so many pairs take part.", None, example=4
     )
-    classes: Texts | None = key("Public names of the labels, in their order.", None, example=["cat", "dog"])
-    templates: Texts | None = key("Prompts that are filled with the classes.", None, example=["a photo of a {}."])
-    bank: Annotated[InputPath | None, Shown()] = key(
+    classes: Texts | None = entry("Public names of the labels, in their order.", None, example=["cat", "dog"])
+    templates: Texts | None = entry("Prompts that are filled with the classes.", None, example=["a photo of a {}."])
+    bank: Annotated[InputPath | None, Shown()] = entry(
         "Public texts: a .txt file, a line each, or a .npz file of their features.", None, example="texts.npz"
     )
-    test: TestPairs | None = key("What to measure with, not private.", None, example={"path": "test.npz"})
+    test: TestPairs | None = entry("What to measure with, not private.", None, example={"path": "test.npz"})
 
 
 _USERS = "With unit user: a text file with the user of each image, a line each."
@@ -66,20 +66,20 @@ class FeaturePairs(PairData):
     """A NumPy archive of images' features, with labels or captions, and users."""
 
     kind: Literal["features"]
-    path: InputPath = key("Archive with the arrays images, labels or captions, and users.", example="train.npz")
-    users: InputPath | None = key(_USERS, None, example="users.txt")
+    path: InputPath = entry("Archive with the arrays images, labels or captions, and users.", example="train.npz")
+    users: InputPath | None = entry(_USERS, None, example="users.txt")
 
 
 class IdxPairs(PairData, IdxFiles):
     """Images and labels in two idx files, as MNIST has them."""
 
-    users: InputPath | None = key(_USERS, None, example="users.txt")
+    users: InputPath | None = entry(_USERS, None, example="users.txt")
 
 
 class CifarPairs(PairData, CifarFolder):
     """The Python version of CIFAR-10 or CIFAR-100."""
 
-    users: InputPath | None = key(_USERS, None, example="users.txt")
+    users: InputPath | None = entry(_USERS, None, example="users.txt")
 
 
 class ArchivePairs(PairData, ImageArchive):
@@ -98,8 +98,8 @@ class FlickrPairs(PairData):
     """Flickr8k: images with five captions each."""
 
     kind: Literal["flickr8k"]
-    path: InputPath = key("Its folder.", example="flickr8k")
-    most: Whole | None = key("At most so many images.", None, example=1000)
+    path: InputPath = entry("Its folder.", example="flickr8k")
+    most: Whole | None = entry("At most so many images.", None, example=1000)
 
 
 PairSource = FeaturePairs | IdxPairs | CifarPairs | ArchivePairs | FolderPairs | ParquetPairs | FlickrPairs
@@ -111,55 +111,57 @@ PairSource = FeaturePairs | IdxPairs | CifarPairs | ArchivePairs | FolderPairs |
 class Encoders(Section):
     """How images and texts become vectors, and which part of that learns."""
 
-    image: FolderOrName | None = key(
+    image: FolderOrName | None = entry(
         "efficientnet, or the name or folder of a CLIP model; features have none.", None, example=EFFICIENTNET
     )
-    text: Text | None = key("minilm, unless image is a CLIP model.", None, example=MINILM)
-    train: Literal["projections", "last", "all"] = key("What learns: projections, last layers or all.", "projections")
-    learn: Literal["image", "both"] | None = key("Which side learns; image with mechanism bank.", None, example="image")
-    dim: Whole | None = key("Numbers of an embedding.", None, example=16)
-    size: Whole | None = key("Side of the images that the network takes.", None, example=112)
-    tokens: Whole | None = key("Most tokens of a text.", None, example=32)
-    cache: OutputPath | None = key("Folder for features that were computed; private.", None, example="cache")
+    text: Text | None = entry("minilm, unless image is a CLIP model.", None, example=MINILM)
+    train: Literal["projections", "last", "all"] = entry("What learns: projections, last layers or all.", "projections")
+    learn: Literal["image", "both"] | None = entry(
+        "Which side learns; image with mechanism bank.", None, example="image"
+    )
+    dim: Whole | None = entry("Numbers of an embedding.", None, example=16)
+    size: Whole | None = entry("Side of the images that the network takes.", None, example=112)
+    tokens: Whole | None = entry("Most tokens of a text.", None, example=32)
+    cache: OutputPath | None = entry("Folder for features that were computed; private.", None, example="cache")
 
 
 class PairBudget(Section):
     """The budget of the whole fit."""
 
-    epsilon: Number = key("Privacy budget of the whole fit. Smaller is more private.", example=2.0)
-    delta: Number | None = key("Second part of the budget; 1 / (2 users) if left out.", None, example=1e-6)
-    seed: Whole | None = key("Seeded noise: repeatable and NOT PRIVATE. For experiments.", None, example=0)
+    epsilon: Number = entry("Privacy budget of the whole fit. Smaller is more private.", example=2.0)
+    delta: Number | None = entry("Second part of the budget; 1 / (2 users) if left out.", None, example=1e-6)
+    seed: Whole | None = entry("Seeded noise: repeatable and NOT PRIVATE. For experiments.", None, example=0)
 
 
 class PairTraining(Section):
     """The steps. What is left out follows from public numbers: users, budget, sizes."""
 
-    mechanism: Literal["bank", "batch", "inside"] = key(
+    mechanism: Literal["bank", "batch", "inside"] = entry(
         "bank: public negatives; batch and inside: the batch's own.", "bank"
     )
-    steps: Whole | None = key("How many steps.", None, example=40)
-    batch: Whole | None = key("Users of a step; 0: everyone.", None, example=0)
-    sampling: Literal["poisson", "fixed"] | None = key("How a batch is drawn.", None, example="poisson")
-    clip: Number | None = key("Norm to which gradients are clipped.", None, example=0.2)
-    rate: Number | None = key("Rate of the optimiser.", None, example=1e-3)
-    optimiser: Literal["sgd", "momentum", "adam"] | None = key("The optimiser.", None, example="adam")
-    average: Number | None = key("Share of the last steps whose weights are averaged.", None, example=0.5)
-    page: Whole | None = key("Steps of a page: a stopped fit goes on from the last page.", None, example=10)
-    chunk: Whole | None = key("Rows that are differentiated at a time.", None, example=256)
-    temperature: Number | None = key("Temperature of the loss, at the start.", None, example=0.1)
-    learn_temperature: YesNo | None = key("Whether the temperature learns.", None, example=False)
-    cosine: YesNo | None = key("Whether embeddings count by direction alone.", None, example=True)
-    centre: Number | None = key("Share of the budget that centres features.", None, example=0.03)
+    steps: Whole | None = entry("How many steps.", None, example=40)
+    batch: Whole | None = entry("Users of a step; 0: everyone.", None, example=0)
+    sampling: Literal["poisson", "fixed"] | None = entry("How a batch is drawn.", None, example="poisson")
+    clip: Number | None = entry("Norm to which gradients are clipped.", None, example=0.2)
+    rate: Number | None = entry("Rate of the optimiser.", None, example=1e-3)
+    optimiser: Literal["sgd", "momentum", "adam"] | None = entry("The optimiser.", None, example="adam")
+    average: Number | None = entry("Share of the last steps whose weights are averaged.", None, example=0.5)
+    page: Whole | None = entry("Steps of a page: a stopped fit goes on from the last page.", None, example=10)
+    chunk: Whole | None = entry("Rows that are differentiated at a time.", None, example=256)
+    temperature: Number | None = entry("Temperature of the loss, at the start.", None, example=0.1)
+    learn_temperature: YesNo | None = entry("Whether the temperature learns.", None, example=False)
+    cosine: YesNo | None = entry("Whether embeddings count by direction alone.", None, example=True)
+    centre: Number | None = entry("Share of the budget that centres features.", None, example=0.03)
 
 
-class ClipConfig(Configuration):
+class PairsConfig(Configuration):
     """Learn to match images and texts privately (DP-CLIP)."""
 
-    data: Annotated[PairSource, Field(discriminator="kind")] = key("The pairs.")
-    encoders: Encoders = key("The encoders.")
-    privacy: PairBudget = key("The budget.")
-    training: PairTraining = key("The steps.")
-    output: Output = key("Where the model goes.")
+    data: Annotated[PairSource, Field(discriminator="kind")] = entry("The pairs.")
+    encoders: Encoders = entry("The encoders.")
+    privacy: PairBudget = entry("The budget.")
+    training: PairTraining = entry("The steps.")
+    output: Output = entry("Where the model goes.")
 
     @property
     def out(self) -> Path | None:
@@ -249,7 +251,7 @@ def _check_texts(data: PairSource) -> None:
         raise InputError("the config must say data.classes, a list of the classes' public names, in the labels' order.")
 
 
-def _check_encoders(config: ClipConfig) -> None:
+def _check_encoders(config: PairsConfig) -> None:
     encoders = config.encoders
     told = encoders.image is not None or encoders.size is not None
     if config.data.kind == "features" and (told or config.train != "projections"):

@@ -19,7 +19,7 @@ from privrep.schema.machinery import (
     Text,
     Texts,
     Whole,
-    key,
+    entry,
 )
 from privrep.schema.sections import FeatureMap, Network, RelationBudget, Share, TableColumns, TableModel, Training
 
@@ -42,51 +42,55 @@ class SharedTable(TableModel, TableColumns, ModelOfKind):
 class RowColumns(Section):
     """Columns of nodes' tables, where a network learns from them."""
 
-    user: Text = key("Column that names the user of each row.", example="user")
-    target: Text = key("Column of labels.", example="label")
-    features: Texts = key("Columns of numbers.", example=["x0", "x1"])
+    user: Text = entry("Column that names the user of each row.", example="user")
+    target: Text = entry("Column of labels.", example="label")
+    features: Texts = entry("Columns of numbers.", example=["x0", "x1"])
 
 
 class SharedNetwork(ModelOfKind):
     """A network whose users are on nodes."""
 
     kind: Literal["neural"]
-    share: Share | None = key("What users share; auto: as much as users and budget can carry.", None, example="auto")
-    network: Network | None = key("The network; none: a linear layer on public features.", None, example="none")
-    image: ImageShape | None = key("Rows are images of this shape.", None, example=[28, 28, 1])
-    width: Whole | None = key("Numbers of a row, where nothing else tells.", None, example=64)
-    columns: RowColumns | None = key(
+    share: Share | None = entry("What users share; auto: as much as users and budget can carry.", None, example="auto")
+    network: Network | None = entry("The network; none: a linear layer on public features.", None, example="none")
+    image: ImageShape | None = entry("Rows are images of this shape.", None, example=[28, 28, 1])
+    width: Whole | None = entry("Numbers of a row, where nothing else tells.", None, example=64)
+    columns: RowColumns | None = entry(
         "Nodes have tables with these columns.",
         None,
         example={"user": "user", "target": "label", "features": ["x0", "x1"]},
     )
-    features: FeatureMap | None = key("The public map of images to features.", None, example="auto")
-    keep: Whole | None = key("With features edges or dct: how many to keep.", None, example=60)
-    rows: Whole | None = key("Rows of each user that take part; the first so many.", None, example=32)
-    classes: Names = key("How many classes, numbered from 0, or a list of their public names.", example=10)
+    features: FeatureMap | None = entry("The public map of images to features.", None, example="auto")
+    keep: Whole | None = entry("With features edges or dct: how many to keep.", None, example=60)
+    rows: Whole | None = entry("Rows of each user that take part; the first so many.", None, example=32)
+    classes: Names = entry("How many classes, numbered from 0, or a list of their public names.", example=10)
 
 
 class Federation(Section):
     """When a round goes on, and who adds the noise."""
 
-    min_users: Whole = key("Users behind the answers of a round, at least.", 1)
-    min_nodes: Whole = key("Nodes that must have joined before the run begins.", 1)
-    wait: Number = key("Seconds: for nodes at the start, and for a round in all.", 600.0)
-    round_timeout: Number = key("Seconds after which a round ends with the answers it has.", 60.0)
-    resend: Number = key("Seconds after which a silent node is asked again.", 10.0)
-    poll: Number = key("Seconds between two looks for answers.", 0.05)
-    noise: Literal["server", "nodes"] = key("Who adds the noise.", "server")
-    noise_nodes: Whole = key("With noise of the nodes: how many must answer in every round.", 1)
-    server_epsilon: Number | None = key("With noise of the nodes: the most that the server learns.", None, example=8.0)
-    most_users: Whole | None = key("Users of one node, at most; a node that says more is left out.", None, example=1000)
+    min_users: Whole = entry("Users behind the answers of a round, at least.", 1)
+    min_nodes: Whole = entry("Nodes that must have joined before the run begins.", 1)
+    wait: Number = entry("Seconds: for nodes at the start, and for a round in all.", 600.0)
+    round_timeout: Number = entry("Seconds after which a round ends with the answers it has.", 60.0)
+    resend: Number = entry("Seconds after which a silent node is asked again.", 10.0)
+    poll: Number = entry("Seconds between two looks for answers.", 0.05)
+    noise: Literal["server", "nodes"] = entry("Who adds the noise.", "server")
+    noise_nodes: Whole = entry("With noise of the nodes: how many must answer in every round.", 1)
+    server_epsilon: Number | None = entry(
+        "With noise of the nodes: the most that the server learns.", None, example=8.0
+    )
+    most_users: Whole | None = entry(
+        "Users of one node, at most; a node that says more is left out.", None, example=1000
+    )
 
 
 class Server(Section):
     """Where nodes find the server."""
 
-    host: Text = key("Address to listen at.", HOST)
-    port: Whole = key("Port to listen at; 0: any that is free.", PORT)
-    keys: InputPath | None = key("Folder that `privrep federate keys` made.", None, example="keys")
+    host: Text = entry("Address to listen at.", HOST)
+    port: Whole = entry("Port to listen at; 0: any that is free.", PORT)
+    keys: InputPath | None = entry("Folder that `privrep federate keys` made.", None, example="keys")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -98,11 +102,11 @@ class Server(Section):
 class FederateFile(Configuration):
     """Learn together, every node keeping its users' rows and heads."""
 
-    privacy: RelationBudget = key("The budget.")
-    model: Annotated[SharedTable | SharedNetwork, Field(discriminator="kind")] = key("What is learned.")
-    training: Training = key('The rounds, of model.kind = "neural".')
-    federation: Federation = key("How the federation is run.")
-    server: Server = key("Where nodes find the server.")
+    privacy: RelationBudget = entry("The budget.")
+    model: Annotated[SharedTable | SharedNetwork, Field(discriminator="kind")] = entry("What is learned.")
+    training: Training = entry('The rounds, of model.kind = "neural".')
+    federation: Federation = entry("How the federation is run.")
+    server: Server = entry("Where nodes find the server.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -81,7 +81,7 @@ class Shown:
     """Marks an optional key that a template sets."""
 
 
-def key(description: str, default: Any = ..., *, example: Any = None) -> Any:
+def entry(description: str, default: Any = ..., *, example: Any = None) -> Any:
     """Return a pydantic field: its description is the comment of templates and of JSON Schema.
 
     Args:

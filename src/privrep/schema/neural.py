@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from privrep.errors import InputError
-from privrep.schema.machinery import Configuration, Names, Number, Section, Shown, Whole, key
+from privrep.schema.machinery import Configuration, Names, Number, Section, Shown, Whole, entry
 from privrep.schema.sections import (
     Budget,
     CifarFolder,
@@ -30,22 +30,24 @@ ImageData = IdxFiles | CifarFolder | ImageArchive | ImageFolder | ImageParquet
 class Partition(Section):
     """Images dealt to made-up users, for experiments."""
 
-    clients: Whole = key("How many users.", example=100)
-    classes_per_client: Whole = key("Classes that each of them sees.", example=5)
-    seed: Whole | None = key("Seed of the deal; 0 if left out.", None, example=0)
-    validation: Number | None = key("Share of everybody's images that is held out.", None, example=0.1)
+    clients: Whole = entry("How many users.", example=100)
+    classes_per_client: Whole = entry("Classes that each of them sees.", example=5)
+    seed: Whole | None = entry("Seed of the deal; 0 if left out.", None, example=0)
+    validation: Number | None = entry("Share of everybody's images that is held out.", None, example=0.1)
 
 
 class ImageUsers(Section):
     """Who the users are: as the data tells, or made up."""
 
-    by: Annotated[Literal["writers", "folders", "column"] | None, Shown()] = key(
+    by: Annotated[Literal["writers", "folders", "column"] | None, Shown()] = entry(
         "How the data tells users: writers of an archive, folders, or a column of a Parquet file.",
         None,
         example="writers",
     )
-    validation: Number | None = key("Share of every user's rows that is held out, to measure with.", None, example=0.2)
-    partition: Partition | None = key(
+    validation: Number | None = entry(
+        "Share of every user's rows that is held out, to measure with.", None, example=0.2
+    )
+    partition: Partition | None = entry(
         "Instead of `by`: images are dealt to made-up users.", None, example={"clients": 100, "classes_per_client": 5}
     )
 
@@ -68,23 +70,23 @@ class ImageUsers(Section):
 class NetworkModel(Section):
     """What is shared, and what everybody's own head predicts."""
 
-    share: Share | None = key("What users share; auto: as much as users and budget can carry.", None, example="auto")
-    network: Network | None = key("The network; none: a linear layer on public features.", None, example="none")
-    features: FeatureMap | None = key("The public map of images to features.", None, example="auto")
-    keep: Whole | None = key("With features edges or dct: how many to keep.", None, example=60)
-    rows: Whole | None = key("Rows of each user that take part; the first so many.", None, example=32)
-    classes: Names = key("How many classes, numbered from 0, or a list of their public names.", example=10)
+    share: Share | None = entry("What users share; auto: as much as users and budget can carry.", None, example="auto")
+    network: Network | None = entry("The network; none: a linear layer on public features.", None, example="none")
+    features: FeatureMap | None = entry("The public map of images to features.", None, example="auto")
+    keep: Whole | None = entry("With features edges or dct: how many to keep.", None, example=60)
+    rows: Whole | None = entry("Rows of each user that take part; the first so many.", None, example=32)
+    classes: Names = entry("How many classes, numbered from 0, or a list of their public names.", example=10)
 
 
 class NeuralConfig(Configuration):
     """Learn a shared part of a network privately, and every user's head, from images."""
 
-    data: Annotated[ImageData, Field(discriminator="kind")] = key("The images.")
-    users: ImageUsers = key("Who the users are.")
-    privacy: Budget = key("The budget.")
-    model: NetworkModel = key("What is learned.")
-    training: Training = key("The rounds.")
-    output: Output = key("Where the model goes.")
+    data: Annotated[ImageData, Field(discriminator="kind")] = entry("The images.")
+    users: ImageUsers = entry("Who the users are.")
+    privacy: Budget = entry("The budget.")
+    model: NetworkModel = entry("What is learned.")
+    training: Training = entry("The rounds.")
+    output: Output = entry("Where the model goes.")
 
     @property
     def out(self) -> Path | None:

@@ -20,7 +20,7 @@ from privrep.schema.machinery import (
     Values,
     Whole,
     YesNo,
-    key,
+    entry,
 )
 
 Relation = Literal["replace-one-user", "add-or-remove-one-user"]
@@ -32,15 +32,15 @@ Relation = Literal["replace-one-user", "add-or-remove-one-user"]
 class Budget(Section):
     """The budget of the whole fit."""
 
-    epsilon: Number = key("Privacy budget of the whole fit. Smaller is more private.", example=2.0)
-    delta: Number = key("Second part of the budget; well below 1 / number of users.", example=1e-6)
-    seed: Whole | None = key("Seeded noise: repeatable and NOT PRIVATE. For experiments.", None, example=0)
+    epsilon: Number = entry("Privacy budget of the whole fit. Smaller is more private.", example=2.0)
+    delta: Number = entry("Second part of the budget; well below 1 / number of users.", example=1e-6)
+    seed: Whole | None = entry("Seeded noise: repeatable and NOT PRIVATE. For experiments.", None, example=0)
 
 
 class RelationBudget(Budget):
     """The budget of the whole fit, and what it compares."""
 
-    relation: Relation | None = key(
+    relation: Relation | None = entry(
         "Whose data differs between two neighbouring populations; replace-one-user if left out.",
         None,
         example="replace-one-user",
@@ -50,7 +50,7 @@ class RelationBudget(Budget):
 class Output(Section):
     """Where the model goes."""
 
-    folder: Annotated[OutputPath | None, Shown()] = key(
+    folder: Annotated[OutputPath | None, Shown()] = entry(
         "Folder of the model, relative to this file; --out goes before it.", None, example="model"
     )
 
@@ -61,16 +61,16 @@ class Output(Section):
 class Training(Section):
     """The rounds of a network. What is left out follows from what is shared; all of it is public."""
 
-    rounds: Whole | None = key("Rounds in which users are asked.", None, example=16)
-    clip: Number | None = key("Norm to which a user's update is clipped.", None, example=0.25)
-    step_size: Number | None = key("Size of users' local steps.", None, example=0.01)
-    batch: Whole | None = key("Rows of a local step; all of them if left out.", None, example=16)
-    epochs: Whole | None = key("Passes over a user's rows in a round.", None, example=1)
-    rate: Number | None = key("Probability with which each user is asked in a round.", None, example=1.0)
-    server: Literal["sgd", "momentum", "adam"] | None = key("The server's optimiser.", None, example="sgd")
-    server_rate: Number | None = key("Rate of the server's optimiser.", None, example=1.0)
-    momentum: Number | None = key("Momentum of the server's optimiser.", None, example=0.9)
-    quantile: Number | None = key("The bound follows this quantile of users' updates.", None, example=0.5)
+    rounds: Whole | None = entry("Rounds in which users are asked.", None, example=16)
+    clip: Number | None = entry("Norm to which a user's update is clipped.", None, example=0.25)
+    step_size: Number | None = entry("Size of users' local steps.", None, example=0.01)
+    batch: Whole | None = entry("Rows of a local step; all of them if left out.", None, example=16)
+    epochs: Whole | None = entry("Passes over a user's rows in a round.", None, example=1)
+    rate: Number | None = entry("Probability with which each user is asked in a round.", None, example=1.0)
+    server: Literal["sgd", "momentum", "adam"] | None = entry("The server's optimiser.", None, example="sgd")
+    server_rate: Number | None = entry("Rate of the server's optimiser.", None, example=1.0)
+    momentum: Number | None = entry("Momentum of the server's optimiser.", None, example=0.9)
+    quantile: Number | None = entry("The bound follows this quantile of users' updates.", None, example=0.5)
 
 
 Share = Literal["auto", "all", "adapters", "linear", "directions", "nothing"]
@@ -81,53 +81,53 @@ FeatureMap = Literal["auto", "edges", "dct", "none"]
 class ImageColumns(Section):
     """Columns of a Parquet file of images."""
 
-    image: Column = key("Column of encoded images, PNG or JPEG.", example="image")
-    label: Column = key("Column of labels.", example="label")
-    user: Column | None = key("Column that names the user of each row.", None, example="user")
+    image: Column = entry("Column of encoded images, PNG or JPEG.", example="image")
+    label: Column = entry("Column of labels.", example="label")
+    user: Column | None = entry("Column that names the user of each row.", None, example="user")
 
 
 class IdxFiles(SectionOfKind):
     """Images and labels in two idx files, as MNIST has them."""
 
     kind: Literal["idx"]
-    images: InputPath = key("The idx file of images, gzipped or not.", example="train-images.gz")
-    labels: InputPath = key("The idx file of labels.", example="train-labels.gz")
-    transpose: YesNo = key("Whether rows and columns of pixels are swapped, as in EMNIST.", False)
+    images: InputPath = entry("The idx file of images, gzipped or not.", example="train-images.gz")
+    labels: InputPath = entry("The idx file of labels.", example="train-labels.gz")
+    transpose: YesNo = entry("Whether rows and columns of pixels are swapped, as in EMNIST.", False)
 
 
 class CifarFolder(SectionOfKind):
     """The Python version of CIFAR-10 or CIFAR-100."""
 
     kind: Literal["cifar"]
-    path: InputPath = key("The folder, or its archive.", example="cifar-100-python")
-    part: Literal["train", "test"] = key("Which of the two parts.", "train")
-    coarse: YesNo = key("CIFAR-100: the 20 coarse classes.", False)
+    path: InputPath = entry("The folder, or its archive.", example="cifar-100-python")
+    part: Literal["train", "test"] = entry("Which of the two parts.", "train")
+    coarse: YesNo = entry("CIFAR-100: the 20 coarse classes.", False)
 
 
 class ImageArchive(SectionOfKind):
     """A NumPy archive of images and labels, and of writers where it tells users."""
 
     kind: Literal["npz"]
-    path: InputPath = key("Archive with the arrays images, labels and writers.", example="images.npz")
+    path: InputPath = entry("Archive with the arrays images, labels and writers.", example="images.npz")
 
 
 class ImageFolder(SectionOfKind):
     """A folder of images: path/class/file, or path/user/class/file."""
 
     kind: Literal["folder"]
-    path: InputPath = key("The folder.", example="images")
-    size: Size = key("Every image is resized to [height, width].", example=[32, 32])
-    colour: YesNo = key("false: images become grey.", True)
+    path: InputPath = entry("The folder.", example="images")
+    size: Size = entry("Every image is resized to [height, width].", example=[32, 32])
+    colour: YesNo = entry("false: images become grey.", True)
 
 
 class ImageParquet(SectionOfKind):
     """A Parquet file with a column of encoded images."""
 
     kind: Literal["parquet"]
-    path: InputPath = key("The Parquet file.", example="images.parquet")
-    size: Size = key("Every image is resized to [height, width].", example=[32, 32])
-    columns: ImageColumns = key("Names of its columns.", example={"image": "image", "label": "label", "user": "user"})
-    colour: YesNo = key("false: images become grey.", True)
+    path: InputPath = entry("The Parquet file.", example="images.parquet")
+    size: Size = entry("Every image is resized to [height, width].", example=[32, 32])
+    columns: ImageColumns = entry("Names of its columns.", example={"image": "image", "label": "label", "user": "user"})
+    colour: YesNo = entry("false: images become grey.", True)
 
 
 # Tables
@@ -136,10 +136,10 @@ class ImageParquet(SectionOfKind):
 class TableColumns(Section):
     """Names of the columns of a table."""
 
-    user: Text = key("Column that names the user of each row.", example="user")
-    target: Targets = key("Column to predict, or a list of several. Each user gets a head for each.", example="y")
-    features: Annotated[Texts | None, Shown()] = key("Columns of numbers.", None, example=["x0", "x1", "x2"])
-    categories: dict[str, Values] | None = key(
+    user: Text = entry("Column that names the user of each row.", example="user")
+    target: Targets = entry("Column to predict, or a list of several. Each user gets a head for each.", example="y")
+    features: Annotated[Texts | None, Shown()] = entry("Columns of numbers.", None, example=["x0", "x1", "x2"])
+    categories: dict[str, Values] | None = entry(
         "Columns of text or integers with their public values, a feature for each value.",
         None,
         example={"colour": ["red", "green"]},
@@ -149,15 +149,15 @@ class TableColumns(Section):
 class TableModel(Section):
     """What is learned of a table."""
 
-    task: Literal["regression", "classification"] = key(
+    task: Literal["regression", "classification"] = entry(
         "regression, of numbers, or classification, of text, integers or booleans.", "regression"
     )
-    classes: Any = key("Classification: the public classes.", None, example=["no", "yes"])
-    loss: Text | None = key("Classification: log, or hinge; log if left out.", None, example="log")
-    rank: Whole | None = key("Columns of the representation; found by the fit if left out.", None, example=2)
-    method: Text = key("The method.", "private-fedrep")
-    configuration: Text = key('default, or "paper": the method as published, for comparison.', "default")
-    start: Text | None = key("Where the method starts; its own start if left out.", None, example="spectral")
-    intercept: YesNo = key("Whether users have intercepts.", True)
-    safety_net: YesNo = key("Whether users whom the representation does not help are left without it.", True)
-    scale: Table | None = key("Public size of every feature.", None, example={"x0": 1.0, "x1": 1.0, "x2": 1.0})
+    classes: Any = entry("Classification: the public classes.", None, example=["no", "yes"])
+    loss: Text | None = entry("Classification: log, or hinge; log if left out.", None, example="log")
+    rank: Whole | None = entry("Columns of the representation; found by the fit if left out.", None, example=2)
+    method: Text = entry("The method.", "private-fedrep")
+    configuration: Text = entry('default, or "paper": the method as published, for comparison.', "default")
+    start: Text | None = entry("Where the method starts; its own start if left out.", None, example="spectral")
+    intercept: YesNo = entry("Whether users have intercepts.", True)
+    safety_net: YesNo = entry("Whether users whom the representation does not help are left without it.", True)
+    scale: Table | None = entry("Public size of every feature.", None, example={"x0": 1.0, "x1": 1.0, "x2": 1.0})

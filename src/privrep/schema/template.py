@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from privrep.schema.clip import ClipConfig
+from privrep.schema.clip import PairsConfig
 from privrep.schema.federate import FederateFile, SharedTable
 from privrep.schema.fit import FitConfig, FitModel
 from privrep.schema.machinery import Configuration, Section, Shown, choices_of, kind_of, kinds_of, marks
@@ -20,7 +20,7 @@ from privrep.schema.neural import NeuralConfig
 COMMANDS: dict[str, type[Configuration]] = {
     "fit": FitConfig,
     "fit-neural": NeuralConfig,
-    "fit-clip": ClipConfig,
+    "fit-clip": PairsConfig,
     "federate": FederateFile,
 }
 _SHOWN_KINDS = ("npz", "features", "table")  # of sections that have kinds: the ones in templates
