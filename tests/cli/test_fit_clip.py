@@ -18,9 +18,9 @@ torch = pytest.importorskip("torch")
 from privrep import cli  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
 from privrep.estimators import clip_assembly as assembly  # noqa: E402
-from privrep.multimodal.config import read_config  # noqa: E402
 from privrep.multimodal.sources import read_inputs  # noqa: E402
 from privrep.multimodal.towers import layout_of  # noqa: E402
+from privrep.schema.clip import PairsConfig  # noqa: E402
 
 TEXTS = np.repeat(np.eye(3, 6), 2, axis=0) + 0.1 * np.cos(np.arange(36.0)).reshape(6, 6)
 
@@ -245,7 +245,7 @@ def test_a_clip_model_from_a_folder(train: str, tmp_path: Path, capsys: pytest.C
         "output": {"folder": "m"},
     }
     config = write(tmp_path / "c.toml", settings)
-    made = assembly.prepared(read_config(config), read_inputs(read_config(config).data)[0])
+    made = assembly.prepared(PairsConfig.read(config), read_inputs(PairsConfig.read(config).data)[0])
     image, text = clip_encoders(tmp_path / "clip")
     rows = made.sides.image_rows(pixels)
     assert rows.shape == (8, 16 if train == "projections" else image.numbers)
@@ -279,7 +279,7 @@ def test_networks_learn_as_far_as_they_are_told(tmp_path: Path, monkeypatch: pyt
     np.savez(tmp_path / "images.npz", images=np.zeros((4, 8, 8), np.uint8), labels=[0, 1, 0, 1])
     data = {"kind": "npz", "path": "images.npz", "unit": "pair", "classes": ["cat", "dog"], "templates": ["a {}."]}
     settings = {"data": data, "encoders": {"size": 32, "train": "last"}, "privacy": {"epsilon": 1.0}}
-    asked = read_config(write(tmp_path / "c.toml", settings))
+    asked = PairsConfig.read(write(tmp_path / "c.toml", settings))
     made = assembly.prepared(asked, read_inputs(asked.data)[0])
     assert (made.pairs.image_numbers, made.pairs.bank.shape) == (3 * 8 * 8, (2, 3))
     image, text = made.model.modules
@@ -303,7 +303,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": {"classes": ["a"]}}, "either prompts of data.classes or those of data.bank"),
     ({"data": {"unit": "user"}}, "the config must say data.pairs_per_user"),
     ({"data": {"pairs_per_user": 2}}, 'data.pairs_per_user goes with data.unit = "user"'),
-    ({"data": {"kind": "idx"}}, 'data of kind "idx" needs data.images, a path.'),
+    ({"data": {"kind": "idx"}}, 'data of kind "idx" needs data.images (a path) and data.labels (a path).'),
     ({"data": {"kind": "cifar"}}, 'data.test of kind "cifar" says part'),
     ({"data": {"kind": "npz"}}, 'goes with data.kind = "features"'),
     ({"data": {"kind": "npz", "bank": None}}, "the config must say data.classes"),
@@ -341,8 +341,8 @@ def test_a_config_is_read_without_heavy_libraries(folder: Path) -> None:
 
     config = write(folder / "c.toml", WHOLE)
     code = (
-        "import sys; from pathlib import Path; import privrep.cli; from privrep.multimodal.config import read_config; "
-        f"read_config(Path({str(config)!r})); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+        "import sys; from pathlib import Path; import privrep.cli; from privrep.schema.clip import PairsConfig; "
+        f"PairsConfig.read(Path({str(config)!r})); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -350,12 +350,12 @@ def test_a_config_is_read_without_heavy_libraries(folder: Path) -> None:
 def test_users_must_be_named_for_every_image(folder: Path) -> None:
     (folder / "users.txt").write_text("a\nb\n")
     change = {"data": {"unit": "user", "pairs_per_user": 2, "users": "users.txt"}}
-    asked = read_config(write(folder / "c.toml", merged(WHOLE, change)))
+    asked = PairsConfig.read(write(folder / "c.toml", merged(WHOLE, change)))
     with pytest.raises(InputError, match="300 images and 2 users"):
         read_inputs(asked.data)
     np.savez(folder / "train.npz", images=np.ones((3, 2)), labels=np.zeros(3, int))
     with pytest.raises(InputError, match="names no users"):
-        read_inputs({key: value for key, value in asked.data.items() if key != "users"})
+        read_inputs(asked.data.model_copy(update={"users": None}))
 
 
 def test_snippets_of_the_documents_run(
@@ -382,4 +382,4 @@ def test_snippets_of_the_documents_run(
     assert np.mean(embedded.argmax(axis=1) == known["y"]) > 0.9  # 0.98, 0.002
     (config,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     Path("squares.toml").write_text(config)
-    assert read_config(Path("squares.toml")).linear
+    assert PairsConfig.read(Path("squares.toml")).linear

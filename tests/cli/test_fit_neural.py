@@ -20,7 +20,7 @@ from PIL import Image
 
 from privrep import Centaur, cli
 from privrep.cli import fit_neural as command
-from privrep.neural.config import read_config
+from privrep.schema.neural import ImageUsers, NetworkModel, NeuralConfig
 
 SIDE, COUNT = 8, 360
 
@@ -308,8 +308,8 @@ def test_files_that_are_no_config(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_paths_are_relative_to_the_file(folder: Path) -> None:
-    config = read_config(write(folder / "c.toml", merged(WHOLE, {"output": {"folder": "m"}})))
-    assert config.data["images"] == folder / "images.gz"
+    config = NeuralConfig.read(write(folder / "c.toml", merged(WHOLE, {"output": {"folder": "m"}})))
+    assert config.data.images == folder / "images.gz"
     assert config.out == folder / "m"
 
 
@@ -342,10 +342,7 @@ def test_a_label_that_is_no_class_is_nobodys_class() -> None:
     """It stays -1 on its way through the names of the classes, also as a place in a list of them."""
     from privrep.cli.fit_neural import _tables
     from privrep.data.images import Images
-    from privrep.neural.config import NeuralConfig
 
     images = Images(np.zeros((4, 2, 2), np.uint8), np.array([0, 9, 1, -1]), ("a", "b"), users=np.array([0, 0, 1, 1]))
-    asked = NeuralConfig(
-        data={}, users={"by": "writers"}, privacy={}, model={"classes": ["b", "a"]}, training={}, out=None
-    )
+    asked = NeuralConfig.model_construct(users=ImageUsers(by="writers"), model=NetworkModel(classes=["b", "a"]))
     assert _tables(asked, images)[0].y.tolist() == [1, -1, 0, -1]

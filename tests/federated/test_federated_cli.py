@@ -25,13 +25,12 @@ from privrep import cli
 from privrep.cli import federated_demo as demo
 from privrep.data.synthetic import make_population
 from privrep.errors import InputError
-from privrep.federated.config import _KEYS, FederateConfig, read_config
+from privrep.federated.config import FederateConfig, read_config
 from privrep.federated.credentials import ServerTls, make_keys
 from privrep.federated.settings import FederationSettings
 from privrep.federated.simulation import split_by_user
 from privrep.heads.fitting import fit_heads
 from privrep.models import model as models
-from privrep.neural import config as neural_config
 from privrep.privacy.ledger import read_report
 from privrep.users.memory import InMemoryUsers
 
@@ -228,10 +227,6 @@ def test_a_mistake_in_a_network_is_one_sentence(tmp_path: Path, before: str, aft
     with pytest.raises(InputError) as refusal:
         read(tmp_path, NEURAL.replace(before, after))
     assert sentence in str(refusal.value)
-
-
-def test_training_is_said_as_for_fit_neural() -> None:
-    assert _KEYS["training"] == neural_config._KEYS["training"]
 
 
 # Commands

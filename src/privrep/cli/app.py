@@ -11,6 +11,7 @@ import typer
 
 from privrep import __version__
 from privrep.cli.budget import budget
+from privrep.cli.config import config
 from privrep.cli.demo import demo
 from privrep.cli.federate import federate
 from privrep.cli.fit import fit
@@ -32,7 +33,7 @@ app = typer.Typer(
 )
 for command in (demo, fit, fit_neural, fit_multimodal, personalize, predict, inspect, budget):
     app.command("fit-clip" if command is fit_multimodal else None)(command)
-for group in (federate, node):
+for group in (config, federate, node):
     app.add_typer(group)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,96 +15,129 @@ if TYPE_CHECKING:
     from privrep.data.categories import Categories
 
 
-def read_scale(path: Path | None, features: Sequence[str]) -> tuple[float, ...] | None:
+@dataclass(frozen=True)
+class Declared:
+    """A public fact as it was told: in a JSON file that an option names, or as a value of a configuration."""
+
+    where: str  # how sentences call it
+    path: Path | None = None
+    value: Any = None
+
+    @classmethod
+    def in_file(cls, option: str, path: str | None) -> Declared | None:
+        """Return the fact that a JSON file holds, if an option names one."""
+        return None if path is None else cls(f"{option}: {Path(path)}", Path(path))
+
+    @classmethod
+    def in_config(cls, key: str, value: Any) -> Declared | None:
+        """Return the fact that a configuration holds, if it does."""
+        return None if value is None else cls(key, value=value)
+
+    def read(self) -> Any:
+        """Return the value, as JSON or TOML has it."""
+        if self.path is None:
+            return self.value
+        try:
+            return json.loads(self.path.read_text())
+        except ValueError as error:
+            raise InputError(f"{self.where} is not JSON ({error}).") from None
+
+
+def read_scale(told: Declared | None, features: Sequence[str]) -> tuple[float, ...] | None:
     """The size of each feature, in their order."""
-    if path is None:
+    if told is None:
         return None
-    sizes = _read_json("--scale", path)
+    sizes = told.read()
     if not isinstance(sizes, dict):
-        raise InputError(f'--scale: {path} must hold {{"column": size, ...}}.')
+        raise InputError(f'{told.where} must hold {{"column": size, ...}}.')
     for name in features:
         if not (_is_number(sizes.get(name)) and sizes[name] > 0):
-            raise InputError(f"--scale: {path} gives no positive number for feature {name!r}.")
+            raise InputError(f"{told.where} gives no positive number for feature {name!r}.")
     return tuple(float(sizes[name]) for name in features)
 
 
-def read_covariance(path: Path | None, features: Sequence[str]) -> tuple[tuple[float, ...], ...] | None:
+def read_covariance(told: Declared | None, features: Sequence[str]) -> tuple[tuple[float, ...], ...] | None:
     """The covariance of the features, in their order; the file may have them in another, and others besides."""
-    if path is None:
+    if told is None:
         return None
-    data = _read_json("--covariance", path)
+    data, where = told.read(), told.where
     names, rows = (data.get("columns"), data.get("covariance")) if isinstance(data, dict) else (None, None)
     if not isinstance(names, list) or not isinstance(rows, list):
-        raise InputError(f'--covariance: {path} must hold {{"columns": [...], "covariance": [[...]]}}.')
+        raise InputError(f'{where} must hold {{"columns": [...], "covariance": [[...]]}}.')
     square = len(rows) == len(names) and all(isinstance(row, list) and len(row) == len(names) for row in rows)
     if not square or not all(_is_number(value) for row in rows for value in row):
-        raise InputError(
-            f"--covariance: {path} names {len(names)} columns and must hold as many rows of as many numbers."
-        )
+        raise InputError(f"{where} names {len(names)} columns and must hold as many rows of as many numbers.")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"--covariance: {path} names column {twice!r} more than once; name it once.")
+        raise InputError(f"{where} names column {twice!r} more than once; name it once.")
     missing = next((name for name in features if name not in names), None)
     if missing is not None:
-        raise InputError(f"--covariance: {path} does not name feature {missing!r}; add it or leave that feature out.")
+        raise InputError(f"{where} does not name feature {missing!r}; add it or leave that feature out.")
     places = [names.index(name) for name in features]
-    _check_covariance(path, features, [[float(rows[i][j]) for j in places] for i in places])
+    _check_covariance(where, features, [[float(rows[i][j]) for j in places] for i in places])
     return tuple(tuple(float(rows[i][j]) for j in places) for i in places)
 
 
-def _check_covariance(path: Path, features: Sequence[str], rows: list[list[float]]) -> None:
+def _check_covariance(where: str, features: Sequence[str], rows: list[list[float]]) -> None:
     for i, name in enumerate(features):
         if not rows[i][i] > 0:
-            raise InputError(f"--covariance: {path} gives no positive variance for feature {name!r}.")
+            raise InputError(f"{where} gives no positive variance for feature {name!r}.")
         for j in range(i):
             size = math.sqrt(rows[i][i]) * math.sqrt(rows[j][j])
             if not (abs(rows[i][j] - rows[j][i]) <= 1e-6 * size and abs(rows[i][j]) <= size * (1 + 1e-6)):
                 raise InputError(
-                    f"--covariance: {path} has no covariance of {features[j]!r} and {name!r}: it must be the same "
+                    f"{where} has no covariance of {features[j]!r} and {name!r}: it must be the same "
                     "both ways, and no more than their variances allow."
                 )
 
 
-def read_categories(path: Path | None, categorical: Sequence[str]) -> dict[str, Categories]:
-    """The lists of values of those categorical columns that the file declares."""
-    from privrep.data.categories import checked_lists
-
-    if path is None:
+def read_categories(told: Declared | None, categorical: Sequence[str]) -> dict[str, Categories]:
+    """The lists of values of those categorical columns that are declared."""
+    if told is None:
         return {}
-    lists = _read_json("--categories", path)
+    lists = told.read()
     if not isinstance(lists, dict) or not all(isinstance(values, list) for values in lists.values()):
-        raise InputError(f'--categories: {path} must hold {{"column": [value, ...], ...}}.')
+        raise InputError(f'{told.where} must hold {{"column": [value, ...], ...}}.')
     stray = next((name for name in lists if name not in categorical), None)
     if stray is not None:
-        raise InputError(f"--categories: {path} lists values of column {stray!r}, which --categorical does not name.")
-    return _named("--categories", path, lambda: checked_lists(lists))
+        raise InputError(f"{told.where} lists values of column {stray!r}, which --categorical does not name.")
+    return _checked(told, lists)
 
 
-def read_items(path: Path | None, column: str) -> dict[str, Categories]:
+def read_items(told: Declared | None, column: str) -> dict[str, Categories]:
     """The items, if they are declared, as the list of values of their column."""
+    if told is None:
+        return {}
+    values = told.read()
+    if not isinstance(values, list):
+        raise InputError(f"{told.where} must hold a list, [item, ...].")
+    return _checked(told, {column: values})
+
+
+def _checked(told: Declared, lists: dict[str, Any]) -> dict[str, Categories]:
     from privrep.data.categories import checked_lists
 
-    if path is None:
-        return {}
-    values = _read_json("--items", path)
-    if not isinstance(values, list):
-        raise InputError(f"--items: {path} must hold a list, [item, ...].")
-    return _named("--items", path, lambda: checked_lists({column: values}))
+    try:
+        return checked_lists(lists)
+    except InputError as error:
+        raise InputError(f"{told.where}: {error}") from None
 
 
-def read_classes(text: str, kind: str) -> Categories:
+def read_classes(given: str | Declared, kind: str) -> Categories:
     """The classes A,B or those of a file, in the kind that the target column declares, where it does."""
     from privrep.data.categories import checked_classes
 
-    path, values = Path(text), _as_kind(text.split(","), kind)
-    if path.is_file() or path.suffix == ".json":
-        values = _read_json("--classes", path)
+    where, values = "--classes", given.value if isinstance(given, Declared) else _as_kind(given.split(","), kind)
+    if isinstance(given, Declared):
+        where = given.where
+    elif (path := Path(given)).is_file() or path.suffix == ".json":
+        values = Declared(f"{where}: {path}", path).read()
         if not isinstance(values, list):
-            raise InputError(f"--classes: {path} must hold a list, [class, ...].")
+            raise InputError(f"{where}: {path} must hold a list, [class, ...].")
     try:
         return checked_classes(values)
     except InputError as error:
-        raise InputError(f"--classes: {error}") from None
+        raise InputError(f"{where}: {error}") from None
 
 
 def _as_kind(texts: list[str], kind: str) -> list[Any]:
@@ -115,21 +149,6 @@ def _as_kind(texts: list[str], kind: str) -> list[Any]:
         return [int(text) for text in stripped] if kind == "integers" else stripped
     except (ValueError, KeyError):
         return stripped
-
-
-def _named(option: str, path: Path, check: Any) -> dict[str, Categories]:
-    try:
-        lists: dict[str, Categories] = check()
-    except InputError as error:
-        raise InputError(f"{option}: {path}: {error}") from None
-    return lists
-
-
-def _read_json(option: str, path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"{option}: {path} is not JSON ({error}).") from None
 
 
 def _is_number(value: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from privrep.cli.config import say_checked
 from privrep.cli.shared import console, note, right, say, shout
 from privrep.errors import InputError
 
@@ -61,13 +62,21 @@ def keys(
 @federate.command()
 def serve(
     config: ConfigFile,
-    out: Annotated[Path, typer.Option(help="Folder of the model. The same command continues a stopped run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the model. The same command continues a stopped run.")
+    ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="Folder that `federate keys` made; else server.keys of the config.")
     ] = None,
     insecure: Insecure = False,
+    check: Annotated[bool, typer.Option("--check", help="Say whether the config can be used, and do nothing.")] = False,
 ) -> None:
     """Wait for nodes, learn from the sums they send, and give all of them the public model."""
+    if check:
+        _check(config)
+        return
+    if out is None:
+        raise InputError("say where the model goes: --out FOLDER.")
     _need_flower(out.with_name(f"{out.name}.federation"))
     from privrep.federated.config import read_config
     from privrep.federated.credentials import read_node_keys, server_tls
@@ -204,6 +213,15 @@ def demo(
 
 
 # What commands share
+
+
+def _check(config: Path) -> None:
+    """Say whether a configuration can be used; it takes no Flower."""
+    from privrep.federated.config import read_config
+
+    asked = read_config(config)
+    missing = [asked.keys] if asked.keys is not None and not asked.keys.exists() else []
+    say_checked(config, missing)
 
 
 def _need_flower(folder: Path | None = None) -> None:

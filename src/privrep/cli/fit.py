@@ -6,29 +6,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from privrep.cli import options
+from privrep.cli.config import say_checked
 from privrep.cli.declared import read_categories, read_classes, read_covariance, read_items, read_scale
+from privrep.cli.fit_request import BESIDES, FitRequest, in_keys, refuse_options
 from privrep.cli.folders import check_out, standing
 from privrep.cli.learning import learn_table, undecided
-from privrep.cli.shared import TablePath, check_relation, note, split_names
+from privrep.cli.shared import note
 from privrep.cli.summary import summarise
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.data.categories import Categories
     from privrep.data.readers import TableSource
-    from privrep.models.model import Columns
+    from privrep.models.model import Columns, Config
 
 _ANY = 1 << 31  # features: more than a table will have, where their number is not known yet
 
 
 def fit(
-    table: TablePath,
-    user: options.User,
-    target: options.Target,
-    epsilon: options.Epsilon,
-    delta: options.Delta,
-    out: options.Out,
+    context: typer.Context,
+    table: options.TableOrConfig,
+    user: options.User = None,
+    target: options.Target = None,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    out: options.Out = None,
     features: options.Features = None,
     categorical: options.Categorical = None,
     categories: options.Categories = None,
@@ -50,63 +55,139 @@ def fit(
     user_as_text: options.UserAsText = False,
     workdir: options.Workdir = None,
     overwrite: options.Overwrite = False,
+    check: options.Check = False,
 ) -> None:
     """Learn a shared representation privately, and every user's head, from a table of (user, features, target)."""
-    from privrep.models.model import Config
+    if table.suffix == ".toml":
+        _fit_file(context, table, out, workdir, overwrite, check)
+        return
+    request = FitRequest.of_options(context.params)  # the options above, as they were typed
+    if check:
+        _check(request, table)
+        return
+    if out is None:
+        raise InputError("say where the model goes: --out FOLDER.")
+    _fit(request, out, workdir, overwrite)
 
+
+def _fit_file(
+    context: typer.Context, path: Path, out: Path | None, workdir: Path | None, overwrite: bool, check: bool
+) -> None:
+    """Fit as a file says. Only where the model goes, and how the work is done, may be said beside it."""
+    from privrep.schema.fit import FitConfig
+
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name not in ("table", *BESIDES) and _was_given(context, option.name)
+    ]
+    refuse_options(path, given)
+    asked = FitConfig.read(path)
+    folder = out or asked.output.folder
+    if folder is None and not check:
+        raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
+    with in_keys(path):
+        if check or folder is None:
+            _check(FitRequest.of_file(asked), path)
+        else:
+            _fit(FitRequest.of_file(asked), folder, workdir, overwrite)
+
+
+def _fit(request: FitRequest, out: Path, workdir: Path | None, overwrite: bool) -> None:
     check_out(out, overwrite)
-    numbers = {"--features": features, "--categorical": categorical, "--categories": categories}
-    ways = {"--method": method, "--paper": paper, "--start": start, "--scale": scale, "--covariance": covariance}
-    heads = {"--no-intercept": no_intercept, "--no-safety-net": no_safety_net}
-    labels = {"--task": task if task != "regression" else None, "--classes": classes, "--loss": loss}
-    _check_item(item, items, target, {**numbers, **ways, **heads, **labels})
-    _check_task(task, labels)
-    by_value = split_names(categorical) or [] if item is None else [item]
-    lists = read_categories(categories, by_value) if item is None else read_items(items, item)
-    known = None if task == "regression" else _classes(table, user, target, classes)
-    source = _source(table, user, target, split_names(features), by_value, lists, user_as_text, item, known)
+    _check_request(request)
+    by_value, lists = _values(request)
+    known = None if request.task == "regression" else _classes(request)
+    source = _source(request, by_value, lists, known)
     columns = _columns(source, lists, known)
-    _check_columns(columns, scale, covariance, paper)
-    config = Config(
-        rank=_rank(rank),
-        epsilon=epsilon,
-        delta=delta,
-        relation=check_relation(relation),
-        intercept=not no_intercept,
-        safety_net=not no_safety_net,
-        scale=read_scale(scale, source.feature_names),
-        covariance=read_covariance(covariance, source.feature_names),
-        seed=_seed(simulate),
-        method=method or "private-fedrep",
-        configuration="paper" if paper else "default",
-        start=start,
-        ratings=item is not None,
-        loss=None if task == "regression" else loss or "log",
-    )
+    _check_columns(request, columns)
+    config = _config(request, source.feature_names)
     config.check(_ANY if undecided(columns) else len(source.feature_names))
-    if features is None and item is None:
+    if request.features is None and request.item is None:
         _list_left_out(source)
     standing(out, config, columns, overwrite)
     summarise(learn_table(source, config, columns, out, workdir, overwrite), out, columns)
 
 
+def _config(request: FitRequest, features: Sequence[str] | None) -> Config:
+    """Return the settings of the fit; without features, those that can be told without the table."""
+    from privrep.models.model import Config
+
+    return Config(
+        rank=request.rank,
+        epsilon=request.epsilon,
+        delta=request.delta,
+        relation=request.relation,
+        intercept=request.intercept,
+        safety_net=request.safety_net,
+        scale=None if features is None else read_scale(request.scale, features),
+        covariance=None if features is None else read_covariance(request.covariance, features),
+        seed=request.seed,
+        method=request.method or "private-fedrep",
+        configuration=request.configuration,
+        start=request.start,
+        ratings=request.item is not None,
+        loss=None if request.task == "regression" else request.loss or "log",
+    )
+
+
 # What was asked for
 
 
-def _check_item(item: str | None, items: Path | None, target: str, others: Mapping[str, object]) -> None:
+def _was_given(context: typer.Context, name: str | None) -> bool:
+    source = None if name is None else context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check(request: FitRequest, told: Path) -> None:
+    """Refuse what can be refused without the table, and say that the rest can be used."""
+    _check_request(request)
+    by_value, _ = _values(request)
+    if request.task == "classification" and request.classes is not None:
+        read_classes(request.classes, "")
+    numbers = None if by_value or request.features is None else request.features
+    _config(request, numbers).check(None if numbers is None else len(numbers))
+    say_checked(told, [] if request.table.exists() else [request.table])
+
+
+def _check_request(request: FitRequest) -> None:
+    numbers = {
+        "--features": request.features,
+        "--categorical": request.categorical,
+        "--categories": request.categories,
+    }
+    ways = {
+        "--method": request.method,
+        "--paper": request.configuration != "default",
+        "--start": request.start,
+        "--scale": request.scale,
+        "--covariance": request.covariance,
+    }
+    heads = {"--no-intercept": not request.intercept, "--no-safety-net": not request.safety_net}
+    labels = {
+        "--task": request.task if request.task != "regression" else None,
+        "--classes": request.classes,
+        "--loss": request.loss,
+    }
+    _check_item(request, {**numbers, **ways, **heads, **labels})
+    _check_task(request.task, labels)
+
+
+def _check_item(request: FitRequest, others: Mapping[str, object]) -> None:
     """Ratings are (user, item, rating): most options have no meaning for them."""
-    if item is None:
-        if items is not None:
+    if request.item is None:
+        if request.items is not None:
             raise InputError("--items lists the values of the item column; name that column with --item.")
         return
     given = [option for option, value in others.items() if value not in (None, False)]
     if given:
         raise InputError(f"--item is for ratings, which take a rank and a budget; leave out {', '.join(given)}.")
-    if len(split_names(target) or []) != 1:
+    if len(request.targets) != 1:
+        target = ",".join(request.targets)
         raise InputError(f"--item is for ratings, which are one target column. Got {target!r} instead.")
 
 
-def _check_task(task: str, labels: Mapping[str, str | None]) -> None:
+def _check_task(task: str, labels: Mapping[str, object]) -> None:
     if task not in ("regression", "classification"):
         raise InputError(f"--task must be one of regression, classification. Got {task!r} instead.")
     given = [option for option, value in labels.items() if value is not None]
@@ -114,32 +195,41 @@ def _check_task(task: str, labels: Mapping[str, str | None]) -> None:
         raise InputError(f"{' and '.join(given)} {'go' if len(given) > 1 else 'goes'} with --task classification.")
 
 
-def _classes(table: Path, user: str, target: str, given: str | None) -> Categories:
+def _values(request: FitRequest) -> tuple[tuple[str, ...], dict[str, Categories]]:
+    """Return the columns that have a feature for each value, and those of their lists that are declared."""
+    if request.item is not None:
+        return (request.item,), read_items(request.items, request.item)
+    by_value = request.categorical or ()
+    return by_value, read_categories(request.categories, by_value)
+
+
+def _classes(request: FitRequest) -> Categories:
     """The classes that are known beforehand. Of those to be selected, one that stands for them and shows their kind."""
     from privrep.data.categories import kind_of_labels
     from privrep.data.files import file_format, file_schema, require
     from privrep.data.readers import BATCH_BYTES
 
-    names = split_names(target) or []
+    table, names = request.table, request.targets
     if len(names) != 1:
+        target = ",".join(names)
         raise InputError(f"--task classification is for one target column. Got {target!r} instead.")
-    found = file_schema(table, user, BATCH_BYTES // 4)
+    found = file_schema(table, request.user, BATCH_BYTES // 4)
     require(names[0], "target", table, found.names)
     kind = kind_of_labels(found.field(names[0]).type) if file_format(table) == "parquet" else ""
-    if given is not None:
-        return read_classes(given, kind)
+    if request.classes is not None:
+        return read_classes(request.classes, kind)
     return (False, True) if kind == "booleans" else (0,) if kind == "integers" else ("",)
 
 
-def _check_columns(columns: Columns, scale: Path | None, covariance: Path | None, paper: bool) -> None:
+def _check_columns(request: FitRequest, columns: Columns) -> None:
     """Refuse options that cannot go with these columns."""
-    if paper and len(columns.targets) > 1:
+    if request.configuration == "paper" and len(columns.targets) > 1:
         raise InputError(
             "--paper is for one target, as the papers are. Leave it out, or name one column with --target."
         )
-    if covariance is not None and columns.categorical:
+    if request.covariance is not None and columns.categorical:
         raise InputError("--covariance is for tables of numbers; leave it or --categorical out.")
-    if scale is not None and undecided(columns):
+    if request.scale is not None and undecided(columns):
         raise InputError(
             f"--scale needs all features to be known: list the values of {undecided(columns)[0]!r} with --categories, "
             "or leave --scale out."
@@ -147,30 +237,22 @@ def _check_columns(columns: Columns, scale: Path | None, covariance: Path | None
 
 
 def _source(
-    table: Path,
-    user: str,
-    target: str,
-    features: list[str] | None,
-    by_value: Sequence[str],
-    lists: Mapping[str, Categories],
-    user_as_text: bool,
-    item: str | None,
-    classes: Categories | None,
+    request: FitRequest, by_value: Sequence[str], lists: Mapping[str, Categories], classes: Categories | None
 ) -> TableSource:
     """The table. A column whose values are not declared has a list that stands for the one to come."""
     from privrep.data.files import file_format, file_schema, require
     from privrep.data.readers import BATCH_BYTES, TableSource
 
-    listed: dict[str, Any] = {}
-    found: Any = file_schema(table, user, BATCH_BYTES // 4) if by_value else None
+    table, listed = request.table, dict[str, Any]()
+    found: Any = file_schema(table, request.user, BATCH_BYTES // 4) if by_value else None
     for name in by_value:
-        require(name, "--categorical" if item is None else "--item", table, found.names)
+        require(name, "--categorical" if request.item is None else "--item", table, found.names)
         if name in listed:
             raise InputError(f"--categorical names column {name!r} more than once; name it once.")
         whole = file_format(table) == "parquet" and _holds_integers(found.field(name).type)
         listed[name] = lists.get(name) or ((0,) if whole else ("",))
-    numeric = features if item is None else []
-    return TableSource(table, user, split_names(target), numeric, user_as_text, listed or None, classes)
+    numeric = request.features if request.item is None else ()
+    return TableSource(table, request.user, request.targets, numeric, request.user_as_text, listed or None, classes)
 
 
 def _holds_integers(kind: Any) -> bool:
@@ -187,21 +269,6 @@ def _columns(source: TableSource, lists: Mapping[str, Categories], classes: Cate
     declared = tuple(lists.get(name, ()) for name in names)
     known = classes if classes is not None and len(classes) > 1 else ()
     return Columns(source.user, source.targets, source.numeric_names, names, declared, known)
-
-
-def _rank(text: str) -> int | None:
-    if text == "auto":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"--rank must be a positive integer or auto. Got {text!r} instead.") from None
-
-
-def _seed(number: int | None) -> int | None:
-    if number is not None and number < 0:
-        raise InputError(f"--simulate must be zero or a positive integer. Got {number} instead.")
-    return number
 
 
 def _list_left_out(source: TableSource) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from privrep.cli.config import files_are_missing
 from privrep.cli.learning import stoppable
 from privrep.cli.shared import note, say, shout
 from privrep.errors import InputError
@@ -17,8 +18,8 @@ from privrep.errors import InputError
 if TYPE_CHECKING:
     from privrep.estimators.clip import ClipPlan, DPClip
     from privrep.estimators.clip_assembly import Prepared
-    from privrep.multimodal.config import MultimodalConfig
     from privrep.multimodal.sources import Inputs
+    from privrep.schema.clip import PairsConfig
 
 _NOT_PRIVATE = "(not private: for your eyes)"
 
@@ -31,9 +32,11 @@ def fit_multimodal(
     check: Annotated[bool, typer.Option("--check", help="Say what would be done, and spend nothing.")] = False,
 ) -> None:
     """Learn to match images and texts privately (DP-CLIP)."""
-    from privrep.multimodal.config import read_config
+    from privrep.schema.clip import PairsConfig
 
-    asked = read_config(config)
+    asked = PairsConfig.read(config)
+    if check and files_are_missing(config, asked):
+        return
     folder = out or asked.out
     if folder is None and not check:
         raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
@@ -52,7 +55,7 @@ def fit_multimodal(
     _summarise(made, folder, test)
 
 
-def _prepared(asked: MultimodalConfig, bar: _Bar) -> tuple[Prepared, Inputs | None]:
+def _prepared(asked: PairsConfig, bar: _Bar) -> tuple[Prepared, Inputs | None]:
     from privrep.multimodal.sources import read_inputs
 
     try:
@@ -64,7 +67,7 @@ def _prepared(asked: MultimodalConfig, bar: _Bar) -> tuple[Prepared, Inputs | No
     return prepared(asked, inputs, bar.at), test
 
 
-def _fit(made: Prepared, folder: Path, bar: _Bar, asked: MultimodalConfig) -> None:
+def _fit(made: Prepared, folder: Path, bar: _Bar, asked: PairsConfig) -> None:
     from privrep.estimators.clip_assembly import keep_texts
 
     def on_plan(plan: ClipPlan) -> None:
@@ -78,17 +81,17 @@ def _fit(made: Prepared, folder: Path, bar: _Bar, asked: MultimodalConfig) -> No
         keep_texts(folder, model.modules[1])
 
 
-def _say_plan(plan: ClipPlan, asked: MultimodalConfig, model: DPClip) -> None:
+def _say_plan(plan: ClipPlan, asked: PairsConfig, model: DPClip) -> None:
     several = f"a user, of whom the first {model.pairs_per_user:,} pairs take part"
-    unit = "a pair" if asked.data["unit"] == "pair" else several
+    unit = "a pair" if asked.data.unit == "pair" else several
     say(f"Plan: {plan.words}.")
     say(f"The unit of privacy is {unit}; the public texts ({made_of(asked)}) are not protected.")
 
 
-def made_of(asked: MultimodalConfig) -> str:
-    if "classes" in asked.data:
-        return f"prompts of {len(asked.data['classes']):,} classes"
-    return Path(asked.data["bank"]).name if "bank" in asked.data else "none"
+def made_of(asked: PairsConfig) -> str:
+    if asked.data.classes is not None:
+        return f"prompts of {len(asked.data.classes):,} classes"
+    return "none" if asked.data.bank is None else asked.data.bank.name
 
 
 class _Bar:

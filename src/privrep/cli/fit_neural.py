@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from privrep.cli.config import files_are_missing
 from privrep.cli.learning import stoppable
 from privrep.cli.shared import note, say, shout
 from privrep.errors import InputError, NothingLearned
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from privrep.data.images import Images
     from privrep.data.table import UserTable
     from privrep.estimators.network import Centaur
-    from privrep.neural.config import NeuralConfig
+    from privrep.schema.neural import NetworkModel, NeuralConfig
 
 _NOT_PRIVATE = "(not private: for your eyes)"
 
@@ -33,9 +34,11 @@ def fit_neural(
     check: Annotated[bool, typer.Option("--check", help="Say what would be shared, and spend nothing.")] = False,
 ) -> None:
     """Learn a shared part of a network privately, and every user's head, from images."""
-    from privrep.neural.config import read_config
+    from privrep.schema.neural import NeuralConfig
 
-    asked = read_config(config)
+    asked = NeuralConfig.read(config)
+    if check and files_are_missing(config, asked):
+        return
     folder = out or asked.out
     if folder is None and not check:
         raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
@@ -61,23 +64,22 @@ def _images(asked: NeuralConfig) -> Images:
     """The images; of a list of classes the names are those of the labels' numbers, or the labels themselves."""
     from privrep.data import images as readers
 
-    data, classes = asked.data, asked.model["classes"]
+    data, classes = asked.data, asked.model.classes
     names = classes if isinstance(classes, list) else [str(number) for number in range(classes)]
-    size, colour = tuple(data.get("size", ())), data.get("colour", True)
-    if data["kind"] == "idx":
-        return readers.read_idx(data["images"], data["labels"], data.get("transpose", False), names)
-    if data["kind"] == "cifar":
-        found = readers.read_cifar(data["path"], data.get("part", "train"), data.get("coarse", False))
-        return replace(found, names=tuple(names))
-    if data["kind"] == "npz":
-        return readers.read_npz(data["path"], names)
-    if data["kind"] == "folder":
-        return readers.read_image_folder(data["path"], size, colour, users=asked.users.get("by") == "folders")
-    columns = data["columns"]
-    if "by" in asked.users and "user" not in columns:
+    if data.kind == "idx":
+        return readers.read_idx(data.images, data.labels, data.transpose, names)
+    if data.kind == "cifar":
+        return replace(readers.read_cifar(data.path, data.part, data.coarse), names=tuple(names))
+    if data.kind == "npz":
+        return readers.read_npz(data.path, names)
+    size = (data.size[0], data.size[1])
+    if data.kind == "folder":
+        return readers.read_image_folder(data.path, size, data.colour, users=asked.users.by == "folders")
+    columns = data.columns
+    if asked.users.by is not None and columns.user is None:
         raise InputError("the config must say data.columns.user, the column that names the user of each row.")
-    user = columns.get("user", columns["label"])  # without one, images are dealt
-    return readers.read_image_parquet(data["path"], columns["image"], columns["label"], user, size, colour)
+    user = columns.label if columns.user is None else columns.user  # without one, images are dealt
+    return readers.read_image_parquet(data.path, columns.image, columns.label, user, size, data.colour)
 
 
 def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable | None]:
@@ -86,19 +88,19 @@ def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable |
 
     from privrep.data.partition import image_table, natural_table, partition
 
-    classes = asked.model["classes"]
+    classes = asked.model.classes
     listed = classes if isinstance(classes, list) else [str(number) for number in range(classes)]
     place = np.array([*(listed.index(name) if name in listed else -1 for name in images.names), -1])  # -1 stays -1
 
     def known(table: UserTable) -> UserTable:
         return replace(table, y=place[table.y.astype(np.int64)].astype(np.float32))
 
-    dealt = asked.users.get("partition")
+    dealt = asked.users.partition
     if dealt is not None:
-        parts = partition(images.labels, **{"seed": 0, **dealt})
+        parts = partition(images.labels, **{"seed": 0, **dealt.given()})
         held = image_table(images, parts.validation) if parts.validation.size else None
         return known(image_table(images, parts.train)), None if held is None else known(held)
-    table, share = known(natural_table(images)), asked.users.get("validation", 0.0)
+    table, share = known(natural_table(images)), asked.users.validation or 0.0
     return _apart(table, share) if share else (table, None)
 
 
@@ -125,33 +127,31 @@ def _model(asked: NeuralConfig, images: Images, table: UserTable) -> Centaur:
     from privrep.neural.training import LINEAR, WHOLE
 
     model, privacy = asked.model, asked.privacy
-    options: dict[str, Any] = {name: model[name] for name in ("share", "rows", "classes") if name in model}
-    network = model.get("network", "none")
+    options = model.given("network", "features", "keep")
     made = Centaur(
-        None if network == "none" else network,
-        epsilon=privacy["epsilon"],
-        delta=privacy["delta"],
-        random_state=privacy.get("seed"),
+        None if model.network == "none" else model.network,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        random_state=privacy.seed,
         image=images.shape,
         features=_features(model, images.shape),
-        rounds=asked.training.get("rounds"),
+        rounds=asked.training.rounds,
         **options,
     )
-    given = {name: value for name, value in asked.training.items() if name != "rounds"}
+    given = asked.training.given("rounds")
     if given:
         whole = made.planned(table.n_users, table.n_features).share in ("all", "adapters")
         made.settings = replace(WHOLE if whole else LINEAR, **given)
     return made
 
 
-def _features(model: Any, shape: tuple[int, int, int]) -> Any:
+def _features(model: NetworkModel, shape: tuple[int, int, int]) -> Any:
     from privrep.neural.features import Dct, Edges
 
-    name = model.get("features", "auto")
-    kept = {"keep": model["keep"]} if "keep" in model else {}
-    if name in ("edges", "dct"):
-        return (Edges if name == "edges" else Dct)(*shape, **kept)
-    return None if name == "none" else "auto"
+    if model.features in ("edges", "dct"):
+        kept = {} if model.keep is None else {"keep": model.keep}
+        return (Edges if model.features == "edges" else Dct)(*shape, **kept)
+    return None if model.features == "none" else "auto"
 
 
 def _fit(model: Centaur, table: UserTable, folder: Path, pages: int) -> None:

@@ -7,8 +7,17 @@ from typing import Annotated
 
 import typer
 
-User = Annotated[str, typer.Option(help="Column that names the user of each row.")]
-Target = Annotated[str, typer.Option(help="Column to predict, or several: A,B. Each user gets a head for each.")]
+TableOrConfig = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TABLE|CONFIG.toml",
+        help="A Parquet or CSV file; or a file that has all of this in it: privrep config template fit.",
+    ),
+]
+User = Annotated[str | None, typer.Option(help="Column that names the user of each row. Needed.")]
+Target = Annotated[
+    str | None, typer.Option(help="Column to predict, or several: A,B. Each user gets a head for each. Needed.")
+]
 Task = Annotated[
     str, typer.Option(metavar="TASK", help="regression, of numbers, or classification, of text, integers or booleans.")
 ]
@@ -19,9 +28,13 @@ Classes = Annotated[
     ),
 ]
 Loss = Annotated[str | None, typer.Option(metavar="LOSS", help="Classification: log, or hinge; log if left out.")]
-Epsilon = Annotated[float, typer.Option(help="Privacy budget, whole fit. Smaller is more private.")]
-Delta = Annotated[float, typer.Option(help="Privacy budget, second part; well below 1 / number of users.")]
-Out = Annotated[Path, typer.Option(help="Folder of the model. The same command continues a stopped fit.")]
+Epsilon = Annotated[float | None, typer.Option(help="Privacy budget, whole fit. Smaller is more private. Needed.")]
+Delta = Annotated[
+    float | None, typer.Option(help="Privacy budget, second part; well below 1 / number of users. Needed.")
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder of the model. The same command continues a stopped fit. Needed.")
+]
 Features = Annotated[
     str | None, typer.Option(help="Columns A,B,C; if left out all others (of Parquet: all others of numbers).")
 ]
@@ -68,3 +81,4 @@ UserAsText = Annotated[
 ]
 Workdir = Annotated[Path | None, typer.Option(help="Folder for temporary files; the system's if left out.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model or another run in --out.")]
+Check = Annotated[bool, typer.Option("--check", help="Say whether this can be done, without a look at the table.")]

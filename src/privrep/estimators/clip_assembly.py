@@ -24,7 +24,6 @@ from torch import nn
 from privrep.errors import InputError
 from privrep.estimators.clip import DPClip
 from privrep.multimodal.centre import TextSpace
-from privrep.multimodal.config import MultimodalConfig, read_config
 from privrep.multimodal.encoders import (
     MINILM_TOKENS,
     Encoder,
@@ -42,6 +41,7 @@ from privrep.multimodal.modules import Progress
 from privrep.multimodal.pairs import TEMPLATES, Pairs, captioned, captions_by_class, labelled, prompts
 from privrep.multimodal.saving import read
 from privrep.multimodal.sources import Inputs, public_texts, text_features
+from privrep.schema.clip import PairsConfig
 from privrep.typing import Singles
 
 DIM, PIXELS, FLICKR_CAPTIONS = 16, 112, 5
@@ -78,7 +78,7 @@ class Ready:
     text_rows: Callable[[Sequence[str]], Singles] | None
 
 
-def prepared(asked: MultimodalConfig, inputs: Inputs, progress: Progress | None = None) -> Prepared:
+def prepared(asked: PairsConfig, inputs: Inputs, progress: Progress | None = None) -> Prepared:
     """Encode what can be encoded once, and make the model. Costs no privacy and releases nothing."""
     sides = sides_of(asked, side_of(asked, inputs.images), progress)
     bank, classes = _bank(asked, sides)
@@ -106,7 +106,7 @@ def caption_rows(sides: Sides, inputs: Inputs) -> Singles:
 
 def load(config: str | Path, folder: str | Path | None = None) -> Ready:
     """The model that `privrep fit-clip` made of a config; the users' data need not be there any more."""
-    asked = read_config(Path(config))
+    asked = PairsConfig.read(Path(config))
     where = Path(folder) if folder is not None else asked.out
     if where is None:
         raise InputError("the config says no output.folder; pass the folder of the model.")
@@ -139,54 +139,53 @@ def _kept_texts(folder: Path) -> nn.Module | None:
     return found.requires_grad_(False)
 
 
-def _bank(asked: MultimodalConfig, sides: Sides) -> tuple[Singles, NDArray[np.int64] | None]:
+def _bank(asked: PairsConfig, sides: Sides) -> tuple[Singles, NDArray[np.int64] | None]:
     """The public texts as rows, and the class of each where they are prompts of classes."""
     data = asked.data
-    if "classes" in data:
+    if data.classes is not None:
         assert sides.text_rows is not None
-        words, classes = prompts(data["classes"], data.get("templates", TEMPLATES))
+        words, classes = prompts(data.classes, TEMPLATES if data.templates is None else data.templates)
         return sides.text_rows(words), classes
-    if "bank" not in data:
+    if data.bank is None:
         return np.zeros((0, 1), np.float32), None
     if sides.text_rows is None:
-        return text_features(data)
-    return sides.text_rows(public_texts(data)), None
+        return text_features(data.bank)
+    return sides.text_rows(public_texts(data.bank)), None
 
 
-def _model(asked: MultimodalConfig, pairs: Pairs, modules: Modules) -> DPClip:
+def _model(asked: PairsConfig, pairs: Pairs, modules: Modules) -> DPClip:
     """Where images of features learn a linear map to fixed texts, lengths are free and features centred, by default."""
     training = asked.training
-    several = FLICKR_CAPTIONS if asked.data["kind"] == "flickr8k" else 1
-    own = {key: training[key] for key in ("temperature", "learn_temperature") if key in training}
+    several = FLICKR_CAPTIONS if asked.data.kind == "flickr8k" else 1
+    own = {name: value for name, value in training.given().items() if name in ("temperature", "learn_temperature")}
     model = DPClip(
         *modules,
-        epsilon=float(asked.privacy["epsilon"]),
-        delta=asked.privacy.get("delta"),
-        mechanism=asked.mechanism,  # type: ignore[arg-type]
+        epsilon=float(asked.privacy.epsilon),
+        delta=asked.privacy.delta,
+        mechanism=asked.mechanism,
         cosine=asked.cosine,
-        centre=float(training.get("centre", CENTRE if asked.linear else 0.0)),
-        pairs_per_user=asked.data.get("pairs_per_user", several),
-        random_state=asked.privacy.get("seed"),
+        centre=float((CENTRE if asked.linear else 0.0) if training.centre is None else training.centre),
+        pairs_per_user=several if asked.data.pairs_per_user is None else asked.data.pairs_per_user,
+        random_state=asked.privacy.seed,
         **own,
     )
-    names = ("steps", "batch", "sampling", "clip", "rate", "optimiser", "average", "page", "chunk")
-    given: dict[str, Any] = {name: training[name] for name in names if name in training}
+    given = training.given("mechanism", "temperature", "learn_temperature", "cosine", "centre")
     if given.get("batch") == 0:
         given["batch"] = None
     model.settings = replace(model.settings_of(pairs), **given)
     return model
 
 
-def side_of(asked: MultimodalConfig, images: NDArray[Any]) -> int:
+def side_of(asked: PairsConfig, images: NDArray[Any]) -> int:
     """Small square images stay as small in rows; others are resized to what the network takes."""
-    size = int(asked.encoders.get("size", PIXELS))
+    size = PIXELS if asked.encoders.size is None else asked.encoders.size
     square = images.ndim > 2 and images.shape[1] == images.shape[2] <= size
     return int(images.shape[1]) if square else size
 
 
-def sides_of(asked: MultimodalConfig, side: int, progress: Progress | None = None) -> Sides:
+def sides_of(asked: PairsConfig, side: int, progress: Progress | None = None) -> Sides:
     """Encoders as the config says. Networks that stay as they are make features once, kept if there is a cache."""
-    cache = asked.encoders.get("cache")
+    cache = asked.encoders.cache
 
     def once(encoder: Encoder, inputs: Any) -> Singles:
         if cache is None:
@@ -201,11 +200,13 @@ def sides_of(asked: MultimodalConfig, side: int, progress: Progress | None = Non
 Once = Callable[[Encoder, Any], Singles]
 
 
-def _wheels(asked: MultimodalConfig, side: int, once: Once) -> Sides:
+def _wheels(asked: PairsConfig, side: int, once: Once) -> Sides:
     """EfficientNet and MiniLM, or features that are there already."""
-    size, tokens = int(asked.encoders.get("size", PIXELS)), int(asked.encoders.get("tokens", MINILM_TOKENS))
-    as_features, whole = asked.data["kind"] == "features", asked.train != "projections"
-    words = not as_features or "classes" in asked.data or str(asked.data.get("bank", "")).endswith(".txt")
+    encoders, data = asked.encoders, asked.data
+    size = PIXELS if encoders.size is None else encoders.size
+    tokens = MINILM_TOKENS if encoders.tokens is None else encoders.tokens
+    as_features, whole = asked.data.kind == "features", asked.train != "projections"
+    words = not as_features or data.classes is not None or (data.bank is not None and data.bank.suffix == ".txt")
     texts = minilm(asked.train if whole and asked.both else "nothing", tokens) if words else None
     network = None if as_features else efficientnet(asked.train if whole else "nothing", size, side)
 
@@ -222,7 +223,7 @@ def _wheels(asked: MultimodalConfig, side: int, once: Once) -> Sides:
         return texts.prepare(list(some)) if whole and asked.both else once(texts, list(some))
 
     def modules(numbers: int, bank: Singles, text_numbers: int, kept: nn.Module | None) -> Modules:
-        dim = int(asked.encoders.get("dim", DIM))
+        dim = DIM if encoders.dim is None else encoders.dim
         if not asked.both:
             if kept is None and len(bank) < 2:
                 raise InputError('there are no public texts: name data.bank, or say encoders.learn = "both".')
@@ -241,7 +242,7 @@ def _wheels(asked: MultimodalConfig, side: int, once: Once) -> Sides:
     return Sides(image_rows, text_rows if words else None, modules)
 
 
-def _pretrained(asked: MultimodalConfig, name: str, once: Once) -> Sides:
+def _pretrained(asked: PairsConfig, name: str, once: Once) -> Sides:
     """Both encoders of a CLIP model. Where projections alone learn, rows are what comes before them."""
     image, text = clip_encoders(name, asked.train)
     if not asked.both:

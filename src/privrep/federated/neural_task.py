@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_type_hints
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ from privrep.data.readers import TableSource, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError, NothingLearned
 from privrep.estimators.network import ROWS, Centaur
-from privrep.federated.fields import check_names, mapping, read_columns, read_fields, typed
-from privrep.federated.task import Facts, check_users, other_task
+from privrep.federated.task import Facts, check_users, other_task, read_columns
 from privrep.heads.gradient import HeadFit
 from privrep.heads.own import fit_own_heads
 from privrep.models import model as models
@@ -43,6 +42,7 @@ from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import LINEAR, WHOLE, PriorHeads
 from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import MAX_USERS
+from privrep.schema.sent import read_fields, read_mapping, read_some_fields
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import Users
 
@@ -330,7 +330,7 @@ def _check_columns(columns: Columns | None) -> None:
 def _map_from_json(given: Any) -> Dct | Edges | Literal["auto"] | None:
     if given is None or given == "auto":
         return None if given is None else "auto"
-    found = dict(mapping(given, "feature_map"))
+    found = dict(read_mapping(given, "feature_map"))
     kind = found.pop("map", None)
     if kind == "dct":
         return Dct(**read_fields(Dct, found, "feature_map"))
@@ -344,7 +344,7 @@ def _settings_from_json(given: Any) -> TrainingSettings:
 
 
 def _head_fit_from_json(given: Any) -> HeadFit | PriorHeads:
-    found = dict(mapping(given, "settings.head_fit"))
+    found = dict(read_mapping(given, "settings.head_fit"))
     kind = found.pop("kind", None)
     if kind == "HeadFit":
         return HeadFit(**read_fields(HeadFit, found, "settings.head_fit"))
@@ -355,9 +355,4 @@ def _head_fit_from_json(given: Any) -> HeadFit | PriorHeads:
 
 def _training(given: Any) -> dict[str, Any]:
     """Some of the rounds' settings; how many rounds there are is said elsewhere."""
-    hints = {
-        name: hint for name, hint in get_type_hints(TrainingSettings).items() if name not in ("head_fit", "rounds")
-    }
-    found = mapping(given, "training")
-    check_names({**dict.fromkeys(hints), **found}, hints, "training")
-    return {name: typed(value, hints[name], f"training.{name}") for name, value in found.items()}
+    return read_some_fields(TrainingSettings, given, "training", ("head_fit", "rounds"))

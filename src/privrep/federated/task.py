@@ -22,11 +22,11 @@ from privrep.data.categories import checked_classes, checked_lists
 from privrep.data.readers import TableSource, checked_batches
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.federated.fields import check_names, mapping, read_columns, read_fields, shortly
 from privrep.heads.fitting import fit_heads
 from privrep.models import model as models
 from privrep.models.description import Columns, Config, loss_of
 from privrep.privacy.accounting import Relation
+from privrep.schema.sent import check_names, read_fields, read_mapping, shortly
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
 from privrep.users.summing import Users
@@ -234,7 +234,7 @@ class TableTask:
 def task_from_json(given: Mapping[str, Any]) -> Task:
     """The task that was sent. Whatever is wrong with it is an InputError: nothing of it is taken on trust."""
     try:
-        kind = mapping(given, "a task").get("kind")
+        kind = read_mapping(given, "a task").get("kind")
         if kind == "table":
             return TableTask.from_json(given)
         if kind == "neural":
@@ -245,6 +245,12 @@ def task_from_json(given: Mapping[str, Any]) -> Task:
     except Exception as error:
         raise InputError(f"this is no task that privrep knows ({type(error).__name__}); send it again.") from None
     raise InputError(f"a task is of kind table or neural. Got {shortly(kind)} instead.")
+
+
+def read_columns(given: Any) -> Columns:
+    """Return the columns of a table from JSON; classes may be texts, integers or booleans."""
+    classes = {"classes": lambda listed: () if listed == [] else checked_classes(listed)}
+    return Columns(**read_fields(Columns, given, "columns", classes))
 
 
 def _neural(given: Mapping[str, Any]) -> Task:

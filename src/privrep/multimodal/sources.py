@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,16 @@ from numpy.typing import NDArray
 from privrep.data import images as readers
 from privrep.errors import InputError
 from privrep.multimodal.pairs import CaptionedImages, read_flickr8k, split_by_image
+from privrep.schema.clip import (
+    ArchivePairs,
+    CifarPairs,
+    FeaturePairs,
+    FlickrPairs,
+    FolderPairs,
+    IdxPairs,
+    PairSource,
+    ParquetPairs,
+)
 from privrep.typing import Singles
 
 HELD_OUT_SEED = 0  # of Flickr8k's images, by their names: public
@@ -29,75 +38,80 @@ class Inputs:
     users: NDArray[Any] | None = None
 
 
-def read_inputs(data: Mapping[str, Any]) -> tuple[Inputs, Inputs | None]:
+def read_inputs(data: PairSource) -> tuple[Inputs, Inputs | None]:
     """The users' pairs, and those to measure with, if the config names some."""
-    test = data.get("test")
-    if data["kind"] == "flickr8k":
-        found = read_flickr8k(data["path"], data.get("most"))
-        held = 0 if test is None else test["held_out"]
+    if isinstance(data, FlickrPairs):
+        found = read_flickr8k(data.path, data.most)
+        held = 0 if data.test is None or data.test.held_out is None else data.test.held_out
         parts = split_by_image(found, [max(len(found) - held, 0), held], HELD_OUT_SEED)
         return _captioned(parts[0]), _captioned(parts[1]) if held else None
     train = _users_named(_read(data), data)
-    return train, None if test is None else _read({**data, **test, "unit": "pair"})
+    if data.test is None:
+        return train, None
+    return train, _read(data.model_copy(update={**data.test.given(), "unit": "pair"}))
 
 
-def public_texts(data: Mapping[str, Any]) -> list[str]:
+def public_texts(bank: Path) -> list[str]:
     """The captions of a text file, a line each."""
-    lines = [line.strip() for line in _lines(data["bank"])]
+    lines = [line.strip() for line in _lines(bank)]
     return [line for line in lines if line]
 
 
-def text_features(data: Mapping[str, Any]) -> tuple[Singles, NDArray[np.int64] | None]:
+def text_features(bank: Path) -> tuple[Singles, NDArray[np.int64] | None]:
     """Features of public texts from a NumPy archive, and the class of each, where it tells."""
-    arrays = readers._arrays(data["bank"], ("texts",), ("classes",))
+    arrays = readers._arrays(bank, ("texts",), ("classes",))
     classes = arrays.get("classes")
     return arrays["texts"].astype(np.float32), None if classes is None else classes.astype(np.int64)
 
 
-def _read(data: Mapping[str, Any]) -> Inputs:
-    if data["kind"] == "features":
+ImagePairs = IdxPairs | CifarPairs | ArchivePairs | FolderPairs | ParquetPairs
+
+
+def _read(data: FeaturePairs | ImagePairs) -> Inputs:
+    if isinstance(data, FeaturePairs):
         return _features(data)
-    found = _images(data)
-    classes = list(data["classes"])
+    classes = list(data.classes or ())
+    found = _images(data, classes)
     place = np.array([*(classes.index(name) if name in classes else -1 for name in found.names), -1])
     pixels = found.pixels[..., 0] if found.pixels.ndim == 4 and found.pixels.shape[3] == 1 else found.pixels
-    return Inputs(pixels, place[found.labels], users=found.users if data["unit"] == "user" else None)
+    return Inputs(pixels, place[found.labels], users=found.users if data.unit == "user" else None)
 
 
-def _images(data: Mapping[str, Any]) -> readers.Images:
-    kind, names = data["kind"], data["classes"]
-    size, colour = tuple(data.get("size", ())), data.get("colour", True)
-    if kind == "idx":
-        return readers.read_idx(data["images"], data["labels"], data.get("transpose", False), names)
-    if kind == "cifar":
-        found = readers.read_cifar(data["path"], data.get("part", "train"), data.get("coarse", False))
+def _images(data: ImagePairs, names: list[str]) -> readers.Images:
+    if isinstance(data, IdxPairs):
+        return readers.read_idx(data.images, data.labels, data.transpose, names)
+    if isinstance(data, CifarPairs):
+        found = readers.read_cifar(data.path, data.part, data.coarse)
         return readers.Images(found.pixels, found.labels, tuple(names))
-    if kind == "npz":
-        return readers.read_npz(data["path"], names)
-    if kind == "folder":
-        return readers.read_image_folder(data["path"], size, colour, users=data["unit"] == "user")
-    columns = data["columns"]
-    user = columns.get("user", columns["label"])
-    return readers.read_image_parquet(data["path"], columns["image"], columns["label"], user, size, colour)
+    if isinstance(data, ArchivePairs):
+        return readers.read_npz(data.path, names)
+    size = (data.size[0], data.size[1])
+    if isinstance(data, FolderPairs):
+        return readers.read_image_folder(data.path, size, data.colour, users=data.unit == "user")
+    columns = data.columns
+    user = columns.label if columns.user is None else columns.user
+    return readers.read_image_parquet(data.path, columns.image, columns.label, user, size, data.colour)
 
 
-def _features(data: Mapping[str, Any]) -> Inputs:
-    arrays = readers._arrays(data["path"], ("images",), ("labels", "captions", "users"))
+def _features(data: FeaturePairs) -> Inputs:
+    arrays = readers._arrays(data.path, ("images",), ("labels", "captions", "users"))
     labels, captions = arrays.get("labels"), arrays.get("captions")
     if (labels is None) == (captions is None):
-        raise InputError(f"{data['path']} must hold either labels or captions beside images; write it so.")
+        raise InputError(f"{data.path} must hold either labels or captions beside images; write it so.")
     if labels is not None and labels.dtype.kind not in "iu":
-        raise InputError(f"labels of {data['path']} must be whole numbers. Got {labels.dtype} instead.")
-    users = arrays.get("users") if data["unit"] == "user" else None
+        raise InputError(f"labels of {data.path} must be whole numbers. Got {labels.dtype} instead.")
+    users = arrays.get("users") if data.unit == "user" else None
     return Inputs(arrays["images"], None if labels is None else labels.astype(np.int64), captions=captions, users=users)
 
 
-def _users_named(inputs: Inputs, data: Mapping[str, Any]) -> Inputs:
-    if data["unit"] == "pair":
+def _users_named(inputs: Inputs, data: FeaturePairs | ImagePairs) -> Inputs:
+    if data.unit == "pair":
         return inputs
-    users = np.array(_lines(data["users"])) if "users" in data else inputs.users
+    named = None if isinstance(data, ArchivePairs | FolderPairs | ParquetPairs) else data.users
+    users = inputs.users if named is None else np.array(_lines(named))
     if users is None:
-        raise InputError(f'data.unit is "user", and {data["path"]} names no users; name them in data.users.')
+        where = data.images if isinstance(data, IdxPairs) else data.path
+        raise InputError(f'data.unit is "user", and {where} names no users; name them in data.users.')
     if len(users) != len(inputs.images):
         raise InputError(f"every image needs its user. Got {len(inputs.images):,} images and {len(users):,} users.")
     return Inputs(inputs.images, inputs.labels, inputs.captions, users=users)

@@ -1,0 +1,351 @@
+"""Read a configuration by its pydantic model, and say every mistake in one sentence that names file and key.
+
+A section is a frozen model that refuses keys it does not know and converts nothing: "1" is no number, and true is no
+whole number. A section that is left out is an empty one, so that all keys it must have are named at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import ErrorDetails as Mistake
+
+from privrep.errors import InputError
+
+_TABLES = ("model_type", "model_attributes_type", "dict_type")  # pydantic's names of "this is no table"
+
+
+class Section(BaseModel):
+    """A table of a configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    needs: ClassVar[str] = "the config must say"  # before the keys that are missing
+    tells_kinds: ClassVar[bool] = True  # whether what a missing key holds is said, too
+    unknown: ClassVar[str] = "the config has no {what} {key}; {there}"
+    stray: ClassVar[str] = ""  # of a key that another kind of the section has; empty: it is unknown like any other
+
+    def given(self, *leave_out: str) -> dict[str, Any]:
+        """Return the keys that the file says and their values, in the order of the schema."""
+        names = (name for name in type(self).model_fields if name in self.model_fields_set and name not in leave_out)
+        return {name: getattr(self, name) for name in names}
+
+
+class SectionOfKind(Section):
+    """A table whose key `kind` says which others it has."""
+
+    needs = 'data of kind "{kind}" needs'
+    stray = 'data of kind "{kind}" has no {key}; leave it out.'
+
+
+# What a key holds
+
+
+@dataclass(frozen=True)
+class Holds:
+    """In place of pydantic's words: what a key holds, as its sentences say it."""
+
+    kind: str
+    missing: str = ""  # what a missing key would hold, where that is more than the kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def check(value: Any, inner: core_schema.ValidatorFunctionWrapHandler) -> Any:
+            try:
+                return inner(value)
+            except ValidationError:
+                raise PydanticCustomError("holds", "{kind}", {"kind": self.kind}) from None
+
+        return core_schema.no_info_wrap_validator_function(check, handler(source))
+
+
+class Shown:
+    """Marks an optional key that a template sets."""
+
+
+def entry(description: str, default: Any = ..., *, example: Any = None) -> Any:
+    """Return a pydantic field: its description is the comment of templates and of JSON Schema.
+
+    Args:
+        description: what the key means, with its unit.
+        default: None for a key that may be left out, `...` for one that may not.
+        example: a plausible value, for templates.
+    """
+    return Field(default, description=description, examples=None if example is None else [example])
+
+
+def _in_folder(value: Any, info: ValidationInfo) -> Path:
+    if not isinstance(value, str) or not value:
+        raise PydanticCustomError("holds", "{kind}", {"kind": "a path"})
+    return Path((info.context or {}).get("folder", "."), value)
+
+
+def _folder_or_name(value: Any, info: ValidationInfo) -> Any:
+    folder = Path((info.context or {}).get("folder", "."))
+    return str(folder / value) if isinstance(value, str) and (folder / value).is_dir() else value
+
+
+class ReadFrom:
+    """Marks a path that must be there before a fit can begin."""
+
+
+_PATH = (Holds("a path"), PlainValidator(_in_folder), WithJsonSchema({"type": "string", "minLength": 1}))
+Text = Annotated[str, Holds("text")]
+Column = Annotated[str, Holds("text", missing="the name of a column")]
+FolderOrName = Annotated[str, Holds("text"), BeforeValidator(_folder_or_name)]
+Whole = Annotated[int, Field(ge=0), Holds("a whole number")]
+Number = Annotated[int | float, WithJsonSchema({"type": "number"}), Holds("a number")]
+YesNo = Annotated[bool, Holds("true or false")]
+InputPath = Annotated[Path, *_PATH, ReadFrom()]
+OutputPath = Annotated[Path, *_PATH]
+Positive = Annotated[int, Field(gt=0)]
+Size = Annotated[list[Positive], Field(min_length=2, max_length=2), Holds("[height, width]")]
+ImageShape = Annotated[list[Positive], Field(min_length=3, max_length=3), Holds("[height, width, channels]")]
+Texts = Annotated[list[str], Field(min_length=1), Holds("a list of texts")]
+Names = Annotated[Positive | Annotated[list[str], Field(min_length=1)], Holds("a whole number or a list of names")]
+_Name = Annotated[str, Field(min_length=1)]
+Targets = Annotated[
+    _Name | Annotated[list[_Name], Field(min_length=1)], Holds("the name of a column, or a list of names")
+]
+Values = Annotated[list[Any], Holds("the list of its values")]
+Table = Annotated[dict[str, Any], Holds("a table")]
+
+
+# Reading
+
+Read = TypeVar("Read", bound="Configuration")
+
+
+class Configuration(Section):
+    """A whole file: its sections by name."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the settings of a TOML file; paths in it are relative to the file.
+
+        Raises:
+            InputError: one sentence that names the file and the key.
+        """
+        try:
+            return cls.checked(read_toml(path), path.parent)
+        except _Refused as error:
+            raise InputError(f"{path}: {error}") from None
+
+    @classmethod
+    def checked(cls, found: Mapping[str, Any], folder: Path) -> Self:
+        """Return the settings that a mapping of sections holds; paths in it are relative to the folder."""
+        sections: dict[str, Any] = {name: {} for name in cls.model_fields if name not in found}
+        try:
+            return cls.model_validate({**found, **sections}, context={"folder": folder})
+        except ValidationError as error:
+            raise _Refused(sentence_of(cls, error)) from None
+
+    def missing_files(self) -> list[Path]:
+        """Return the paths that a fit would read and that are not there."""
+        return [path for path in _inputs(self) if not path.exists()]
+
+
+class _Refused(InputError):
+    """A sentence that does not name the file yet."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says, unchecked."""
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a TOML file: {error}.") from None
+
+
+def _inputs(section: Section) -> Iterator[Path]:
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _inputs(value)
+        elif isinstance(value, Path) and any(isinstance(each, ReadFrom) for each in marks(field)):
+            yield value
+
+
+# Mistakes
+
+
+def sentence_of(model: type[Section], error: ValidationError) -> str:
+    """Return one sentence about a file that was refused.
+
+    It is about the first unknown key; else the first wrong value; else all keys that are missing; else the first key
+    of another kind of section; else settings that do not go together.
+    """
+    found = error.errors(include_url=False)
+    strays = [_Stray.of(model, each) for each in found if each["type"] == "extra_forbidden"]
+    unknown = [each for each in strays if not each.elsewhere]
+    if unknown:
+        return unknown[0].sentence
+    missing = [each for each in found if each["type"] in ("missing", "union_tag_not_found")]
+    others = (*missing, *(each for each in found if each["type"] in ("extra_forbidden", "value_error")))
+    wrong = next((each for each in found if each not in others), None)
+    if wrong is not None:
+        return _of_wrong(model, wrong)
+    if missing:
+        return _of_missing(model, missing)
+    return strays[0].sentence if strays else str(found[0]["ctx"]["error"])
+
+
+@dataclass(frozen=True)
+class _Stray:
+    """A key that its section does not have."""
+
+    sentence: str
+    elsewhere: bool  # another kind of the section has it
+
+    @classmethod
+    def of(cls, model: type[Section], mistake: Mistake) -> _Stray:
+        *outer, last = mistake["loc"]
+        place, name = _Place.at(model, outer), str(last)
+        section, full = place.section, ".".join((*place.names, name))
+        elsewhere = bool(section.stray) and any(name in other.model_fields for other in place.others)
+        sentence, what = section.stray if elsewhere else section.unknown, "key" if place.names else "section"
+        there = _there(name, section.model_fields)
+        return cls(sentence.format(kind=place.kind, key=full, what=what, there=there), elsewhere)
+
+
+def _there(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+
+
+def _of_wrong(model: type[Section], mistake: Mistake) -> str:
+    place, value = _Place.at(model, mistake["loc"]), mistake["input"]
+    full = ".".join(place.names)
+    if mistake["type"] == "union_tag_invalid":
+        return _of_kind(place, value.get("kind"))
+    if mistake["type"] == "literal_error" and isinstance(value, str):
+        return f"{full} must be one of {', '.join(choices_of(place.hint))}. Got {value!r} instead."
+    kinds = {"holds": mistake["msg"], "literal_error": "text", **dict.fromkeys(_TABLES, "a table")}
+    return f"{full} must be {kinds[mistake['type']]}. Got {value!r} instead."
+
+
+def _of_kind(place: _Place, value: Any) -> str:
+    kinds = [kind_of(each) for each in place.others]
+    if place.names == ("model",):
+        listed = " or ".join(f'"{kind}"' for kind in kinds)
+        return f"the config must say model.kind, {listed}. Got {value!r} instead."
+    return f"{'.'.join(place.names)}.kind must be one of {', '.join(kinds)}. Got {value!r} instead."
+
+
+def _of_missing(model: type[Section], missing: Sequence[Mistake]) -> str:
+    """Return a sentence that names all keys that are missing, grouped by what needs them."""
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for each in missing:
+        if each["type"] == "union_tag_not_found":
+            place = _Place.at(model, each["loc"])
+            if place.names == ("model",) and len(missing) == 1:
+                return _of_kind(place, None)
+            parts.setdefault(Section.needs, []).append((f"{'.'.join(place.names)}.kind", "text"))
+            continue
+        *outer, name = each["loc"]
+        place = _Place.at(model, outer)
+        holds = holds_of(place.section.model_fields[str(name)]) if place.section.tells_kinds else ""
+        always = all(str(name) in other.model_fields for other in place.others)
+        lead = Section.needs if always else place.section.needs.format(kind=place.kind)
+        parts.setdefault(lead, []).append((".".join((*place.names, str(name))), holds))
+    return "; ".join(f"{lead} {_listed(keys)}" for lead, keys in parts.items()) + "."
+
+
+def _listed(keys: Sequence[tuple[str, str]]) -> str:
+    if len(keys) == 1:
+        return ", ".join(filter(None, keys[0]))
+    words = [f"{name} ({holds})" if holds else name for name, holds in keys]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a mistake is: the section that holds it, and the names of keys on the way there."""
+
+    names: tuple[str, ...]
+    hint: Any  # of what stands there
+    section: type[Section]
+    kind: str  # of the section, if it has kinds
+    others: tuple[type[Section], ...]  # all kinds of the section
+
+    @classmethod
+    def at(cls, model: type[Section], steps: Sequence[int | str]) -> _Place:
+        place = cls((), model, model, "", ())
+        for step in map(str, steps):
+            place = place._inside(step)
+        return place
+
+    def _inside(self, step: str) -> _Place:
+        kinds = kinds_of(self.hint)
+        if len(kinds) > 1:  # the step is a kind, and no key
+            chosen = next(each for each in kinds if kind_of(each) == step)
+            return _Place(self.names, chosen, chosen, step, kinds)
+        section = kinds[0] if kinds else self.section
+        known = section.model_fields if kinds else {}
+        hint = known[step].annotation if step in known else None
+        inner = kinds_of(hint)
+        same = inner[0] if len(inner) == 1 else section
+        return _Place((*self.names, step), hint, same, "" if inner else self.kind, inner or self.others)
+
+
+def kinds_of(hint: Any) -> tuple[type[Section], ...]:
+    """Return the sections that may stand where a hint says; several where they have kinds."""
+    if isinstance(hint, type) and issubclass(hint, Section):
+        return (hint,)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, Annotated):
+        return tuple(found for each in typing.get_args(hint) for found in kinds_of(each))
+    return ()
+
+
+def kind_of(section: type[Section]) -> str:
+    """Return which kind a section is of, as its key `kind` says."""
+    return str(typing.get_args(section.model_fields["kind"].annotation)[0])
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """Return the texts that a hint allows; none where it allows others."""
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    return next((found for each in typing.get_args(hint) if (found := choices_of(each))), ())
+
+
+def marks(field: Any) -> list[Any]:
+    """Return what is annotated on a field, also inside of "or None"."""
+    found, hints = list(field.metadata), [field.annotation]
+    while hints:
+        hint = hints.pop()
+        if typing.get_origin(hint) is Annotated:
+            found += hint.__metadata__
+            hints.append(hint.__origin__)
+        elif typing.get_origin(hint) in (typing.Union, types.UnionType):
+            hints += typing.get_args(hint)
+    return found
+
+
+def holds_of(field: Any) -> str:
+    """Return what a key holds, in words; empty where anything may stand."""
+    holds = next((each for each in marks(field) if isinstance(each, Holds)), None)
+    if holds is not None:
+        return holds.missing or holds.kind
+    return "text" if choices_of(field.annotation) else "a table" if kinds_of(field.annotation) else ""
