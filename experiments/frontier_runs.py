@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from experiments.figure1 import DELTA
+from experiments.references import altmin
 from privrep.data.synthetic import Population, make_population
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
-from privrep.linear.baselines import alone, altmin, fedrep, subspace_distance
 from privrep.linear.methods.private_fedrep import paper_fedrep
+from privrep.linear.references import alone, fedrep, subspace_distance
 from privrep.linear.registry import METHODS
 from privrep.linear.starts import INITIALISERS, Initialiser, Start, given
 from privrep.local.representation import Estimate, Representation
