@@ -219,7 +219,6 @@ RULES = {
             "federated/wire/answering.py",  # a node sends it to the server that it was told to trust
             "users/isolated.py",  # checks each user's part before it is counted
             "linear/references.py",  # labelled not private
-            "neural/baselines.py",  # labelled not private
         ),
     ),
     "users are asked for sums": Rule(
@@ -229,7 +228,6 @@ RULES = {
             "federated/wire/answering.py",  # hands the server's question on to the users of its own
             "users/isolated.py",  # checks each user's part before it is counted
             "linear/references.py",  # labelled not private
-            "neural/baselines.py",  # labelled not private
             "users/projected.py",  # an engine made of another hands the question on
         ),
     ),
