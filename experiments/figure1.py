@@ -28,6 +28,7 @@ from experiments.theory import Problem, excess_risk, lemma_12, theorem_10
 from privrep.data.synthetic import FeatureKind, Population, make_population
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
+from privrep.linear.method import Problem as Question
 from privrep.linear.methods.private_fedrep import paper_fedrep
 from privrep.linear.references import LinearModel, alone, fedrep, pooled
 from privrep.linear.registry import METHODS
@@ -127,7 +128,7 @@ def rotated_scale(rng: np.random.Generator, features: int, condition: float) -> 
 
 
 def default(trial: Trial, epsilon: float, method: str = "private-fedrep") -> Representation:
-    return METHODS[method].default(trial.run(epsilon), trial.setting.rank)
+    return METHODS[method].learn(trial.run(epsilon), Question(rank=trial.setting.rank))
 
 
 def paper(trial: Trial, epsilon: float, *, step: float = 2.5, disjoint: bool = False) -> Representation:

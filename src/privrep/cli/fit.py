@@ -13,6 +13,7 @@ from privrep.cli.learning import learn_table, undecided
 from privrep.cli.shared import TablePath, check_relation, note, split_names
 from privrep.cli.summary import summarise
 from privrep.errors import InputError
+from privrep.linear.registry import DEFAULT
 
 if TYPE_CHECKING:
     from privrep.data.categories import Categories
@@ -77,7 +78,7 @@ def fit(
         scale=read_scale(scale, source.feature_names),
         covariance=read_covariance(covariance, source.feature_names),
         seed=_seed(simulate),
-        method=method or "private-fedrep",
+        method=method or DEFAULT,
         configuration="paper" if paper else "default",
         start=start,
         ratings=item is not None,
