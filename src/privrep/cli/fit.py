@@ -85,6 +85,7 @@ def fit(
         loss=None if task == "regression" else loss or "log",
     )
     config.check(_ANY if undecided(columns) else len(source.feature_names))
+    config.check_columns(columns)
     if features is None and item is None:
         _list_left_out(source)
     standing(out, config, columns, overwrite)

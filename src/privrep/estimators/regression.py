@@ -219,7 +219,8 @@ class Regressor(RegressorMixin, Personal):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
+        accepts = METHODS[self.method].accepts
+        tags.input_tags.sparse, tags.target_tags.multi_output = "sparse" in accepts, "several targets" in accepts
         return tags
 
     @classmethod

@@ -123,7 +123,14 @@ class Config:
             raise InputError("labels are one target; fit each of several by itself.")
         if self.covariance is not None and users.sparse:
             raise InputError("a declared covariance would make sparse features dense; declare feature_scale instead.")
-        wanted = {"several targets": users.targets > 1, "sparse": users.sparse}
+        self._check_rows(users.targets, users.sparse)
+
+    def check_columns(self, columns: Columns) -> None:
+        """Refuse what the settings cannot do with such columns, before anything is spent on lists of their values."""
+        self._check_rows(len(columns.targets), bool(columns.categorical))
+
+    def _check_rows(self, targets: int, sparse: bool) -> None:
+        wanted = {"several targets": targets > 1, "sparse": sparse}
         check_accepted(self.learner, [word for word, needed in wanted.items() if needed])
 
     def _check_paper(self) -> None:

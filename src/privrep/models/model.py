@@ -95,6 +95,7 @@ def learn(
     """
     columns = columns or Columns()
     config.check()
+    config.check_columns(columns)
     if not isinstance(users, PendingColumns):
         config.check(users.features)
         config.check_users(users)
