@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.class_references import LinearClassifiers, fedrep_classes, pooled_classes
 from privrep.data.synthetic import ClassPopulation, make_class_population
 from privrep.data.table import UserTable
 from privrep.heads.classification import class_constant, class_own, class_shared
 from privrep.heads.fitting import Heads, fit_heads
 from privrep.heads.regression import SHARED
-from privrep.linear.baselines import subspace_distance
-from privrep.linear.class_baselines import LinearClassifiers, fedrep_classes, pooled_classes
 from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.references import subspace_distance
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform

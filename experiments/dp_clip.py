@@ -47,8 +47,8 @@ from experiments.dp_clip_data import DATASETS, Floats, Labelled, Sources, labell
 from experiments.dp_clip_picture import draw
 from experiments.figure1 import RESULTS
 from experiments.membership import membership, pair_scores
+from experiments.multimodal_references import train_openly
 from privrep.estimators.clip import DPClip
-from privrep.multimodal.baselines import train_openly
 from privrep.multimodal.centre import Centred, TextSpace
 from privrep.multimodal.defaults import settings_for
 from privrep.multimodal.encoders import Projection, blank

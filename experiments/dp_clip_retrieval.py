@@ -35,8 +35,8 @@ from torch import nn
 from experiments.dp_clip import Opened
 from experiments.dp_clip_data import Photographs, Sources, flickr_data
 from experiments.figure1 import RESULTS
+from experiments.multimodal_references import train_openly
 from privrep.estimators.clip import DPClip
-from privrep.multimodal.baselines import train_openly
 from privrep.multimodal.centre import Centred, TextSpace, mean_of
 from privrep.multimodal.encoders import blank
 from privrep.multimodal.evaluation import retrieval

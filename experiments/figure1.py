@@ -22,12 +22,15 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.fedavg import dp_fedavg
+from experiments.references import altmin
 from experiments.theory import Problem, excess_risk, lemma_12, theorem_10
 from privrep.data.synthetic import FeatureKind, Population, make_population
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
-from privrep.linear.baselines import LinearModel, alone, altmin, dp_fedavg, fedrep, pooled
+from privrep.linear.method import Problem as Question
 from privrep.linear.methods.private_fedrep import paper_fedrep
+from privrep.linear.references import LinearModel, alone, fedrep, pooled
 from privrep.linear.registry import METHODS
 from privrep.local.least_squares import least_squares_heads
 from privrep.local.representation import Representation
@@ -125,7 +128,7 @@ def rotated_scale(rng: np.random.Generator, features: int, condition: float) -> 
 
 
 def default(trial: Trial, epsilon: float, method: str = "private-fedrep") -> Representation:
-    return METHODS[method].default(trial.run(epsilon), trial.setting.rank)
+    return METHODS[method].learn(trial.run(epsilon), Question(rank=trial.setting.rank))
 
 
 def paper(trial: Trial, epsilon: float, *, step: float = 2.5, disjoint: bool = False) -> Representation:

@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from experiments.figure1 import DELTA
+from experiments.references import altmin
 from privrep.data.synthetic import Population, make_population
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
-from privrep.linear.baselines import alone, altmin, fedrep, subspace_distance
+from privrep.linear.method import Problem
 from privrep.linear.methods.private_fedrep import paper_fedrep
+from privrep.linear.references import alone, fedrep, subspace_distance
 from privrep.linear.registry import METHODS
 from privrep.linear.starts import INITIALISERS, Initialiser, Start, given
 from privrep.local.representation import Estimate, Representation
@@ -61,15 +63,16 @@ class Contender:
     configuration: str = "default"
 
 
-OWN_START = {"private-fedrep": "spectral", "priv-altmin": "normalised-pairs", "centaur": "power-method"}
-DEFAULTS = tuple(Contender(method) for method in METHODS)
+COMPARED = tuple(name for name, method in METHODS.items() if "start" in method.accepts)
+OWN_START = {name: METHODS[name].own_start for name in COMPARED}
+DEFAULTS = tuple(Contender(method) for method in COMPARED)
 PAPERS = (
-    *(Contender(method, configuration="paper") for method in METHODS),
+    *(Contender(method, configuration="paper") for method in COMPARED),
     Contender("private-fedrep", configuration="paper, its code"),  # step 2.5, head and gradient from the same rows
     Contender("private-fedrep", configuration="paper, its theory"),  # step 1, disjoint batches
 )
 STARTS = tuple(
-    Contender(method, start) for method in METHODS for start in (*INITIALISERS, "given") if start != OWN_START[method]
+    Contender(method, start) for method in COMPARED for start in (*INITIALISERS, "given") if start != OWN_START[method]
 )
 REFERENCES = tuple(Contender(name, configuration="not private") for name in ("fedrep", "altmin", "alone"))
 
@@ -233,7 +236,7 @@ def learn(trial: Trial, who: Contender, run: Run) -> Representation:
             else altmin(trial.table, rank, intercept=False)
         )
     start = None if who.start == "own" else INITIALISERS.get(who.start) or without_noise(trial)
-    return METHODS[who.method].default(run, rank, intercept=False, initialiser=start)
+    return METHODS[who.method].learn(run, Problem(rank=rank, intercept=False, start=start))
 
 
 def measure(trial: Trial, who: Contender, oracle: float | None) -> dict[str, float | None]:

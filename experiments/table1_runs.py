@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from experiments.network_references import alone, fedrep
 from experiments.table1_data import CLASSES, Clients, linear_map, mapped, public_maps
 from privrep.data.table import UserTable
 from privrep.errors import NothingLearned
 from privrep.heads.gradient import HeadFit
-from privrep.neural import baselines
-from privrep.neural.baselines import Personal
 from privrep.neural.models import initialise, lenet, mlp
+from privrep.neural.personal import Personal, ended, fine_tuned
+from privrep.neural.registry import METHODS as NETWORK_METHODS
 from privrep.neural.rounds import TrainedWeights, TrainingSettings
 from privrep.nn.flat_module import Split, split
 from privrep.privacy.billboard import Billboard
@@ -30,7 +31,7 @@ from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_117
 DELTA = 1e-5
-PRIVATE = ("DP-FedAvg-ft", "PPSGD", "PMTL-ft", "CENTAUR")
+PRIVATE = tuple(NETWORK_METHODS)
 METHODS = ("stand-alone", *PRIVATE, "FedRep")
 HEADS = HeadFit(steps=15, rate=0.01, momentum=0.9)
 MORE_HEADS = (
@@ -150,18 +151,16 @@ def run_method(
     if method == "stand-alone":
         clients = clients.first(ALONE_CLIENTS.get(chosen.network, MOST_ALONE))
         network = network_of(chosen.network, clients, method)
-        own = baselines.alone(network, clients.train, clients.slots, ALONE_RATE, ALONE_BATCH, ALONE_EPOCHS)
+        own = alone(network, clients.train, clients.slots, ALONE_RATE, ALONE_BATCH, ALONE_EPOCHS)
         return measured(own, clients, tested, seconds=time.perf_counter() - start)
     network, slots, settings = network_of(chosen.network, clients, method), clients.slots, chosen.settings
     if method == "FedRep":
-        weights, kept = baselines.fedrep(InMemoryUsers(clients.train), network, settings, slots)
-        own = _best(
-            [baselines.ended(network, weights, kept.own, fit, clients.train, slots) for fit in chosen.fits], clients
-        )
+        weights, kept = fedrep(InMemoryUsers(clients.train), network, settings, slots)
+        own = _best([ended(network, weights, kept.own, fit, clients.train, slots) for fit in chosen.fits], clients)
         facts: dict[str, Any] = {"rounds": settings.rounds, "parameters": len(weights)}
         return measured(own, clients, tested, seconds=time.perf_counter() - start, **facts)
     run = new_run(clients.train, epsilon, seed, method)
-    endings, trained = _PRIVATE[method](run, network, chosen, run.ledger.capacity / settings.rounds, clients)
+    endings, trained = _endings(method, run, network, chosen, clients)
     own = _best(endings, clients)
     return measured(own, clients, tested, seconds=time.perf_counter() - start, **facts_of(run, trained))
 
@@ -181,48 +180,19 @@ def facts_of(run: Run, trained: TrainedWeights) -> dict[str, Any]:
     }
 
 
-Endings = tuple[list[Personal], TrainedWeights]  # what everyone may end with, and what was learned of all
-
-
-def _fedavg(run: Run, network: Split, chosen: Configuration, share: float, clients: Clients) -> Endings:
-    trained = baselines.fedavg(run, network, chosen.settings, share, clients.slots)
-    weights = trained.weights
-    return [baselines.ended(network, weights, None, fit, clients.train, clients.slots) for fit in chosen.fits], trained
-
-
-def _ppsgd(run: Run, network: Split, chosen: Configuration, share: float, clients: Clients) -> Endings:
-    eta = chosen.settings.step_size / 0.1  # alpha 0.1, so that shared weights have the local step of all methods
-    trained, kept = baselines.ppsgd(run, network, chosen.settings, share, clients.slots, eta=eta, alpha=0.1)
-    plain = baselines.ended_ppsgd(network, trained.weights, kept.own)
-    return [plain, *_further(plain, chosen, clients)], trained
-
-
-def _further(plain: Personal, chosen: Configuration, clients: Clients) -> list[Personal]:
-    """Heads fitted further on clients' own rows, where a grid allows it: more than PPSGD itself does."""
-    fits = chosen.fits if len(chosen.fits) > 1 else ()
-    start = (plain.split, plain.representation, plain.heads)
-    return [baselines.fine_tuned(*start, fit, clients.train, clients.slots) for fit in fits]
-
-
-def _pmtl(run: Run, network: Split, chosen: Configuration, share: float, clients: Clients) -> Endings:
-    trained, kept = baselines.pmtl(run, network, chosen.settings, share, clients.slots)
-    ends = [baselines.ended_pmtl(network, kept.own, fit, clients.train, clients.slots) for fit in chosen.fits]
-    return ends, trained
-
-
-def _centaur(run: Run, network: Split, chosen: Configuration, share: float, clients: Clients) -> Endings:
-    trained, kept = baselines.centaur(run, network, chosen.settings, share, clients.slots)
-    weights = trained.weights
-    ends = [baselines.ended(network, weights, kept.own, fit, clients.train, clients.slots) for fit in chosen.fits]
-    return ends, trained
-
-
-_PRIVATE: Mapping[str, Callable[[Run, Split, Configuration, float, Clients], Endings]] = {
-    "DP-FedAvg-ft": _fedavg,
-    "PPSGD": _ppsgd,
-    "PMTL-ft": _pmtl,
-    "CENTAUR": _centaur,
-}
+def _endings(
+    method: str, run: Run, network: Split, chosen: Configuration, clients: Clients
+) -> tuple[list[Personal], TrainedWeights]:
+    """Return what everyone may end with, and what was learned of all."""
+    how, share = NETWORK_METHODS[method], run.ledger.capacity / chosen.settings.rounds
+    trained, kept = how.train(run, network, chosen.settings, share, clients.slots)
+    where = clients.train, clients.slots
+    if method != "PPSGD":
+        return [how.end(network, trained.weights, kept, fit, *where) for fit in chosen.fits], trained
+    plain = how.end(network, trained.weights, kept, HEADS, *where)
+    fits = chosen.fits if len(chosen.fits) > 1 else ()  # where a grid allows it: more than PPSGD itself does
+    further = [fine_tuned(plain.split, plain.representation, plain.heads, fit, *where) for fit in fits]
+    return [plain, *further], trained
 
 
 def _best(endings: list[Personal], clients: Clients) -> Personal:
@@ -284,7 +254,7 @@ def run_alone(way: Alone, clients: Clients, seed: int, tested: str = "test") -> 
     clients = mapped(clients, public_maps(clients.image)[way.rows], centred=True)
     network = network_of("linear", clients, "stand-alone")
     zero, fit = torch.zeros(network.head.size), replace(LOGISTIC, ridge=way.ridge)
-    own = baselines.fine_tuned(network, torch.zeros(1, 0), zero, fit, clients.train, clients.slots)
+    own = fine_tuned(network, torch.zeros(1, 0), zero, fit, clients.train, clients.slots)
     return measured(own, clients, tested, seconds=time.perf_counter() - start)
 
 

@@ -30,13 +30,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.class_references import LinearClassifiers, pooled_classes
 from experiments.classes import read, write
 from experiments.classes_runs import OWN_KINDS, alones, outputs_of
 from experiments.writers_features import FEATURES, PublicMap, public_map
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
 from privrep.heads.regression import SHARED
-from privrep.linear.class_baselines import LinearClassifiers, pooled_classes
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.starts import random_basis
 from privrep.local.losses import Loss

@@ -219,10 +219,7 @@ RULES = {
             "privacy/release.py",
             "federated/wire/answering.py",  # a node sends it to the server that it was told to trust
             "users/isolated.py",  # checks each user's part before it is counted
-            "linear/baselines.py",  # labelled not private
-            "linear/class_baselines.py",  # labelled not private
-            "neural/baselines.py",  # labelled not private
-            "multimodal/baselines.py",  # labelled not private
+            "linear/references.py",  # labelled not private
         ),
     ),
     "users are asked for sums": Rule(
@@ -231,10 +228,7 @@ RULES = {
             "privacy/release.py",
             "federated/wire/answering.py",  # hands the server's question on to the users of its own
             "users/isolated.py",  # checks each user's part before it is counted
-            "linear/baselines.py",  # labelled not private
-            "linear/class_baselines.py",  # labelled not private
-            "neural/baselines.py",  # labelled not private
-            "multimodal/baselines.py",  # labelled not private
+            "linear/references.py",  # labelled not private
             "users/projected.py",  # an engine made of another hands the question on
         ),
     ),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from privrep.linear.registry import ESTIMATORS
+
 if TYPE_CHECKING:
     from privrep.data.synthetic import ClassPopulation, Population, make_class_population, make_population
     from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
@@ -70,10 +72,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load what is asked for when it is asked for: `import privrep` itself stays fast."""
-    if name not in _WHERE:
+    where = _WHERE.get(name) or ("privrep.estimators.regression" if name in ESTIMATORS else None)
+    if where is None:
         raise AttributeError(f"module 'privrep' has no attribute {name!r}")
     try:
-        return getattr(import_module(_WHERE[name]), name)
+        return getattr(import_module(where), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -82,4 +85,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted({*__all__, *ESTIMATORS, "__version__"})

@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from privrep import CentaurLinear, PrivAltMin, PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, cli
+import privrep
+from privrep import PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, cli
 from privrep.cli.shared import Bar
 from privrep.data.synthetic import make_class_population, make_population
+from privrep.linear.registry import DEFAULT, ESTIMATORS
 from privrep.models import model as models
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
@@ -196,19 +199,22 @@ def test_fit_as_the_paper_has_it(tables: Path, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("options", "make"),
     [
-        (["--method", "priv-altmin"], lambda **o: PrivAltMin(2, **o)),
-        (["--method", "centaur"], lambda **o: CentaurLinear(2, **o)),
-        (["--start", "normalised-pairs"], lambda **o: PrivateFedRep(2, start="normalised-pairs", **o)),
-        (
-            ["--method", "priv-altmin", "--paper", "--no-intercept", "--no-safety-net"],
-            lambda **o: PrivAltMin.paper(2, **o),
+        pytest.param(["--start", "normalised-pairs"], partial(PrivateFedRep, 2, start="normalised-pairs"), id="start"),
+        *(
+            pytest.param(["--method", name], partial(getattr(privrep, estimator), 2), id=name)
+            for estimator, name in ESTIMATORS.items()
+            if name != DEFAULT
         ),
-        (
-            ["--method", "centaur", "--paper", "--no-intercept", "--no-safety-net"],
-            lambda **o: CentaurLinear.paper(2, **o),
+        *(
+            pytest.param(
+                ["--method", name, "--paper", "--no-intercept", "--no-safety-net"],
+                partial(getattr(privrep, estimator).paper, 2),
+                id=f"{name}, paper",
+            )
+            for estimator, name in ESTIMATORS.items()
+            if name != DEFAULT
         ),
     ],
-    ids=["priv-altmin", "centaur", "start", "priv-altmin, paper", "centaur, paper"],
 )
 def test_fit_by_every_method_equals_its_estimator(
     options: list[str], make: Any, tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -27,8 +27,8 @@ from experiments.writers_features import FEATURES, public_map, strokes
 from experiments import classes_runs, writers, writers_features
 from privrep.heads.classification import class_shared
 from privrep.heads.fitting import fit_heads
-from privrep.linear.baselines import subspace_distance
 from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.references import subspace_distance
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 

@@ -30,8 +30,8 @@ from experiments.table1_runs import (
 )
 
 from experiments import table1, table1_data, table1_runs
-from privrep.neural import baselines
 from privrep.neural.features import Dct
+from privrep.neural.methods.fedavg import fedavg
 
 CLIENTS = 20
 
@@ -130,7 +130,7 @@ def test_ratio_is_that_of_the_exact_clipped_sum_to_the_noise(clients) -> None:
     result = run_method("DP-FedAvg-ft", chosen, clients, 1.0, 1)
     network = network_of("MLP", clients, "DP-FedAvg-ft")
     run = new_run(clients.train, 1.0, 1, "DP-FedAvg-ft")
-    baselines.fedavg(run, network, chosen.settings, run.ledger.capacity, clients.slots)
+    fedavg(run, network, chosen.settings, run.ledger.capacity, clients.slots)
     released = run.billboard.releases("fedavg-1")["update"]
     noise = released.sigma * np.sqrt(len(released.value))
     assert isinstance(run.users, Watched)

@@ -25,6 +25,7 @@ from privrep.errors import InputError, ResumeError
 from privrep.federated import task as tasks
 from privrep.federated.task import TableTask, Task, task_from_json
 from privrep.heads.fitting import fit_heads
+from privrep.linear.registry import METHODS
 from privrep.models import model as models
 from privrep.models.model import Columns, Config
 from privrep.privacy.bounds import BoundedSum
@@ -110,9 +111,7 @@ NUMBERS = tuple(f"x{j}" for j in range(FEATURES))
 BUDGET: dict[str, Any] = {"epsilon": 50.0, "delta": 1e-5, "seed": 1}
 COLUMNS = Columns("user", ("y",), NUMBERS)
 TABLES = {
-    "private-fedrep": TableTask(Config(2, **BUDGET), COLUMNS),
-    "priv-altmin": TableTask(Config(2, method="priv-altmin", **BUDGET), COLUMNS),
-    "centaur": TableTask(Config(2, method="centaur", **BUDGET), COLUMNS),
+    **{name: TableTask(Config(2, method=name, **BUDGET), COLUMNS) for name in METHODS},
     "rank to be found, users secret": TableTask(
         Config(None, relation="add-or-remove-one-user", scale=(1.0,) * FEATURES, **BUDGET), COLUMNS
     ),

@@ -28,6 +28,7 @@ from federation import (
 from privrep.errors import InputError
 from privrep.federated.task import TableTask, Task
 from privrep.federated.wire.messages import REFUSALS, Question
+from privrep.linear.registry import METHODS
 from privrep.linear.steps import CELLS, FeatureSizes
 from privrep.models import model as models
 from privrep.models.description import Config
@@ -39,9 +40,7 @@ from privrep.privacy.sampling import Fixed, Poisson
 from privrep.users.batching import slots_of
 
 TABLES = {
-    "private-fedrep": TASK,
-    "priv-altmin": TableTask(Config(1, method="priv-altmin", **BUDGET), COLUMNS),
-    "centaur": TableTask(Config(1, method="centaur", **BUDGET), COLUMNS),
+    **{name: TableTask(Config(1, method=name, **BUDGET), COLUMNS) for name in METHODS},
     "labels": TableTask(Config(1, loss="log", **BUDGET), LABELS),
 }
 SIZES = {"sizes": Bound(1.0, FEATURES * CELLS)}

@@ -20,8 +20,8 @@ from privrep.heads.regression import (
     own_candidate,
     shared_candidate,
 )
-from privrep.linear.baselines import alone
 from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.references import alone
 from privrep.local.representation import Ratings, Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard

@@ -9,9 +9,9 @@ from threadpoolctl import threadpool_limits
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
-from privrep.linear.baselines import subspace_distance
 from privrep.linear.methods.centaur import HalfLossGradient, agreed, boosted, centaur_linear, paper_centaur
 from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.references import subspace_distance
 from privrep.linear.starts import INITIALISERS, Start, given, power_method, random_basis
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard

@@ -8,8 +8,8 @@ import pytest
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
-from privrep.linear.baselines import fedrep, subspace_distance
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs, paper_fedrep
+from privrep.linear.references import fedrep, subspace_distance
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import packed_size, unpack

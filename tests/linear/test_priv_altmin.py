@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from experiments.references import altmin
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
@@ -16,7 +17,6 @@ from privrep.data.readers import TableSource
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
-from privrep.linear.baselines import altmin, subspace_distance
 from privrep.linear.methods.priv_altmin import (
     MOST_UNKNOWNS,
     DisjointPairs,
@@ -26,6 +26,7 @@ from privrep.linear.methods.priv_altmin import (
     paper_altmin,
     priv_altmin,
 )
+from privrep.linear.references import subspace_distance
 from privrep.linear.starts import INITIALISERS, given
 from privrep.linear.steps import SIZES
 from privrep.local.transform import FeatureTransform

@@ -6,15 +6,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from experiments.class_references import alone_classes, fedrep_classes, pooled_classes
 from scipy import sparse
 
 from privrep.data.synthetic import ClassPopulation, make_class_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.fitting import OWN, SHARED, Heads, fit_heads
-from privrep.linear.baselines import subspace_distance
-from privrep.linear.class_baselines import alone_classes, fedrep_classes, pooled_classes
 from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.references import subspace_distance
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform

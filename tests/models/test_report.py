@@ -16,6 +16,7 @@ from privrep.data.synthetic import make_population
 from privrep.errors import InputError
 from privrep.estimators.ratings import PrivateFactorization
 from privrep.heads.fitting import fit_heads
+from privrep.linear.registry import METHODS
 from privrep.models import model as models
 from privrep.models import spending, words
 from privrep.models.picture import _bars, draw_fit
@@ -78,7 +79,7 @@ def test_shares_add_up_to_the_budget(folder: Path) -> None:
     assert all(one.purpose for one in spent)
 
 
-@pytest.mark.parametrize("method", ["private-fedrep", "priv-altmin", "centaur"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "options", [{}, {"configuration": "paper", "intercept": False, "safety_net": False}], ids=["default", "paper"]
 )

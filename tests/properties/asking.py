@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from experiments.fedavg import LocalUpdate
 from hypothesis import Phase
 from hypothesis import strategies as st
 from scipy import sparse
@@ -17,7 +18,6 @@ from scipy import sparse
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.heads.regression import Preference
-from privrep.linear.baselines import LocalUpdate
 from privrep.linear.methods import factorization as fact
 from privrep.linear.methods.factorization import TasteImage, TasteMeans, TasteMoments
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs

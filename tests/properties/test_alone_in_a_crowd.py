@@ -10,13 +10,13 @@ import functools
 
 import numpy as np
 import pytest
+from experiments.fedavg import LocalUpdate
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 from privrep.data.sparse import SparseRows
 from privrep.heads.classification import class_own, class_shared
 from privrep.heads.regression import Preference, own_candidate, shared_candidate
-from privrep.linear.baselines import LocalUpdate
 from privrep.linear.methods.factorization import TasteImage, TasteMeans, TasteMoments
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs
 from privrep.linear.steps import (

@@ -10,7 +10,7 @@ import numpy as np
 
 from privrep.data.synthetic import Population, make_population
 from privrep.heads.fitting import fit_heads
-from privrep.linear.baselines import alone, fedrep, pooled
+from privrep.linear.references import alone, fedrep, pooled
 from privrep.models import model as models
 from privrep.models.picture import draw_fit
 from privrep.users.memory import InMemoryUsers

@@ -26,7 +26,7 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.federated.credentials import make_keys
 from privrep.heads.fitting import Heads, fit_heads
-from privrep.linear.baselines import alone
+from privrep.linear.references import alone
 from privrep.models import model as models
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers

@@ -17,6 +17,7 @@ from privrep.cli.learning import learn_table, undecided
 from privrep.cli.shared import note
 from privrep.cli.summary import summarise
 from privrep.errors import InputError
+from privrep.linear.registry import DEFAULT
 
 if TYPE_CHECKING:
     from privrep.data.categories import Categories
@@ -103,6 +104,7 @@ def _fit(request: FitRequest, out: Path, workdir: Path | None, overwrite: bool) 
     _check_columns(request, columns)
     config = _config(request, source.feature_names)
     config.check(_ANY if undecided(columns) else len(source.feature_names))
+    config.check_columns(columns)
     if request.features is None and request.item is None:
         _list_left_out(source)
     standing(out, config, columns, overwrite)
@@ -123,7 +125,7 @@ def _config(request: FitRequest, features: Sequence[str] | None) -> Config:
         scale=None if features is None else read_scale(request.scale, features),
         covariance=None if features is None else read_covariance(request.covariance, features),
         seed=request.seed,
-        method=request.method or "private-fedrep",
+        method=request.method or DEFAULT,
         configuration=request.configuration,
         start=request.start,
         ratings=request.item is not None,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from privrep.linear.registry import DEFAULT, name_methods
+
 TableOrConfig = Annotated[
     Path,
     typer.Argument(
@@ -52,7 +54,7 @@ Items = Annotated[
 Rank = Annotated[str, typer.Option(metavar="K|auto", help="Columns of the representation.")]
 Method = Annotated[
     str | None,
-    typer.Option(metavar="METHOD", help="private-fedrep, priv-altmin or centaur; private-fedrep if left out."),
+    typer.Option(metavar="METHOD", help=f"{name_methods()}; {DEFAULT} if left out."),
 ]
 Paper = Annotated[
     bool, typer.Option("--paper", help="The method as published; needs --rank K and --no-intercept. For comparison.")

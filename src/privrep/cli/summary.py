@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privrep.cli.shared import say, shout
+from privrep.linear.registry import DEFAULT
 
 if TYPE_CHECKING:
     from privrep.heads.fitting import Heads
@@ -45,7 +46,7 @@ def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
         yield f"{len(heads.ids):,} users{label}, {features:,} items, rank {rank}"
     else:
         yield f"Users: {len(heads.ids):,}{label}; rank {rank} of {features:,} features"
-    if (c.method, c.configuration) != ("private-fedrep", "default"):
+    if (c.method, c.configuration) != (DEFAULT, "default"):
         yield f"Method: {c.method}{', as its paper has it' if c.configuration == 'paper' else ''}"
     if c.loss is not None:
         how = "selected privately" if fitted.classes_selected else "declared"

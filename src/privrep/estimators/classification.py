@@ -19,6 +19,7 @@ from privrep.data.files import is_text
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.estimators.regression import Groups, Personal, PersonalHead, plain
+from privrep.linear.registry import DEFAULT
 from privrep.local.losses import Loss
 from privrep.models import model as models
 from privrep.privacy.accounting import Relation
@@ -197,7 +198,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
     @classmethod
     def _parameters(cls, loaded: models.Model) -> dict[str, Any]:
         c, declared = loaded.config, not loaded.classes_selected
-        start = c.start or ("power-method" if c.method == "centaur" else None)  # which is all that sets centaur apart
+        start = c.start or (None if c.method == DEFAULT else c.learner.own_start)  # all that sets methods apart here
         classes = list(loaded.columns.classes) if declared else None
         return {**super()._parameters(loaded), "start": start, "loss": c.loss, "classes": classes}
 

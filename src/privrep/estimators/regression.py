@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from privrep.data.table import UserTable, find_users
 from privrep.errors import InputError, NothingLearned
 from privrep.heads.fitting import KINDS, Heads, fit_block, fit_heads
+from privrep.linear.registry import ESTIMATORS, METHODS, find_estimator
 from privrep.local.representation import Representation
 from privrep.models import model as models
 from privrep.privacy.accounting import Relation
@@ -218,7 +219,8 @@ class Regressor(RegressorMixin, Personal):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
+        accepts = METHODS[self.method].accepts
+        tags.input_tags.sparse, tags.target_tags.multi_output = "sparse" in accepts, "several targets" in accepts
         return tags
 
     @classmethod
@@ -328,14 +330,19 @@ class CentaurLinear(Regressor):
     method = "centaur"
 
 
-BY_METHOD: dict[str, type[Regressor]] = {kind.method: kind for kind in (PrivateFedRep, PrivAltMin, CentaurLinear)}
+def __getattr__(name: str) -> type[Regressor]:
+    """Make the estimator of a registered method that has no class above."""
+    if name not in ESTIMATORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    method = METHODS[ESTIMATORS[name]]
+    text = f"{method.title} Parameters as those of `PrivateFedRep`."
+    globals()[name] = type(name, (Regressor,), {"method": method.name, "__doc__": text, "__module__": __name__})
+    return cast(type[Regressor], globals()[name])
 
 
 def class_name(config: models.Config) -> str:
-    """Of the estimator that makes such models."""
-    if config.ratings:
-        return "PrivateFactorization"
-    return BY_METHOD[config.method].__name__ if config.loss is None else "PrivateFedRepClassifier"
+    """Return the name of the estimator that makes such models."""
+    return find_estimator(config.method, config.ratings) if config.loss is None else "PrivateFedRepClassifier"
 
 
 def warn_if_nothing(fitted: models.Model) -> None:

@@ -47,6 +47,16 @@ from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.release import Query, Run
 from privrep.typing import Array
 
+PURPOSES = {
+    "residuals": "weak directions that strong ones hide",
+    "strong-scout": "first clipping norm, strong directions",
+    "preference": "whether users gain by it",
+    "sizes": "next clipping norm",
+    "prior": "strength of the heads' prior, for the rounds",
+    "heads-prior": "strength of the heads' prior",
+}
+"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+
 
 @dataclass(frozen=True)
 class AlternationSettings:
@@ -90,7 +100,7 @@ FOR_CLASSES = AlternationSettings(
 
 
 @dataclass(frozen=True)
-class Problem:
+class RoundContext:
     """What stays the same throughout a run."""
 
     run: Run
@@ -115,14 +125,14 @@ class Round(Protocol):
         """Directions it can take where nobody says how many."""
         ...
 
-    def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> Any:
+    def step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> Any:
         """`norm` is what to clip to, `ratio` the typical one of that to the second moment of the heads. Its
         statistics include `sizes`, histograms of both."""
         ...
 
     def queries(self, step: Any, norm: float, mu_squared: float) -> dict[str, Query]: ...
 
-    def move(self, problem: Problem, state: Estimate, step: Any, released: Mapping[str, Release]) -> Estimate: ...
+    def move(self, problem: RoundContext, state: Estimate, step: Any, released: Mapping[str, Release]) -> Estimate: ...
 
 
 def learn(
@@ -152,7 +162,7 @@ def learn(
     left = total - spent - for_start - for_votes - 2 * for_prior
     if d in (rank, 1):  # all directions: there is nothing to choose
         return publish(run, Estimate(np.eye(d), np.zeros((d, d))), frame)
-    problem = Problem(run, frame, intercept, s, loss)
+    problem = RoundContext(run, frame, intercept, s, loss)
     state = initialiser(Start(run, frame, rank, for_start, intercept, loss))
     state = state.first(min(state.basis.shape[1], method.most(d))) if rank is None else state
     if loss is not None:
@@ -184,7 +194,7 @@ def learn(
     return publish(run, state, frame, preference=votes, precision=problem.precision, centre=centre)
 
 
-def centred(problem: Problem, state: Estimate, mu_squared: float, page: str) -> Problem:
+def centred(problem: RoundContext, state: Estimate, mu_squared: float, page: str) -> RoundContext:
     """The problem with a step taken towards what heads have in common, if there is something to spend on it."""
     assert problem.loss is not None
     if not mu_squared:
@@ -193,7 +203,7 @@ def centred(problem: Problem, state: Estimate, mu_squared: float, page: str) -> 
     return replace(problem, common=newton_step(problem.run, page, *asked, problem.common, mu_squared))
 
 
-def with_precision(problem: Problem, state: Estimate, mu_squared: float, page: str) -> Problem:
+def with_precision(problem: RoundContext, state: Estimate, mu_squared: float, page: str) -> RoundContext:
     """The problem with the precision of heads around their centre."""
     assert problem.loss is not None
     if not mu_squared:
@@ -202,7 +212,9 @@ def with_precision(problem: Problem, state: Estimate, mu_squared: float, page: s
     return replace(problem, precision=find_precision(problem.run, page, *asked, mu_squared))
 
 
-def iterate(problem: Problem, state: Estimate, method: Round, mu_squared: float, name: str, rounds: int) -> Estimate:
+def iterate(
+    problem: RoundContext, state: Estimate, method: Round, mu_squared: float, name: str, rounds: int
+) -> Estimate:
     """Rounds which together spend `mu_squared`, after a look at the sizes; one that has converged spends all the rest.
 
     The clipping norm follows the sizes of what is clipped, which shrinks by orders of magnitude as U converges.
@@ -244,7 +256,7 @@ def read_sizes(sizes: Release, s: AlternationSettings) -> tuple[float, float] | 
     return octave_quantile(norms, s.quantile, WIDE_LOWEST), octave_quantile(ratios, 0.5)
 
 
-def add_weak(problem: Problem, state: Estimate, rank: int | None, most: int, mu_squared: float) -> Estimate:
+def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int, mu_squared: float) -> Estimate:
     """The directions that the strong ones hid, from the pair moments of what those leave over.
 
     Without a rank, as many as stand out clearly from the noise, which may be none, and `most` in all.
@@ -264,7 +276,7 @@ def add_weak(problem: Problem, state: Estimate, rank: int | None, most: int, mu_
     return Estimate(np.linalg.qr(np.hstack([state.basis, weak.basis]))[0], error)
 
 
-def preference(problem: Problem, state: Estimate, mu_squared: float) -> float | None:
+def preference(problem: RoundContext, state: Estimate, mu_squared: float) -> float | None:
     """How many users do better by the representation for one who does better alone, by their own leave-one-out.
 
     None where their votes are lost in noise, or where there is nothing to vote on, and so nothing to spend: sparse
@@ -285,7 +297,7 @@ def preference(problem: Problem, state: Estimate, mu_squared: float) -> float | 
     return max(shared, votes.sigma) / max(own, votes.sigma)
 
 
-def _matrix(problem: Problem, state: Estimate) -> Array:
+def _matrix(problem: RoundContext, state: Estimate) -> Array:
     return Representation(state.basis, problem.frame, 0.0, _spread(state)).matrix
 
 

@@ -19,6 +19,9 @@ from privrep.privacy.release import Run
 from privrep.typing import Array
 from privrep.users.summing import LocalStep
 
+PURPOSES = {"choice": "one of many candidates"}
+"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+
 _SWAPPED = (np.arange(WIDTH) % 4 == 3)[:, None, None]  # candidates with a fresh direction
 
 

@@ -22,6 +22,9 @@ from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.release import Query, Run
 from privrep.typing import Array
 
+PURPOSES = dict.fromkeys(("centre", "heads-centre"), "what heads have in common")
+"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+
 TOO_KIND = (
     1.4  # to a weak prior of one output is leave-one-out by a Newton step: it said 0.27 where 0.35 to 0.5 was best
 )

@@ -29,6 +29,9 @@ from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.release import Query, Run
 from privrep.typing import Array
 
+PURPOSES = dict.fromkeys(("moments", "pairs", "power"), "starting point")
+"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+
 MAX_AUTO_RANK = 16
 MOST_SQUARED = 1024  # features whose pairs are affordable: more draw too much noise, and too much time to draw it
 

@@ -17,6 +17,13 @@ from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.release import Query, Run
 from privrep.typing import Array
 
+PURPOSES = {
+    "scales": "sizes of the features",
+    "covariance": "correlations of the features",
+    "frequencies": "how often features occur",
+}
+"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+
 CLEAR = 5.0  # standard deviations above zero at which the largest of a few thousand noisy cells is believed
 Numbers = Sequence[float] | Array
 _WINDOW = 4  # octaves either side of the fullest cell that a quantile looks at

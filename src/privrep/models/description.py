@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from privrep.data.categories import Categories
 from privrep.errors import InputError
-from privrep.linear.methods.priv_altmin import check_reach
-from privrep.linear.registry import METHODS
+from privrep.linear.method import Method, Problem
+from privrep.linear.registry import DEFAULT, METHODS, check_accepted, find_method
 from privrep.linear.starts import INITIALISERS
 from privrep.linear.transform import declared_frame
 from privrep.local.losses import LOSSES, Loss, LossName
@@ -32,11 +32,27 @@ class Config:
     scale: tuple[float, ...] | None = None  # declared public scale of each feature; None: found by a charged release
     covariance: tuple[tuple[float, ...], ...] | None = None  # declared public covariance of the features, instead
     seed: int | None = None  # None: cryptographic noise. A number: a simulation
-    method: str = "private-fedrep"
+    method: str = DEFAULT
     configuration: str = "default"  # or "paper": the method as published, for comparison
     start: str | None = None  # the initialiser; None: the method's own
     ratings: bool = False  # rows are (user, item, rating): items have means, and factors are all there is to learn
     loss: str | None = None  # of labels, which stand in place of numbers; None: numbers, and their squares
+
+    @property
+    def learner(self) -> Method:
+        """The method that learns the representation."""
+        return find_method(self.method, self.ratings)
+
+    def problem(self, features: int, loss: Loss | None) -> Problem:
+        """Return what the method is asked to learn; `loss` is `loss_of` these settings."""
+        return Problem(
+            rank=self.rank,
+            intercept=self.intercept,
+            transform=declared_frame(self.scale, self.covariance, features),
+            start=None if self.start is None else INITIALISERS[self.start],
+            loss=loss,
+            configuration=self.configuration,
+        )
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Config:
@@ -65,14 +81,16 @@ class Config:
             if value not in known:
                 listed = ", ".join(str(choice) for choice in known if choice)
                 raise InputError(f"{name} must be one of {listed}. Got {value!r} instead.")
-        self._check_labels()
+        check_accepted(self.learner, self._asked())
+        if self.loss is not None and self.configuration == "paper":
+            raise InputError("the configuration paper is for numbers, as the papers are; for labels use the default.")
         if self.rank is not None and not 1 <= self.rank <= (self.rank if features is None else features):
             most = "" if features is None else f", {features}"
             raise InputError(f"rank must lie between 1 and the number of features{most}. Got {self.rank} instead.")
         if self.configuration == "paper":
             self._check_paper()
-        if self.method == "priv-altmin" and features is not None:
-            check_reach(features, self.rank)
+        if features is not None:
+            self.learner.check(Problem(rank=self.rank, configuration=self.configuration), features)
         if self.start == "random" and self.rank is None:
             raise InputError("a random start cannot tell how many directions there are; give a rank.")
         self._check_ratings()
@@ -87,14 +105,15 @@ class Config:
                 "for other tables."
             )
 
-    def _check_labels(self) -> None:
-        if self.loss is None:
-            return
-        if not METHODS[self.method].labels:
-            able = " or ".join(name for name, method in METHODS.items() if method.labels)
-            raise InputError(f"{self.method} solves least squares, of numbers; for labels the method is {able}.")
-        if self.configuration == "paper":
-            raise InputError("the configuration paper is for numbers, as the papers are; for labels use the default.")
+    def _asked(self) -> list[str]:
+        """Return the words of `Method.accepts` that these settings need, whoever the users are."""
+        wanted = {
+            "classes": self.loss is not None,
+            "paper": self.configuration == "paper",
+            "start": self.start is not None,
+            self.relation: self.relation != "replace-one-user",
+        }
+        return [] if self.ratings else [word for word, needed in wanted.items() if needed]
 
     def check_users(self, users: Users) -> None:
         """Refuse what the settings cannot do with such users."""
@@ -104,6 +123,15 @@ class Config:
             raise InputError("labels are one target; fit each of several by itself.")
         if self.covariance is not None and users.sparse:
             raise InputError("a declared covariance would make sparse features dense; declare feature_scale instead.")
+        self._check_rows(users.targets, users.sparse)
+
+    def check_columns(self, columns: Columns) -> None:
+        """Refuse what the settings cannot do with such columns, before anything is spent on lists of their values."""
+        self._check_rows(len(columns.targets), bool(columns.categorical))
+
+    def _check_rows(self, targets: int, sparse: bool) -> None:
+        wanted = {"several targets": targets > 1, "sparse": sparse}
+        check_accepted(self.learner, [word for word, needed in wanted.items() if needed])
 
     def _check_paper(self) -> None:
         if self.rank is None or self.intercept or self.scale is not None or self.covariance is not None or self.start:

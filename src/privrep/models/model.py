@@ -27,10 +27,6 @@ from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.errors import InputError, ResumeError
 from privrep.heads.fitting import Heads
 from privrep.linear.alternation import AlternationSettings
-from privrep.linear.methods.factorization import private_factorization
-from privrep.linear.registry import METHODS
-from privrep.linear.starts import INITIALISERS
-from privrep.linear.transform import declared_frame
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation, read_representation
 from privrep.models.description import Columns as Columns
@@ -99,6 +95,7 @@ def learn(
     """
     columns = columns or Columns()
     config.check()
+    config.check_columns(columns)
     if not isinstance(users, PendingColumns):
         config.check(users.features)
         config.check_users(users)
@@ -121,7 +118,8 @@ def learn(
             config.check(users.features)
             config.check_users(users)
         loss = loss_of(config, columns)
-        representation = _represent(Run(users, ledger, billboard, noise, page_done), config, loss)
+        run = Run(users, ledger, billboard, noise, page_done)
+        representation = config.learner.learn(run, config.problem(users.features, loss))
     finally:
         ledger.close()
     return Model(config, representation, ledger.report(), ledger, billboard, columns)
@@ -166,18 +164,6 @@ def _enough(classes: Categories) -> Categories:
         else f"there are {len(classes):,} classes, more than {MOST_CLASSES:,}: merge some, or declare those that matter"
     )
     raise InputError(f"{what} (--classes, classes=) if they are public. What was spent on finding out is spent.")
-
-
-def _represent(run: Run, config: Config, loss: Loss | None) -> Representation:
-    method = METHODS[config.method]
-    if config.ratings:
-        return private_factorization(run, config.rank)
-    if config.configuration == "paper":
-        return method.paper(run, config.rank)
-    frame = declared_frame(config.scale, config.covariance, run.users.features)
-    start = None if config.start is None else INITIALISERS[config.start]
-    labels = {} if loss is None else {"loss": loss}
-    return method.default(run, config.rank, intercept=config.intercept, frame=frame, initialiser=start, **labels)
 
 
 PAGES = AlternationSettings().rounds + 4

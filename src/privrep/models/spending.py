@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from privrep.linear.registry import find_purposes
 from privrep.privacy.accounting import (
     Event,
     Gaussian,
@@ -20,41 +21,7 @@ from privrep.privacy.composition import most_gaussian
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import PrivacyReport
 
-_START = "starting point"
-_PURPOSE = {  # by page without its numbers and statistic, by page, or by statistic
-    "scales": "sizes of the features",
-    "covariance": "correlations of the features",
-    "frequencies": "how often features occur",
-    "keys/keys": "which values may be named",
-    "classes/keys": "which classes may be named",
-    "moments": _START,
-    "pairs": _START,
-    "power": _START,
-    "paper-moments": _START,
-    "paper-pairs": _START,
-    "centaur-power": _START,
-    "residuals": "weak directions that strong ones hide",
-    "strong-scout": "first clipping norm, strong directions",
-    "strong/step": "step, strong directions",
-    "strong/normal": "normal equations, strong directions",
-    "strong/right": "their right side, strong directions",
-    "round-scout": "first clipping norm",
-    "preference": "whether users gain by it",
-    "prior": "strength of the heads' prior, for the rounds",
-    "centre": "what heads have in common",
-    "heads-centre": "what heads have in common",
-    "heads-prior": "strength of the heads' prior",
-    "altmin-scout": "first clipping norm",
-    "step": "step",
-    "gradient": "step",
-    "sizes": "next clipping norm",
-    "normal": "normal equations",
-    "right": "their right side",
-    "taste": "offsets and factors of the items",
-    "means": "offsets of the items",
-    "tail": "factors of the rarer items",
-    "choice": "one of many candidates",
-}
+_SELECTIONS = {"keys/keys": "which values may be named", "classes/keys": "which classes may be named"}
 
 
 @dataclass(frozen=True)
@@ -124,4 +91,5 @@ def purpose(name: str) -> str:
     """What a release is for, by its name in the ledger (page/statistic)."""
     page, _, statistic = name.partition("/")
     page = re.sub(r"(-\d+)+$", "", page)
-    return next((_PURPOSE[key] for key in (f"{page}/{statistic}", page, statistic) if key in _PURPOSE), "")
+    known = {**find_purposes(), **_SELECTIONS}
+    return next((known[key] for key in (f"{page}/{statistic}", page, statistic) if key in known), "")

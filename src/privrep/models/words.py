@@ -30,12 +30,6 @@ RELATION = {
 
 OTHER_LABELS = "Other labels are ignored; the features of those rows still count for scales and users' means."
 
-_METHOD = {
-    "private-fedrep": "Private FedRep: private gradient steps on the representation, and a head of each user's own",
-    "priv-altmin": "Priv-AltMin: private least squares for the representation, in turn with heads of users' own",
-    "centaur": "CENTAUR: a start by the private power method, then private gradient steps on the representation",
-}
-
 
 @dataclass(frozen=True)
 class Inspection:
@@ -196,13 +190,7 @@ def _declared_lists(found: Inspection) -> str:
 def about_method(found: Inspection) -> list[str]:
     """What was fitted, to which columns."""
     c, columns = found.config, found.columns
-    if c.ratings:
-        return [
-            "Private factorisation of ratings: how far each item is rated above a user's mean, and factors of the "
-            "items, are public. Each user's mean, spread and taste stay in private/.",
-            *_about_lists(found),
-        ]
-    lines = [f"{_METHOD[c.method]} ({c.method})."]
+    lines = [c.learner.title]
     if c.configuration == "paper":
         lines.append("In the configuration of its paper, with its constants: for comparison.")
     if c.start is not None:
@@ -266,7 +254,11 @@ def about_representation(found: Inspection) -> list[str]:
     d, k = learned.basis.shape
     asked = found.config.rank
     chosen = (
-        "read off a released spectrum" if asked is None else "as asked for" if asked == k else f"of {asked} at most"
+        found.config.learner.automatic_rank
+        if asked is None
+        else "as asked for"
+        if asked == k
+        else f"of {asked} at most"
     )
     heads = "no heads here" if found.users is None else f"heads of {found.users:,} users in private/"
     if found.users is not None and found.privacy.relation != "replace-one-user":

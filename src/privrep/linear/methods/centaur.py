@@ -20,12 +20,15 @@ What the paper leaves open or gets wrong, and what `paper_centaur` does about it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from privrep.errors import InputError
 from privrep.linear.alternation import AlternationSettings
+from privrep.linear.method import Method, Problem
 from privrep.linear.methods.private_fedrep import head_and_gradient, private_fedrep, public_count
 from privrep.linear.starts import Initialiser, Start, power_method, random_basis
 from privrep.linear.steps import PowerStep
@@ -61,6 +64,26 @@ def centaur_linear(
     """
     start = boosted(copies, accuracy) if initialiser is None else initialiser
     return private_fedrep(run, rank, intercept=intercept, frame=frame, initialiser=start, settings=settings, loss=loss)
+
+
+class CentaurMethod(Method):
+    """CENTAUR in the linear case, as callers know it."""
+
+    name = "centaur"
+    title = "CENTAUR: a start by the private power method, then private gradient steps on the representation (centaur)."
+    accepts = frozenset({"numbers", "classes", "several targets", "sparse", "start", "paper", "add-or-remove-one-user"})
+    purposes: ClassVar[Mapping[str, str]] = {"centaur-power": "starting point", "gradient": "step"}
+    own_start = "power-method"
+
+    def default(self, run: Run, problem: Problem) -> Representation:
+        p = problem
+        return centaur_linear(run, p.rank, intercept=p.intercept, frame=p.transform, initialiser=p.start, loss=p.loss)
+
+    def paper(self, run: Run, rank: int) -> Representation:
+        return paper_centaur(run, rank)
+
+
+METHOD = CentaurMethod()
 
 
 def boosted(copies: int, accuracy: float) -> Initialiser:

@@ -22,6 +22,7 @@ More items than can be paired (the noise of all pairs would drown them, and take
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
+from privrep.linear.method import Method, Problem
 from privrep.local.least_squares import centred_targets
 from privrep.local.representation import Estimate, Ratings, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -91,6 +93,28 @@ def private_factorization(run: Run, rank: int | None) -> Representation:
     if len(error):
         factors = _tail(run, items, head, known, (1 - MEANS_SHARE - PAIRS_SHARE) * total)
     return _publish(run, items, factors, error)
+
+
+class FactorizationMethod(Method):
+    """Private factorisation, as callers know it."""
+
+    name = "private-factorization"
+    title = (
+        "Private factorisation of ratings: how far each item is rated above a user's mean, and factors of the items, "
+        "are public. Each user's mean, spread and taste stay in private/."
+    )
+    accepts = frozenset({"ratings", "sparse", "add-or-remove-one-user"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "taste": "offsets and factors of the items",
+        "means": "offsets of the items",
+        "tail": "factors of the rarer items",
+    }
+
+    def default(self, run: Run, problem: Problem) -> Representation:
+        return private_factorization(run, problem.rank)
+
+
+METHOD = FactorizationMethod()
 
 
 def _paired(run: Run, about: NDArray[np.int64], rank: int | None, mu_squared: float) -> tuple[_Items, Array, Array]:

@@ -25,12 +25,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings, Move, Problem, learn, moved
+from privrep.linear.alternation import AlternationSettings, Move, RoundContext, learn, moved
+from privrep.linear.method import Method, Problem
 from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, normalised_pairs
 from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, octaves, projected
 from privrep.linear.transform import CLEAR
@@ -78,6 +80,36 @@ def check_reach(features: int, rank: int | None) -> None:
         )
 
 
+class PrivAltMinMethod(Method):
+    """Priv-AltMin, as callers know it."""
+
+    name = "priv-altmin"
+    title = "Priv-AltMin: private least squares for the representation, in turn with heads of users' own (priv-altmin)."
+    accepts = frozenset({"numbers", "several targets", "sparse", "start", "paper", "add-or-remove-one-user"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "altmin-scout": "first clipping norm",
+        "strong/normal": "normal equations, strong directions",
+        "strong/right": "their right side, strong directions",
+        "normal": "normal equations",
+        "right": "their right side",
+        "paper-pairs": "starting point",
+    }
+    own_start = "normalised-pairs"
+
+    def check(self, problem: Problem, features: int) -> None:
+        check_reach(features, problem.rank)
+
+    def default(self, run: Run, problem: Problem) -> Representation:
+        p = problem
+        return priv_altmin(run, p.rank, intercept=p.intercept, frame=p.transform, initialiser=p.start)
+
+    def paper(self, run: Run, rank: int) -> Representation:
+        return paper_altmin(run, rank)
+
+
+METHOD = PrivAltMinMethod()
+
+
 @dataclass(frozen=True)
 class RegressionRound:
     """A and b of the normal equations, and a step that solves them."""
@@ -87,7 +119,7 @@ class RegressionRound:
     def most(self, features: int) -> int:
         return min(MAX_AUTO_RANK, MOST_UNKNOWNS // features)
 
-    def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> NormalEquations:
+    def step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> NormalEquations:
         k = state.basis.shape[1]
         outside = np.linalg.qr(state.basis, mode="complete")[0][:, k:]
         ridge = problem.settings.ridge(state)
@@ -102,7 +134,7 @@ class RegressionRound:
         }
 
     def move(
-        self, problem: Problem, state: Estimate, step: NormalEquations, released: Mapping[str, Release]
+        self, problem: RoundContext, state: Estimate, step: NormalEquations, released: Mapping[str, Release]
     ) -> Estimate:
         solved = solution(state, step.outside, released["normal"], released["right"], problem.settings.floor)
         return moved(state, solved)

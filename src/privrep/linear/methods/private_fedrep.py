@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings, Move, Problem, learn, moved
+from privrep.linear.alternation import AlternationSettings, Move, RoundContext, learn, moved
 from privrep.linear.class_steps import ClassGradient
+from privrep.linear.method import Method, Problem
 from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, gradient_size
 from privrep.local.least_squares import least_squares_heads
@@ -50,6 +52,34 @@ def private_fedrep(
     return learn(run, rank, GradientRound(), start, intercept=intercept, frame=frame, settings=settings, loss=loss)
 
 
+class PrivateFedRepMethod(Method):
+    """Private FedRep, as callers know it."""
+
+    name = "private-fedrep"
+    title = (
+        "Private FedRep: private gradient steps on the representation, and a head of each user's own (private-fedrep)."
+    )
+    accepts = frozenset({"numbers", "classes", "several targets", "sparse", "start", "paper", "add-or-remove-one-user"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "round-scout": "first clipping norm",
+        "strong/step": "step, strong directions",
+        "step": "step",
+        "paper-moments": "starting point",
+        "gradient": "step",
+    }
+    own_start = "spectral"
+
+    def default(self, run: Run, problem: Problem) -> Representation:
+        p = problem
+        return private_fedrep(run, p.rank, intercept=p.intercept, frame=p.transform, initialiser=p.start, loss=p.loss)
+
+    def paper(self, run: Run, rank: int) -> Representation:
+        return paper_fedrep(run, rank)
+
+
+METHOD = PrivateFedRepMethod()
+
+
 @dataclass(frozen=True)
 class GradientRound:
     """A clipped sum of (gradient, heads' second moment), and a preconditioned step."""
@@ -59,7 +89,7 @@ class GradientRound:
     def most(self, features: int) -> int:
         return MAX_AUTO_RANK
 
-    def step(self, problem: Problem, state: Estimate, norm: float, ratio: float) -> LeaveOneOutGradient:
+    def step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> LeaveOneOutGradient:
         s, weight = problem.settings, problem.settings.heads_weight * ratio
         if problem.loss is not None:
             prior = problem.loss, problem.centre_on(state.basis)
@@ -70,7 +100,7 @@ class GradientRound:
         return {"step": Query(Bound(norm, gradient_size(*step.U.shape)), mu_squared)}
 
     def move(
-        self, problem: Problem, state: Estimate, step: LeaveOneOutGradient, released: Mapping[str, Release]
+        self, problem: RoundContext, state: Estimate, step: LeaveOneOutGradient, released: Mapping[str, Release]
     ) -> Estimate:
         return moved(state, preconditioned(state, released["step"], step.heads_weight, problem.settings.floor))
 

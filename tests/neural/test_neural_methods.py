@@ -12,12 +12,16 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
+from experiments import network_references  # noqa: E402
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import BudgetExceeded, InputError  # noqa: E402
 from privrep.heads.gradient import HeadFit  # noqa: E402
-from privrep.neural import baselines  # noqa: E402
+from privrep.neural import personal as personal_module  # noqa: E402
+from privrep.neural.methods import centaur, fedavg, pmtl, ppsgd  # noqa: E402
 from privrep.neural.models import mlp  # noqa: E402
+from privrep.neural.personal import ended  # noqa: E402
 from privrep.neural.rounds import TrainingSettings  # noqa: E402
+from privrep.neural.user_state import kept_heads  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
@@ -30,6 +34,7 @@ FEATURES, CLASSES, SLOTS, USERS = 9, 3, 5, 23
 FIT = HeadFit(steps=3, rate=0.3, momentum=0.5)
 PLAIN = TrainingSettings(rounds=4, clip=1e6, step_size=0.2, head_fit=FIT)
 KEEPING = ("centaur", "ppsgd", "pmtl")
+FILES = {"centaur": centaur, "fedavg": fedavg, "pmtl": pmtl, "ppsgd": ppsgd}
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ def plain_ppsgd(table, settings, eta, alpha):
 
 
 def method(name, run, settings, mu_squared=1e-6):
-    function = getattr(baselines, name)
+    function = getattr(FILES[name], name)
     return function(run, network(), settings, mu_squared, SLOTS)
 
 
@@ -175,7 +180,7 @@ def test_kept_heads_do_what_plain_fedrep_does(batch) -> None:
     trained, kept = method("centaur", new_run(table), settings)
     assert_close(trained.weights, weights)
     assert_close(kept.own, heads)
-    exact, kept = baselines.fedrep(InMemoryUsers(table), network(), settings, SLOTS)
+    exact, kept = network_references.fedrep(InMemoryUsers(table), network(), settings, SLOTS)
     assert_close(exact, weights)
     assert_close(kept.own, heads)
 
@@ -201,10 +206,10 @@ def test_pmtl_keeps_networks_that_are_pulled_to_the_mean(batch) -> None:
 def test_ppsgd_adds_own_heads_to_a_shared_one() -> None:
     table = population()
     weights, own = plain_ppsgd(table, PLAIN, eta=0.5, alpha=0.4)
-    trained, kept = baselines.ppsgd(new_run(table), network(), PLAIN, 1e-6, SLOTS, eta=0.5, alpha=0.4)
+    trained, kept = ppsgd.ppsgd(new_run(table), network(), PLAIN, 1e-6, SLOTS, eta=0.5, alpha=0.4)
     assert_close(trained.weights, weights)
     assert_close(kept.own, own)
-    personal = baselines.ended_ppsgd(network(), trained.weights, kept.own)
+    personal = ppsgd.ended_ppsgd(network(), trained.weights, kept.own)
     assert_close(personal.heads, weights[-len(own[0]) :] + own)
 
 
@@ -261,7 +266,7 @@ def kept_of(name, settings, users):
         raise Caught
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baselines, "train", caught)
+        patch.setattr(FILES[name], "train", caught)
         with pytest.raises(Caught):
             method(name, new_run(users), settings)
     ((start, make_step),) = seen
@@ -298,7 +303,7 @@ def test_those_who_keep_something_are_all_asked_once_a_round() -> None:
     for name in KEEPING:
         with pytest.raises(InputError, match="rate of 1"):
             method(name, new_run(table), settings)
-    kept = baselines.kept_heads(parts, parts.head.weights(), PLAIN, USERS, SLOTS)
+    kept = kept_heads(parts, parts.head.weights(), PLAIN, USERS, SLOTS)
     step = kept.step(parts.representation.weights())
     X, y = np.zeros((2, SLOTS, FEATURES), np.float32), np.full((2, SLOTS), -1.0)
     step(X, y, np.array([3, 4]))
@@ -310,12 +315,12 @@ def test_ppsgd_wants_a_linear_head() -> None:
     body, head = mlp(FEATURES, (7, 4), CLASSES)
     parts = split(body, torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), head), FEATURES)
     with pytest.raises(InputError, match=r"one nn\.Linear"):
-        baselines.ppsgd(new_run(population()), parts, PLAIN, 1e-6, SLOTS)
+        ppsgd.ppsgd(new_run(population()), parts, PLAIN, 1e-6, SLOTS)
 
 
 def test_alone_everyone_learns_their_own_rows_and_who_has_none_keeps_the_start() -> None:
     table, parts = population(), network()
-    personal = baselines.alone(parts, table, SLOTS, rate=0.05, batch=2, epochs=400)
+    personal = network_references.alone(parts, table, SLOTS, rate=0.05, batch=2, epochs=400)
     found = personal.accuracy(table)
     assert np.isnan(found[table.sizes == 0]).all()
     assert (table.sizes == 0).any()
@@ -323,7 +328,7 @@ def test_alone_everyone_learns_their_own_rows_and_who_has_none_keeps_the_start()
     nobody = int(np.flatnonzero(table.sizes == 0)[0])
     assert torch.equal(personal.heads[nobody], torch.from_numpy(parts.head.weights()))
     one = table.users(4, 5)
-    lonely = baselines.alone(parts, one, SLOTS, rate=0.05, batch=2, epochs=400)
+    lonely = network_references.alone(parts, one, SLOTS, rate=0.05, batch=2, epochs=400)
     np.testing.assert_allclose(lonely.heads[0], personal.heads[4], atol=1e-4)
 
 
@@ -331,7 +336,7 @@ def test_accuracy_counts_each_users_rows_by_its_own_head() -> None:
     table, parts = population(), network()
     settings = replace(PLAIN, rounds=2)
     weights = method("fedavg", new_run(table), settings).weights
-    personal = baselines.ended(parts, weights, None, FIT, table, SLOTS)
+    personal = ended(parts, weights, None, FIT, table, SLOTS)
     found = personal.accuracy(table)
     body, head = copy.deepcopy(parts.representation), copy.deepcopy(parts.head)
     body.load(weights[: body.size])
@@ -351,7 +356,7 @@ def test_accuracy_counts_each_users_rows_by_its_own_head() -> None:
 def test_fine_tuned_networks_of_pmtl_are_each_ones_own() -> None:
     table, parts = population(), network()
     _, kept = method("pmtl", new_run(table), PLAIN)
-    personal = baselines.ended_pmtl(parts, kept.own, HeadFit(steps=0), table, SLOTS)
+    personal = pmtl.ended_pmtl(parts, kept.own, HeadFit(steps=0), table, SLOTS)
     whole = torch.cat([personal.representation, personal.heads], dim=1)
     assert torch.equal(whole, kept.own)
     found = personal.accuracy(table)
@@ -367,21 +372,21 @@ def test_networks_of_any_kind_descend_as_stacks_of_layers_do(batch, monkeypatch)
     """One user at a time by automatic differentiation, as convolutions need it, or many by formulas."""
     table, settings = population(), replace(PLAIN, batch=batch)
     trained, kept = method("pmtl", new_run(table), settings)
-    own = baselines.alone(network(), table, SLOTS, rate=0.1, batch=batch, epochs=3)
-    monkeypatch.setattr(baselines, "is_stack", lambda part: False)
+    own = network_references.alone(network(), table, SLOTS, rate=0.1, batch=batch, epochs=3)
+    monkeypatch.setattr(personal_module, "is_stack", lambda part: False)
     slowly, again = method("pmtl", new_run(table), settings)
     assert_close(slowly.weights, trained.weights)
     assert_close(again.own, kept.own)
-    assert_close(baselines.alone(network(), table, SLOTS, rate=0.1, batch=batch, epochs=3).heads, own.heads)
+    assert_close(network_references.alone(network(), table, SLOTS, rate=0.1, batch=batch, epochs=3).heads, own.heads)
 
 
 def test_one_linear_layer_is_a_network_without_a_representation() -> None:
     table = population()
     parts = split(torch.nn.Identity(), torch.nn.Linear(FEATURES, CLASSES), FEATURES)
-    weights = baselines.fedavg(new_run(table), parts, PLAIN, 1e-6, SLOTS).weights
+    weights = fedavg.fedavg(new_run(table), parts, PLAIN, 1e-6, SLOTS).weights
     assert weights.shape == (parts.head.size,)
-    found = baselines.ended(parts, weights, None, HeadFit(steps=200, rate=0.5), table, SLOTS).accuracy(table)
+    found = ended(parts, weights, None, HeadFit(steps=200, rate=0.5), table, SLOTS).accuracy(table)
     assert np.nanmean(found) > 0.9
     for name in ("ppsgd", "pmtl"):
-        trained, kept = getattr(baselines, name)(new_run(table), parts, PLAIN, 1e-6, SLOTS)
+        trained, kept = getattr(FILES[name], name)(new_run(table), parts, PLAIN, 1e-6, SLOTS)
         assert trained.weights.shape == kept.own[0].shape == weights.shape

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from experiments.fedavg import LocalUpdate, dp_fedavg
+from experiments.references import altmin
 
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.linear.baselines import FullGradient, LocalUpdate, altmin, dp_fedavg, fedrep, pooled, subspace_distance
+from privrep.linear.references import FullGradient, fedrep, pooled, subspace_distance
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise

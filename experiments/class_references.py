@@ -1,6 +1,6 @@
 """What classifiers are compared with. All but `alone_classes`, in which nothing is shared, are NOT PRIVATE and say so.
 
-As `baselines`: exact sums of users' contributions are read here, which nothing that claims privacy may do.
+Exact sums of users' contributions are read here, which nothing that claims privacy may do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from privrep.data.table import UserTable
 from privrep.heads.classification import class_shared
-from privrep.linear.baselines import UNBOUNDED, subspace_distance
 from privrep.linear.class_steps import Encoded
+from privrep.linear.references import UNBOUNDED, subspace_distance
 from privrep.linear.steps import PairMoments, projected, pulled
 from privrep.local.least_squares import sum_columns, without_mean
 from privrep.local.losses import Loss, fit_classes

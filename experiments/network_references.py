@@ -1,0 +1,45 @@
+"""References for networks: FedRep with exact sums, which is NOT PRIVATE, and training alone, which shares nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privrep.data.table import UserTable
+from privrep.heads.gradient import labels_of, rows_of
+from privrep.neural.methods.fedavg import whole
+from privrep.neural.personal import Personal, descended, of_all
+from privrep.neural.rounds import TrainingSettings
+from privrep.neural.user_state import UserState, kept_heads
+from privrep.nn.flat_module import Split
+from privrep.privacy.bounds import Bound
+from privrep.typing import Singles
+from privrep.users.batching import Call
+from privrep.users.summing import Users
+
+UNBOUNDED = 1e100  # a clipping norm that no data reaches
+
+
+def fedrep(users: Users, split: Split, settings: TrainingSettings, slots: int) -> tuple[Singles, UserState]:
+    """FedRep (Collins et al. 2021): the same rounds with exact sums, nothing clipped and no noise. NOT PRIVATE."""
+    kept = kept_heads(split, split.head.weights(), settings, users.count, slots)
+    weights = split.representation.weights().astype(np.float64)
+    bounds = {"update": Bound(UNBOUNDED, len(weights))}
+    for _ in range(settings.rounds):
+        total = users.bounded_sums(kept.step(weights.astype(np.float32)), bounds)["update"].total
+        weights = weights + settings.server_rate * total / users.count
+    return weights.astype(np.float32), kept
+
+
+def alone(split: Split, table: UserTable, slots: int, rate: float, batch: int | None, epochs: int) -> Personal:
+    """Everyone trains the same network on their own rows: nothing is shared, nothing is spent."""
+    network = whole(split).representation
+    start, own = torch.tensor(network.weights()), torch.empty(table.n_users, network.size)
+
+    def trained(call: Call) -> Tensor:
+        return descended(network, start, rows_of(call.X), labels_of(call.y, split.classes), rate, batch, epochs)
+
+    for places, found in of_all(trained, table, split, network.size, slots):
+        own[torch.from_numpy(places)] = found
+    return Personal(split, own[:, : split.representation.size], own[:, split.representation.size :])

@@ -1,0 +1,44 @@
+"""CENTAUR as in its paper (Shen et al. 2023): shared representation, heads that users keep."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from privrep.data.table import UserTable
+from privrep.heads.gradient import HeadRule
+from privrep.neural.personal import Personal, ended
+from privrep.neural.rounds import TrainedWeights, TrainingSettings, train
+from privrep.neural.user_state import UserState, kept_heads
+from privrep.nn.flat_module import Split
+from privrep.privacy.release import Run
+from privrep.typing import Singles
+
+
+def centaur(
+    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+) -> tuple[TrainedWeights, UserState]:
+    """CENTAUR as in its paper (Algorithms 1 and 2): shared representation, heads that users keep and fit further.
+
+    Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
+    """
+    kept = kept_heads(split, split.head.weights(), settings, run.users.count, slots)
+    return train(run, split.representation.weights(), kept.step, settings, mu_squared, "centaur"), kept
+
+
+class CentaurMethod:
+    """CENTAUR, for a comparison of methods."""
+
+    name: ClassVar[str] = "CENTAUR"
+
+    def train(
+        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+    ) -> tuple[TrainedWeights, Tensor]:
+        trained, kept = centaur(run, split, settings, mu_squared, slots)
+        return trained, kept.own
+
+    def end(
+        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int
+    ) -> Personal:
+        return ended(split, weights, own, fit, table, slots)

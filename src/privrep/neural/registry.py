@@ -1,0 +1,59 @@
+"""Private methods for networks by name: a line each. Every method is one file in `neural/methods/`.
+
+All are private: whatever of one user reaches another goes through `Run.release`, clipped and charged, under
+replace-one-user. What users end with, `Personal`, is each user's own and stays with it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from privrep.data.table import UserTable
+from privrep.heads.gradient import HeadRule
+from privrep.neural.methods.centaur import CentaurMethod
+from privrep.neural.methods.fedavg import FedAvgMethod
+from privrep.neural.methods.pmtl import PmtlMethod
+from privrep.neural.methods.ppsgd import PpsgdMethod
+from privrep.neural.personal import Personal
+from privrep.neural.rounds import TrainedWeights, TrainingSettings
+from privrep.nn.flat_module import Split
+from privrep.privacy.release import Run
+from privrep.typing import Singles
+
+
+class NetworkMethod(Protocol):
+    """A way to train a network privately, and what users make of it in the end."""
+
+    name: ClassVar[str]
+
+    def train(
+        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+    ) -> tuple[TrainedWeights, Tensor | None]:
+        """Return the shared weights, and what users kept of their own: (users, size), or None.
+
+        Args:
+            run: The run whose ledger is charged.
+            split: The network, as a representation and a head.
+            settings: Rounds, clipping norm, steps and heads.
+            mu_squared: What each round spends.
+            slots: Rows of a user that a round looks at.
+        """
+        ...
+
+    def end(
+        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int
+    ) -> Personal:
+        """Return what users have after the last round, from the shared weights and what they kept."""
+        ...
+
+
+_REGISTERED: tuple[NetworkMethod, ...] = (
+    FedAvgMethod(),
+    PpsgdMethod(),
+    PmtlMethod(),
+    CentaurMethod(),
+)
+
+METHODS = {method.name: method for method in _REGISTERED}
