@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Products
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, Poisson, noise_multiplier_for
 from privrep.typing import Array
 

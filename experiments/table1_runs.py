@@ -25,7 +25,7 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import BoundedSum
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_117

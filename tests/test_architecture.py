@@ -174,12 +174,8 @@ RULES = {
         (
             "privacy/noise.py",
             "privacy/release.py",
-            "models/model.py",
-            "estimators/margin.py",
-            "estimators/network.py",
-            "estimators/clip.py",
-            "federated/node.py",
-        ),  # the last five pick the source; they call none
+            "privacy/run.py",  # picks the source, and calls none
+        ),
     ),
     "a noise source is called": Rule(calls("noise", "secure_noise", "smallest"), ("privacy/release.py",)),
     "the key of a sample is drawn": Rule(calls("key"), ("privacy/release.py",)),
@@ -228,6 +224,7 @@ RULES = {
         calls("bounded_sums", "counted"),
         (
             "privacy/release.py",
+            "privacy/run.py",
             "federated/wire/answering.py",  # hands the server's question on to the users of its own
             "users/isolated.py",  # checks each user's part before it is counted
             "linear/baselines.py",  # labelled not private
@@ -245,19 +242,27 @@ RULES = {
         ),
     ),
     "releases are posted": Rule(
-        calls("post_releases", "post_selection", "post_choice", "post_iterated"), ("privacy/release.py",)
+        calls("post_releases", "post_selection", "post_choice", "post_iterated"), ("privacy/run.py",)
     ),
-    "derived pages are posted": Rule(calls("post_derived"), ("privacy/release.py",)),
+    "derived pages are posted": Rule(calls("post_derived"), ("privacy/run.py",)),
     "budget is spent": Rule(calls("charge"), ("privacy/release.py", "privacy/node_noise.py")),
     "releases are made": Rule(
         constructs("Release"), ("privacy/release.py", "privacy/node_noise.py", "privacy/billboard.py")
     ),
     "walks are made": Rule(constructs("Iterated"), ("privacy/release.py", "privacy/billboard.py")),
-    "choices are made": Rule(constructs("Choice"), ("privacy/release.py", "privacy/billboard.py")),
+    "choices are made": Rule(
+        constructs("Choice"),
+        (
+            "privacy/release.py",
+            "privacy/billboard.py",
+            "privacy/run.py",
+        ),  # the last compares one with a page that stands
+    ),
     "what makes a choice private is computed": Rule(
         calls("scale_in_levels", "LossBound"),
         (
             "privacy/release.py",
+            "privacy/run.py",
             "privacy/exponential.py",
             "federated/wire/messages.py",  # reads the bound that a server sent
         ),
@@ -272,6 +277,7 @@ LOCAL = Rule(
     imports(
         "privrep.users",
         "privrep.privacy.release",
+        "privrep.privacy.run",
         "privrep.privacy.ledger",
         "privrep.privacy.noise",
         "privrep.privacy.exponential",

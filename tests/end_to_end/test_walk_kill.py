@@ -39,9 +39,10 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
     from privrep.data.table import UserTable
     from privrep.privacy.billboard import Billboard
     from privrep.privacy.bounds import Bound
+    from privrep.privacy.calibration import Query
     from privrep.privacy.ledger import Budget, Ledger
     from privrep.privacy.noise import secure_noise, simulated_noise
-    from privrep.privacy.release import Query, Run
+    from privrep.privacy.run import Run
     from privrep.privacy.sampling import Fixed
     from privrep.users.memory import InMemoryUsers
 
@@ -84,7 +85,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
 
 def program(folder: Path) -> dict[str, Any]:
     for module in (
-        "privrep.privacy.release",
+        "privrep.privacy.run",
         "privrep.users.memory",
         "dp_accounting.pld.privacy_loss_distribution",
     ):

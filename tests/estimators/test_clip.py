@@ -28,7 +28,7 @@ from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import grid_step, simulated_noise  # noqa: E402
-from privrep.privacy.release import Run  # noqa: E402
+from privrep.privacy.run import Run  # noqa: E402
 from privrep.privacy.sampling import Poisson  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 

@@ -30,7 +30,7 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed
 from privrep.users.memory import InMemoryUsers
 

@@ -45,7 +45,7 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
 from privrep.users.memory import InMemoryUsers
 from privrep.users.projected import ProjectedUsers

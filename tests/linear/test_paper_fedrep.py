@@ -12,10 +12,11 @@ from privrep.linear.baselines import fedrep, subspace_distance
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs, paper_fedrep
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 

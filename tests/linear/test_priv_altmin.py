@@ -31,12 +31,13 @@ from privrep.linear.steps import SIZES
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import DIRECTION_ONLY, MAX_ROWS_PER_SUM, Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import pack, packed_size, unpack
 from privrep.privacy.groups import Group
 from privrep.privacy.kronecker import kronecker
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
 

@@ -20,7 +20,7 @@ from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import pack, unpack
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import sum_blocks
 

@@ -21,7 +21,7 @@ from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
-from privrep.privacy.release import Run  # noqa: E402
+from privrep.privacy.run import Run  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 USERS, SLOTS, FEATURES, CLASSES = 6, 7, 12, 4

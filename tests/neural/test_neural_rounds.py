@@ -25,7 +25,7 @@ from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.contributions import Vectors  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
-from privrep.privacy.release import Run  # noqa: E402
+from privrep.privacy.run import Run  # noqa: E402
 from privrep.privacy.sampling import Poisson, noise_multiplier_for  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 

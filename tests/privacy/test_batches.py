@@ -37,11 +37,12 @@ from privrep.privacy.accounting import (
 from privrep.privacy.batches import batch_deltas
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound, clipped_sum
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Concatenated, NormAtMost, Summed, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, FixedSample, Poisson, noise_multiplier_for
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers

@@ -18,11 +18,13 @@ from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
 from privrep.privacy.accounting import Gaussian, Pure
 from privrep.privacy.billboard import Billboard, Choice
 from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Losses, Vectors
 from privrep.privacy.exponential import scale_in_levels
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run, choose, release
+from privrep.privacy.release import choose, release
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 PURE = Budget(1.0, 0.0)

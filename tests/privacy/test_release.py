@@ -21,12 +21,14 @@ from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
 from privrep.privacy.accounting import Gaussian
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, BoundedSum, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.node_noise import Noisy
 from privrep.privacy.noise import NoiseSource, grid_step, secure_noise, simulated_noise, to_grid
-from privrep.privacy.release import Query, Run, release
+from privrep.privacy.release import release
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import LocalStep

@@ -37,11 +37,12 @@ from privrep.privacy.accounting import (
 )
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson, Sample, noise_multiplier_for
 from privrep.users.memory import InMemoryUsers
 

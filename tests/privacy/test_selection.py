@@ -22,10 +22,11 @@ from privrep.privacy import release as module
 from privrep.privacy.accounting import Relation, Selection, gaussian_delta
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.groups import hashes
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.privacy.selection import COUNTED, MOST_KEYS, chance, counts_bound, threshold
 from privrep.users import holders as engine
 from privrep.users.holders import KeyHolders

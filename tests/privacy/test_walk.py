@@ -15,10 +15,12 @@ from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import Batched, Gaussian, Sampled
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Vectors
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run, release_about_sample
+from privrep.privacy.release import release_about_sample
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, FixedSample, Poisson
 from privrep.users.memory import InMemoryUsers
 

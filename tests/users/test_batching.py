@@ -19,10 +19,11 @@ from privrep.errors import InputError
 from privrep.local.projection import Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, Bound, LossBound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Losses, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Sample
 from privrep.users import batching as module
 from privrep.users.batching import seats_of

@@ -35,10 +35,8 @@ from privrep.federated.task import Task, task_from_json
 from privrep.federated.wire.answering import answer
 from privrep.federated.wire.messages import Question, Refusal, packed, refusal, unpacked
 from privrep.federated.wire.users import Facts
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.ledger import Budget
+from privrep.privacy.run import Run
 from privrep.users.isolated import IsolatedUsers
 from privrep.users.summing import Users
 
@@ -156,11 +154,9 @@ class Host:
         folder.mkdir(exist_ok=True, mode=0o700)
         epsilon = noise["epsilon"] if self.agreed is None or self.agreed.noise is None else self.agreed.noise["epsilon"]
         budget = Budget(float(epsilon), task.delta, task.relation)
-        ledger = Ledger(budget, seeded=task.seed is not None, path=folder / "ledger.jsonl")
-        self._files.callback(ledger.close)
-        source = secure_noise if task.seed is None else simulated_noise(_seed_of(task.seed, name))
+        seed = None if task.seed is None else _seed_of(task.seed, name)
         assert self._users is not None
-        return Run(self._users, ledger, Billboard(folder / "billboard"), source)
+        return self._files.enter_context(Run.open(self._users, budget, seed=seed, folder=folder))
 
     def sums(self, content: RecordDict) -> RecordDict:
         """One pass over the users."""

@@ -21,8 +21,9 @@ from privrep.local.least_squares import centred, least_squares_heads
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors, pack, packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array, Floats
 from privrep.users.summing import Users
 

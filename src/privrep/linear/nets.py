@@ -15,7 +15,7 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.linear.margins import WIDTH, Net
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.typing import Array
 from privrep.users.summing import LocalStep
 

@@ -25,8 +25,9 @@ from privrep.local.losses import Loss
 from privrep.local.representation import Estimate
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array
 
 MAX_AUTO_RANK = 16

@@ -13,8 +13,9 @@ from privrep.errors import InputError
 from privrep.linear.steps import CELLS, LOWEST, FeatureSizes, Frequencies, SecondMoments
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array
 
 CLEAR = 5.0  # standard deviations above zero at which the largest of a few thousand noisy cells is believed

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from privrep.multimodal.towers import Layout, unit
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array, Singles
 
 PAGE = "centre"

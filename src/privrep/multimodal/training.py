@@ -19,7 +19,9 @@ from privrep.neural.rounds import Optimiser
 from privrep.neural.rounds import TrainingSettings as Server
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
-from privrep.privacy.release import Query, Run, State
+from privrep.privacy.calibration import Query
+from privrep.privacy.release import State
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, Poisson, Sampling, noise_multiplier_for
 from privrep.typing import Array, Singles
 

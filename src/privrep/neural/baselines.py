@@ -43,7 +43,7 @@ from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, 
 from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.typing import Singles
 from privrep.users.batching import Call, calls, seats_of
 from privrep.users.summing import Users, default_workers, map_blocks

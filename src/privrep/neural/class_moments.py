@@ -23,8 +23,9 @@ from privrep.heads.gradient import labels_of, one_thread
 from privrep.heads.neural import one_hot
 from privrep.linear.starts import top_eigenvectors
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Products, RowMoments, packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array
 
 FLOOR = 0.5  # of the noise of a scatter, added to its eigenvalues

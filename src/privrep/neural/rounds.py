@@ -22,8 +22,9 @@ from privrep.neural.local_sgd import LocalSgdStep
 from privrep.nn.flat_module import Split
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions, Losses
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import NormAtMost
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
 from privrep.typing import Array, Singles
 from privrep.users.summing import SlotStep
@@ -144,11 +145,11 @@ def _ask(
         return run.release(page, step, {"update": Query(bound, mu_squared)}, sampling=sampling)
     share = settings.quantile_share * mu_squared
     queries = {"update": Query(bound, mu_squared - share), "short": Query(HALF, share)}
-    return run.release(page, _Measured(step, clip), queries, sampling=sampling)
+    return run.release(page, MeasuredStep(step, clip), queries, sampling=sampling)
 
 
 @dataclass(frozen=True, eq=False)
-class _Measured:
+class MeasuredStep:
     """A step that also says of each user whether its update is no longer than this."""
 
     step: SlotStep

@@ -44,8 +44,9 @@ from privrep.neural.plan import SharingPlan
 from privrep.neural.rounds import Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.nn.flat_module import FlatModule, Split, split
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import noise_multiplier_for
 from privrep.typing import Array, Singles
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from privrep.errors import InputError
 from privrep.federated.wire.messages import Answer, Question
 from privrep.privacy.bounds import Bound, LossBound
-from privrep.privacy.release import Query, Run
+from privrep.privacy.calibration import Query
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import ListedSample
 from privrep.users.summing import Users
 

@@ -34,8 +34,9 @@ from privrep.local.least_squares import centred_targets
 from privrep.local.representation import Estimate, Ratings, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Concatenated, NonNegative, RowMoments, SparseColumns, packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array, Floats
 
 MEAN_WEIGHT, PRESENCE_WEIGHT = 0.3, 0.3  # a and b: of the offsets and of the counts against the covariance

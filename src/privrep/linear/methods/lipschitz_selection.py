@@ -17,7 +17,7 @@ from privrep.linear.nets import Zooming, sign_matrix, zoom
 from privrep.local.projection import Projection
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.users.projected import project
 
 

@@ -39,10 +39,11 @@ from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, CrossMoments, Summed, Vectors, packed_size, unpack
 from privrep.privacy.groups import Group
 from privrep.privacy.kronecker import kronecker
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array, Floats
 
 MOST_UNKNOWNS = 4096  # d k: the normal equations have their square, half of which is released
