@@ -127,8 +127,8 @@ class Watched(InMemoryUsers):
 
     lengths: list[float] = field(default_factory=list)
 
-    def bounded_sums(self, *arguments: Any, **named: Any) -> dict[str, BoundedSum]:
-        sums = super().bounded_sums(*arguments, **named)
+    def sums(self, *arguments: Any, **named: Any) -> dict[str, BoundedSum]:
+        sums = super().sums(*arguments, **named)
         self.lengths.append(float(np.linalg.norm(sums["update"].total)))
         return sums
 
@@ -169,7 +169,7 @@ def run_method(
 def facts_of(run: Run, trained: TrainedWeights) -> dict[str, Any]:
     """Public facts of a run, and how long its exact clipped sums were against their noise."""
     lengths = run.users.lengths if isinstance(run.users, Watched) else []
-    noise = [run.users.count * one.noise for one in trained.rounds]  # of the sum, not of the average
+    noise = [run.users.facts.users * one.noise for one in trained.rounds]  # of the sum, not of the average
     ratios = np.array(lengths) / np.array(noise)
     return {
         "rounds": len(noise),

@@ -150,6 +150,14 @@ def _unsafe_loading(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"calls {_dotted(node.func)} without weights_only=True"
 
 
+def _guessed(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Attributes that are looked for by name instead of declared by a type."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _dotted(node.func) in {"getattr", "hasattr"} and len(node.args) > 1:
+            if isinstance(node.args[1], ast.Constant):
+                yield node.lineno, f"calls {_dotted(node.func)} with {node.args[1].value!r}"
+
+
 RULES = {
     "random numbers are drawn": Rule(
         _random,
@@ -221,7 +229,7 @@ RULES = {
         ),
     ),
     "users are asked for sums": Rule(
-        calls("bounded_sums", "counted"),
+        calls("sums", "counted"),
         (
             "privacy/release.py",
             "privacy/run.py",
@@ -285,6 +293,15 @@ LOCAL = Rule(
     (),
 )
 CORE = Rule(imports("privrep.linear", "privrep.estimators", "privrep.models", "privrep.heads", "privrep.cli"), ())
+DECLARED = Rule(_guessed, ())  # what a step, a kind of contributions, a bound, noise or users are, their types say
+KERNEL = Rule(
+    lambda tree: (
+        (line, found)
+        for line, found in imports("privrep")(tree)
+        if not found.startswith(("imports privrep.privacy", "imports privrep.typing", "imports privrep.errors"))
+    ),
+    (),
+)
 USERS_COMPUTE = (
     "local/elementary.py",
     "local/least_squares.py",
@@ -316,6 +333,8 @@ def test_only_where_it_should_be(rule: str) -> None:
         (("privacy/",), CORE),
         (("users/",), CORE),
         (("privacy/",), EINSUM),
+        (("privacy/",), KERNEL),
+        (("privacy/", "users/", "linear/", "heads/"), DECLARED),
     ],
 )
 def test_what_users_compute_knows_nothing_of_budgets_and_the_core_nothing_of_algorithms_or_of_einsum(
@@ -376,7 +395,7 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("clipping is asked for", "clipped_sum(c, bound)"),
         ("norms and weighted sums of contributions are taken", "c.weighted_sum(w)"),
         ("the total of a bounded sum is read", "print(sums['a'].total)"),
-        ("users are asked for sums", "run.users.bounded_sums(step, bounds)"),
+        ("users are asked for sums", "run.users.sums(step, bounds)"),
         ("users are asked for sums", "holders.counted(bound)"),
         ("the list of keys that occur is read", "print(len(holders.private_keys))"),
         ("releases are posted", "run.billboard.post_releases('a', {})"),
@@ -394,3 +413,20 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
 )
 def test_the_rule_sees_what_it_forbids(rule: str, code: str) -> None:
     assert RULES[rule].broken_by("elsewhere.py", ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        (DECLARED, "slots = getattr(step, 'slots', None)"),
+        (DECLARED, "if hasattr(users, 'noisy_sums'): ..."),
+        (KERNEL, "from privrep.users.summing import map_blocks"),
+        (KERNEL, "from privrep.data.sparse import SparseRows"),
+        (LOCAL, "from privrep.privacy.run import Run"),
+        (CORE, "import privrep.linear.steps"),
+        (EINSUM, "np.einsum('ij->i', x)"),
+    ],
+)
+def test_rules_of_packages_see_what_they_forbid(rule: Rule, code: str) -> None:
+    assert rule.broken_by("elsewhere.py", ast.parse(code))
+    assert not rule.broken_by("elsewhere.py", ast.parse("from privrep.errors import InputError\ngetattr(x, name)"))

@@ -58,7 +58,7 @@ def test_one_user_moves_every_score_by_one_at_most(loss, table):
     step = LipschitzLosses(RandomNet("test", 100, 12, 2), loss, 1.0, 2.0, True)
     totals = [
         InMemoryUsers(UserTable(rows, labels, table.offsets, table.ids))
-        .bounded_sums(step, {"losses": LossBound(100)})["losses"]
+        .sums(step, {"losses": LossBound(100)})["losses"]
         .total
         for rows, labels in ((table.X, table.y), (X, y))
     ]

@@ -109,7 +109,7 @@ def test_choices_have_the_probabilities_of_the_exponential_mechanism():
     net = RandomNet("margin-1", 5, 12, 2)
     users = project(InMemoryUsers(table, 1), Projection(None, 1.0))
     step = MarginLosses(net, 0.4, 1.0, True)
-    totals = users.bounded_sums(step, {"losses": LossBound(5)})["losses"].total / LEVELS
+    totals = users.sums(step, {"losses": LossBound(5)})["losses"].total / LEVELS
     members, found = [net.member(i) for i in range(5)], np.zeros(5)
     for seed in range(draws):
         chosen = margin_selection(run_on(table, epsilon, seed), 2, margin=0.4, zooming=Zooming(5, 1)).basis
@@ -132,7 +132,7 @@ def test_one_user_moves_every_score_by_one_at_most(table):
     step = MarginLosses(RandomNet("test", 200, 20, 2), 0.4, 1.0, True)
     projection = Projection(sign_matrix(20, 60), 1.0)
     totals = [
-        project(InMemoryUsers(t), projection).bounded_sums(step, {"losses": LossBound(200)})["losses"].total
+        project(InMemoryUsers(t), projection).sums(step, {"losses": LossBound(200)})["losses"].total
         for t in (table, other)
     ]
     moved = np.abs(totals[0] - totals[1])

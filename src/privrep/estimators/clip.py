@@ -26,6 +26,7 @@ from privrep.multimodal.pairs import Pairs
 from privrep.multimodal.towers import Layout, Towers, layout_of, towers
 from privrep.multimodal.training import ClipSettings, Mechanism, Question, planned_multiplier, train
 from privrep.privacy.ledger import Budget, PrivacyReport
+from privrep.privacy.protocol import EVERYONE
 from privrep.privacy.run import Run
 from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers
@@ -43,8 +44,8 @@ class ClipPlan:
 
     @property
     def words(self) -> str:
-        batch, asked = self.settings.asked(self.users), "everyone"
-        if batch is not None:
+        asked = "everyone"
+        if self.settings.asked(self.users) != EVERYONE:
             asked = (
                 f"a secret batch of {'about ' if self.settings.sampling == 'poisson' else ''}{self.settings.batch:,}"
             )
@@ -152,7 +153,7 @@ class DPClip:
             if self.on_plan is not None:
                 self.on_plan(ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier))
             if before:
-                mean = centre(run, question.layout, question.slots, before)
+                mean = centre(run, question.layout, question.rows_per_user, before)
                 question = replace(question, towers=self.towers_of(question.layout, mean))
             told = self.on_step if self.on_step is not None else lambda done: None
             self.weights_: Singles = train(run, question, question.towers.weights(self.temperature), multiplier, told)

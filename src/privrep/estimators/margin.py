@@ -229,7 +229,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
             "zooming": Zooming(int(self.candidates), int(self.rounds)),
         }
         if self.loss == "margin":
-            kept = run.users.features if self.projected is None else None if auto else int(self.projected)
+            kept = run.users.facts.features if self.projected is None else None if auto else int(self.projected)
             return margin_selection(run, int(self.rank), margin=float(self.margin), projected=kept, **common)
         kept = None if self.projected is None else 30 if auto else int(self.projected)
         loss: Any = self.loss

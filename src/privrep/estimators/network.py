@@ -31,9 +31,9 @@ from privrep.neural.training import Shape, SharedPart, learn
 from privrep.neural.watching import OnLoss, report_loss
 from privrep.nn.flat_module import FlatModule, check_module, split, tried
 from privrep.privacy.ledger import Budget, PrivacyReport
+from privrep.privacy.protocol import Step, Users
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
-from privrep.users.summing import LocalStep, SlotStep, Users
 
 EDGES = 256  # features of images, if nothing else is asked for
 ROWS = 64
@@ -124,7 +124,7 @@ class Centaur:
         seed, told, heard, folder = self.random_state, self.on_page, self.on_loss, self._folder
         given = self._given(plan, self.n_features_in_)
 
-        def on_release(page: str, step: LocalStep | SlotStep | None) -> None:
+        def on_release(page: str, step: Step | None) -> None:
             if told is not None:
                 told(page, run.ledger.epsilon)
             if heard is not None and watched is not None:

@@ -34,11 +34,11 @@ from privrep.federated.run_log import write_private
 from privrep.federated.task import Task, task_from_json
 from privrep.federated.wire.answering import answer
 from privrep.federated.wire.messages import Question, Refusal, packed, refusal, unpacked
-from privrep.federated.wire.users import Facts
+from privrep.federated.wire.users import check_facts
 from privrep.privacy.ledger import Budget
+from privrep.privacy.protocol import Facts, Users
 from privrep.privacy.run import Run
 from privrep.users.isolated import IsolatedUsers
-from privrep.users.summing import Users
 
 Say = Callable[[str], None]
 _RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # a run's name, which is a folder's, too
@@ -64,7 +64,7 @@ class Host:
 
     def __post_init__(self) -> None:
         if self.agreed is not None:  # what is wrong with the file is found here, and not by the server's questions
-            self._facts = Facts.of(self.agreed.task.facts(self.data))
+            self._facts = _checked(self.agreed.task.facts(self.data))
 
     def app(self) -> ClientApp:
         """A Flower client app of this host. What goes wrong is said here, and one word of it to the server."""
@@ -117,7 +117,7 @@ class Host:
 
     def _counted(self, task: Task) -> Facts:
         try:
-            return Facts.of(task.facts(self.data))
+            return _checked(task.facts(self.data))
         except (PrivrepError, OSError) as error:
             raise _NoData(str(error)) from None
 
@@ -165,7 +165,7 @@ class Host:
             self._come_back(asked)
         users = self._users
         assert users is not None
-        question = Question.of(content, users.features, users.targets)
+        question = Question.of(content, users.facts.features, users.facts.targets)
         return answer(question, users, self._own).content()
 
     def _come_back(self, run: Any) -> None:
@@ -333,3 +333,8 @@ def _words(task: Task, noise: Any) -> str:
             f"this node adds noise of its own, and the server learns at most epsilon {noise['epsilon']:.3g} of a user"
         )
     return f"epsilon {task.epsilon:g}, delta {task.delta:g}, {task.relation}{seeded}; {told}"
+
+
+def _checked(facts: Facts) -> Facts:
+    check_facts(facts)
+    return facts

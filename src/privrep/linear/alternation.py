@@ -143,12 +143,12 @@ def learn(
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
     s = settings or (AlternationSettings() if loss is None else FOR_CLASSES)
-    d, total = run.users.features, run.ledger.capacity
+    d, total = run.users.facts.features, run.ledger.capacity
     for_start, spent = s.start_share * total, 0.0
     if frame is None:
         frame, spent = find_frame(run, s.scales_share * total, s.covariance_share * total, intercept)
         for_start += (s.scales_share + s.covariance_share) * total - spent  # where little can be told, a start is most
-    for_votes = 0.0 if run.users.sparse or run.users.targets > 1 else s.votes_share * total
+    for_votes = 0.0 if run.users.facts.sparse or run.users.facts.targets > 1 else s.votes_share * total
     for_prior = s.prior_share * total
     left = total - spent - for_start - for_votes - 2 * for_prior
     if d in (rank, 1):  # all directions: there is nothing to choose

@@ -8,6 +8,7 @@ Each user's rows centred by their own mean (`intercept`) profile the user's inte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -23,9 +24,9 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors, pack, packed_size, unpack
+from privrep.privacy.protocol import StepSpec, UserBatch, Users
 from privrep.privacy.run import Run
 from privrep.typing import Array, Floats
-from privrep.users.summing import Users
 
 UNBOUNDED = 1e150  # a clipping norm that no data reaches
 
@@ -47,12 +48,12 @@ def fedrep(
     rows, all of them; the server takes a gradient step and a QR. `step` is in units of 1 / (2 sigma_max(V)^2 / n),
     the longest the theory allows. `scale` divides the features. Stops early once a round moves nothing.
     """
-    inverse_scale = np.ones(users.features) if scale is None else 1 / scale
+    inverse_scale = np.ones(users.facts.features) if scale is None else 1 / scale
     U = _spectral(users, rank, inverse_scale, intercept)
     d, k = U.shape
     bounds = {"gradient": Bound(UNBOUNDED, d * k), "heads": Bound(UNBOUNDED, packed_size(k))}
     for _ in range(rounds):
-        sums = users.bounded_sums(FullGradient(U, inverse_scale, intercept), bounds)
+        sums = users.sums(FullGradient(U, inverse_scale, intercept), bounds)
         largest = float(np.linalg.eigvalsh(unpack(sums["heads"].total))[-1])
         before, gradient = U, sums["gradient"].total.reshape(d, k)
         U, _ = np.linalg.qr(U - step / (2 * max(largest, 1e-300)) * gradient)
@@ -65,11 +66,14 @@ def fedrep(
 class FullGradient:
     """Head and gradient of every user on all its rows. Users whose rows any U can fit have nothing to say: zero."""
 
+    spec: ClassVar[StepSpec] = StepSpec()
     U: Array
     inverse_scale: Array
     intercept: bool
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         rows, targets = (centred(X), centred(y)) if self.intercept else (X, y)
         every = np.arange(X.shape[1] if X.shape[1] > self.U.shape[1] + self.intercept else 0)
         heads, gradient = head_and_gradient(self.U, rows * self.inverse_scale, targets, every, every)
@@ -78,8 +82,8 @@ class FullGradient:
 
 def _spectral(users: Users, rank: int, inverse_scale: Array, intercept: bool) -> Array:
     """Algorithm 2 without clipping and noise. NOT PRIVATE."""
-    bound = {"moments": Bound(UNBOUNDED, packed_size(users.features))}
-    total = users.bounded_sums(PairMoments(FeatureTransform(1 / inverse_scale), intercept), bound)["moments"].total
+    bound = {"moments": Bound(UNBOUNDED, packed_size(users.facts.features))}
+    total = users.sums(PairMoments(FeatureTransform(1 / inverse_scale), intercept), bound)["moments"].total
     return np.linalg.eigh(unpack(total))[1][:, ::-1][:, :rank]
 
 
@@ -161,7 +165,7 @@ def dp_fedavg(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, size, left = public_count(run), run.users.features + 1, run.ledger.capacity
+    n, size, left = public_count(run), run.users.facts.features + 1, run.ledger.capacity
     model = np.zeros(size)
     if clip is None:
         query = Query(Bound(1.0, CELLS, acute=True), sizes_share * left)
@@ -196,11 +200,14 @@ class LocalUpdate:
     move's length. Solved in the smaller of rows and features.
     """
 
+    spec: ClassVar[StepSpec] = StepSpec()
     model: Array  # (d + 1,), the intercept last
     ridge: float
     intercept: bool
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         users, m, d = X.shape
         rows = np.concatenate([X, np.full((users, m, 1), float(self.intercept))], axis=2, dtype=np.float64)
         residuals = (y - rows @ self.model)[:, :, None]

@@ -38,9 +38,9 @@ from privrep.models.description import Config as Config
 from privrep.models.description import loss_of
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
+from privrep.privacy.protocol import Users
 from privrep.privacy.run import Run
 from privrep.users.holders import KeyHolders
-from privrep.users.summing import Users
 
 FORMAT = "privrep-model/2"
 KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories and classes that are not declared together
@@ -99,7 +99,7 @@ def learn(
     columns = columns or Columns()
     config.check()
     if not isinstance(users, PendingColumns):
-        config.check(users.features)
+        config.check(users.facts.features)
         config.check_users(users)
     if not isinstance(users, PendingColumns) or users.labels is None:
         loss_of(config, columns)  # refuses labels whose classes are neither there nor to be selected
@@ -111,7 +111,7 @@ def learn(
         if isinstance(users, PendingColumns):
             columns = _select(users, columns, run)
             run = run.with_users(users.make(columns))
-            config.check(run.users.features)
+            config.check(run.users.facts.features)
             config.check_users(run.users)
         loss = loss_of(config, columns)
         representation = _represent(run, config, loss)
@@ -153,7 +153,7 @@ def _represent(run: Run, config: Config, loss: Loss | None) -> Representation:
         return private_factorization(run, config.rank)
     if config.configuration == "paper":
         return method.paper(run, config.rank)
-    frame = declared_frame(config.scale, config.covariance, run.users.features)
+    frame = declared_frame(config.scale, config.covariance, run.users.facts.features)
     start = None if config.start is None else INITIALISERS[config.start]
     labels = {} if loss is None else {"loss": loss}
     return method.default(run, config.rank, intercept=config.intercept, frame=frame, initialiser=start, **labels)
@@ -318,9 +318,9 @@ def _claim(folder: Path, config: Config, columns: Columns, users: Users | Pendin
         )
     wanted = _describe(config, columns)
     if not isinstance(users, PendingColumns):
-        wanted["feature_count"] = users.features
+        wanted["feature_count"] = users.facts.features
         if config.relation == "replace-one-user":
-            wanted["user_count"] = users.count  # a public fact under this relation only
+            wanted["user_count"] = users.facts.users  # a public fact under this relation only
     path = folder / "run.json"
     if path.is_file():
         stands = json.loads(path.read_text())

@@ -43,27 +43,27 @@ from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, 
 from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors
+from privrep.privacy.protocol import StepSpec, UserBatch, Users
 from privrep.privacy.run import Run
 from privrep.typing import Singles
-from privrep.users.batching import Call, calls, seats_of
-from privrep.users.summing import Users, default_workers, map_blocks
+from privrep.users.batching import batch_size, finite_batch, padded_batches, positions_of
+from privrep.users.summing import default_workers, map_blocks
 
 UNBOUNDED = 1e100  # a clipping norm that no data reaches
 NOTHING = np.zeros(0, dtype=np.float32)
 NO_HEADS = HeadFit(steps=0)
 
-Advance = Callable[[Tensor, Singles, NDArray[Any], NDArray[Any], NDArray[np.int64]], tuple[Tensor, Contributions]]
-"""One round of several users: (their own (users, size), public weights, X, y, places) -> (their own, the update)."""
+Advance = Callable[[Tensor, Singles, UserBatch], tuple[Tensor, Contributions]]
+"""One round of several users: (their own (users, size), public weights, their rows) -> (their own, the update)."""
 
 
 @dataclass(eq=False)
 class UserState:
-    """What users keep of their own between rounds, by their places in the population; see the module's text."""
+    """What users keep of their own between rounds, by their positions in the population; see the module's text."""
 
     advance: Advance
     own: Tensor  # (users, size)
-    slots: int
-    vector_size: int = 0
+    spec: StepSpec  # of what users do in a round
     met: NDArray[np.int64] = field(init=False)  # rounds that went into each one's own
     rounds: int = 0
     past: dict[int, Singles] = field(default_factory=dict)  # public weights of rounds that somebody has not met
@@ -84,23 +84,20 @@ class _KeptStep:
     round: int
 
     @property
-    def slots(self) -> int:
-        return self.kept.slots
+    def spec(self) -> StepSpec:
+        return self.kept.spec
 
-    @property
-    def vector_size(self) -> int:
-        return self.kept.vector_size
-
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        positions = positions_of(batch)
         kept = self.kept
-        before = int(kept.met[places[0]])
-        if (kept.met[places] != before).any() or before >= self.round:
+        before = int(kept.met[positions[0]])
+        if (kept.met[positions] != before).any() or before >= self.round:
             raise InputError("users who keep something of their own are all asked once in every round. Start again.")
-        own = kept.own[torch.from_numpy(places)]
+        own = kept.own[torch.from_numpy(positions)]
         with one_thread():
             for t in range(before + 1, self.round + 1):  # more than one where a run is continued
-                own, update = kept.advance(own, kept.past[t], X, y, places)
-        kept.own[torch.from_numpy(places)], kept.met[places] = own, self.round
+                own, update = kept.advance(own, kept.past[t], batch)
+        kept.own[torch.from_numpy(positions)], kept.met[positions] = own, self.round
         return {"update": update}
 
 
@@ -119,40 +116,40 @@ class _OwnFit:
         return self.heads[some]
 
 
-def kept_heads(split: Split, start: Singles, settings: TrainingSettings, users: int, slots: int) -> UserState:
+def kept_heads(split: Split, start: Singles, settings: TrainingSettings, users: int, rows_per_user: int) -> UserState:
     """Users who fit their heads further in every round, and then take their local steps on the shared weights."""
     _check_everyone(settings)
-    plain = local_step(split, split.representation.weights(), start, settings, slots)
+    plain = local_step(split, split.representation.weights(), start, settings, rows_per_user)
 
-    def advance(own: Tensor, weights: Singles, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
+    def advance(own: Tensor, weights: Singles, batch: UserBatch) -> tuple[Tensor, Contributions]:
         heads = _OwnFit(settings.head_fit, own.clone())
         step: GradientStep | LocalSgdStep = replace(plain, weights=weights, head_fit=heads)
-        update = step(X, y, places)["update"]
+        update = step(batch)["update"]
         return heads.heads, update
 
     own = torch.tensor(start).expand(users, len(start)).clone()
-    return UserState(advance, own, slots, plain.vector_size)
+    return UserState(advance, own, plain.spec)
 
 
 def centaur(
-    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
 ) -> tuple[TrainedWeights, UserState]:
     """CENTAUR as in its paper (Algorithms 1 and 2): shared representation, heads that users keep and fit further.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
     """
-    kept = kept_heads(split, split.head.weights(), settings, run.users.count, slots)
+    kept = kept_heads(split, split.head.weights(), settings, run.users.facts.users, rows_per_user)
     return train(run, split.representation.weights(), kept.step, settings, mu_squared, "centaur"), kept
 
 
-def fedrep(users: Users, split: Split, settings: TrainingSettings, slots: int) -> tuple[Singles, UserState]:
+def fedrep(users: Users, split: Split, settings: TrainingSettings, rows_per_user: int) -> tuple[Singles, UserState]:
     """FedRep (Collins et al. 2021): the same rounds with exact sums, nothing clipped and no noise. NOT PRIVATE."""
-    kept = kept_heads(split, split.head.weights(), settings, users.count, slots)
+    kept = kept_heads(split, split.head.weights(), settings, users.facts.users, rows_per_user)
     weights = split.representation.weights().astype(np.float64)
     bounds = {"update": Bound(UNBOUNDED, len(weights))}
     for _ in range(settings.rounds):
-        total = users.bounded_sums(kept.step(weights.astype(np.float32)), bounds)["update"].total
-        weights = weights + settings.server_rate * total / users.count
+        total = users.sums(kept.step(weights.astype(np.float32)), bounds)["update"].total
+        weights = weights + settings.server_rate * total / users.facts.users
     return weights.astype(np.float32), kept
 
 
@@ -163,14 +160,14 @@ def whole(split: Split) -> Split:
     return Split(FlatModule(network), FlatModule(nn.Identity()), split.features, split.classes, split.classes)
 
 
-def fedavg(run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int) -> TrainedWeights:
+def fedavg(run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int) -> TrainedWeights:
     """DP-FedAvg (McMahan et al. 2018): all weights are shared and trained; users fine-tune heads afterwards.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
     """
     network, settings = whole(split), replace(settings, head_fit=NO_HEADS)
     start = network.representation.weights()
-    first = local_step(network, start, NOTHING, settings, slots)
+    first = local_step(network, start, NOTHING, settings, rows_per_user)
     return train(run, start, lambda weights: replace(first, weights=weights), settings, mu_squared, "fedavg")
 
 
@@ -203,7 +200,7 @@ def ppsgd(
     split: Split,
     settings: TrainingSettings,
     mu_squared: float,
-    slots: int,
+    rows_per_user: int,
     eta: float = 0.1,
     alpha: float = 0.1,
 ) -> tuple[TrainedWeights, UserState]:
@@ -220,12 +217,12 @@ def ppsgd(
     shared = FlatModule(_Both(split.representation.module, split.head.module))
     added = Split(shared, FlatModule(_Added(rank, classes, "bias" in split.head.shapes)), split.features, 0, classes)
     settings = replace(settings, step_size=alpha * eta, head_fit=HeadFit(steps=1, rate=eta))
-    kept = kept_heads(added, np.zeros(split.head.size, np.float32), settings, run.users.count, slots)
+    kept = kept_heads(added, np.zeros(split.head.size, np.float32), settings, run.users.facts.users, rows_per_user)
     return train(run, shared.weights(), kept.step, settings, mu_squared, "ppsgd"), kept
 
 
 def pmtl(
-    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int, pull: float = 1.0
+    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int, pull: float = 1.0
 ) -> tuple[TrainedWeights, UserState]:
     """PMTL (Hu et al. 2021): everyone keeps a whole network of their own, pulled towards the noisy mean of all.
 
@@ -238,14 +235,15 @@ def pmtl(
     network = whole(split).representation
     start = network.weights()
 
-    def advance(own: Tensor, weights: Singles, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
-        rows, labels = rows_of(X), labels_of(y, split.classes)
+    def advance(own: Tensor, weights: Singles, batch: UserBatch) -> tuple[Tensor, Contributions]:
+        rows, labels = rows_of(batch.X), labels_of(batch.y, split.classes)
         moved = own.clone()
-        for some in batches(slots, settings.batch, settings.epochs):
+        for some in batches(rows_per_user, settings.batch, settings.epochs):
             moved = _pulled_step(network, moved, torch.tensor(weights), rows[:, some], labels[:, some], settings, pull)
         return moved, Vectors((moved - own).numpy())
 
-    kept = UserState(advance, torch.tensor(start).expand(run.users.count, len(start)).clone(), slots, network.size)
+    spec = StepSpec(layout="padded", rows_per_user=rows_per_user, floats_per_user=network.size)
+    kept = UserState(advance, torch.tensor(start).expand(run.users.facts.users, len(start)).clone(), spec)
     return train(run, start, kept.step, settings, mu_squared, "pmtl"), kept
 
 
@@ -311,21 +309,21 @@ class Personal:
         if table.n_users != len(self.heads):
             raise InputError(f"there are {len(self.heads):,} users with heads. Got {table.n_users:,} in the table.")
         found = np.empty(table.n_users)
-        for places, (right, rows) in _of_all(self._right, table, self.split, self.representation.shape[-1]):
-            found[places] = np.divide(right, rows, out=np.full(len(rows), np.nan), where=rows > 0)
+        for positions, (right, rows) in _of_all(self._right, table, self.split, self.representation.shape[-1]):
+            found[positions] = np.divide(right, rows, out=np.full(len(rows), np.nan), where=rows > 0)
         return found
 
-    def _right(self, call: Call) -> tuple[NDArray[Any], NDArray[Any]]:
-        labels, theirs = labels_of(call.y, self.split.classes), torch.from_numpy(call.places)
+    def _right(self, batch: UserBatch) -> tuple[NDArray[Any], NDArray[Any]]:
+        labels, theirs = labels_of(batch.y, self.split.classes), torch.from_numpy(positions_of(batch))
         shared = len(self.representation) == 1
         weights = self.representation[0] if shared else self.representation[theirs]
-        scores = head_scores(self.heads[theirs], represented(self.split, weights, call.X), self.split.head)
+        scores = head_scores(self.heads[theirs], represented(self.split, weights, batch.X), self.split.head)
         right = (scores.argmax(dim=-1) == labels) & (labels >= 0)
         return right.sum(dim=1).numpy(), (labels >= 0).sum(dim=1).numpy()
 
 
 def represented(split: Split, weights: Tensor, X: NDArray[Any]) -> Tensor:
-    """(users, slots, rank): representations by the same weights (size,) or by each one's own (users, size)."""
+    """(users, rows, rank): representations by the same weights (size,) or by each one's own (users, size)."""
     part, rows = own_copy(split.representation), rows_of(X)
     with torch.no_grad():
         if weights.ndim == 1:
@@ -334,28 +332,30 @@ def represented(split: Split, weights: Tensor, X: NDArray[Any]) -> Tensor:
 
 
 def fine_tuned(
-    split: Split, representation: Tensor, start: Tensor, fit: HeadRule, table: UserTable, slots: int
+    split: Split, representation: Tensor, start: Tensor, fit: HeadRule, table: UserTable, rows_per_user: int
 ) -> Personal:
     """Users fit their heads on their own rows, from `start` (size,) or (users, size), the representation fixed."""
     heads = torch.empty(table.n_users, split.head.size)
 
-    def fitted(call: Call) -> Tensor:
-        theirs = torch.from_numpy(call.places)
+    def fitted(batch: UserBatch) -> Tensor:
+        theirs = torch.from_numpy(positions_of(batch))
         weights = representation[0] if len(representation) == 1 else representation[theirs]
-        Z, labels = represented(split, weights, call.X), labels_of(call.y, split.classes)
+        Z, labels = represented(split, weights, batch.X), labels_of(batch.y, split.classes)
         return fit.fit(start if start.ndim == 1 else start[theirs], Z, labels, split.head)
 
-    for places, found in _of_all(fitted, table, split, representation.shape[-1], slots):
-        heads[torch.from_numpy(places)] = found
+    for positions, found in _of_all(fitted, table, split, representation.shape[-1], rows_per_user):
+        heads[torch.from_numpy(positions)] = found
     return Personal(split, representation, heads)
 
 
-def ended(split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int) -> Personal:
+def ended(
+    split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
+) -> Personal:
     """What users have after the last round of `centaur` or `fedrep` (own: their heads) or, with all weights in
     `weights`, of `fedavg` (own: None): heads fitted once more, to the last representation."""
     size = split.representation.size
     representation, head = torch.tensor(weights)[None, :size], torch.tensor(weights)[size:]
-    return fine_tuned(split, representation, head if own is None else own, fit, table, slots)
+    return fine_tuned(split, representation, head if own is None else own, fit, table, rows_per_user)
 
 
 def ended_ppsgd(split: Split, weights: Singles, own: Tensor) -> Personal:
@@ -365,34 +365,34 @@ def ended_ppsgd(split: Split, weights: Singles, own: Tensor) -> Personal:
     return Personal(split, flat[None, :size], flat[size:] + own)
 
 
-def ended_pmtl(split: Split, own: Tensor, fit: HeadRule, table: UserTable, slots: int) -> Personal:
+def ended_pmtl(split: Split, own: Tensor, fit: HeadRule, table: UserTable, rows_per_user: int) -> Personal:
     """What users have after the last round of `pmtl`: networks of their own, with heads fitted once more."""
     size = split.representation.size
-    return fine_tuned(split, own[:, :size], own[:, size:], fit, table, slots)
+    return fine_tuned(split, own[:, :size], own[:, size:], fit, table, rows_per_user)
 
 
-def alone(split: Split, table: UserTable, slots: int, rate: float, batch: int | None, epochs: int) -> Personal:
+def alone(split: Split, table: UserTable, rows_per_user: int, rate: float, batch: int | None, epochs: int) -> Personal:
     """Everyone trains the same network on their own rows: nothing is shared, nothing is spent."""
     network = whole(split).representation
     start, own = torch.tensor(network.weights()), torch.empty(table.n_users, network.size)
 
-    def trained(call: Call) -> Tensor:
-        return descended(network, start, rows_of(call.X), labels_of(call.y, split.classes), rate, batch, epochs)
+    def trained(users: UserBatch) -> Tensor:
+        return descended(network, start, rows_of(users.X), labels_of(users.y, split.classes), rate, batch, epochs)
 
-    for places, found in _of_all(trained, table, split, network.size, slots):
-        own[torch.from_numpy(places)] = found
+    for positions, found in _of_all(trained, table, split, network.size, rows_per_user):
+        own[torch.from_numpy(positions)] = found
     return Personal(split, own[:, : split.representation.size], own[:, split.representation.size :])
 
 
 def _of_all(
-    function: Callable[[Call], Any], table: UserTable, split: Split, vector_size: int, slots: int | None = None
+    function: Callable[[UserBatch], Any], table: UserTable, split: Split, floats: int, rows_per_user: int | None = None
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-    """The function of all users of a table, some at a time: their places, and what it said. On their own machines."""
-    slots = max(int(table.sizes.max(initial=1)), 1) if slots is None else slots
-    seats = max(seats_of(slots, split.features, vector_size) // 4, 1)
+    """The function of all users of a table, some at a time: their positions, and what it said, where they are."""
+    rows_per_user = max(int(table.sizes.max(initial=1)), 1) if rows_per_user is None else rows_per_user
+    size = max(batch_size(rows_per_user, split.features, floats) // 4, 1)
 
-    def with_places(call: Call) -> tuple[NDArray[np.int64], Any]:
+    def with_positions(batch: UserBatch) -> tuple[NDArray[np.int64], Any]:
         with one_thread(), torch.no_grad():
-            return call.places, function(call.finite())
+            return positions_of(batch), function(finite_batch(batch))
 
-    yield from map_blocks(with_places, calls(table.blocks(), slots, seats), default_workers())
+    yield from map_blocks(with_positions, padded_batches(table.blocks(), rows_per_user, size), default_workers())

@@ -15,15 +15,15 @@ from privrep.heads.gradient import cross_entropy, head_scores, labels_of, one_th
 from privrep.neural.gradient_step import GradientStep
 from privrep.neural.local_sgd import LocalSgdStep
 from privrep.neural.rounds import MeasuredStep
-from privrep.users.batching import Call, calls
-from privrep.users.summing import LocalStep, SlotStep
+from privrep.privacy.protocol import Step
+from privrep.users.batching import finite_batch, padded_batches
 
 USERS = 64  # the first of the table
 
 OnLoss = Callable[[str, float], None]
 
 
-def report_loss(on_loss: OnLoss, rows: UserTable, page: str, step: LocalStep | SlotStep | None) -> None:
+def report_loss(on_loss: OnLoss, rows: UserTable, page: str, step: Step | None) -> None:
     """Tell `on_loss`, of a round that is over, the mean loss of a few users as the round began.
 
     Args:
@@ -40,10 +40,10 @@ def report_loss(on_loss: OnLoss, rows: UserTable, page: str, step: LocalStep | S
 def training_loss(step: GradientStep | LocalSgdStep, table: UserTable) -> float:
     """Mean cross-entropy of the first users' rows by heads fitted to those very rows, at the step's weights."""
     some = min(USERS, table.n_users)
-    call: Call = next(calls([table.users(0, some)], step.slots, some)).finite()
-    split, labels = step.split, labels_of(call.y, step.split.classes)
+    batch = finite_batch(next(padded_batches([table.users(0, some)], step.rows_per_user, some)))
+    split, labels = step.split, labels_of(batch.y, step.split.classes)
     with one_thread(), torch.no_grad():
-        Z = own_copy(split.representation)(torch.tensor(step.weights), rows_of(call.X).flatten(0, 1))
+        Z = own_copy(split.representation)(torch.tensor(step.weights), rows_of(batch.X).flatten(0, 1))
         Z = Z.reshape(*labels.shape, -1)
         heads = step.head_fit.fit(torch.tensor(step.head_start), Z, labels, split.head)
         return float(cross_entropy(head_scores(heads, Z, split.head), labels).mean())

@@ -16,6 +16,7 @@ from privrep.privacy.calibration import (
     check_batches,
     check_step,
     events_of,
+    iteration_events,
     sample_events,
     selection_events,
 )
@@ -23,10 +24,10 @@ from privrep.privacy.exponential import choice_events, scale_in_levels
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger
 from privrep.privacy.noise import NoiseSource, to_grid
-from privrep.privacy.sampling import Poisson, Sampling
+from privrep.privacy.protocol import EVERYONE, Everyone, Step, Users
+from privrep.privacy.sampling import Sampling
 from privrep.privacy.selection import COUNTED, Holders, chance, counts_bound, threshold
 from privrep.typing import Array
-from privrep.users.summing import LocalStep, SlotStep, Users
 
 State = dict[str, Array]
 
@@ -37,7 +38,7 @@ def release(
     ledger: Ledger,
     noise: NoiseSource,
     page: str,
-    group: Group | None = None,
+    among: Everyone | Group = EVERYONE,
 ) -> dict[str, Release]:
     """Charge the ledger, then add discrete Gaussian noise to each bounded sum.
 
@@ -50,15 +51,15 @@ def release(
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
     plan = {key: calibrate(_norm_bound(sums[key]), query.mu_squared, relation) for key, query in queries.items()}
-    ledger.charge(events_of(page, queries, group))
+    ledger.charge(events_of(page, queries, among))
     return {key: _noisy(sums[key], planned, noise, f"{page}/{key}") for key, planned in plan.items()}
 
 
 def release_about_sample(
     users: Users,
-    step: LocalStep | SlotStep,
+    step: Step,
     queries: Mapping[str, Query],
-    sampling: Sampling,
+    among: Sampling,
     ledger: Ledger,
     noise: NoiseSource,
     page: str,
@@ -71,25 +72,24 @@ def release_about_sample(
     """
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
-    check_batches(sampling, relation, users.count)
-    plan = {key: calibrate(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
-    ledger.charge(sample_events(page, queries, sampling, relation))
-    return _drawn(users, step, queries, plan, sampling, noise, page)
+    check_batches(among, relation, users.facts.users)
+    plan = {key: calibrate(query.bound, query.mu_squared, relation, among) for key, query in queries.items()}
+    ledger.charge(sample_events(page, queries, among, relation))
+    return _drawn(users, step, queries, plan, among, noise, page)
 
 
 def _drawn(
     users: Users,
-    step: LocalStep | SlotStep,
+    step: Step,
     queries: Mapping[str, Query],
     plan: Mapping[str, Calibration],
-    sampling: Sampling | None,
+    among: Everyone | Sampling,
     noise: NoiseSource,
     name: str,
 ) -> dict[str, Release]:
     """Noisy sums over a new sample, or over everyone; paid for by who calls this."""
     bounds = {key: query.bound for key, query in queries.items()}
-    sample = None if sampling is None else sampling.sample(noise.key(name))
-    sums = users.bounded_sums(step, bounds) if sample is None else users.bounded_sums(step, bounds, sample=sample)
+    sums = users.sums(step, bounds, among if isinstance(among, Everyone) else among.sample(noise.key(name)))
     if any(sums[key].bound != bound for key, bound in bounds.items()):
         raise InputError("the sums over a sample were clipped to another bound; nothing was released.")
     return {key: _noisy(sums[key], planned, noise, f"{name}/{key}") for key, planned in plan.items()}
@@ -99,10 +99,10 @@ def release_iterated(
     users: Users,
     steps: int,
     start: Mapping[str, Array],
-    question: Callable[[State], LocalStep | SlotStep],
+    make_step: Callable[[State], Step],
     queries: Mapping[str, Query],
-    move: Callable[[State, dict[str, Release]], State],
-    sampling: Sampling | None,
+    update: Callable[[State, dict[str, Release]], State],
+    among: Everyone | Sampling,
     ledger: Ledger,
     noise: NoiseSource,
     page: str,
@@ -113,27 +113,27 @@ def release_iterated(
     Formal guarantee: each step's question is made of the releases before it and of public facts, so the steps compose
     as the one event charged says, `count` of them. The charge is on record before the first key is drawn. The walk
     returns where it ended, a function of its releases; nothing else of it is kept. One that was stopped on its way is
-    taken anew from the start, with new keys and new noise, and nobody has seen anything of the first. `question` and
-    `move` see releases before they are posted: they must keep nothing of them. If one of them fails, it may be for what
-    was drawn: the walk is abandoned, its charge stands, and it is never taken again.
+    taken anew from the start, with new keys and new noise, and nobody has seen anything of the first. `make_step` and
+    `update` see releases before they are posted: they must keep nothing of them. If one of them fails, it may be for
+    what was drawn: the walk is abandoned, its charge stands, and it is never taken again.
     """
     _check_noise(noise, ledger)
     relation = ledger.budget.relation
-    check_batches(sampling, relation, users.count)
-    plan = {key: calibrate(query.bound, query.mu_squared, relation, sampling) for key, query in queries.items()}
+    check_batches(among, relation, users.facts.users)
+    plan = {key: calibrate(query.bound, query.mu_squared, relation, among) for key, query in queries.items()}
     bounds = [query.bound for query in queries.values()]
     state = {key: np.array(value, dtype=np.float64) for key, value in start.items()}
-    step = question(state)
-    check_step(step, bounds, relation, sampling=sampling)
-    ledger.charge(sample_events(page, queries, sampling or Poisson(1), relation, steps))
+    step = make_step(state)
+    check_step(step, bounds, relation, among)
+    ledger.charge(iteration_events(page, queries, among, relation, steps))
     for number in range(steps):
-        released = _drawn(users, step, queries, plan, sampling, noise, f"{page}/{number}")
+        released = _drawn(users, step, queries, plan, among, noise, f"{page}/{number}")
         try:
-            state = move(state, released)
+            state = update(state, released)
             _check_state(state, start)
             if number + 1 < steps:
-                step = question(state)
-                check_step(step, bounds, relation, sampling=sampling)
+                step = make_step(state)
+                check_step(step, bounds, relation, among)
         except Exception:
             ledger.abandoned(page)
             raise
@@ -206,7 +206,7 @@ def choose(losses: BoundedSum, epsilon: float, ledger: Ledger, noise: NoiseSourc
 
 
 def _check_noise(noise: NoiseSource, ledger: Ledger) -> None:
-    if getattr(noise, "seeded", False) and not ledger.seeded:
+    if noise.seeded and not ledger.seeded:
         raise InputError("seeded noise is a simulation, and this ledger says private. Make it with seeded=True.")
 
 

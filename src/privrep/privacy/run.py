@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TypeVar
 
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.privacy.accounting import Batched, Gaussian, Sampled
 from privrep.privacy.billboard import Billboard, Choice, Release
-from privrep.privacy.bounds import LEVELS, LossBound
+from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import (
     Query,
     another_question,
@@ -27,22 +26,23 @@ from privrep.privacy.calibration import (
     check_share,
     check_step,
     events_of,
-    sample_events,
+    iteration_events,
+    page_events,
     selection_events,
     sensitivity_of,
 )
 from privrep.privacy.exponential import choice_events, scale_in_levels
-from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.node_noise import is_noisy, release_by_machines
+from privrep.privacy.node_noise import NoisyUsers, release_by_machines
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
+from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, PlannedAudience, Step, Users
 from privrep.privacy.release import State, choose, release, release_about_sample, release_iterated, select
 from privrep.privacy.sampling import Fixed, Poisson, Sampling
 from privrep.privacy.selection import COUNTED, Holders, Key
 from privrep.typing import Array
-from privrep.users.summing import LocalStep, SlotStep, Users
 
-OnRelease = Callable[[str, LocalStep | SlotStep | None], None]
+Planned = TypeVar("Planned", bound=PlannedAudience)
+OnRelease = Callable[[str, Step | None], None]
 """Hears of a page that stands, and of the step that was asked; None for a selection and for steps of an iteration.
 
 The step holds public values alone. Nothing that the hook computes goes back to the run, nor is it written anywhere.
@@ -53,17 +53,13 @@ class UnknownUsers:
     """The users of a run that has yet to select the keys by which their rows are read: they cannot be asked."""
 
     @property
-    def count(self) -> NoReturn:
-        raise _unknown()
+    def facts(self) -> Facts:
+        raise InputError("the users of this run are not known yet: it can select keys. Give it users first.")
 
-    features = targets = sparse = count
-
-    def bounded_sums(self, *question: object, **audience: object) -> NoReturn:
-        raise _unknown()
-
-
-def _unknown() -> InputError:
-    return InputError("the users of this run are not known yet: it can select keys. Give it users first.")
+    def sums(
+        self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
+    ) -> dict[str, BoundedSum]:
+        raise InputError("the users of this run are not known yet: it can select keys. Give it users first.")
 
 
 @dataclass(frozen=True)
@@ -114,29 +110,30 @@ class Run:
         return replace(self, users=users)
 
     def release(
-        self,
-        page: str,
-        step: LocalStep | SlotStep,
-        queries: Mapping[str, Query],
-        group: Group | None = None,
-        sampling: Sampling | None = None,
+        self, page: str, step: Step, queries: Mapping[str, Query], among: PlannedAudience = EVERYONE
     ) -> dict[str, Release]:
-        """Several statistics of one pass over the users, or over those of one group, whom alone it then costs, or over
-        a secret sample, which costs everyone less. A pass about a sample that fails has been paid for."""
+        """Return several statistics of one pass over the users who are asked.
+
+        A pass over a group costs its users alone. A pass over a secret sample costs everyone less; one that fails has
+        been paid for.
+
+        Args:
+            page: names the pass.
+            step: what users compute.
+            queries: how each statistic is clipped, and what it spends.
+            among: who is asked.
+        """
         check_name(page)
-        relation = self.ledger.budget.relation
-        sampled = self._sampled(sampling)
-        check_step(step, [query.bound for query in queries.values()], relation, group, sampled)
-        events: Mapping[str, Gaussian | Sampled | Batched] = (
-            events_of(page, queries, group) if sampled is None else sample_events(page, queries, sampled, relation)
-        )
+        relation, among = self.ledger.budget.relation, self._planned(among)
+        check_step(step, [query.bound for query in queries.values()], relation, among)
+        events = page_events(page, queries, among, relation)
         if page not in self.billboard:
-            released = self._released(page, step, queries, group, sampled)
+            released = self._released(page, step, queries, among)
             self.billboard.post_releases(page, released, simulation=self.ledger.seeded)
         self.ledger.posted(page, events)
         released = self.billboard.releases(page)
         for key, query in queries.items():
-            wanted = sensitivity_of(query.bound, relation, sampled)
+            wanted = sensitivity_of(query.bound, relation, among)
             check_page(page, released.get(key), wanted, query.bound.size)
         if released.keys() != queries.keys():
             raise another_question(page)
@@ -144,58 +141,58 @@ class Run:
         return released
 
     def _released(
-        self,
-        page: str,
-        step: LocalStep | SlotStep,
-        queries: Mapping[str, Query],
-        group: Group | None,
-        sampled: Sampling | None,
+        self, page: str, step: Step, queries: Mapping[str, Query], among: PlannedAudience
     ) -> dict[str, Release]:
-        if is_noisy(self.users):
-            if sampled is not None:
+        if isinstance(self.users, NoisyUsers):
+            if isinstance(among, Poisson | Fixed):
                 raise InputError(
                     "who asks for a sample knows it, so machines that add the noise are all asked: rate 1."
                 )
-            return release_by_machines(self.users, step, queries, self.ledger, page, group)
-        if sampled is not None:
-            return release_about_sample(self.users, step, queries, sampled, self.ledger, self.noise, page)
-        self.ledger.check_affordable(events_of(page, queries, group))
-        bounds = {key: query.bound for key, query in queries.items()}
-        users = self.users
-        sums = users.bounded_sums(step, bounds) if group is None else users.bounded_sums(step, bounds, group=group)
-        return release(sums, queries, self.ledger, self.noise, page, group)
+            return release_by_machines(self.users, step, queries, self.ledger, page, among)
+        if isinstance(among, Poisson | Fixed):
+            return release_about_sample(self.users, step, queries, among, self.ledger, self.noise, page)
+        self.ledger.check_affordable(events_of(page, queries, among))
+        sums = self.users.sums(step, {key: query.bound for key, query in queries.items()}, among)
+        return release(sums, queries, self.ledger, self.noise, page, among)
 
-    def _sampled(self, sampling: Sampling | None) -> Sampling | None:
-        """None if everyone is asked."""
-        if isinstance(sampling, Fixed):
-            check_batches(sampling, self.ledger.budget.relation, self.users.count)
-        return None if sampling is None or sampling.everyone else sampling
+    def _planned(self, among: Planned) -> Planned | Everyone:
+        """Return who is asked, after a check: a sample of all users is everyone."""
+        if isinstance(among, Fixed):
+            check_batches(among, self.ledger.budget.relation, self.users.facts.users)
+        return EVERYONE if isinstance(among, Poisson | Fixed) and among.everyone else among
 
     def iterate(
         self,
         page: str,
         steps: int,
         start: Mapping[str, Array],
-        question: Callable[[State], LocalStep | SlotStep],
+        make_step: Callable[[State], Step],
         queries: Mapping[str, Query],
-        move: Callable[[State, dict[str, Release]], State],
-        sampling: Sampling | None = None,
+        update: Callable[[State, dict[str, Release]], State],
+        among: Everyone | Sampling = EVERYONE,
         on_step: Callable[[int], None] = lambda number: None,
     ) -> State:
-        """Many small passes, each about a new sample or about everyone, under one charge and on one page: training.
+        """Return where many small passes ended, under one charge and on one page: training.
 
-        From the public state `start`, `question` makes the step of a pass and `move` the next state, which has the same
-        names and shapes, of public numbers alone. The last state is what is posted and returned. `mu_squared` of a
-        query is what one step spends on it. A page that stands is read, as in `release`. `on_step` hears how many steps
-        were taken, and nobody hears more before the end.
+        The last state is what is posted and returned. A page that stands is read, as in `release`.
+
+        Args:
+            page: names the passes.
+            steps: how many there are.
+            start: the public state before the first.
+            make_step: makes the step of a pass from the state.
+            queries: of one pass. `mu_squared` of a query is what one pass spends on it.
+            update: makes the next state, of the same names and shapes, of public numbers alone.
+            among: who is asked in a pass. Each pass is about a new sample, or about everyone.
+            on_step: hears how many passes were made. Nobody hears more before the end.
         """
         check_name(page)
-        if is_noisy(self.users):
+        if isinstance(self.users, NoisyUsers):
             raise InputError("a walk's steps are seen by nobody on their way: it is for users whose sums are exact.")
-        relation, sampled = self.ledger.budget.relation, self._sampled(sampling)
-        events = sample_events(page, queries, sampled or Poisson(1), relation, steps)
+        relation, among = self.ledger.budget.relation, self._planned(among)
+        events = iteration_events(page, queries, among, relation, steps)
         if page not in self.billboard:
-            asked = (steps, start, question, queries, move, sampled)
+            asked = (steps, start, make_step, queries, update, among)
             walk = release_iterated(self.users, *asked, self.ledger, self.noise, page, on_step)
             self.billboard.post_iterated(page, walk, simulation=self.ledger.seeded)
         self.ledger.posted(page, events)
@@ -204,7 +201,7 @@ class Run:
         if walk.steps != steps or {key: value.shape for key, value in walk.state.items()} != shapes:
             raise another_question(page)
         for key, query in queries.items():
-            facts, wanted = walk.noise.get(key, {}), sensitivity_of(query.bound, relation, sampled)
+            facts, wanted = walk.noise.get(key, {}), sensitivity_of(query.bound, relation, among)
             if facts.get("size") != query.bound.size or not math.isclose(facts["sensitivity"], wanted, rel_tol=1e-6):
                 raise another_question(page)
         self.on_release(page, None)
@@ -233,7 +230,7 @@ class Run:
         self.on_release(page, None)
         return selected.keys
 
-    def choose(self, page: str, step: LocalStep | SlotStep, candidates: int, epsilon: float) -> int:
+    def choose(self, page: str, step: Step, candidates: int, epsilon: float) -> int:
         """The index of one of many candidates: the smaller its loss, summed over all users, the likelier.
 
         `step` returns {"losses": Losses}, the loss in [0, 1] of each user by each candidate. It costs epsilon, with no
@@ -245,7 +242,7 @@ class Run:
         scale = scale_in_levels(bound, epsilon, self.ledger.budget.relation) / LEVELS
         check_step(step, [bound], self.ledger.budget.relation)
         if page not in self.billboard:
-            losses = self.users.bounded_sums(step, {"losses": bound})["losses"]
+            losses = self.users.sums(step, {"losses": bound})["losses"]
             choice = choose(losses, epsilon, self.ledger, self.noise, page)
             self.billboard.post_choice(page, choice, simulation=self.ledger.seeded)
         self.ledger.posted(page, events)

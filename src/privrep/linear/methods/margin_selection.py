@@ -45,7 +45,7 @@ def margin_selection(
     Formal guarantee: epsilon-DP at user level, without a delta, with the epsilon of the run's budget. A user's loss by
     each candidate lies in [0, 1], however its head is picked.
     """
-    d = run.users.features
+    d = run.users.facts.features
     check_margin(margin, radius, norm)
     kept = min(projected_dimension(margin, radius, norm) if projected is None else projected, d)
     if not 1 <= rank <= kept:
