@@ -27,7 +27,7 @@ from privrep.multimodal.training import ClipSettings, Mechanism, Question, plann
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 USERS, NUMBERS, TEXTS, DIM, CLASSES = 50_000, 1280, 160, 64, 10

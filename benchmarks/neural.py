@@ -85,7 +85,7 @@ def main() -> None:
         ("one step on all rows", GradientStep(*public), ROWS),
         ("an epoch of batches of 10", LocalSgdStep(*public, batch=10), 10),
     ):
-        ours, found = fastest(lambda step=step: users.bounded_sums(step, bound)["update"].total)
+        ours, found = fastest(lambda step=step: users.sums(step, bound)["update"].total)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         plain = {}
         for threads in {own_choice, 1}:

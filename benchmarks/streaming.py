@@ -73,7 +73,7 @@ def blocks(path: Path) -> None:
 
 
 def one_pass(path: Path) -> None:
-    _opened(path).bounded_sums(STEP, BOUNDS)
+    _opened(path).sums(STEP, BOUNDS)
 
 
 def _opened(path: Path) -> StreamingUsers:
@@ -118,7 +118,7 @@ def peak(path: Path | None) -> float:
     """MB at the peak of this process after a pass over the file, or after nothing."""
     if path is not None:
         with StreamingUsers.open(TableSource(path, "user", "y")) as users:
-            users.bounded_sums(STEP, BOUNDS)
+            users.sums(STEP, BOUNDS)
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 

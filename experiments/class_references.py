@@ -20,9 +20,9 @@ from privrep.local.losses import Loss, fit_classes
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
-from privrep.privacy.contributions import Vectors, packed_size, unpack
+from privrep.privacy.contributions import SparseColumns, Vectors, packed_size, unpack
+from privrep.privacy.protocol import StepSpec, UserBatch, Users
 from privrep.typing import Array, Floats
-from privrep.users.summing import Users
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ def fedrep_classes(
     server steps by one over the largest curvature, the longest step that is safe, and takes a QR. Stops early once a
     round moves nothing.
     """
-    d, plain = users.features, FeatureTransform.plain(users.features)
+    d, plain = users.facts.features, FeatureTransform.plain(users.facts.features)
     bound = {"moments": Bound(UNBOUNDED, packed_size(d))}
-    total = users.bounded_sums(Encoded(PairMoments(plain, intercept), loss.classes), bound)["moments"].total
+    total = users.sums(Encoded(PairMoments(plain, intercept), loss.classes), bound)["moments"].total
     U = np.linalg.eigh(unpack(total))[1][:, ::-1][:, :rank]
     bounds = {"gradient": Bound(UNBOUNDED, d * rank), "curvature": Bound(UNBOUNDED, packed_size(rank))}
     for _ in range(rounds):
-        sums = users.bounded_sums(FullClassGradient(U, intercept, precision, loss), bounds)
+        sums = users.sums(FullClassGradient(U, intercept, precision, loss), bounds)
         largest = float(np.linalg.eigvalsh(unpack(sums["curvature"].total))[-1])
         before, gradient = U, sums["gradient"].total.reshape(rank, d).T
         U, _ = np.linalg.qr(U + gradient / max(largest, 1e-300))
@@ -72,10 +72,12 @@ class FullClassGradient:
     loss: Loss
 
     @property
-    def vector_size(self) -> int:
-        return self.U.size
+    def spec(self) -> StepSpec:
+        return StepSpec(floats_per_user=self.U.size)
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         users, m, d = X.shape
         k = self.U.shape[1]
         plain, signs = FeatureTransform.plain(d), self.loss.signs(y)
@@ -85,7 +87,7 @@ class FullClassGradient:
         heads = np.broadcast_to(fit.heads[:, :, None, :], (self.loss.outputs, k, m, users))
         pull = sum_columns(self.loss.pulls(outputs, signs)[0][:, None] * heads) / m
         gradient = pulled(X, plain, without_mean(pull) if self.intercept else pull)
-        assert not hasattr(gradient, "lengths"), "dense rows"
+        assert not isinstance(gradient, SparseColumns), "dense rows"
         curvature = self.loss.curvature(outputs, signs, heads) / m
         return {"gradient": Vectors(np.asarray(gradient).reshape(users, -1)), "curvature": Vectors(curvature)}
 

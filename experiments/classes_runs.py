@@ -24,7 +24,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 

@@ -185,9 +185,9 @@ def _opened(pairs: Pairs, projection: nn.Module, space: nn.Module, settings: Cli
     image = nn.Sequential(Centred(mean), projection)
     model = towers(image, space, layout.image_numbers, layout.bank.shape[1], cosine=False)
     clipped = settings is None
-    mu = Budget(1.0, 1 / (2 * users.count)).mu * math.sqrt(1 - CENTRE)
-    settings = settings or settings_for("bank", model, users.count, mu, TEMPERATURE)
-    question = Question(model, layout, settings, TEMPERATURE, 1, users.count)
+    mu = Budget(1.0, 1 / (2 * users.facts.users)).mu * math.sqrt(1 - CENTRE)
+    settings = settings or settings_for("bank", model, users.facts.users, mu, TEMPERATURE)
+    question = Question(model, layout, settings, TEMPERATURE, 1, users.facts.users)
     return Opened(question, train_openly(users, question, model.weights(TEMPERATURE), clipped))
 
 

@@ -52,7 +52,7 @@ from privrep.data.table import UserTable
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, noise_multiplier_for
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers

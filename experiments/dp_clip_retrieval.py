@@ -126,7 +126,7 @@ def _opened(pairs: Pairs, projection: nn.Linear, space: TextSpace, mean: Singles
     layout, users = layout_of(pairs), InMemoryUsers(pairs.table)
     image = nn.Sequential(Centred(mean), projection)
     model = towers(image, space, layout.image_numbers, layout.bank.shape[1], cosine=False)
-    question = Question(model, layout, PLAIN, TEMPERATURE, CAPTIONS, users.count)
+    question = Question(model, layout, PLAIN, TEMPERATURE, CAPTIONS, users.facts.users)
     return Opened(question, train_openly(users, question, model.weights(TEMPERATURE)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from privrep.linear.references import LinearModel
 from privrep.linear.steps import CELLS, octaves
 from privrep.linear.transform import octave_quantile
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.typing import Array, Floats
 
 
@@ -35,7 +38,7 @@ def dp_fedavg(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, size, left = public_count(run), run.users.features + 1, run.ledger.capacity
+    n, size, left = public_count(run), run.users.facts.features + 1, run.ledger.capacity
     model = np.zeros(size)
     if clip is None:
         query = Query(Bound(1.0, CELLS, acute=True), sizes_share * left)
@@ -59,11 +62,14 @@ class LocalUpdate:
     move's length. Solved in the smaller of rows and features.
     """
 
+    spec: ClassVar[StepSpec] = StepSpec()
     model: Array  # (d + 1,), the intercept last
     ridge: float
     intercept: bool
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         users, m, d = X.shape
         rows = np.concatenate([X, np.full((users, m, 1), float(self.intercept))], axis=2, dtype=np.float64)
         residuals = (y - rows @ self.model)[:, :, None]

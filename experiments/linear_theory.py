@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Products
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, Poisson, noise_multiplier_for
 from privrep.typing import Array
 
@@ -214,10 +216,12 @@ class CrossMoment:
     """The mean over a user's rows of (x, unit)(x~, unit)^T: moment, both means and how much was counted, in one
     matrix of rank one a row."""
 
+    spec: ClassVar[StepSpec] = StepSpec()
     d1: int
     unit: float
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any]) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X = batch.X
         users, rows, _ = X.shape
         ones = np.full((users, rows, 1), self.unit)
         left = np.concatenate([X[:, :, : self.d1] / rows, ones / rows], axis=2)
@@ -232,7 +236,7 @@ def fit_by_moment(run: Run, d1: int, rank: int, norm: float, *, alpha: float = 1
 
     Formal guarantee: the release spends the ledger's whole capacity; all else is post-processing of it.
     """
-    shape = (d1 + 1, run.users.features - d1 + 1)
+    shape = (d1 + 1, run.users.facts.features - d1 + 1)
     query = Query(Bound(norm, shape[0] * shape[1]), run.ledger.capacity)
     total = run.release("moment", CrossMoment(d1, unit), {"moment": query})["moment"].value.reshape(shape)
     weight = max(total[-1, -1] / unit**2, 1.0)
@@ -244,13 +248,17 @@ def fit_by_moment(run: Run, d1: int, rank: int, norm: float, *, alpha: float = 1
 class BatchGradient:
     """The gradient of the loss on a batch, penalty included, as one vector: Algorithm 1's question about it."""
 
-    whole: ClassVar[bool] = True  # a function of the batch as a whole, clipped as one
     G: Array
     d1: int
     alpha: float
-    slots: int = 1  # rows of a user that are used
+    rows_per_user: int = 1  # rows of a user that are used
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="batch", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X, y = batch.X, batch.y
         rows = X.reshape(-1, X.shape[2])[y.ravel() != -1]
         left, right = rows[:, : self.d1], rows[:, self.d1 :]
         S = cross_covariance(left, right) if len(rows) > 1 else np.zeros((left.shape[1], right.shape[1]))
@@ -276,8 +284,8 @@ def fit_by_batches(
     margin of `noise_multiplier_for`.
     """
     if multiplier is None:
-        multiplier = noise_multiplier_for(run.ledger.budget, sampling, steps, whole=True)
-    query = Query(Bound(norm, start.size, touched=1), multiplier**-2)
+        multiplier = noise_multiplier_for(run.ledger.budget, sampling, steps, batch_level=True)
+    query = Query(Bound(norm, start.size, terms_per_user=1), multiplier**-2)
     walked = run.iterate(
         "batches",
         steps,

@@ -8,8 +8,8 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.multimodal.training import Question, moved, start_state
+from privrep.privacy.protocol import EVERYONE, Users
 from privrep.typing import Singles
-from privrep.users.summing import Users
 
 NO_CLIP = 2.0**40  # a bound that no gradient reaches
 
@@ -18,12 +18,12 @@ def train_openly(users: Users, question: Question, start: Singles, clipped: bool
     """NOT PRIVATE: the steps of `training.train` on everyone, without noise, and clipped only if that is asked for."""
     settings, state = question.settings, start_state(start)
     question.check()
-    if settings.asked(users.count) is not None:
+    if settings.asked(users.facts.users) != EVERYONE:
         raise InputError("open training is of everyone in every step: leave batch at None.")
     for _ in range(settings.steps):
         step = question.step(state["weights"].astype(np.float32))
         bound = question.bound(step)
         bound = bound if clipped else replace(bound, norm=NO_CLIP)
-        total = users.bounded_sums(step, {"gradient": bound})["gradient"].total
+        total = users.sums(step, {"gradient": bound})["gradient"].total
         state = moved(state, step.gradient(total / question.divisor), settings)
     return (state["average"] if settings.average else state["weights"]).astype(np.float32)

@@ -14,32 +14,31 @@ from privrep.neural.rounds import TrainingSettings
 from privrep.neural.user_state import UserState, kept_heads
 from privrep.nn.flat_module import Split
 from privrep.privacy.bounds import Bound
+from privrep.privacy.protocol import UserBatch, Users
 from privrep.typing import Singles
-from privrep.users.batching import Call
-from privrep.users.summing import Users
 
 UNBOUNDED = 1e100  # a clipping norm that no data reaches
 
 
-def fedrep(users: Users, split: Split, settings: TrainingSettings, slots: int) -> tuple[Singles, UserState]:
+def fedrep(users: Users, split: Split, settings: TrainingSettings, rows_per_user: int) -> tuple[Singles, UserState]:
     """FedRep (Collins et al. 2021): the same rounds with exact sums, nothing clipped and no noise. NOT PRIVATE."""
-    kept = kept_heads(split, split.head.weights(), settings, users.count, slots)
+    kept = kept_heads(split, split.head.weights(), settings, users.facts.users, rows_per_user)
     weights = split.representation.weights().astype(np.float64)
     bounds = {"update": Bound(UNBOUNDED, len(weights))}
     for _ in range(settings.rounds):
-        total = users.bounded_sums(kept.step(weights.astype(np.float32)), bounds)["update"].total
-        weights = weights + settings.server_rate * total / users.count
+        total = users.sums(kept.step(weights.astype(np.float32)), bounds)["update"].total
+        weights = weights + settings.server_rate * total / users.facts.users
     return weights.astype(np.float32), kept
 
 
-def alone(split: Split, table: UserTable, slots: int, rate: float, batch: int | None, epochs: int) -> Personal:
+def alone(split: Split, table: UserTable, rows_per_user: int, rate: float, batch: int | None, epochs: int) -> Personal:
     """Everyone trains the same network on their own rows: nothing is shared, nothing is spent."""
     network = whole(split).representation
     start, own = torch.tensor(network.weights()), torch.empty(table.n_users, network.size)
 
-    def trained(call: Call) -> Tensor:
-        return descended(network, start, rows_of(call.X), labels_of(call.y, split.classes), rate, batch, epochs)
+    def trained(users: UserBatch) -> Tensor:
+        return descended(network, start, rows_of(users.X), labels_of(users.y, split.classes), rate, batch, epochs)
 
-    for places, found in of_all(trained, table, split, network.size, slots):
-        own[torch.from_numpy(places)] = found
+    for positions, found in of_all(trained, table, split, network.size, rows_per_user):
+        own[torch.from_numpy(positions)] = found
     return Personal(split, own[:, : split.representation.size], own[:, split.representation.size :])

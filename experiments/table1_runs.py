@@ -26,7 +26,7 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import BoundedSum
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 SEED = 20_261_117
@@ -128,8 +128,8 @@ class Watched(InMemoryUsers):
 
     lengths: list[float] = field(default_factory=list)
 
-    def bounded_sums(self, *arguments: Any, **named: Any) -> dict[str, BoundedSum]:
-        sums = super().bounded_sums(*arguments, **named)
+    def sums(self, *arguments: Any, **named: Any) -> dict[str, BoundedSum]:
+        sums = super().sums(*arguments, **named)
         self.lengths.append(float(np.linalg.norm(sums["update"].total)))
         return sums
 
@@ -168,7 +168,7 @@ def run_method(
 def facts_of(run: Run, trained: TrainedWeights) -> dict[str, Any]:
     """Public facts of a run, and how long its exact clipped sums were against their noise."""
     lengths = run.users.lengths if isinstance(run.users, Watched) else []
-    noise = [run.users.count * one.noise for one in trained.rounds]  # of the sum, not of the average
+    noise = [run.users.facts.users * one.noise for one in trained.rounds]  # of the sum, not of the average
     ratios = np.array(lengths) / np.array(noise)
     return {
         "rounds": len(noise),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ Users = list[tuple[np.ndarray, np.ndarray]]
 class SpyNoise:
     """A noise source that adds nothing and remembers what it was asked for."""
 
+    seeded: ClassVar[bool] = False
     calls: list[tuple[str, float, int]] = field(default_factory=list)
 
     def __call__(self, name: str, sigma: float, size: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from privrep.federated.task import TableTask, Task
 from privrep.federated.wire.in_process import LocalNodes
 from privrep.federated.wire.messages import packed, unpacked
 from privrep.federated.wire.rounds import Conversation
-from privrep.federated.wire.users import Facts, FlowerUsers, NoisyFlowerUsers
+from privrep.federated.wire.users import FlowerUsers, NoisyFlowerUsers
 from privrep.models.description import Columns, Config
 from privrep.privacy.bounds import Bound
 
@@ -179,7 +179,7 @@ class Federation:
         for name, host in self.hosts.items():
             host.hello(self.greet(name))
         talk = Conversation(self.wire, self.settings, self.said.append, self.greet)
-        roster = {name: Facts.of(dict(self.task.facts(host.data))) for name, host in self.hosts.items()}
+        roster = {name: self.task.facts(host.data) for name, host in self.hosts.items()}
         told = self.task.with_users(USERS)
         shape = (told.features, told.targets, told.sparse)
         if self.noise is None:

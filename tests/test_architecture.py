@@ -153,6 +153,14 @@ def _unsafe_loading(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"calls {_dotted(node.func)} without weights_only=True"
 
 
+def _guessed(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Attributes that are looked for by name instead of declared by a type."""
+    for node in ast.walk(tree):
+        looks = isinstance(node, ast.Call) and _dotted(node.func) in {"getattr", "hasattr"} and len(node.args) > 1
+        if isinstance(node, ast.Call) and looks and isinstance(node.args[1], ast.Constant):
+            yield node.lineno, f"calls {_dotted(node.func)} with {node.args[1].value!r}"
+
+
 RULES = {
     "random numbers are drawn": Rule(
         _random,
@@ -175,12 +183,8 @@ RULES = {
         (
             "privacy/noise.py",
             "privacy/release.py",
-            "models/model.py",
-            "estimators/margin.py",
-            "estimators/network.py",
-            "estimators/clip.py",
-            "federated/node.py",
-        ),  # the last five pick the source; they call none
+            "privacy/run.py",  # picks the source, and calls none
+        ),
     ),
     "a noise source is called": Rule(calls("noise", "secure_noise", "smallest"), ("privacy/release.py",)),
     "the key of a sample is drawn": Rule(calls("key"), ("privacy/release.py",)),
@@ -223,9 +227,10 @@ RULES = {
         ),
     ),
     "users are asked for sums": Rule(
-        calls("bounded_sums", "counted"),
+        calls("sums", "counted"),
         (
             "privacy/release.py",
+            "privacy/run.py",
             "federated/wire/answering.py",  # hands the server's question on to the users of its own
             "users/isolated.py",  # checks each user's part before it is counted
             "linear/references.py",  # labelled not private
@@ -240,19 +245,27 @@ RULES = {
         ),
     ),
     "releases are posted": Rule(
-        calls("post_releases", "post_selection", "post_choice", "post_iterated"), ("privacy/release.py",)
+        calls("post_releases", "post_selection", "post_choice", "post_iterated"), ("privacy/run.py",)
     ),
-    "derived pages are posted": Rule(calls("post_derived"), ("privacy/release.py",)),
+    "derived pages are posted": Rule(calls("post_derived"), ("privacy/run.py",)),
     "budget is spent": Rule(calls("charge"), ("privacy/release.py", "privacy/node_noise.py")),
     "releases are made": Rule(
         constructs("Release"), ("privacy/release.py", "privacy/node_noise.py", "privacy/billboard.py")
     ),
     "walks are made": Rule(constructs("Iterated"), ("privacy/release.py", "privacy/billboard.py")),
-    "choices are made": Rule(constructs("Choice"), ("privacy/release.py", "privacy/billboard.py")),
+    "choices are made": Rule(
+        constructs("Choice"),
+        (
+            "privacy/release.py",
+            "privacy/billboard.py",
+            "privacy/run.py",
+        ),  # the last compares one with a page that stands
+    ),
     "what makes a choice private is computed": Rule(
         calls("scale_in_levels", "LossBound"),
         (
             "privacy/release.py",
+            "privacy/run.py",
             "privacy/exponential.py",
             "federated/wire/messages.py",  # reads the bound that a server sent
         ),
@@ -267,6 +280,7 @@ LOCAL = Rule(
     imports(
         "privrep.users",
         "privrep.privacy.release",
+        "privrep.privacy.run",
         "privrep.privacy.ledger",
         "privrep.privacy.noise",
         "privrep.privacy.exponential",
@@ -274,6 +288,15 @@ LOCAL = Rule(
     (),
 )
 CORE = Rule(imports("privrep.linear", "privrep.estimators", "privrep.models", "privrep.heads", "privrep.cli"), ())
+DECLARED = Rule(_guessed, ())  # what a step, a kind of contributions, a bound, noise or users are, their types say
+KERNEL = Rule(
+    lambda tree: (
+        (line, found)
+        for line, found in imports("privrep")(tree)
+        if not found.startswith(("imports privrep.privacy", "imports privrep.typing", "imports privrep.errors"))
+    ),
+    (),
+)
 USERS_COMPUTE = (
     "local/elementary.py",
     "local/least_squares.py",
@@ -305,6 +328,8 @@ def test_only_where_it_should_be(rule: str) -> None:
         (("privacy/",), CORE),
         (("users/",), CORE),
         (("privacy/",), EINSUM),
+        (("privacy/",), KERNEL),
+        (("privacy/", "users/", "linear/", "heads/"), DECLARED),
     ],
 )
 def test_what_users_compute_knows_nothing_of_budgets_and_the_core_nothing_of_algorithms_or_of_einsum(
@@ -365,7 +390,7 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("clipping is asked for", "clipped_sum(c, bound)"),
         ("norms and weighted sums of contributions are taken", "c.weighted_sum(w)"),
         ("the total of a bounded sum is read", "print(sums['a'].total)"),
-        ("users are asked for sums", "run.users.bounded_sums(step, bounds)"),
+        ("users are asked for sums", "run.users.sums(step, bounds)"),
         ("users are asked for sums", "holders.counted(bound)"),
         ("the list of keys that occur is read", "print(len(holders.private_keys))"),
         ("releases are posted", "run.billboard.post_releases('a', {})"),
@@ -383,6 +408,23 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
 )
 def test_the_rule_sees_what_it_forbids(rule: str, code: str) -> None:
     assert RULES[rule].broken_by("elsewhere.py", ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        (DECLARED, "slots = getattr(step, 'slots', None)"),
+        (DECLARED, "if hasattr(users, 'noisy_sums'): ..."),
+        (KERNEL, "from privrep.users.summing import map_blocks"),
+        (KERNEL, "from privrep.data.sparse import SparseRows"),
+        (LOCAL, "from privrep.privacy.run import Run"),
+        (CORE, "import privrep.linear.steps"),
+        (EINSUM, "np.einsum('ij->i', x)"),
+    ],
+)
+def test_rules_of_packages_see_what_they_forbid(rule: Rule, code: str) -> None:
+    assert rule.broken_by("elsewhere.py", ast.parse(code))
+    assert not rule.broken_by("elsewhere.py", ast.parse("from privrep.errors import InputError\ngetattr(x, name)"))
 
 
 # Strings that name classes import them, too

@@ -17,6 +17,7 @@ from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import SparseColumns, Vectors
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import finite_rows, sum_blocks
@@ -152,10 +153,12 @@ def twins(sizes: list[int], d: int, dtype: Any, targets: int = 1) -> tuple[UserT
 class Recorder:
     """A step that knows nothing of sparse rows and keeps what every user sent, by the user's first target."""
 
+    spec: ClassVar[StepSpec] = StepSpec()
     sent: dict[float, bytes]
     largest: int = 0
 
-    def __call__(self, X: np.ndarray, y: np.ndarray) -> dict[str, Vectors]:
+    def __call__(self, batch: UserBatch) -> dict[str, Vectors]:
+        X, y = batch.X, batch.y
         self.largest = max(self.largest, X.size)
         values = np.einsum("umd,um->ud", X, y if y.ndim == 2 else y[:, :, 0])
         self.sent |= {
@@ -174,7 +177,7 @@ def test_a_step_for_dense_rows_gets_the_same_numbers(d: int, targets: int, dtype
     tables = twins(sizes, d, dtype, targets)
     steps = [Recorder({}), Recorder({})]
     totals = [
-        InMemoryUsers(table, 1).bounded_sums(step, {"sums": Bound(1.0, d)})["sums"].total
+        InMemoryUsers(table, 1).sums(step, {"sums": Bound(1.0, d)})["sums"].total
         for table, step in zip(tables, steps, strict=True)
     ]
     assert len(steps[0].sent) == sum(size > 0 for size in sizes)
@@ -208,9 +211,10 @@ def test_users_with_numbers_that_are_not_finite_count_as_zero_rows() -> None:
 class SlotSums:
     """Each user's sum of its rows, as a step for sparse rows would send it."""
 
-    sparse: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
 
-    def __call__(self, X: SparseRows, y: np.ndarray) -> dict[str, SparseColumns]:
+    def __call__(self, batch: UserBatch) -> dict[str, SparseColumns]:
+        X, y = batch.X, batch.y
         assert isinstance(X, SparseRows)
         user, column, T = X.slots()
         return {"sums": SparseColumns(user, column, T @ y.reshape(-1, 1), np.empty((len(X), 0)), X.shape[2])}
@@ -221,8 +225,8 @@ class SlotSums:
 def test_a_step_for_sparse_rows_sums_what_a_dense_one_does(sizes: list[int], d: int) -> None:
     table, twin = twins(sizes, d, np.float64)
     bounds = {"sums": Bound(1.0, d)}
-    kept = InMemoryUsers(table, 2).bounded_sums(SlotSums(), bounds)["sums"].total
-    dense = InMemoryUsers(twin, 1).bounded_sums(Recorder({}), bounds)["sums"].total
+    kept = InMemoryUsers(table, 2).sums(SlotSums(), bounds)["sums"].total
+    dense = InMemoryUsers(twin, 1).sums(Recorder({}), bounds)["sums"].total
     np.testing.assert_allclose(kept, dense, rtol=1e-6, atol=1e-9)
 
 

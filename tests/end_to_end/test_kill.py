@@ -104,7 +104,8 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     from privrep.privacy.contributions import Losses
     from privrep.privacy.ledger import Budget, Ledger
     from privrep.privacy.noise import secure_noise, simulated_noise
-    from privrep.privacy.release import Run, select_page
+    from privrep.privacy.protocol import StepSpec, UserBatch
+    from privrep.privacy.run import Run
     from privrep.users.holders import KeyHolders
     from privrep.users.memory import InMemoryUsers
 
@@ -115,7 +116,7 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     source = secure_noise if seed is None else simulated_noise(seed)
 
     class Noise:
-        seeded = getattr(source, "seeded", False)
+        seeded = source.seeded
 
         def __call__(self, name: str, sigma: float, size: int) -> Any:
             return self._between(name, lambda: source(name, sigma, size))
@@ -129,8 +130,11 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
             death.here(f"after draw of {name}")
             return drawn
 
-    def losses(X: Any, y: Any) -> Any:
-        return {"losses": Losses(np.tile([0.5, 0.51, 0.52], (len(X), 1)))}
+    class Step:
+        spec = StepSpec()
+
+        def __call__(self, batch: UserBatch) -> Any:
+            return {"losses": Losses(np.tile([0.5, 0.51, 0.52], (len(batch), 1)))}
 
     noise = Noise()
     folder.mkdir(exist_ok=True)
@@ -138,9 +142,9 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     ledger = Ledger(Budget(40.0, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
     board, whole = Billboard(folder / "billboard"), ledger.budget.mu**2
     held = KeyHolders(("common", "rare"), (np.arange(300) < 3).astype(np.int64), np.arange(301))
-    keys = select_page("keys-1", held, 0.05 * whole, 5e-8, ledger, board, noise)
     run = Run(InMemoryUsers(table, 1), ledger, board, noise)
-    chosen = run.choose("choice-1", losses, 3, 2.0)
+    keys = run.select("keys-1", held, 0.05 * whole, 5e-8)
+    chosen = run.choose("choice-1", Step(), 3, 2.0)
     learned = private_fedrep(run, 1, settings=AlternationSettings(rounds=2))
     result = [[*keys, chosen], learned.basis.tolist(), learned.scale.tolist(), learned.error]
     (folder / "result.json").write_text(json.dumps(result))
@@ -204,7 +208,7 @@ def story(folder: Path, seed: int | None, deaths: list[int]) -> dict[str, Any]:
 
 
 def program(folder: Path) -> dict[str, Any]:
-    for module in ("linear.methods.private_fedrep", "users.memory", "users.holders", "privacy.release"):
+    for module in ("linear.methods.private_fedrep", "users.memory", "users.holders", "privacy.run"):
         importlib.import_module(f"privrep.{module}")  # once, before the forks
 
     told: dict[str, Any] = {}

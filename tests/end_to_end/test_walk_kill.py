@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import test_kill as kill
 
+from privrep.privacy.protocol import StepSpec, UserBatch
+
 STEPS = 3
 
 
@@ -26,9 +28,14 @@ class Step:
     """From where the walk is to each user's row."""
 
     at: Any
-    slots: int = 1
+    rows_per_user: int = 1
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X = batch.X
         from privrep.privacy.contributions import Vectors
 
         return {"sum": Vectors(X[:, 0] - self.at)}
@@ -39,16 +46,17 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
     from privrep.data.table import UserTable
     from privrep.privacy.billboard import Billboard
     from privrep.privacy.bounds import Bound
+    from privrep.privacy.calibration import Query
     from privrep.privacy.ledger import Budget, Ledger
     from privrep.privacy.noise import secure_noise, simulated_noise
-    from privrep.privacy.release import Query, Run
+    from privrep.privacy.run import Run
     from privrep.privacy.sampling import Fixed
     from privrep.users.memory import InMemoryUsers
 
     source = secure_noise if seed is None else simulated_noise(seed)
 
     class Noise:
-        seeded = getattr(source, "seeded", False)
+        seeded = source.seeded
 
         def __call__(self, name: str, sigma: float, size: int) -> Any:
             death.here(f"before draw of {name}")
@@ -84,7 +92,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
 
 def program(folder: Path) -> dict[str, Any]:
     for module in (
-        "privrep.privacy.release",
+        "privrep.privacy.run",
         "privrep.users.memory",
         "dp_accounting.pld.privacy_loss_distribution",
     ):

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from privrep.privacy.protocol import EVERYONE
+
 torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
@@ -28,7 +30,7 @@ from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import grid_step, simulated_noise  # noqa: E402
-from privrep.privacy.release import Run  # noqa: E402
+from privrep.privacy.run import Run  # noqa: E402
 from privrep.privacy.sampling import Poisson  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
@@ -105,7 +107,7 @@ def plain_losses(asked, pairs, flat):
     bank = functional.normalize(towers_.text(text, torch.tensor(pairs.bank)))
     losses = []
     for user in range(table.n_users):
-        rows = slice(table.offsets[user], min(table.offsets[user + 1], table.offsets[user] + asked.slots))
+        rows = slice(table.offsets[user], min(table.offsets[user + 1], table.offsets[user] + asked.rows_per_user))
         X, y = torch.tensor(table.X[rows]), torch.tensor(table.y[rows], dtype=torch.int64)
         logits = functional.normalize(towers_.image(image, X[:, :IMAGE])) @ bank.T * log_scale.exp()
         losses.append(functional.cross_entropy(logits, y))
@@ -371,7 +373,7 @@ def test_settings_are_chosen_from_public_numbers(mechanism):
     for users in (2, 24, 100_000):
         found = settings_for(mechanism, model, users, 1.0, 0.1)
         assert found.mechanism == mechanism
-        assert found.asked(users) is None or 2 <= found.batch <= 1024
+        assert found.asked(users) == EVERYONE or 2 <= found.batch <= 1024
     assert (found.clip, found.sampling) == {
         "bank": (1.0, "poisson"),
         "batch": (0.1, "poisson"),
@@ -385,7 +387,7 @@ def test_a_convex_loss_is_descended_on_everyone_as_far_as_the_budget_goes():
     for start, noise in ((image, CAREFUL), (blank(IMAGE, int(text(torch.zeros(1, TEXT)).shape[1])), LOGIT_NOISE)):
         model = towers(start, text, IMAGE, TEXT, cosine=False)
         small, large = (settings_for("bank", model, 1000, mu, 0.1) for mu in (0.01, 100.0))
-        assert small.asked(1000) is None
+        assert small.asked(1000) == EVERYONE
         assert small.rate < large.rate
         assert small.clip * small.rate * small.steps * 2 / (1000 * 0.01) == pytest.approx(noise * 0.1)
     found = DPClip(image, text, epsilon=20.0, cosine=False, random_state=1).fit(of_classes(400))

@@ -30,7 +30,8 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.protocol import UserBatch
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed
 from privrep.users.memory import InMemoryUsers
 
@@ -223,7 +224,7 @@ def test_clipped_moments_keep_the_singular_vectors():
 def test_a_user_of_several_rows_sends_their_mean_product():
     rng = np.random.default_rng(911)
     X = rng.standard_normal((3, 4, D1 + D2))
-    sent = CrossMoment(D1, 0.5)(X, np.zeros((3, 4)))["moment"]
+    sent = CrossMoment(D1, 0.5)(UserBatch(X, np.zeros((3, 4))))["moment"]
     full = [np.mean([np.outer([*row[:D1], 0.5], [*row[D1:], 0.5]) for row in user], axis=0).ravel() for user in X]
     for user, expected in enumerate(full):
         weights = np.zeros(3)

@@ -14,7 +14,8 @@ from privrep.linear.references import FullGradient, fedrep, pooled, subspace_dis
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.protocol import UserBatch
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 
@@ -87,7 +88,7 @@ def test_full_gradient_is_the_derivative_of_the_risk():
         return float(((y[0] - X[0] @ V @ head) ** 2).mean())
 
     slope = (risk(U + 1e-6 * direction) - risk(U - 1e-6 * direction)) / 2e-6
-    gradient = FullGradient(U, np.ones(4), False)(X, y)["gradient"].values[0].reshape(4, 2)
+    gradient = FullGradient(U, np.ones(4), False)(UserBatch(X, y))["gradient"].values[0].reshape(4, 2)
     assert float((gradient * direction).sum()) == pytest.approx(slope, rel=1e-5)
 
 
@@ -146,7 +147,7 @@ def test_a_local_update_is_the_same_in_rows_and_in_features():
     for m in (4, 5, 30):
         X, y = generator.standard_normal((3, m, 4)), generator.standard_normal((3, m))
         X[2], y[2] = 0.0, 0.0
-        update = LocalUpdate(model, 0.1, False)(X, y)["update"].values
+        update = LocalUpdate(model, 0.1, False)(UserBatch(X, y))["update"].values
         for u in range(2):
             penalty = 0.1 * (X[u] ** 2).sum() / m
             expected = np.linalg.solve(X[u].T @ X[u] + penalty * np.eye(4), X[u].T @ (y[u] - X[u] @ model[:4]))

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from privrep.data.table import UserTable
+from privrep.privacy.protocol import Facts, StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 
 pytest.importorskip("flwr")
@@ -50,12 +51,12 @@ from privrep.federated.settings import FederationSettings
 from privrep.federated.task import TableTask
 from privrep.federated.wire.messages import REFUSALS, VERSION, Answer, packed, unpacked
 from privrep.federated.wire.rounds import Conversation
-from privrep.federated.wire.users import Facts, FlowerUsers
+from privrep.federated.wire.users import FlowerUsers
 from privrep.linear.steps import CELLS, FeatureSizes
 from privrep.models import model as models
 from privrep.models.description import Config
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, LossBound
+from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, LossBound, OfUsers
 from privrep.privacy.calibration import Query, calibrate
 from privrep.privacy.ledger import Budget, read_ledger
 from privrep.users.isolated import IsolatedUsers
@@ -73,12 +74,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def total(fed: Federation, names: str) -> np.ndarray:
     """What these nodes' users add up to."""
-    sums = [fed.hosts[name]._users.bounded_sums(STEP, BOUNDS) for name in names]
+    sums = [fed.hosts[name]._users.sums(STEP, BOUNDS) for name in names]
     return np.sum([each["sizes"].total for each in sums], axis=0)
 
 
 def asked(users: FlowerUsers) -> np.ndarray:
-    return users.bounded_sums(STEP, BOUNDS)["sizes"].total
+    return users.sums(STEP, BOUNDS)["sizes"].total
 
 
 # Nodes that are not there
@@ -520,7 +521,7 @@ def test_a_user_on_whom_a_step_fails_sends_zeros_and_stops_nobody(
         assert not other.heard("left out")
         assert not other.heard("cannot")
         first = fed.hosts["a"]._users.users.table.users(0, 1)
-        own = type(fed.hosts["a"]._users.users)(first, 1).bounded_sums(STEP, BOUNDS)["sizes"].total
+        own = type(fed.hosts["a"]._users.users)(first, 1).sums(STEP, BOUNDS)["sizes"].total
     assert 0 < np.linalg.norm(clean - disturbed) <= 1 + FLOAT_SLACK
     np.testing.assert_allclose(disturbed, clean - own, atol=1e-12)
 
@@ -683,7 +684,7 @@ def test_exact_sums_are_not_asked_of_nodes_with_noise_nor_noisy_ones_of_others(
         with pytest.raises(InputError, match="no exact sums"):
             asked(users)
         with pytest.raises(InputError, match="no exact sums"):
-            users.bounded_sums(STEP, {"sizes": LossBound(3)})
+            users.sums(STEP, {"sizes": LossBound(3)})
         plain = FlowerUsers(users._conversation, RUN, users.roster, (FEATURES, 1, False))
         with pytest.raises(InputError, match="0 of 36 users"):
             asked(plain)
@@ -803,7 +804,7 @@ def test_a_model_of_another_task_is_not_handed_out(files: list[Path], tmp_path: 
 
 
 @dataclass(frozen=True)
-class _Understated:
+class _Understated(OfUsers):
     """Contributions that are said to be shorter than they are."""
 
     acute = False
@@ -820,7 +821,10 @@ class _Understated:
 class _Liar:
     """A step that no list has: it sends too much of users whose first number is above 1, and adds up all it sees."""
 
-    def __call__(self, X: Any, y: Any) -> dict[str, Any]:
+    spec: ClassVar[StepSpec] = StepSpec()
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X = batch.X
         rows = X[:, 0, :FEATURES].astype(np.float64)
         long = rows[:, :1] > 1
         return {"rows": _Understated(np.where(long, 1e6, 0.1) * np.ones_like(rows) * len(X))}
@@ -831,9 +835,7 @@ def test_for_a_server_that_may_lie_users_are_asked_alone_and_measured() -> None:
     X[3:6] = 2.0  # of the second user, who would send 1e6
     table = InMemoryUsers(UserTable.from_rows(X, np.zeros(12), np.repeat(np.arange(4), 3)))
     loose, strict = (
-        IsolatedUsers(table, strictly=strictly).bounded_sums(
-            _Liar(), {"rows": Bound(1e9 if not strictly else 1.0, FEATURES)}
-        )
+        IsolatedUsers(table, strictly=strictly).sums(_Liar(), {"rows": Bound(1e9 if not strictly else 1.0, FEATURES)})
         for strictly in (False, True)
     )
     assert np.linalg.norm(loose["rows"].total) > 1e6  # what the step sends, where nobody measures
@@ -845,7 +847,7 @@ def test_a_node_that_is_always_late_is_not_waited_for_in_every_round(files: list
         users = fed.engine()
         fed.wire.slow["b"] = 0.6  # twice as long as a round takes at the most
         for _ in range(4):
-            users.bounded_sums(STEP, BOUNDS)
+            users.sums(STEP, BOUNDS)
             time.sleep(0.65)  # its answer is there when the next round begins
         assert fed.heard("b answered an earlier question, too late")
         assert [each.split(": ")[1] for each in fed.said].count("b did not answer in time") == 2

@@ -29,6 +29,7 @@ from privrep.linear.registry import METHODS
 from privrep.models import model as models
 from privrep.models.model import Columns, Config
 from privrep.privacy.bounds import BoundedSum
+from privrep.privacy.protocol import EVERYONE, Facts
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
 
@@ -43,23 +44,11 @@ class SeveralUsers:
     parts: Sequence[Any]
 
     @property
-    def count(self) -> int:
-        return sum(part.count for part in self.parts)
+    def facts(self) -> Facts:
+        return replace(self.parts[0].facts, users=sum(part.facts.users for part in self.parts))
 
-    @property
-    def features(self) -> int:
-        return int(self.parts[0].features)
-
-    @property
-    def targets(self) -> int:
-        return int(self.parts[0].targets)
-
-    @property
-    def sparse(self) -> bool:
-        return bool(self.parts[0].sparse)
-
-    def bounded_sums(self, step: Any, bounds: Mapping[str, Any], group: Any = None, sample: Any = None) -> Any:
-        sums = [part.bounded_sums(step, bounds, group, sample) for part in self.parts]
+    def sums(self, step: Any, bounds: Mapping[str, Any], among: Any = EVERYONE) -> Any:
+        sums = [part.sums(step, bounds, among) for part in self.parts]
         return {key: BoundedSum(sum(each[key].total for each in sums), bounds[key]) for key in bounds}
 
 
@@ -218,7 +207,7 @@ def test_keeping_again_leaves_the_same_file_and_learning_again_spends_nothing(
     server, kept = federated(task, files[1], tmp_path, [])
     first, ledger = (kept[0] / "private" / "heads.parquet").read_bytes(), (server / "ledger.jsonl").read_bytes()
     with task.open(files[1][0]) as users:
-        assert task.keep(kept[0], users) == users.count
+        assert task.keep(kept[0], users) == users.facts.users
         assert (kept[0] / "private" / "heads.parquet").read_bytes() == first
         task.learn(users, server, lambda page: pytest.fail("asked again"))
         assert (server / "ledger.jsonl").read_bytes() == ledger
@@ -407,7 +396,7 @@ def test_tables_and_archives_of_images_are_read_as_arrays_are(tmp_path: Path) ->
         assert task.facts(path) == {"users": 6, "features": 36, "targets": 1, "sparse": False}
         with task.open(path) as engine:
             assert isinstance(engine, InMemoryUsers)
-            assert engine.features == task.features
+            assert engine.facts.features == task.features
             opened.append(engine.table)
     assert np.array_equal(opened[0].X, opened[1].X)
     assert all(np.array_equal(each.y, opened[0].y) for each in opened)
@@ -418,7 +407,7 @@ def test_a_node_may_hold_one_user(tmp_path: Path) -> None:
     X, y, users = class_rows(1)
     np.savez(tmp_path / "phone.npz", X=X, y=y, users=users)
     with neural(users=40).open(tmp_path / "phone.npz") as engine:
-        assert engine.count == 1
+        assert engine.facts.users == 1
 
 
 def test_neural_files_and_models_of_something_else_are_refused(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.bounds import Bound
 from privrep.privacy.ledger import Budget
 from privrep.privacy.sampling import Fixed, Poisson
-from privrep.users.batching import slots_of
 
 TABLES = {
     **{name: TableTask(Config(1, method=name, **BUDGET), COLUMNS) for name in METHODS},
@@ -110,12 +109,12 @@ def test_three_nodes_share_the_network_of_one_place_and_ask_the_sample_it_asks(t
             host.close()
     with federation(task, paths, tmp_path / "again") as fed, task.with_users(USERS).open(path) as everyone:
         users = fed.engine()
-        question = Question.of(asked.content, users.features, users.targets)
+        question = Question.of(asked.content, users.facts.features, users.facts.targets)
         drawn = set()
         for key in (b"1", b"2", b"3", b"4"):
             sample = Poisson(0.5).sample(key)
-            found = users.bounded_sums(question.step, question.bounds, sample=sample)
-            wanted = everyone.bounded_sums(question.step, question.bounds, sample=sample)
+            found = users.sums(question.step, question.bounds, sample)
+            wanted = everyone.sums(question.step, question.bounds, sample)
             for name, total in wanted.items():
                 np.testing.assert_allclose(found[name].total, total.total, atol=1e-5)
                 assert np.abs(total.total).max() > 1e-3
@@ -198,10 +197,10 @@ def test_what_needs_all_rows_in_one_place_is_refused(files: tuple[Path, list[Pat
     with federation(TASK, files[1], tmp_path / "nodes") as fed:
         users = fed.engine()
         with pytest.raises(InputError, match="all rows in one place"):
-            users.bounded_sums(FeatureSizes(True), SIZES, sample=Fixed(4, USERS).sample(b"key"))
+            users.sums(FeatureSizes(True), SIZES, Fixed(4, USERS).sample(b"key"))
         with pytest.raises(InputError, match="all rows in one place"):
-            users.bounded_sums(FeatureSizes(True), {"sizes": Bound(1.0, FEATURES * CELLS, touched=1)})
-        assert slots_of(FeatureSizes(True)) is None
+            users.sums(FeatureSizes(True), {"sizes": Bound(1.0, FEATURES * CELLS, terms_per_user=1)})
+        assert FeatureSizes(True).spec.layout == "by_size"
         assert not of_kind(fed, "down", "sums")
 
 

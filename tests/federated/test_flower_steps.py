@@ -43,7 +43,8 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.protocol import EVERYONE, Facts
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
 from privrep.users.memory import InMemoryUsers
 from privrep.users.projected import ProjectedUsers
@@ -77,29 +78,17 @@ class Users:
     wrong: list[str] = field(default_factory=list)
 
     @property
-    def count(self) -> int:
-        return self.users.count
+    def facts(self) -> Facts:
+        return self.users.facts
 
-    @property
-    def features(self) -> int:
-        return self.users.features
-
-    @property
-    def targets(self) -> int:
-        return self.users.targets
-
-    @property
-    def sparse(self) -> bool:
-        return self.users.sparse
-
-    def bounded_sums(self, step: Any, bounds: Any, group: Any = None, sample: Any = None) -> Any:
+    def sums(self, step: Any, bounds: Any, among: Any = EVERYONE) -> Any:
         self.asked += 1
         self._keep(step)
         text, arrays = encode(step)
         again, others = encode(step)
-        back = travelled(step, self.features, self.targets)
-        sums = self.users.bounded_sums(step, bounds, group, sample)
-        found = self.users.bounded_sums(back, bounds, group, sample)
+        back = travelled(step, self.facts.features, self.facts.targets)
+        sums = self.users.sums(step, bounds, among)
+        found = self.users.sums(back, bounds, among)
         same = all(sums[key].total.tobytes() == found[key].total.tobytes() for key in bounds)
         third, further = encode(back)
         if not (same and text == again == third and same_arrays(arrays, others) and same_arrays(arrays, further)):
@@ -218,7 +207,7 @@ def network(share: str, run: Run, raw: int = 0, given: Any = None, rounds: int =
 
     ordered, features, otherwise = options.pop("ordered", False), options.pop("features", 0), None
     if options.pop("look", False):
-        otherwise = SharingPlan("directions", 1, 1, 1.0, features=run.users.features, rank=3)
+        otherwise = SharingPlan("directions", 1, 1, 1.0, features=run.users.facts.features, rank=3)
     plan = SharingPlan(share, 100, rounds, 1.0, features, 3, otherwise=otherwise)  # type: ignore[arg-type]
     settings = replace(LINEAR if share == "linear" else WHOLE, **options) if options else None
     learn(run, plan, given, Shape(3, 5, raw, ordered), settings)
@@ -302,7 +291,7 @@ def test_every_class_of_the_list_was_sent_by_a_fit() -> None:
 
 
 def test_every_step_of_users_is_on_the_list() -> None:
-    exceptions = {"privrep.local.projection:Projection"}  # makes rows of rows; `_Through` holds one
+    exceptions = {"privrep.local.projection:Projection"}  # makes rows of rows; `ProjectedStep` holds one
     packages = [privrep.local, privrep.heads, privrep.linear, privrep.linear.methods]
     modules = [each.name for one in packages for each in pkgutil.iter_modules(one.__path__, f"{one.__name__}.")]
     found = set()
@@ -319,7 +308,7 @@ def test_every_step_of_users_is_on_the_list() -> None:
 def test_every_array_of_the_list_has_a_number_of_axes() -> None:
     pytest.importorskip("torch")
     fields = {
-        (name, each): steps_module._fits(np.zeros(1), declared)
+        (name, each): steps_module._fits(np.zeros(1), declared, name)
         for name in (*STEPS, *HELD)
         for each, declared in steps_module._declared(name).items()
     }
@@ -628,15 +617,15 @@ def test_a_step_that_travelled_answers_about_a_sample() -> None:
     users = InMemoryUsers(pictures(40, 8))
     step = one_step(*mlp(8, (6, 5), 3), 8, 5)
     sample, bounds = Poisson(0.5).sample(b"k" * 32), {"update": Bound(0.1, step.split.representation.size)}
-    sums = users.bounded_sums(step, bounds, sample=sample)["update"].total
+    sums = users.sums(step, bounds, sample)["update"].total
     assert np.abs(sums).max() > 0
-    assert sums.tobytes() == users.bounded_sums(travelled(step), bounds, sample=sample)["update"].total.tobytes()
+    assert sums.tobytes() == users.sums(travelled(step), bounds, sample)["update"].total.tobytes()
 
 
 def test_modules_give_the_same_outputs_and_have_the_same_weights() -> None:
     torch = pytest.importorskip("torch")
     for name in ("all, lenet", "all, layers of one's own", "adapters, lenet", "linear, projected"):
-        step = asked(name).seen["privrep.neural.rounds:_Measured"].step
+        step = asked(name).seen["privrep.neural.rounds:MeasuredStep"].step
         back = travelled(step)
         rows = torch.sin(torch.arange(3.0 * step.split.features)).reshape(3, -1)
         for part, other in ((step.split.representation, back.split.representation), (step.split.head, back.split.head)):
@@ -728,7 +717,7 @@ def test_modules_that_lay_rows_over_each_other_are_refused(name: str, monkeypatc
 def test_a_network_for_rows_of_another_length_is_refused() -> None:
     torch = pytest.importorskip("torch")
     text, arrays = encode(one_step(torch.nn.Linear(4, 2), torch.nn.Linear(2, 3), 4, 2))
-    assert decode(text, arrays, 4).slots == 4  # type: ignore[union-attr]
+    assert decode(text, arrays, 4).rows_per_user == 4  # type: ignore[union-attr]
     with pytest.raises(InputError, match="rows of 2 numbers"):
         decode(text, arrays, 2)
 
@@ -784,7 +773,7 @@ def test_an_array_with_an_axis_more_is_refused() -> None:
     rng = np.random.default_rng(0)
     alone = InMemoryUsers(UserTable.from_rows(rng.normal(size=(8, 4)), rng.normal(size=8), np.zeros(8, int)))
     with pytest.raises(InputError, match="sent 50 contributions of 1 users"):  # it would count one user fifty times
-        alone.bounded_sums(step, {"image": Bound(1e-3, 8)})
+        alone.sums(step, {"image": Bound(1e-3, 8)})
     with pytest.raises(InputError, match="field basis"):
         decode(*encode(step))
 

@@ -27,7 +27,8 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.protocol import UserBatch
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 
@@ -284,8 +285,8 @@ def test_no_size_of_one_users_rows_stops_the_others(size, rows, features):
     with np.errstate(all="ignore"):
         X[1] *= size
         step = Preference(np.eye(features)[:, :2], FeatureTransform.plain(features), True)
-        cells = step(X, y)["votes"].cells
-        assert np.array_equal(cells[[0, 2]], step(X[[0, 2]], y[[0, 2]])["votes"].cells)
+        cells = step(UserBatch(X, y))["votes"].cells
+        assert np.array_equal(cells[[0, 2]], step(UserBatch(X[[0, 2]], y[[0, 2]]))["votes"].cells)
         for fit in (
             own_candidate(X, y, np.ones(features), True),
             shared_candidate(X, y, np.eye(features)[:, :2], True),

@@ -16,10 +16,12 @@ from privrep.linear.starts import INITIALISERS, Start, given, power_method, rand
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.groups import hashes
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import UserBatch
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 
@@ -48,7 +50,7 @@ def batches(page, m):
 def test_the_gradient_is_that_of_half_the_squared_error_on_the_other_batch():
     X, y = rng(1).normal(size=(3, 11, 6)), rng(2).normal(size=(3, 11))
     U = random_basis(6, 2, "any")
-    sent = HalfLossGradient(U, "centaur-round-1")(X, y)["gradient"].values.reshape(3, 6, 2)
+    sent = HalfLossGradient(U, "centaur-round-1")(UserBatch(X, y))["gradient"].values.reshape(3, 6, 2)
     fit, rest = batches("centaur-round-1", 11)
     assert not set(fit) & set(rest)
     for u in range(3):
@@ -72,9 +74,9 @@ def test_contributions_do_not_depend_on_the_others(rows, dtype):
     y[::3] = 0.1
     step = HalfLossGradient(random_basis(17, 3, "any"), "page")
     with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):  # as the engines call steps
-        together = step(X, y)["gradient"].values
+        together = step(UserBatch(X, y))["gradient"].values
         for users in (slice(0, 1), slice(0, 2), slice(1, 61), slice(7, 30)):
-            alone = step(X[users].copy(), y[users].copy())["gradient"].values
+            alone = step(UserBatch(X[users].copy(), y[users].copy()))["gradient"].values
             assert np.array_equal(alone, together[users], equal_nan=True)
     assert np.isfinite(together).all()
     assert (together == 0).all() == (rows < 2)
@@ -89,10 +91,10 @@ def test_no_replacement_moves_a_sum_by_more_than_its_sensitivity(dtype, table_of
         strange = [
             (a * rng(7).normal(size=(m, 3)), b * rng(8).normal(size=m)) for a in sizes for b in sizes for m in (2, 7)
         ]
-        here = InMemoryUsers(table_of(ordinary, 3, dtype), 1).bounded_sums(step, bounds)["gradient"]
+        here = InMemoryUsers(table_of(ordinary, 3, dtype), 1).sums(step, bounds)["gradient"]
         for stranger in strange:
             users = InMemoryUsers(table_of([stranger, *ordinary[1:]], 3, dtype), 1)
-            there = users.bounded_sums(step, bounds)["gradient"]
+            there = users.sums(step, bounds)["gradient"]
             assert np.linalg.norm(here.total - there.total) <= here.sensitivity("replace-one-user")
 
 

@@ -17,7 +17,7 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 USERS, ROWS = 1000, 8
@@ -58,7 +58,7 @@ def test_one_user_moves_every_score_by_one_at_most(loss, table):
     step = LipschitzLosses(RandomNet("test", 100, 12, 2), loss, 1.0, 2.0, True)
     totals = [
         InMemoryUsers(UserTable(rows, labels, table.offsets, table.ids))
-        .bounded_sums(step, {"losses": LossBound(100)})["losses"]
+        .sums(step, {"losses": LossBound(100)})["losses"]
         .total
         for rows, labels in ((table.X, table.y), (X, y))
     ]

@@ -28,7 +28,7 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 from privrep.users.projected import project
 from privrep.users.streaming import StreamingUsers
@@ -109,7 +109,7 @@ def test_choices_have_the_probabilities_of_the_exponential_mechanism():
     net = RandomNet("margin-1", 5, 12, 2)
     users = project(InMemoryUsers(table, 1), Projection(None, 1.0))
     step = MarginLosses(net, 0.4, 1.0, True)
-    totals = users.bounded_sums(step, {"losses": LossBound(5)})["losses"].total / LEVELS
+    totals = users.sums(step, {"losses": LossBound(5)})["losses"].total / LEVELS
     members, found = [net.member(i) for i in range(5)], np.zeros(5)
     for seed in range(draws):
         chosen = margin_selection(run_on(table, epsilon, seed), 2, margin=0.4, zooming=Zooming(5, 1)).basis
@@ -132,7 +132,7 @@ def test_one_user_moves_every_score_by_one_at_most(table):
     step = MarginLosses(RandomNet("test", 200, 20, 2), 0.4, 1.0, True)
     projection = Projection(sign_matrix(20, 60), 1.0)
     totals = [
-        project(InMemoryUsers(t), projection).bounded_sums(step, {"losses": LossBound(200)})["losses"].total
+        project(InMemoryUsers(t), projection).sums(step, {"losses": LossBound(200)})["losses"].total
         for t in (table, other)
     ]
     moved = np.abs(totals[0] - totals[1])
@@ -140,19 +140,19 @@ def test_one_user_moves_every_score_by_one_at_most(table):
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_alike(table, tmp_path):
-    def stop(page):
+    def stop(page, step):
         if page == "margin-3":
             raise KeyboardInterrupt
 
     zooming = Zooming(64, 5)
     whole = margin_selection(run_on(table, 1.0, 4), 2, margin=0.4, zooming=zooming)
     (tmp_path / "run").mkdir()
-    stopped = run_on(table, 1.0, 4, tmp_path / "run", on_page=stop)
+    stopped = run_on(table, 1.0, 4, tmp_path / "run", on_release=stop)
     with pytest.raises(KeyboardInterrupt):
         margin_selection(stopped, 2, margin=0.4, zooming=zooming)
     stopped.ledger.close()
     seen: list[str] = []
-    resumed = run_on(table, 1.0, 4, tmp_path / "run", on_page=seen.append)
+    resumed = run_on(table, 1.0, 4, tmp_path / "run", on_release=lambda page, step: seen.append(page))
     assert "margin-3" in resumed.billboard
     assert "margin-4" not in resumed.billboard
     again = margin_selection(resumed, 2, margin=0.4, zooming=zooming)

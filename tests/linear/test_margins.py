@@ -20,6 +20,7 @@ from privrep.linear.margins import WIDTH, MarginLosses, first_half, margin_losse
 from privrep.linear.nets import RandomNet, Zooming, sign_matrix
 from privrep.local.projection import Projection
 from privrep.privacy.bounds import LossBound
+from privrep.privacy.protocol import Facts, UserBatch
 from privrep.users.memory import InMemoryUsers
 from privrep.users.projected import ProjectedUsers, project
 
@@ -136,13 +137,13 @@ def test_a_users_losses_are_its_own_to_the_last_bit(name, m):
     X, y = crowd(70, m, 12, m)
     net = RandomNet("test", 300, 12, rank)
     step = make(net)
-    together = step(X, y)["losses"].values
+    together = step(UserBatch(X, y))["losses"].values
     assert together.shape == (70, 300)
     assert together.min() >= 0
     assert together.max() <= 1
     assert together[2:].std() > 0
     for chosen in ([3], [69, 3, 5], [1], [0, 64], list(range(40, 70))):
-        alone = step(np.ascontiguousarray(X[chosen]), np.ascontiguousarray(y[chosen]))["losses"].values
+        alone = step(UserBatch(np.ascontiguousarray(X[chosen]), np.ascontiguousarray(y[chosen])))["losses"].values
         assert np.array_equal(alone, together[chosen])
 
 
@@ -150,9 +151,11 @@ def test_a_users_losses_are_its_own_to_the_last_bit(name, m):
 def test_nor_do_they_depend_on_how_many_candidates_there_are(name):
     rank, make = STEPS[name]
     X, y = crowd(20, 5, 12, 0)
-    whole = make(RandomNet("test", 600, 12, rank))(X, y)["losses"].values
+    whole = make(RandomNet("test", 600, 12, rank))(UserBatch(X, y))["losses"].values
     for size in (1, 255, 256, 257):
-        assert np.array_equal(make(RandomNet("test", size, 12, rank))(X, y)["losses"].values, whole[:, :size])
+        assert np.array_equal(
+            make(RandomNet("test", size, 12, rank))(UserBatch(X, y))["losses"].values, whole[:, :size]
+        )
 
 
 def test_only_the_first_half_counts_where_it_should():
@@ -161,7 +164,7 @@ def test_only_the_first_half_counts_where_it_should():
     changed, flipped = X.copy(), y.copy()
     changed[:, first_half(7) :], flipped[:, first_half(7) :] = 9, -y[:, first_half(7) :]
     for step, same in ((MarginLosses(net, 0.2, 1.0, True), True), (MarginLosses(net, 0.2, 1.0, False), False)):
-        losses = [step(*rows)["losses"].values for rows in ((X, y), (changed, flipped))]
+        losses = [step(UserBatch(*rows))["losses"].values for rows in ((X, y), (changed, flipped))]
         assert np.array_equal(*losses) == same
 
 
@@ -189,7 +192,7 @@ def test_gains_of_lipschitz_losses_lie_in_their_range_and_are_nearly_the_best(lo
 def test_a_lipschitz_loss_says_what_the_fit_gains():
     X, y = crowd(30, 4, 6, 2)
     net = Fixed(np.linalg.qr(np.random.default_rng(0).standard_normal((3, 6, 2)))[0])
-    values = LipschitzLosses(net, "hinge", 0.8, 1.5, False)(X, y)["losses"].values
+    values = LipschitzLosses(net, "hinge", 0.8, 1.5, False)(UserBatch(X, y))["losses"].values
     for c in range(3):
         F = shortened((X @ net.matrices[c].astype(np.float32))[..., None], 0.8)
         gain = lipschitz_fit(F, y[:, :, None], "hinge", 1.5, 6).gain
@@ -229,9 +232,9 @@ def test_users_projected_once_say_what_users_projected_every_time_say():
     once = project(InMemoryUsers(table, 2), projection)
     every = ProjectedUsers(InMemoryUsers(table, 1), projection)
     assert isinstance(once, InMemoryUsers)
-    assert (once.count, once.features, once.targets, once.sparse) == (300, 8, 1, False)
-    assert (every.count, every.features, every.targets, every.sparse) == (300, 8, 1, False)
-    sums = [users.bounded_sums(step, bounds)["losses"].total for users in (once, every)]
+    assert once.facts == Facts(300, 8, 1, False)
+    assert every.facts == Facts(300, 8, 1, False)
+    sums = [users.sums(step, bounds)["losses"].total for users in (once, every)]
     assert np.array_equal(*sums)
 
 
@@ -243,8 +246,8 @@ def test_sparse_rows_are_projected_as_they_are_or_made_dense():
     for X in (hollow, sparse.csr_array(hollow)):
         plain = project(InMemoryUsers(UserTable(X, table.y, table.offsets, table.ids)), Projection(None, 6.0))
         assert isinstance(plain, ProjectedUsers)
-        assert plain.features == 50
-        totals.append(plain.bounded_sums(step, {"losses": LossBound(100)})["losses"].total)
+        assert plain.facts.features == 50
+        totals.append(plain.sums(step, {"losses": LossBound(100)})["losses"].total)
     assert np.array_equal(*totals)
 
 

@@ -12,10 +12,12 @@ from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs,
 from privrep.linear.references import fedrep, subspace_distance
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import UserBatch
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 
@@ -38,7 +40,7 @@ def test_the_gradient_is_that_of_the_second_batch_at_the_head_of_the_first():
     generator = rng(1)
     X, y = generator.standard_normal((3, 20, 6)), generator.standard_normal((3, 20))
     U = np.linalg.qr(generator.standard_normal((6, 2)))[0]
-    sent = BatchGradient(U, "paper-round-1", None)(X, y)["gradient"].values.reshape(3, 6, 2)
+    sent = BatchGradient(U, "paper-round-1", None)(UserBatch(X, y))["gradient"].values.reshape(3, 6, 2)
     fit, rest = batches("paper-round-1", 10, 5)
     assert not set(fit) & set(rest)
     for u in range(3):
@@ -54,10 +56,13 @@ def test_only_the_first_half_of_the_rows_is_used():
     spoilt_X, spoilt_y = X.copy(), y.copy()
     spoilt_X[:, 4:], spoilt_y[:, 4:] = 1e6, -1e6
     for step in (BatchGradient(U, "a", None), BatchGradient(U, "a", None, disjoint=False)):
-        one, other = step(X, y)["gradient"].values, step(spoilt_X, spoilt_y)["gradient"].values
+        one, other = step(UserBatch(X, y))["gradient"].values, step(UserBatch(spoilt_X, spoilt_y))["gradient"].values
         np.testing.assert_array_equal(one, other)
     ones = np.ones(4)
-    one, other = FirstHalfPairs()(X, y)["moments"], FirstHalfPairs()(spoilt_X, spoilt_y)["moments"]
+    one, other = (
+        FirstHalfPairs()(UserBatch(X, y))["moments"],
+        FirstHalfPairs()(UserBatch(spoilt_X, spoilt_y))["moments"],
+    )
     np.testing.assert_array_equal(one.weighted_sum(ones), other.weighted_sum(ones))
 
 
@@ -66,9 +71,9 @@ def test_rounds_draw_different_batches_and_engines_the_same():
     assert len(set(drawn.values())) > 1
     table = make_population(rng(3), 300, 6, 2, (0, 12), 0.1).sample(rng(4))
     step = BatchGradient(np.eye(6)[:, :2], "paper-round-3", None)
-    total = InMemoryUsers(table).bounded_sums(step, {"gradient": Bound(1.0, 12)})["gradient"].total
+    total = InMemoryUsers(table).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].total
     by_user = sum(
-        InMemoryUsers(table.users(u, u + 1)).bounded_sums(step, {"gradient": Bound(1.0, 12)})["gradient"].total
+        InMemoryUsers(table.users(u, u + 1)).sums(step, {"gradient": Bound(1.0, 12)})["gradient"].total
         for u in range(300)
     )
     np.testing.assert_allclose(total, by_user, atol=1e-9)
@@ -78,17 +83,17 @@ def test_rounds_draw_different_batches_and_engines_the_same():
 def test_users_with_too_few_rows_send_something_finite(rows):
     """No first half, one row in it, or fewer rows than columns of U: zero, or the head of least norm."""
     X, y = rng(5).standard_normal((2, rows, 6)), rng(6).standard_normal((2, rows))
-    sent = BatchGradient(np.eye(6)[:, :3], "paper-round-1", None)(X, y)["gradient"].values
+    sent = BatchGradient(np.eye(6)[:, :3], "paper-round-1", None)(UserBatch(X, y))["gradient"].values
     assert np.isfinite(sent).all()
     assert (sent == 0).all() == (rows < 4)
-    assert np.isfinite(FirstHalfPairs()(X, y)["moments"].norms()).all()
+    assert np.isfinite(FirstHalfPairs()(UserBatch(X, y))["moments"].norms()).all()
 
 
 def test_pair_moments_are_unbiased_for_the_representation():
     """E Z = U v v^T U^T: with 5,000 users the mean over users is close to U (V^T V / n) U^T."""
     population = make_population(rng(7), 5_000, 5, 2, 20, 0.1)
     users = InMemoryUsers(population.sample(rng(8)))
-    total = users.bounded_sums(FirstHalfPairs(), {"moments": Bound(1e6, packed_size(5))})["moments"].total
+    total = users.sums(FirstHalfPairs(), {"moments": Bound(1e6, packed_size(5))})["moments"].total
     expected = population.U @ (population.heads.T @ population.heads / 5_000) @ population.U.T
     np.testing.assert_allclose(unpack(total) / 5_000, expected, atol=0.03)
     assert not np.allclose(unpack(total) / 5_000, 1.5 * expected, atol=0.03)

@@ -32,12 +32,14 @@ from privrep.linear.steps import SIZES
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import DIRECTION_ONLY, MAX_ROWS_PER_SUM, Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import pack, packed_size, unpack
 from privrep.privacy.groups import Group
 from privrep.privacy.kronecker import kronecker
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import UserBatch
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
 
@@ -120,7 +122,7 @@ def test_normal_equations_are_those_of_the_rows_left_out(intercept):
     d, k, m = 6, 2, 9
     X, y = generator.normal(size=(5, m, d)) + 1.0, generator.normal(size=(5, m)) + 3.0
     step = equations(d, k, intercept)
-    sent = step(X, y)
+    sent = step(UserBatch(X, y))
     for u in range(5):
         heads, residuals = leave_one_out(X[u], y[u], step.U, step.ridge, intercept)
         rows = (X[u] - X[u].mean(axis=0) if intercept else X[u]) @ step.outside
@@ -137,7 +139,7 @@ def test_normal_equations_are_those_of_the_rows_left_out(intercept):
 def test_both_parts_of_a_user_shrink_by_one_factor():
     generator = rng(5)
     X, y = generator.normal(size=(200, 7, 5)), generator.normal(size=(200, 7))
-    free, tight = equations(5, 2, True)(X, y), equations(5, 2, True, norms=(0.3, 0.8))(X, y)
+    free, tight = equations(5, 2, True)(UserBatch(X, y)), equations(5, 2, True, norms=(0.3, 0.8))(UserBatch(X, y))
     rights = [np.linalg.norm(sent["right"].values, axis=1) for sent in (free, tight)]
     normals = [sent["normal"].norms() for sent in (free, tight)]
     np.testing.assert_allclose(rights[1] / rights[0], normals[1] / normals[0], rtol=1e-9)
@@ -151,7 +153,7 @@ def test_several_targets_add_up():
     generator = rng(6)
     X, y = generator.normal(size=(4, 8, 5)), generator.normal(size=(4, 8, 2))
     step = equations(5, 2, True, frame=FeatureTransform(np.ones(5), None, np.array([1.0, 4.0])))
-    both, one, other = step(X, y), step(X, y[:, :, 0]), step(X, y[:, :, 1] / 4)
+    both, one, other = step(UserBatch(X, y)), step(UserBatch(X, y[:, :, 0])), step(UserBatch(X, y[:, :, 1] / 4))
     np.testing.assert_allclose(both["right"].values, one["right"].values + other["right"].values, atol=1e-12)
     sums = [sent["normal"].weighted_sum(np.ones(4)) for sent in (both, one, other)]
     np.testing.assert_allclose(sums[0], sums[1] + sums[2], atol=1e-10)
@@ -161,8 +163,10 @@ def test_quarters():
     generator = rng(7)
     X, y = generator.normal(size=(3, 13, 4)), 3 * generator.normal(size=(3, 13))
     step = QuarterEquations(basis(4, 2), eta=1.5, zeta=2.0)
-    sent = step(X, y)
-    spoilt = step(np.concatenate([X[:, :6], 1e6 * X[:, 6:]], axis=1), np.concatenate([y[:, :6], y[:, 6:] - 9], axis=1))
+    sent = step(UserBatch(X, y))
+    spoilt = step(
+        UserBatch(np.concatenate([X[:, :6], 1e6 * X[:, 6:]], axis=1), np.concatenate([y[:, :6], y[:, 6:] - 9], axis=1))
+    )
     np.testing.assert_array_equal(sent["right"].values, spoilt["right"].values)
     for u in range(3):
         head = np.linalg.lstsq(X[u, :3] @ step.U, y[u, :3])[0]
@@ -178,7 +182,7 @@ def test_quarters():
 def test_disjoint_pairs():
     generator = rng(8)
     X, y = generator.normal(size=(3, 11, 4)), 3 * generator.normal(size=(3, 11))
-    sent = DisjointPairs(2.0)(X, y)["moments"]
+    sent = DisjointPairs(2.0)(UserBatch(X, y))["moments"]
     unit, held = X / np.linalg.norm(X, axis=2, keepdims=True), np.clip(y, -2, 2)
     expected = np.zeros((4, 4))
     for u in range(3):
@@ -194,14 +198,14 @@ def test_disjoint_pairs():
 def test_users_with_too_few_rows_send_something_finite(rows):
     X, y = rng(9).normal(size=(2, rows, 6)), rng(10).normal(size=(2, rows))
     for intercept in (True, False):
-        sent = equations(6, 3, intercept)(X, y)
+        sent = equations(6, 3, intercept)(UserBatch(X, y))
         assert np.isfinite(sent["right"].values).all()
         assert (sent["right"].values == 0).all() == (rows <= 1 + intercept)
         assert (sent["normal"].norms() == 0).all() == (rows <= 1 + intercept)
-    quarter = QuarterEquations(basis(6, 3), 1.0, 1.0)(X, y)
+    quarter = QuarterEquations(basis(6, 3), 1.0, 1.0)(UserBatch(X, y))
     assert (quarter["right"].values == 0).all() == (rows < 4)
     assert np.isfinite(quarter["normal"].norms()).all()
-    assert (DisjointPairs(1.0)(X, y)["moments"].weighted_sum(np.ones(2)) == 0).all() == (rows < 4)
+    assert (DisjointPairs(1.0)(UserBatch(X, y))["moments"].weighted_sum(np.ones(2)) == 0).all() == (rows < 4)
 
 
 # Privacy: own rows only, to the bit, and never more than the stated sensitivity
@@ -243,9 +247,9 @@ def test_contributions_do_not_depend_on_the_others(d, k, rows, dtype):
     y = y.astype(dtype)
     with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):  # as the engines call steps
         for name, (step, _) in questions(d, k).items():
-            together = {key: arrays(sent) for key, sent in step(X, y).items()}
+            together = {key: arrays(sent) for key, sent in step(UserBatch(X, y)).items()}
             for users in (slice(0, 1), slice(0, 2), slice(1, 61), slice(5, 30), slice(60, 61)):
-                for key, sent in step(X[users].copy(), y[users].copy()).items():
+                for key, sent in step(UserBatch(X[users].copy(), y[users].copy())).items():
                     for part, value in arrays(sent).items():
                         same = np.array_equal(value, together[key][part][users], equal_nan=value.dtype.kind == "f")
                         assert same, f"{name}/{key}/{part}: users {users} send something else alone"
@@ -276,7 +280,7 @@ def test_no_replacement_moves_a_sum_by_more_than_its_sensitivity(name, dtype, ta
     ordinary = [(rng(13, u).normal(size=(8, 3)), rng(14, u).normal(size=8)) for u in range(6)]
 
     def totals(users):
-        return InMemoryUsers(table_of(users, 3, dtype), workers=1).bounded_sums(step, bounds)
+        return InMemoryUsers(table_of(users, 3, dtype), workers=1).sums(step, bounds)
 
     here, without = totals(ordinary), totals(ordinary[1:])
     for stranger in strange_users(dtype):
@@ -471,5 +475,5 @@ def test_equations_with_a_norm_that_is_none_are_refused(norms: tuple[float, floa
 
 def test_a_step_leaves_the_rows_of_one_user_as_they_are() -> None:
     X, y = np.ones((1, 8, 4)), np.ones((1, 8))
-    QuarterEquations(basis(4, 2), eta=1e-3, zeta=2.0)(X, y)
+    QuarterEquations(basis(4, 2), eta=1e-3, zeta=2.0)(UserBatch(X, y))
     assert (X == 1).all()

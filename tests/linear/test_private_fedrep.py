@@ -20,7 +20,8 @@ from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import pack, unpack
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.protocol import StepSpec
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import sum_blocks
 
@@ -158,7 +159,9 @@ def test_many_features_are_taken_in_portions():
     table, U = population(300, size=3, features=400, rank=4)
     local = LeaveOneOutGradient(U, FeatureTransform.plain(400), 1.0, 0.02, True)
     whole = LeaveOneOutGradient(U, FeatureTransform.plain(400), 1.0, 0.02, True)
-    object.__setattr__(whole, "__class__", type("Whole", (LeaveOneOutGradient,), {"vector_size": 0}))
+    object.__setattr__(
+        whole, "__class__", type("Whole", (LeaveOneOutGradient,), {"spec": StepSpec(accepts_sparse=True)})
+    )
     bound = {"step": Bound(0.5, gradient_size(400, 4))}
     a, b = (sum_blocks(table.blocks(), step, bound, 2)["step"].total for step in (local, whole))
     assert np.allclose(a, b, rtol=1e-12)
@@ -201,7 +204,7 @@ def test_without_noise_and_clipping_a_round_is_the_plain_step():
     table, U = population(40, size=6, features=7)
     start = np.linalg.qr(U + 0.3 * np.random.default_rng(9).normal(size=U.shape))[0]
     local = LeaveOneOutGradient(start, FeatureTransform.plain(7), 1.0, 0.02, True)
-    total = InMemoryUsers(table).bounded_sums(local, {"step": Bound(1e30, gradient_size(7, 2))})["step"].total
+    total = InMemoryUsers(table).sums(local, {"step": Bound(1e30, gradient_size(7, 2))})["step"].total
     gradient, moment = np.zeros((2, 7)), np.zeros((2, 2))
     for i in range(40):
         X, y = table.X[6 * i : 6 * i + 6], table.y[6 * i : 6 * i + 6]
@@ -236,12 +239,15 @@ def test_a_step_of_pure_noise_does_not_move_a_good_estimate():
 def test_the_step_does_not_depend_on_the_scale_of_the_target():
     table, _ = population(3000)
     large = UserTable(table.X, table.y * 2.0**10, table.offsets, table.ids)
-    a, b = (private_fedrep(run_on(t, noise=_no_noise), 2) for t in (table, large))
+    a, b = (private_fedrep(run_on(t, noise=NoNoise()), 2) for t in (table, large))
     assert sine(a.basis, b.basis) < 1e-6
 
 
-def _no_noise(name, sigma, size):
-    return np.zeros(size, dtype=np.int64)
+class NoNoise:
+    seeded = False
+
+    def __call__(self, name, sigma, size):
+        return np.zeros(size, dtype=np.int64)
 
 
 def test_golden_run():

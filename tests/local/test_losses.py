@@ -20,6 +20,7 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import LEVELS, MAX_SIZE, MAX_USERS, Bound, LossBound, clipped_sum
 from privrep.privacy.contributions import Counts, Losses, Vectors
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
 
@@ -32,9 +33,14 @@ class Distances:
 
     points: np.ndarray
     dtype: type = np.float64
-    vector_size: int = 0
+    floats: int = 0
 
-    def __call__(self, X: Any, y: Any) -> dict[str, Losses]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(floats_per_user=self.floats)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Losses]:
+        y = batch.y
         return {"losses": Losses(np.abs(y.mean(axis=1)[:, None] - self.points).astype(self.dtype))}
 
 
@@ -104,7 +110,7 @@ def test_losses_are_for_choices_and_choices_for_losses() -> None:
 
 
 def sums(users: Any, step: Distances) -> np.ndarray:
-    return users.bounded_sums(step, {"losses": LossBound(len(step.points))})["losses"].total
+    return users.sums(step, {"losses": LossBound(len(step.points))})["losses"].total
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -119,8 +125,8 @@ def test_the_sum_is_the_same_bits_in_every_engine_and_every_block(
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     with StreamingUsers.open(TableSource(tmp_path / "rows.parquet", "user", "y"), tmp_path, workers=2) as streamed:
         assert np.array_equal(sums(streamed, step), whole)
-    for workers, vector_size in ((2, 0), (1, 1 << 22), (2, 1 << 20)):  # one user, four users at a time
-        cut = Distances(step.points, dtype, vector_size)
+    for workers, floats in ((2, 0), (1, 1 << 22), (2, 1 << 20)):  # one user, four users at a time
+        cut = Distances(step.points, dtype, floats)
         assert np.array_equal(sums(InMemoryUsers(table, workers), cut), whole)
     for rows in (1, 37, 500):
         monkeypatch.setattr("privrep.data.table.block_rows", lambda *a, rows=rows: rows)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from privrep.privacy.protocol import UserBatch
+
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
@@ -92,7 +94,7 @@ def crowd(slots, free, users=USERS, seed=0):
 
 def sent(step, X, y):
     with threadpool_limits(1, user_api="blas"), np.errstate(all="ignore"):
-        return step(X, y, np.arange(len(X)))["gradient"]
+        return step(UserBatch(X, y, np.arange(len(X))))["gradient"]
 
 
 def vectors(contributions, users):
@@ -197,7 +199,7 @@ def test_layer_by_layer_and_one_by_one_agree(kind, free):
     X, y = crowd(3, free)
     one, other = bank_step(kind, 3, free=free), bank_step(kind, 3, free=free)
     other.__dict__["by_layers"] = False
-    assert (one.vector_size, other.vector_size) == (0, other.size)
+    assert (one.spec.floats_per_user, other.spec.floats_per_user) == (0, other.size)
     first, second = vectors(sent(one, X, y), USERS), vectors(sent(other, X, y), USERS)
     assert first == pytest.approx(second, abs=2e-6 * np.abs(second).max())
 
@@ -206,7 +208,7 @@ def test_vectors_are_held_of_convolutions():
     images = started(nn.Unflatten(1, (1, 1, IMAGE)), nn.Conv2d(1, 2, (1, 3)), nn.Flatten(), nn.Linear(10, DIM))
     found = towers(images, encoders("linear")[1], IMAGE, TEXT)
     step = BankStep(found, found.weights(TEMPERATURE), Layout(IMAGE, 0, BANK), TEMPERATURE, 1)
-    assert (step.by_layers, step.vector_size) == (True, 6 + 2)
+    assert (step.by_layers, step.spec.floats_per_user) == (True, 6 + 2)
     X, y = crowd(1, False)
     expected = np.stack([plain_gradient(step, X[user], y[user]) for user in range(USERS)])
     assert vectors(sent(step, X, y), USERS) == pytest.approx(expected, abs=1e-5 * np.abs(expected).max())
@@ -389,7 +391,7 @@ def total_of(step, bound, X, y):
     offsets = np.cumsum([0, *(len(targets) for _, targets in users)]).astype(np.int64)
     flat = np.concatenate([rows for rows, _ in users]), np.concatenate([targets for _, targets in users])
     table = table_of(*flat, offsets)
-    return InMemoryUsers(table, 1).bounded_sums(step, {"gradient": bound})["gradient"].total
+    return InMemoryUsers(table, 1).sums(step, {"gradient": bound})["gradient"].total
 
 
 def table_of(X, y, offsets):
@@ -412,7 +414,7 @@ def moved_by_hostile(step, bound, slots):
 @pytest.mark.parametrize("slots", [1, 3])
 def test_whoever_is_in_a_batch_its_gradient_stays_in_the_ball(slots):
     step, clip = batch_step("deep", slots), 0.02
-    bound = Bound(clip, step.size, touched=1)
+    bound = Bound(clip, step.size, terms_per_user=1)
     moved, totals = moved_by_hostile(step, bound, slots)
     assert bound.sensitivity("replace-one-user") == 2 * clip * (1 + FLOAT_SLACK)
     assert bound.sensitivity("add-or-remove-one-user") == 2 * clip * (1 + FLOAT_SLACK)
@@ -428,7 +430,7 @@ def test_two_batches_that_differ_in_a_user_can_be_two_bounds_apart():
         nn.init.eye_(module.weight)
     found, clip = towers(*modules, DIM, DIM), 1e-3
     step = BatchStep(found, found.weights(1.0), Layout(DIM, DIM, np.zeros((0, DIM), np.float32)), 1.0, 1)
-    bound, sums = Bound(clip, step.size, touched=1), []
+    bound, sums = Bound(clip, step.size, terms_per_user=1), []
     for side in (0.01, -0.01):  # the second text on this side of the first, or on that
         pairs = [[1, 1, 0, 1, 0, 0], [1, -1, 0, 1, side, 0]]
         sums.append(total_of(step, bound, np.array(pairs, np.float32)[:, None], np.zeros((2, 1))))

@@ -7,6 +7,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from privrep.privacy.protocol import UserBatch
+
 torch = pytest.importorskip("torch")
 
 from privrep.data.table import UserTable  # noqa: E402
@@ -21,7 +23,7 @@ from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
-from privrep.privacy.release import Run  # noqa: E402
+from privrep.privacy.run import Run  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 USERS, SLOTS, FEATURES, CLASSES = 6, 7, 12, 4
@@ -89,11 +91,11 @@ def test_a_user_in_anothers_place_changes_nobody_else(name: str) -> None:
     X, y = crowd()
     places = np.arange(USERS)
     with np.errstate(all="ignore"):
-        before = step(X, y, places)[key]
+        before = step(UserBatch(X, y, places))[key]
         for words, (rows, labels) in hostile().items():
             X2, y2 = X.copy(), y.copy()
             X2[3], y2[3] = rows, labels
-            after = step(X2, y2, places)[key]
+            after = step(UserBatch(X2, y2, places))[key]
             for user in (0, 1, 2, 4, 5):
                 assert np.array_equal(numbers(after, user), numbers(before, user)), (words, user)
 
@@ -108,7 +110,7 @@ def test_the_clipped_sum_moves_by_the_sensitivity_at_most(name: str) -> None:
     def total(users):
         offsets = np.cumsum([0, *(len(labels) for _, labels in users)]).astype(np.int64)
         flat = np.concatenate([x for x, _ in users]), np.concatenate([labels for _, labels in users])
-        return InMemoryUsers(UserTable(*flat, offsets, np.arange(len(users))), 2).bounded_sums(step, {key: bound})[key]
+        return InMemoryUsers(UserTable(*flat, offsets, np.arange(len(users))), 2).sums(step, {key: bound})[key]
 
     before = total(rows)
     moved = []

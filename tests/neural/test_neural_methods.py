@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from privrep.privacy.protocol import UserBatch
+
 torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
@@ -27,7 +29,7 @@ from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
-from privrep.privacy.release import Run  # noqa: E402
+from privrep.privacy.run import Run  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 FEATURES, CLASSES, SLOTS, USERS = 9, 3, 5, 23
@@ -285,7 +287,7 @@ def test_a_user_moves_a_sum_by_no_more_than_its_bound_and_nobody_elses_own(name,
         users, totals = InMemoryUsers(others, workers=2), []
         for t in range(3):  # the same public weights, whatever the sums were
             weights = start + np.float32(0.01 * t) * np.sin(np.arange(len(start), dtype=np.float32))
-            totals.append(users.bounded_sums(make_step(weights), bounds)["update"].total)
+            totals.append(users.sums(make_step(weights), bounds)["update"].total)
         own = make_step.__self__.own if name in KEEPING else None
         if others is table:
             before, kept = totals, own
@@ -306,9 +308,9 @@ def test_those_who_keep_something_are_all_asked_once_a_round() -> None:
     kept = kept_heads(parts, parts.head.weights(), PLAIN, USERS, SLOTS)
     step = kept.step(parts.representation.weights())
     X, y = np.zeros((2, SLOTS, FEATURES), np.float32), np.full((2, SLOTS), -1.0)
-    step(X, y, np.array([3, 4]))
+    step(UserBatch(X, y, np.array([3, 4])))
     with pytest.raises(InputError, match="asked once"):
-        step(X, y, np.array([3, 4]))
+        step(UserBatch(X, y, np.array([3, 4])))
 
 
 def test_ppsgd_wants_a_linear_head() -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from privrep.privacy.protocol import StepSpec, UserBatch
+
 torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
@@ -25,7 +27,7 @@ from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.contributions import Vectors  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
-from privrep.privacy.release import Run  # noqa: E402
+from privrep.privacy.run import Run  # noqa: E402
 from privrep.privacy.sampling import Poisson, noise_multiplier_for  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
@@ -202,7 +204,7 @@ def updates(settings):
     for user in range(USERS):
         first, last = table.offsets[user : user + 2]
         X[user, : last - first], y[user, : last - first] = table.X[first:last], table.y[first:last]
-    return step(X, y, np.arange(USERS))["update"]
+    return step(UserBatch(X, y, np.arange(USERS)))["update"]
 
 
 def test_the_bound_follows_the_quantile():
@@ -219,12 +221,13 @@ def test_the_bound_follows_the_quantile():
 class Slope:
     """Everybody's update is minus the weights: a server's rate above two goes further and further."""
 
-    slots = 1
+    spec = StepSpec(layout="padded", rows_per_user=1)
 
     def __init__(self, weights):
         self.weights = weights
 
-    def __call__(self, X, y, places):
+    def __call__(self, batch: UserBatch):
+        X = batch.X
         return {"update": Vectors(np.tile(-self.weights, (len(X), 1)))}
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from privrep.privacy.protocol import UserBatch
+
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
@@ -90,13 +92,13 @@ def public(parts, **changes):
         "head_start": parts.head.weights(),
         "head_fit": FIT,
         "step_size": 0.3,
-        "slots": SLOTS,
+        "rows_per_user": SLOTS,
     } | changes
 
 
 def sent(step, X, y):
     with threadpool_limits(1, user_api="blas"), np.errstate(all="ignore"):
-        return step(X, y, np.arange(len(X)))["update"]
+        return step(UserBatch(X, y, np.arange(len(X))))["update"]
 
 
 def vectors(contributions, users):
@@ -265,9 +267,9 @@ def test_users_may_be_cut_up_into_groups(monkeypatch):
 
 
 def test_vectors_are_held_of_convolutions_alone():
-    assert GradientStep(**public(small("mlp"))).vector_size == 0
-    assert GradientStep(**public(small("lenet"))).vector_size == 25 * 64 + 64 + 1600 * 64 + 64
-    assert LocalSgdStep(**public(small("mlp"))).vector_size == small("mlp").representation.size
+    assert GradientStep(**public(small("mlp"))).spec.floats_per_user == 0
+    assert GradientStep(**public(small("lenet"))).spec.floats_per_user == 25 * 64 + 64 + 1600 * 64 + 64
+    assert LocalSgdStep(**public(small("mlp"))).spec.floats_per_user == small("mlp").representation.size
 
 
 class Twice(Residual):
@@ -385,7 +387,7 @@ def test_the_clipped_sum_moves_by_the_sensitivity_at_most(name, kind):
         offsets = np.cumsum([0, *(len(labels) for _, labels in users)]).astype(np.int64)
         flat = np.concatenate([x for x, _ in users]), np.concatenate([labels for _, labels in users])
         table = UserTable(*flat, offsets, np.arange(len(users)))
-        return InMemoryUsers(table, 2).bounded_sums(step, {"update": bound})["update"]
+        return InMemoryUsers(table, 2).sums(step, {"update": bound})["update"]
 
     before = total(rows)
     moved = []
@@ -409,7 +411,7 @@ def test_threads_do_not_matter(name, kind):
     torch.set_num_threads(2)
     try:
         with ThreadPoolExecutor(3) as pool:
-            together = list(pool.map(lambda both: step(*both, np.arange(USERS))["update"], several))
+            together = list(pool.map(lambda both: step(UserBatch(*both, np.arange(USERS)))["update"], several))
         assert torch.get_num_threads() == 2
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(torch.get_num_threads).result() == 2

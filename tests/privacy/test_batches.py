@@ -37,11 +37,13 @@ from privrep.privacy.accounting import (
 from privrep.privacy.batches import batch_deltas
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound, clipped_sum
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Concatenated, NormAtMost, Summed, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, FixedSample, Poisson, noise_multiplier_for
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
@@ -145,7 +147,7 @@ def test_compositions_are_between_those_of_losses_rounded_down_and_up(z: float, 
 
 def test_everyone_is_a_gaussian_release_and_a_batch_costs_at_least_what_a_sum_does() -> None:
     assert Fixed(50, 50).event(0.25, REPLACE) == Gaussian(2.0)
-    assert Poisson(1.0).event(0.25, ADD, whole=True, steps=3) == Gaussian(2.0, count=3)
+    assert Poisson(1.0).event(0.25, ADD, batch_level=True, steps=3) == Gaussian(2.0, count=3)
     near = epsilon_spent([batched(2.0, 1.0, 3)], 1e-5)
     assert near == pytest.approx(epsilon_spent([Gaussian(2.0)] * 3, 1e-5), rel=2e-3)
     for z, q, count in ((1.0, 0.02, 1), (1.0, 0.02, 300), (3.0, 0.3, 20)):
@@ -223,10 +225,10 @@ def test_a_count_is_so_many_releases() -> None:
 @pytest.mark.parametrize("sampling", [Fixed(20, 1000), Poisson(0.05), Fixed(9, 9)])
 def test_a_plan_for_batches_fits_the_ledger_and_hardly_less_noise_would(sampling: Any) -> None:
     budget = Budget(1.0, 1e-5)
-    z, ledger = noise_multiplier_for(budget, sampling, 30, whole=True), Ledger(budget)
-    ledger.charge({"walk/g": sampling.event(z**-2, REPLACE, whole=True, steps=30)})
+    z, ledger = noise_multiplier_for(budget, sampling, 30, batch_level=True), Ledger(budget)
+    ledger.charge({"walk/g": sampling.event(z**-2, REPLACE, batch_level=True, steps=30)})
     assert 0.99 < ledger.epsilon <= 1.0
-    assert not within_budget([sampling.event((0.99 * z) ** -2, REPLACE, whole=True, steps=30)], 1.0, 1e-5)
+    assert not within_budget([sampling.event((0.99 * z) ** -2, REPLACE, batch_level=True, steps=30)], 1.0, 1e-5)
 
 
 # Who is in
@@ -276,13 +278,17 @@ def test_fixed_batches_are_for_replacing() -> None:
 class Mean:
     """The mean of all rows of a batch that are there, and a note of every call."""
 
-    slots: int = 2
-    whole: bool = True
+    rows_per_user: int = 2
     times: float = 1.0
     many: int = 1 << 20
     seen: list[tuple[Any, Any, Any]] = field(default_factory=list)
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="batch", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X, y, places = batch.X, batch.y, batch.positions
         self.seen.append((X.copy(), y.copy(), places.copy()))
         if (X == 13).any() or (y != -1).any(axis=1).sum() > self.many:
             raise ValueError("thirteen, or too many")
@@ -293,10 +299,15 @@ class Mean:
 class Sum:
     """Sums of each user's rows, and a note of every call."""
 
-    slots: int = 2
+    rows_per_user: int = 2
     seen: list[tuple[Any, Any, Any]] = field(default_factory=list)
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X, y, places = batch.X, batch.y, batch.positions
         self.seen.append((X.copy(), y.copy(), places.copy()))
         return {"sum": Vectors(X.sum(axis=1) + 1)}
 
@@ -311,13 +322,13 @@ def table(n: int = 30, value: float | None = None) -> UserTable:
     return UserTable(X, np.ones(len(X), np.float32), offsets, np.arange(n))
 
 
-WHOLE = {"mean": Bound(1.0, 2, touched=1)}
+WHOLE = {"mean": Bound(1.0, 2, terms_per_user=1)}
 
 
-@pytest.mark.parametrize("sample", [FixedSample(7, b"a" * 32), Poisson(0.3).sample(b"a" * 32), None])
+@pytest.mark.parametrize("sample", [FixedSample(7, b"a" * 32), Poisson(0.3).sample(b"a" * 32), EVERYONE])
 def test_a_whole_step_gets_the_batch_at_once_in_its_order(sample: Any) -> None:
     users, step = table(), Mean()
-    total = InMemoryUsers(users).bounded_sums(step, WHOLE, sample=sample)["mean"].total
+    total = InMemoryUsers(users).sums(step, WHOLE, sample)["mean"].total
     places = sample.ordered(30) if isinstance(sample, FixedSample) else np.arange(30)
     if isinstance(sample, type(Poisson(0.3).sample(b""))):
         places = np.flatnonzero(sample.members(30))
@@ -336,34 +347,32 @@ def test_a_whole_step_gets_the_batch_at_once_in_its_order(sample: Any) -> None:
 
 def test_a_batch_gradient_is_clipped_as_one_and_counts_as_zero_if_it_is_not_finite() -> None:
     users = InMemoryUsers(table())
-    total = users.bounded_sums(Mean(times=1e6), WHOLE)["mean"].total
+    total = users.sums(Mean(times=1e6), WHOLE)["mean"].total
     assert np.linalg.norm(total) == pytest.approx(1.0, rel=1e-9)
     for times in (math.inf, math.nan):
-        assert users.bounded_sums(Mean(times=times), WHOLE)["mean"].total.tolist() == [0.0, 0.0]
+        assert users.sums(Mean(times=times), WHOLE)["mean"].total.tolist() == [0.0, 0.0]
 
 
 def test_a_row_that_makes_a_whole_step_fail_is_not_heard_of_and_a_broken_step_is() -> None:
-    failed, absent = (
-        InMemoryUsers(table(value=value)).bounded_sums(Mean(), WHOLE)["mean"].total for value in (13.0, math.nan)
-    )
+    failed, absent = (InMemoryUsers(table(value=value)).sums(Mean(), WHOLE)["mean"].total for value in (13.0, math.nan))
     assert failed.tolist() == absent.tolist()  # whose row it is counts as one without rows
-    at_odds = InMemoryUsers(table()).bounded_sums(Mean(many=3), WHOLE)["mean"].total
+    at_odds = InMemoryUsers(table()).sums(Mean(many=3), WHOLE)["mean"].total
     assert at_odds.tolist() == [0.0, 0.0]  # it fails, and on nobody alone
     step = Mean()
-    InMemoryUsers(table(value=math.nan)).bounded_sums(step, WHOLE)
+    InMemoryUsers(table(value=math.nan)).sums(step, WHOLE)
     assert (step.seen[0][1][0] == -1).all()  # whose row is not finite is absent
-    for broken in (Bound(1.0, 3, touched=1), Bound(1.0, 2)):
+    for broken in (Bound(1.0, 3, terms_per_user=1), Bound(1.0, 2)):
         with pytest.raises(InputError) as told:
-            InMemoryUsers(table()).bounded_sums(Mean(), {"mean": broken})
+            InMemoryUsers(table()).sums(Mean(), {"mean": broken})
         assert told.value.__context__ is None  # of the batch itself nothing is said
-    empty = InMemoryUsers(table(0)).bounded_sums(Mean(), WHOLE)["mean"].total
+    empty = InMemoryUsers(table(0)).sums(Mean(), WHOLE)["mean"].total
     assert empty.tolist() == [0.0, 0.0]
 
 
 def test_calls_of_a_fixed_batch_are_cut_from_its_order_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privrep.users.summing.seats_of", lambda *_: 4)
+    monkeypatch.setattr("privrep.users.summing.batch_size", lambda *_: 4)
     users, step, sample = table(), Sum(), FixedSample(14, b"b" * 32)
-    total = InMemoryUsers(users, 1).bounded_sums(step, {"sum": Bound(1.0, 2)}, sample=sample)["sum"].total
+    total = InMemoryUsers(users, 1).sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].total
     places = sample.ordered(30)
     assert [at.tolist() for _, _, at in step.seen] == [
         places[:4].tolist(),
@@ -386,11 +395,11 @@ def test_a_file_gives_the_same_batches_as_memory_but_no_whole_ones(tmp_path: Pat
     sample, steps = FixedSample(11, b"c" * 32), (Sum(), Sum())
     with StreamingUsers.open(TableSource(tmp_path / "rows.parquet", "user", "y"), workers=1) as streamed:
         totals = [
-            engine.bounded_sums(step, {"sum": Bound(1.0, 2)}, sample=sample)["sum"].total
+            engine.sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].total
             for engine, step in zip((streamed, InMemoryUsers(users, 1)), steps, strict=True)
         ]
         with pytest.raises(InputError, match="rows in memory"):
-            streamed.bounded_sums(Mean(), WHOLE)
+            streamed.sums(Mean(), WHOLE)
     assert np.array_equal(*totals)
     assert all(
         np.array_equal(a, b)
@@ -410,46 +419,46 @@ def test_bounds_and_kinds_must_agree_on_what_one_user_touches() -> None:
         with pytest.raises(InputError, match="of the whole batch"):
             clipped_sum(contributions, Bound(1.0, 2))
     with pytest.raises(InputError, match="of users one by one"):
-        clipped_sum(Vectors(vector[None]), Bound(1.0, 2, touched=1))
+        clipped_sum(Vectors(vector[None]), Bound(1.0, 2, terms_per_user=1))
 
     class Several(BatchTerm):
-        touched = 2.0
+        terms_per_user = 2.0
 
     with pytest.raises(InputError, match="touches 2 terms"):
-        clipped_sum(Several(vector), Bound(1.0, 2, touched=1))
-    assert clipped_sum(Several(vector), Bound(9.0, 2, touched=2)).tolist() == [1.0, 1.0]
-    for touched, acute in ((0.5, False), (math.nan, False), (1, True), (2**24, False)):
+        clipped_sum(Several(vector), Bound(1.0, 2, terms_per_user=1))
+    assert clipped_sum(Several(vector), Bound(9.0, 2, terms_per_user=2)).tolist() == [1.0, 1.0]
+    for terms, acute in ((0.5, False), (math.nan, False), (1, True), (2**24, False)):
         with pytest.raises(InputError, match="whole batch is not acute"):
-            Bound(1.0, 2, acute, touched)
+            Bound(1.0, 2, acute, terms)
 
 
 def test_what_whole_steps_and_fixed_batches_cannot_do_is_refused_before_the_charge() -> None:
     users = InMemoryUsers(table())
     ledger = Ledger(Budget(2.0, 1e-5))
     run, added = (Run(users, each, Billboard(), secure_noise) for each in (ledger, Ledger(Budget(2.0, 1e-5, ADD))))
-    one, many = ({"mean": Query(Bound(1.0, 2, touched=t), 0.01)} for t in (1, 2))
+    one, many = ({"mean": Query(Bound(1.0, 2, terms_per_user=t), 0.01)} for t in (1, 2))
     with pytest.raises(InputError, match="not of a group"):
         run.release("page", Mean(), one, Group("a", 0, 2))
     with pytest.raises(InputError, match="use a fixed one"):
-        run.release("page", Mean(), many, sampling=Poisson(0.5))
+        run.release("page", Mean(), many, among=Poisson(0.5))
     with pytest.raises(InputError, match="use replace-one-user"):
         added.release("page", Mean(), many)
     with pytest.raises(InputError, match="use replace-one-user"):
-        added.release("page", Mean(), one, sampling=Fixed(3, 30))
+        added.release("page", Mean(), one, among=Fixed(3, 30))
     with pytest.raises(InputError, match="use replace-one-user"):
-        added.release("page", Mean(), one, sampling=Fixed(30, 30))
+        added.release("page", Mean(), one, among=Fixed(30, 30))
     with pytest.raises(InputError, match="bounds that say"):
         run.release("page", Mean(), {"mean": Query(Bound(1.0, 2), 0.01)})
     with pytest.raises(InputError, match="bounds that say"):
-        run.release("page", Sum(), {"sum": Query(Bound(1.0, 2, touched=1), 0.01)})
+        run.release("page", Sum(), {"sum": Query(Bound(1.0, 2, terms_per_user=1), 0.01)})
     with pytest.raises(InputError, match="bounds that say"):
         run.choose("page", Mean(), 3, 0.1)
     with pytest.raises(InputError, match="of 29 users, and there are 30"):
-        run.release("page", Sum(), {"sum": Query(Bound(1.0, 2), 0.01)}, sampling=Fixed(3, 29))
+        run.release("page", Sum(), {"sum": Query(Bound(1.0, 2), 0.01)}, among=Fixed(3, 29))
     with pytest.raises(InputError, match="how many rows of each user"):
-        run.release("page", Mean(slots=None), one)  # type: ignore[arg-type]
+        run.release("page", Mean(rows_per_user=None), one)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="bounds that say"):
-        users.bounded_sums(Mean(), {"mean": LossBound(2)})
+        users.sums(Mean(), {"mean": LossBound(2)})
     assert ledger.report().events == ()
     assert added.ledger.report().events == ()
 
@@ -464,8 +473,8 @@ def test_noise_of_sigma_times_the_clip_on_a_batch_gradient_is_charged_as_half_of
     clip, sigma = 0.7, 3.0
     ledger = Ledger(Budget(20.0, 1e-5, relation), seeded=True)
     run = Run(InMemoryUsers(table()), ledger, Billboard(), simulated_noise(1))
-    bound = Bound(clip, 2, touched=1)
-    released = run.release("page", Mean(), {"mean": Query(bound, (2 / sigma) ** 2)}, sampling=sampling)["mean"]
+    bound = Bound(clip, 2, terms_per_user=1)
+    released = run.release("page", Mean(), {"mean": Query(bound, (2 / sigma) ** 2)}, among=sampling)["mean"]
     ((name, event),) = ledger.report().events
     assert isinstance(event, Batched)
     assert (name, event.rate, event.relation, event.count) == ("page/mean", 0.2, relation, 1)
@@ -475,7 +484,7 @@ def test_noise_of_sigma_times_the_clip_on_a_batch_gradient_is_charged_as_half_of
     assert ledger.epsilon > 1.5 * epsilon_spent([Batched(sigma, 0.2, relation)], 1e-5)  # what sigma would have cost
     # and it can be turned round: by a batch whose gradient is the opposite
     totals = [
-        InMemoryUsers(table(value=value)).bounded_sums(Mean(times=1e9), {"mean": bound})["mean"].total
+        InMemoryUsers(table(value=value)).sums(Mean(times=1e9), {"mean": bound})["mean"].total
         for value in (1e20, -1e20)
     ]
     assert np.linalg.norm(totals[0] - totals[1]) == pytest.approx(2 * clip, rel=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from privrep.data.table import UserTable
 from privrep.errors import InputError, PrivrepError
-from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, BoundedSum, Contributions, clipped_sum
+from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, BoundedSum, Contributions, OfUsers, clipped_sum
 from privrep.privacy.contributions import Counts, CrossMoments, NonNegative, RowMoments, SparseColumns, Vectors
 from privrep.privacy.kronecker import kronecker
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
 
@@ -28,7 +29,10 @@ any_float = st.floats(allow_nan=True, allow_infinity=True, width=64)
 class FirstRow:
     """A local step that sends a user's first row."""
 
-    def __call__(self, X: Any, y: Any) -> dict[str, Contributions]:
+    spec: ClassVar[StepSpec] = StepSpec()
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X = batch.X
         return {"row": Vectors(X[:, 0, :])}
 
 
@@ -130,7 +134,7 @@ def test_a_vector_of_another_size_is_refused() -> None:
 
 
 @dataclass(frozen=True)
-class Broken:
+class Broken(OfUsers):
     """Contributions that break their contract: a norm too small for what they add up to."""
 
     acute: bool = False
@@ -162,7 +166,7 @@ def test_more_users_than_the_error_analysis_covers_are_refused(
     table = population(n=20, d=3)
     monkeypatch.setattr(base, "MAX_USERS", 19)
     with pytest.raises(InputError, match="at most 19 users"):
-        InMemoryUsers(table, 1).bounded_sums(FirstRow(), {"row": Bound(1.0, 3)})
+        InMemoryUsers(table, 1).sums(FirstRow(), {"row": Bound(1.0, 3)})
 
 
 # What is stated
@@ -205,7 +209,7 @@ def test_the_float_slack_covers_the_stated_error_of_the_largest_population() -> 
 def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callable[..., UserTable]) -> None:
     table = population(n=3000, d=5)
     bounds = {"row": Bound(1.0, 5)}
-    one, four = (InMemoryUsers(table, workers).bounded_sums(FirstRow(), bounds)["row"].total for workers in (1, 4))
+    one, four = (InMemoryUsers(table, workers).sums(FirstRow(), bounds)["row"].total for workers in (1, 4))
     assert np.array_equal(one, four)
     first = table.X[table.offsets[:-1]]
     clipped = first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1.0)
@@ -214,12 +218,12 @@ def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callabl
 
 def test_no_users_no_sum() -> None:
     table = UserTable(np.zeros((0, 3)), np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0))
-    total = InMemoryUsers(table, 1).bounded_sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].total
+    total = InMemoryUsers(table, 1).sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].total
     assert np.array_equal(total, np.zeros(3))
 
 
 @dataclass(frozen=True)
-class Lying:
+class Lying(OfUsers):
     """Contributions whose norms are not what they say."""
 
     acute = False

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,11 +18,14 @@ from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
 from privrep.privacy.accounting import Gaussian, Pure
 from privrep.privacy.billboard import Billboard, Choice
 from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Losses, Vectors
 from privrep.privacy.exponential import scale_in_levels
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run, choose, release
+from privrep.privacy.protocol import EVERYONE, Audience, Facts, StepSpec, UserBatch
+from privrep.privacy.release import choose, release
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 PURE = Budget(1.0, 0.0)
@@ -35,6 +38,7 @@ Open = Callable[..., Ledger]  # the fixture open_ledger
 class Spy:
     """A noise source that takes the candidate of smallest loss and remembers what it was asked for."""
 
+    seeded: ClassVar[bool] = False
     calls: list[tuple[str, list[int], int]] = field(default_factory=list)
     dies: bool = False
 
@@ -52,7 +56,10 @@ class Spy:
 class FarFrom:
     """A local step: candidate c loses where a user's first target is far from c, and no more than 1."""
 
-    def __call__(self, X: Any, y: Any) -> dict[str, Any]:
+    spec: ClassVar[StepSpec] = StepSpec()
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X, y = batch.X, batch.y
         losses = np.abs(y[:, :1] - np.arange(CANDIDATES)) / CANDIDATES
         return {"losses": Losses(losses), "row": Vectors(X[:, 0, :])}
 
@@ -62,9 +69,13 @@ class Watched:
     inside: InMemoryUsers
     passes: int = 0
 
-    def bounded_sums(self, step: Any, bounds: Any) -> dict[str, BoundedSum]:
+    @property
+    def facts(self) -> Facts:
+        return self.inside.facts
+
+    def sums(self, step: Any, bounds: Any, among: Audience = EVERYONE) -> dict[str, BoundedSum]:
         self.passes += 1
-        return self.inside.bounded_sums(step, bounds)
+        return self.inside.sums(step, bounds, among)
 
 
 @pytest.fixture
@@ -86,7 +97,7 @@ def test_the_scale_is_the_range_over_epsilon_rounded_up(users: Watched, budget: 
     assert ask(Run(users, Ledger(budget), board, spy), epsilon=0.3) == 3
     ((name, losses, scale),) = spy.calls
     assert name == "page/choice"
-    assert losses == users.bounded_sums(FarFrom(), {"losses": LossBound(CANDIDATES)})["losses"].total.tolist()
+    assert losses == users.sums(FarFrom(), {"losses": LossBound(CANDIDATES)})["losses"].total.tolist()
     exact = spread * LEVELS / 0.3
     assert exact * (1 + 1e-9) <= scale <= exact * (1 + 1e-9) + 1
     assert board.choice("page") == Choice(3, CANDIDATES, 0.3, scale / LEVELS)
@@ -226,7 +237,7 @@ def test_a_choice_and_then_a_release_spend_the_whole_budget(users: Watched) -> N
 def test_a_page_that_stands_is_read_and_not_asked_again(users: Watched) -> None:
     seen: list[str] = []
     spy, ledger = Spy(), Ledger(PURE)
-    run = Run(users, ledger, Billboard(), spy, seen.append)
+    run = Run(users, ledger, Billboard(), spy, lambda page, step: seen.append(page))
     assert ask(run) == ask(run) == 3
     assert (users.passes, len(spy.calls), ledger.epsilon, seen) == (1, 1, 0.5, ["page", "page"])
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,15 +21,17 @@ from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
 from privrep.privacy.accounting import Gaussian
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, BoundedSum, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
-from privrep.privacy.node_noise import Noisy
+from privrep.privacy.node_noise import Noisy, NoisyUsers
 from privrep.privacy.noise import NoiseSource, grid_step, secure_noise, simulated_noise, to_grid
-from privrep.privacy.release import Query, Run, release
+from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step, StepSpec, UserBatch
+from privrep.privacy.release import release
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
 from privrep.users.memory import InMemoryUsers
-from privrep.users.summing import LocalStep
 
 REPLACE = Budget(2.0, 1e-6)
 ADD = Budget(2.0, 1e-6, "add-or-remove-one-user")
@@ -42,7 +44,10 @@ Open = Callable[..., Ledger]  # the fixture open_ledger
 class Means:
     """A local step: each user's mean row, and the histogram of which feature is largest in it."""
 
-    def __call__(self, X: Any, y: Any) -> dict[str, Contributions]:
+    spec: ClassVar[StepSpec] = StepSpec()
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X = batch.X
         means = X.mean(axis=1)
         return {"mean": Vectors(means), "largest": Counts(means.argmax(axis=1)[:, None], X.shape[2])}
 
@@ -55,16 +60,12 @@ class Watched:
     passes: list[tuple[str, ...]] = field(default_factory=list)
 
     @property
-    def count(self) -> int:
-        return self.inside.count
+    def facts(self) -> Facts:
+        return self.inside.facts
 
-    @property
-    def features(self) -> int:
-        return self.inside.features
-
-    def bounded_sums(self, step: LocalStep, bounds: Mapping[str, Bound]) -> dict[str, BoundedSum]:
+    def sums(self, step: Step, bounds: Mapping[str, Bound], among: Audience = EVERYONE) -> dict[str, BoundedSum]:
         self.passes.append(tuple(bounds))
-        return self.inside.bounded_sums(step, bounds)
+        return self.inside.sums(step, bounds, among)
 
 
 @pytest.fixture
@@ -134,14 +135,17 @@ def test_the_charge_is_synced_before_the_noise_is_drawn_and_the_noise_drawn_befo
         synced = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         events.append("charge" if synced == path and b"page/largest" in path.read_bytes() else "post")
 
-    def noise(name: str, sigma: float, size: int) -> np.ndarray:
-        assert b'"page/mean"' in path.read_bytes()
-        assert not list((tmp_path / "board").iterdir())
-        events.append("draw")
-        return np.zeros(size, dtype=np.int64)
+    class Noise:
+        seeded = False
+
+        def __call__(self, name: str, sigma: float, size: int) -> np.ndarray:
+            assert b'"page/mean"' in path.read_bytes()
+            assert not list((tmp_path / "board").iterdir())
+            events.append("draw")
+            return np.zeros(size, dtype=np.int64)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    Run(users, ledger, board, noise).release("page", Means(), queries())
+    Run(users, ledger, board, Noise()).release("page", Means(), queries())
     assert events[:4] == ["charge", "draw", "draw", "post"]
     assert "draw" not in events[4:]
 
@@ -152,7 +156,7 @@ def test_the_charge_is_synced_before_the_noise_is_drawn_and_the_noise_drawn_befo
 @pytest.mark.parametrize("budget", [REPLACE, ADD], ids=lambda b: b.relation)
 def test_the_total_is_released_on_the_grid(users: Watched, spy: Any, budget: Budget) -> None:
     released = Run(users, Ledger(budget), Billboard(), spy).release("page", Means(), queries())
-    sums = users.bounded_sums(Means(), {key: query.bound for key, query in queries().items()})
+    sums = users.sums(Means(), {key: query.bound for key, query in queries().items()})
     for key, query in queries().items():
         step = grid_step(query.bound.norm)
         assert np.array_equal(released[key].value, to_grid(sums[key].total, step) * step)
@@ -221,7 +225,7 @@ def test_every_statistic_of_a_pass_has_noise_of_its_own(users: Watched) -> None:
 def test_a_page_that_stands_is_read_and_not_asked_again(users: Watched, spy: Any) -> None:
     asked: list[str] = []
     ledger = Ledger(REPLACE)
-    run = Run(users, ledger, Billboard(), spy, asked.append)
+    run = Run(users, ledger, Billboard(), spy, lambda page, step: asked.append(page))
     first = run.release("page", Means(), queries())
     spent = ledger.report()
     again = run.release("page", Means(), queries())
@@ -378,15 +382,15 @@ def test_users_are_not_asked_for_what_cannot_be_paid() -> None:
     assert users.passes
 
 
-class Machines:
+class Machines(NoisyUsers):
     """Users on machines that add noise: three of them, or as much as is said."""
 
-    count, features, targets, sparse = 3, 2, 1, False
+    facts = Facts(3, 2, 1, False)
 
     def __init__(self, sigma: float = 1e9, size: int = 2) -> None:
         self.sigma, self.size = sigma, size
 
-    def bounded_sums(self, *_: Any, **__: Any) -> Any:
+    def sums(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("exact sums were asked for")
 
     def noisy_sums(self, page: str, *_: Any) -> dict[str, Noisy]:
@@ -406,7 +410,7 @@ def test_machines_that_add_the_noise_are_asked_for_nothing_else() -> None:
     with pytest.raises(InputError, match="whose sums are exact"):
         run.iterate("walk", 2, {}, lambda state: Means(), query, lambda state, released: state)
     with pytest.raises(InputError, match="all asked"):
-        run.release("sampled", Slotted(), query, sampling=Poisson(0.5))
+        run.release("sampled", Slotted(), query, among=Poisson(0.5))
     with pytest.raises(AssertionError, match="exact sums"):
         run.choose("choice", Means(), 3, 0.1)
     assert run.ledger.epsilon == 0
@@ -430,7 +434,12 @@ def test_noise_of_machines_that_is_too_little_is_not_released(users: Machines, b
 
 @dataclass(frozen=True)
 class Slotted:
-    slots: int = 2
+    rows_per_user: int = 2
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Contributions]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X = batch.X
         return {"mean": Vectors(X.mean(axis=1))}

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -37,13 +37,16 @@ from privrep.privacy.accounting import (
 )
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson, Sample, noise_multiplier_for
 from privrep.users.memory import InMemoryUsers
+from stepping import RowsStep
 
 REPLACE: Relation = "replace-one-user"
 ADD: Relation = "add-or-remove-one-user"
@@ -333,9 +336,14 @@ def test_keys_differ_by_page_by_seed_and_from_noise() -> None:
 class Sums:
     """Sums of each user's rows, and which feature is largest in them."""
 
-    slots: int = 4
+    rows_per_user: int = 4
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X = batch.X
         total = X.sum(axis=1)
         return {"sum": Vectors(total), "largest": Counts(total.argmax(axis=1)[:, None], X.shape[2])}
 
@@ -344,6 +352,7 @@ class Sums:
 class Spy:
     """Noise of zero; remembers what was asked for, in order, and what the ledger then said."""
 
+    seeded: ClassVar[bool] = False
     ledger: Path | None = None
     calls: list[str] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -374,7 +383,7 @@ def test_a_page_is_charged_then_drawn_then_passed_over_then_made_noisy(
 ) -> None:
     ledger, board = open_ledger(Budget(2.0, 1e-5), tmp_path / "ledger.jsonl"), Billboard(tmp_path / "board")
     spy = Spy(tmp_path / "ledger.jsonl")
-    released = Run(users, ledger, board, spy).release("page", Sums(), QUERIES, sampling=HALF)
+    released = Run(users, ledger, board, spy).release("page", Sums(), QUERIES, among=HALF)
     assert spy.calls == ["key page", "noise page/sum", "noise page/largest"]
     members = Sample(0.5, spy.keys[0]).members(50)
     assert released["largest"].value.sum() == pytest.approx(members.sum(), rel=1e-6)
@@ -385,7 +394,7 @@ def test_a_page_is_charged_then_drawn_then_passed_over_then_made_noisy(
 
 
 def test_noise_is_scaled_to_twice_the_bound_even_where_contributions_are_acute(users: InMemoryUsers) -> None:
-    released = Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), Spy()).release("page", Sums(), QUERIES, sampling=HALF)
+    released = Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), Spy()).release("page", Sums(), QUERIES, among=HALF)
     for key, query in QUERIES.items():
         assert released[key].sensitivity >= 2 * query.bound.norm * (1 + FLOAT_SLACK)
         assert released[key].sensitivity == pytest.approx(2 * query.bound.norm * (1 + FLOAT_SLACK), rel=1e-9)
@@ -396,7 +405,7 @@ def test_at_a_rate_of_one_a_page_is_as_without_sampling(users: InMemoryUsers) ->
     runs = [Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), Spy()) for _ in range(2)]
     plain, all_in = (
         runs[0].release("page", Sums(), QUERIES),
-        runs[1].release("page", Sums(), QUERIES, sampling=Poisson(1.0)),
+        runs[1].release("page", Sums(), QUERIES, among=Poisson(1.0)),
     )
     assert all(np.array_equal(plain[key].value, all_in[key].value) for key in QUERIES)
     assert runs[0].ledger.report() == runs[1].ledger.report()
@@ -408,7 +417,7 @@ def test_a_refused_charge_draws_no_key_and_asks_nobody(users: InMemoryUsers) -> 
     spy, ledger = Spy(), Ledger(Budget(0.1, 1e-5))
     expensive = {"sum": Query(Bound(1.5, 3), 1.0)}
     with pytest.raises(BudgetExceeded, match="page/sum"):
-        Run(users, ledger, Billboard(), spy).release("page", Sums(), expensive, sampling=HALF)
+        Run(users, ledger, Billboard(), spy).release("page", Sums(), expensive, among=HALF)
     assert spy.calls == []
     assert ledger.report().events == ()
 
@@ -416,24 +425,22 @@ def test_a_refused_charge_draws_no_key_and_asks_nobody(users: InMemoryUsers) -> 
 def test_questions_that_samples_cannot_answer_are_refused_before_the_charge(users: InMemoryUsers) -> None:
     spy, ledger = Spy(), Ledger(Budget(2.0, 1e-5))
     run = Run(users, ledger, Billboard(), spy)
-    with pytest.raises(InputError, match="not both"):
-        run.release("page", Sums(), QUERIES, Group("a", 0, 2), HALF)
     with pytest.raises(InputError, match="a step with slots"):
-        run.release("page", lambda X, y: {"sum": Vectors(X.sum(axis=1))}, {"sum": QUERIES["sum"]}, sampling=HALF)
+        run.release("page", RowsStep(lambda X, y: {"sum": Vectors(X.sum(axis=1))}), {"sum": QUERIES["sum"]}, among=HALF)
     with pytest.raises(InputError, match="use replace-one-user"):
-        Run(users, Ledger(Budget(2.0, 1e-5, ADD)), Billboard(), spy).release("page", Sums(), QUERIES, sampling=HALF)
+        Run(users, Ledger(Budget(2.0, 1e-5, ADD)), Billboard(), spy).release("page", Sums(), QUERIES, among=HALF)
     assert spy.calls == []
     assert ledger.report().events == ()
 
 
 def test_sums_clipped_to_another_bound_are_not_released(users: InMemoryUsers) -> None:
     class Lax(InMemoryUsers):
-        def bounded_sums(self, step: Any, bounds: Any, *others: Any, **asked: Any) -> Any:
-            return super().bounded_sums(step, {**bounds, "sum": Bound(9.0, 3)}, *others, **asked)
+        def sums(self, step: Any, bounds: Any, *others: Any, **asked: Any) -> Any:
+            return super().sums(step, {**bounds, "sum": Bound(9.0, 3)}, *others, **asked)
 
     spy, board = Spy(), Billboard()
     with pytest.raises(InputError, match="another bound"):
-        Run(Lax(users.table, 1), Ledger(Budget(2.0, 1e-5)), board, spy).release("page", Sums(), QUERIES, sampling=HALF)
+        Run(Lax(users.table, 1), Ledger(Budget(2.0, 1e-5)), board, spy).release("page", Sums(), QUERIES, among=HALF)
     assert spy.calls == ["key page"]
     assert "page" not in board
 
@@ -455,22 +462,22 @@ def test_a_run_killed_after_the_charge_draws_another_key_and_pays_once(
         ledger = Ledger(Budget(2.0, 1e-5), path=path)
         run = Run(users, ledger, Billboard(tmp_path / "board"), spy)
         with pytest.raises(KeyboardInterrupt):
-            run.release("page", Sums(), QUERIES, sampling=HALF)
+            run.release("page", Sums(), QUERIES, among=HALF)
         spent = ledger.epsilon
         with pytest.raises(ResumeError, match="pays for one"):
-            run.release("page", Sums(), QUERIES, sampling=HALF)  # not in the same process
+            run.release("page", Sums(), QUERIES, among=HALF)  # not in the same process
         ledger.close()
     ledger = Ledger(Budget(2.0, 1e-5), path=path)
     run = Run(users, ledger, Billboard(tmp_path / "board"), spy)
-    first = run.release("page", Sums(), QUERIES, sampling=HALF)
+    first = run.release("page", Sums(), QUERIES, among=HALF)
     assert len(spy.keys) == 2
     assert spy.keys[0] != spy.keys[1]
     assert ledger.epsilon == spent
-    again = run.release("page", Sums(), QUERIES, sampling=HALF)  # read from the billboard
+    again = run.release("page", Sums(), QUERIES, among=HALF)  # read from the billboard
     assert len(spy.keys) == 2
     assert np.array_equal(first["sum"].value, again["sum"].value)
     with pytest.raises(ResumeError):
-        run.release("page", Sums(), QUERIES, sampling=Poisson(0.4))
+        run.release("page", Sums(), QUERIES, among=Poisson(0.4))
     with pytest.raises(ResumeError):
         run.release("page", Sums(), QUERIES)
     ledger.close()
@@ -481,9 +488,7 @@ def test_a_simulation_takes_the_same_samples_again(users: InMemoryUsers) -> None
     for _ in range(2):
         ledger = Ledger(Budget(2.0, 1e-5), seeded=True)
         run = Run(users, ledger, Billboard(), simulated_noise(5))
-        values.append(run.release("page", Sums(), QUERIES, sampling=HALF)["sum"].value)
+        values.append(run.release("page", Sums(), QUERIES, among=HALF)["sum"].value)
     assert np.array_equal(*values)
     with pytest.raises(InputError, match="seeded noise is a simulation"):
-        Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), simulated_noise(5)).release(
-            "p", Sums(), QUERIES, sampling=HALF
-        )
+        Run(users, Ledger(Budget(2.0, 1e-5)), Billboard(), simulated_noise(5)).release("p", Sums(), QUERIES, among=HALF)

@@ -22,14 +22,16 @@ from privrep.privacy import release as module
 from privrep.privacy.accounting import Relation, Selection, gaussian_delta
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.groups import hashes
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.privacy.selection import COUNTED, MOST_KEYS, chance, counts_bound, threshold
 from privrep.users import holders as engine
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
+from stepping import RowsStep
 
 BUDGET = Budget(2.0, 1e-6)
 SHARE, DELTA = 0.1 * BUDGET.mu**2, 1e-7
@@ -283,12 +285,16 @@ def test_a_run_killed_between_charge_and_post_goes_on_at_no_further_cost(
     def killed(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
+    class Killed:
+        seeded = False
+        __call__ = killed
+
     ledger = open_ledger(BUDGET, path)
     with pytest.MonkeyPatch.context() as patch:
         if dies == "posting":
             patch.setattr(Billboard, "post_selection", killed)
         with pytest.raises(KeyboardInterrupt):
-            run_with(killed if dies == "drawing" else spy, ledger, Billboard(folder)).select(
+            run_with(Killed() if dies == "drawing" else spy, ledger, Billboard(folder)).select(
                 "items", held, SHARE, DELTA
             )
     charged = path.read_bytes()
@@ -322,7 +328,7 @@ def test_a_page_that_answers_another_question_is_refused(run_with: Callable[...,
         with pytest.raises(PrivrepError):
             run.select("items", held, share, delta)
     with pytest.raises(PrivrepError):
-        run.release("items", lambda X, y: {}, {"keys": Query(Bound(1.0, 1), SHARE)})
+        run.release("items", RowsStep(lambda X, y: {}), {"keys": Query(Bound(1.0, 1), SHARE)})
     assert len(spy.calls) == 1
 
 

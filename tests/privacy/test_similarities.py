@@ -10,7 +10,7 @@ import pytest
 
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, clipped_sum
-from privrep.privacy.similarities import LEAST_SINE, Similarities, touched_terms
+from privrep.privacy.similarities import LEAST_SINE, Similarities, changed_terms
 
 D1, D2, K = 5, 4, 3
 SIZE = K * (D1 + D2)
@@ -94,17 +94,17 @@ def test_every_term_is_clipped_and_those_of_the_diagonal_less() -> None:
         lengths = np.linalg.norm(exact, axis=2)
         allowed = np.where(np.eye(6, dtype=bool), repeat * bound, bound)
         expected = (exact * np.minimum(1, allowed / lengths)[:, :, None]).sum(axis=(0, 1))
-        total = clipped_sum(sims, Bound(bound, SIZE, touched=sims.touched))
+        total = clipped_sum(sims, Bound(bound, SIZE, terms_per_user=sims.terms_per_user))
         assert total == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize(("rows", "slots", "repeat"), [(6, 1, 1.0), (6, 2, 3.0), (6, 6, 2.0), (6, 3, 1.5)])
-def test_touched_counts_the_terms_of_a_user(rows: int, slots: int, repeat: float) -> None:
-    mine = np.arange(rows) < slots
+@pytest.mark.parametrize(("rows", "mine", "repeat"), [(6, 1, 1.0), (6, 2, 3.0), (6, 6, 2.0), (6, 3, 1.5)])
+def test_the_terms_that_a_user_can_change_are_counted(rows: int, mine: int, repeat: float) -> None:
+    own = np.arange(rows) < mine
     times = np.where(np.eye(rows, dtype=bool), repeat, 1.0)
-    counted = times[mine[:, None] | mine[None, :]].sum()
-    assert touched_terms(rows, slots, repeat) == pytest.approx(counted)
-    assert of(*batch(rows), slots=slots, repeat=repeat).touched == pytest.approx(counted)
+    counted = times[own[:, None] | own[None, :]].sum()
+    assert changed_terms(rows, mine, repeat) == pytest.approx(counted)
+    assert of(*batch(rows), rows_per_user=mine, repeat=repeat).terms_per_user == pytest.approx(counted)
 
 
 @pytest.mark.parametrize("spoilt", [0.0, np.nan, np.inf, 1e200, 1e-300])
@@ -115,16 +115,16 @@ def test_a_row_without_a_direction_counts_for_nothing(spoilt: float, side: int) 
     slopes = np.ones((5, 5))
     with np.errstate(all="ignore"):
         sims = of(rows[0], rows[1], slopes)
-        total = clipped_sum(sims, Bound(1e6, SIZE, touched=sims.touched))
+        total = clipped_sum(sims, Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
     gone = np.ones((5, 5))
     gone[(2, slice(None)) if side == 0 else (slice(None), 2)] = 0
-    kept = clipped_sum(of(*batch(5), gone), Bound(1e6, SIZE, touched=sims.touched))
+    kept = clipped_sum(of(*batch(5), gone), Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
     assert total == pytest.approx(kept, rel=1e-9, abs=1e-12)
 
 
 def test_a_slope_that_is_not_finite_or_a_direction_that_is_none_counts_for_nothing() -> None:
     x, t = batch(4)
-    bound = Bound(1e6, SIZE, touched=touched_terms(4, 1))
+    bound = Bound(1e6, SIZE, terms_per_user=changed_terms(4, 1))
     slopes, zero = np.ones((4, 4)), np.ones((4, 4))
     zero[1, 3] = 0
     for value in (np.nan, np.inf, 1e150):
@@ -142,7 +142,12 @@ def test_a_slope_that_is_not_finite_or_a_direction_that_is_none_counts_for_nothi
 
 def test_batches_that_cannot_be_are_refused() -> None:
     sims = of(*batch(4))
-    for other in ({"slopes": np.ones((4, 3))}, {"x": np.ones((3, D1))}, {"slots": 3}, {"left_lengths": np.ones(5)}):
+    for other in (
+        {"slopes": np.ones((4, 3))},
+        {"x": np.ones((3, D1))},
+        {"rows_per_user": 3},
+        {"left_lengths": np.ones(5)},
+    ):
         with pytest.raises(InputError, match="rows of one batch"):
             replace(sims, **other)
     for repeat in (0.5, 1e8, float("nan")):
@@ -152,4 +157,4 @@ def test_batches_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="use a smaller batch"):
         replace(sims, left=wide, right=wide)
     with pytest.raises(InputError, match="more than the"):
-        clipped_sum(sims, Bound(1.0, SIZE, touched=sims.touched - 1))
+        clipped_sum(sims, Bound(1.0, SIZE, terms_per_user=sims.terms_per_user - 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,10 +15,13 @@ from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import Batched, Gaussian, Sampled
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Vectors
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Query, Run, release_about_sample
+from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
+from privrep.privacy.release import release_about_sample
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, FixedSample, Poisson
 from privrep.users.memory import InMemoryUsers
 
@@ -33,17 +36,25 @@ class Towards:
     """From where the walk is to each user's rows: a step of mean shift."""
 
     at: Any
-    slots: int = 1
+    rows_per_user: int = 1
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X = batch.X
         return {"sum": Vectors(X[:, 0] - self.at)}
 
 
 @dataclass(frozen=True)
 class TowardsMean(Towards):
-    whole: bool = True
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="batch", rows_per_user=self.rows_per_user)
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X = batch.X
         return {"sum": BatchTerm(X[:, 0].mean(axis=0) - self.at)}
 
 
@@ -51,6 +62,7 @@ class TowardsMean(Towards):
 class Spy:
     """Noise of zero; remembers what was asked for, and checks that the charge was on disk before."""
 
+    seeded: ClassVar[bool] = False
     ledger: Path | None = None
     calls: list[str] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -77,9 +89,9 @@ def moved(state: Any, releases: Any) -> Any:
     return {"at": state["at"] + releases["sum"].value / 10, "steps": state["steps"] + 1}
 
 
-def walk(run: Run, steps: int = 4, sampling: Any = None, kind: Any = Towards, **others: Any) -> Any:
-    asked = {"start": START, "queries": QUERIES, "move": moved, **others}
-    return run.iterate("walk", steps, question=lambda state: kind(state["at"]), sampling=sampling, **asked)
+def walk(run: Run, steps: int = 4, among: Any = EVERYONE, kind: Any = Towards, **others: Any) -> Any:
+    asked = {"start": START, "queries": QUERIES, "update": moved, **others}
+    return run.iterate("walk", steps, make_step=lambda state: kind(state["at"]), among=among, **asked)
 
 
 @pytest.fixture
@@ -113,21 +125,21 @@ def test_a_walk_is_charged_once_then_draws_a_key_and_noise_at_every_step(
 
 
 @pytest.mark.parametrize(
-    ("sampling", "kind", "event"),
+    ("among", "kind", "event"),
     [
-        (None, Towards, Gaussian(10.0, count=4)),
+        (EVERYONE, Towards, Gaussian(10.0, count=4)),
         (Poisson(1.0), Towards, Gaussian(10.0, count=4)),
         (Fixed(20, 20), Towards, Gaussian(10.0, count=4)),
         (Poisson(0.5), Towards, Sampled(10.0, 0.5, REPLACE, 4)),
         (Poisson(0.5), TowardsMean, Batched(10.0, 0.5, REPLACE, 4)),
         (Fixed(5, 20), TowardsMean, Batched(10.0, 0.25, REPLACE, 4)),
-        (None, TowardsMean, Gaussian(10.0, count=4)),
+        (EVERYONE, TowardsMean, Gaussian(10.0, count=4)),
     ],
 )
-def test_the_price_is_that_of_so_many_steps(users: InMemoryUsers, sampling: Any, kind: Any, event: Any) -> None:
+def test_the_price_is_that_of_so_many_steps(users: InMemoryUsers, among: Any, kind: Any, event: Any) -> None:
     run = Run(users, Ledger(BUDGET), Billboard(), Spy())
-    touched = 1 if kind is TowardsMean else None
-    walk(run, sampling=sampling, kind=kind, queries={"sum": Query(Bound(2.0, 2, touched=touched), 0.01)})
+    terms = 1 if kind is TowardsMean else None
+    walk(run, among=among, kind=kind, queries={"sum": Query(Bound(2.0, 2, terms_per_user=terms), 0.01)})
     assert dict(run.ledger.report().events) == {"walk/sum": event}
     facts = run.billboard["walk"].facts["walk"]
     assert facts["steps"] == 4
@@ -142,7 +154,7 @@ def test_one_step_of_a_walk_is_a_page_and_steps_of_a_simulation_differ(users: In
         found.append(releases["sum"].value)
         return state
 
-    walk(run, 3, move=keeping)
+    walk(run, 3, update=keeping)
     noise = [value - found[0] for value in found[1:]]
     assert all(np.abs(each).min() > 1e-3 for each in noise)
     assert run.billboard["walk"].facts["simulation"] is True
@@ -225,7 +237,7 @@ def test_a_walk_whose_own_code_fails_is_never_taken_again(
         path, board = tmp_path / f"{number}.jsonl", Billboard()
         ledger = open_ledger(BUDGET, path)
         with pytest.raises(error):
-            walk(Run(users, ledger, board, Spy(path)), move=move)
+            walk(Run(users, ledger, board, Spy(path)), update=move)
         ledger.close()
         assert "walk" not in board
         with pytest.raises(ResumeError, match="was made before"):
@@ -243,8 +255,8 @@ def test_a_page_that_answers_another_question_is_not_read(users: InMemoryUsers) 
     walk(run, 4, Fixed(5, 20))
     others: list[dict[str, Any]] = [
         {"steps": 5},
-        {"sampling": Fixed(6, 20)},
-        {"sampling": None},
+        {"among": Fixed(6, 20)},
+        {"among": EVERYONE},
         {"queries": {"sum": Query(Bound(2.0, 2), 0.02)}},
         {"queries": {"sum": Query(Bound(2.5, 2), 0.01)}},
         {"queries": {"sum": Query(Bound(2.0, 3), 0.01)}},
@@ -253,7 +265,7 @@ def test_a_page_that_answers_another_question_is_not_read(users: InMemoryUsers) 
     ]
     for other in others:
         with pytest.raises(ResumeError):
-            walk(run, **{"steps": 4, "sampling": Fixed(5, 20), **other})
+            walk(run, **{"steps": 4, "among": Fixed(5, 20), **other})
     run.release("plain", Towards(np.zeros(2)), QUERIES)
     with pytest.raises(ResumeError):
         run.iterate("plain", 1, {"sum": np.zeros(2)}, lambda state: Towards(0), QUERIES, moved)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from experiments.fedavg import LocalUpdate
@@ -38,14 +38,14 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum, Contributions
 from privrep.privacy.contributions import packed_size
-from privrep.users.summing import LocalStep, Users
+from privrep.privacy.protocol import Step, StepSpec, UserBatch, Users
 
 D, K = 3, 2
 PHASES = [Phase.explicit, Phase.generate]  # users are made from seeds, which do not shrink
 REPLACE: Relation = "replace-one-user"
 ADD: Relation = "add-or-remove-one-user"
 User = tuple[np.ndarray, np.ndarray]
-Question = tuple[LocalStep, dict[str, Bound]]
+Question = tuple[Step, dict[str, Bound]]
 Engine = Callable[[UserTable, Path], AbstractContextManager[Users]]
 
 
@@ -234,12 +234,15 @@ def assert_within(one: dict[str, BoundedSum], other: dict[str, BoundedSum], rela
 class Every:
     """All questions in one pass over the users."""
 
-    sparse: ClassVar[bool] = True  # and dense for the steps that are not
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)  # and dense for the steps that are not
     asked: dict[str, Question]
 
-    def __call__(self, X: Any, y: Any) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X, y = batch.X, batch.y
         dense = X.dense() if isinstance(X, SparseRows) else X
-        sent = {name: step(X if hasattr(step, "sparse") else dense, y) for name, (step, _) in self.asked.items()}
+        sent = {
+            name: step(UserBatch(X if step.spec.accepts_sparse else dense, y)) for name, (step, _) in self.asked.items()
+        }
         return {f"{name}/{key}": sent[name][key] for name, key in self._keys()}
 
     def bounds(self) -> dict[str, Bound]:

@@ -40,6 +40,7 @@ from privrep.privacy.contributions import (
     Summed,
     Vectors,
 )
+from privrep.privacy.protocol import UserBatch
 
 D, K, USERS = 17, 3, 31
 U = np.linalg.qr(np.random.default_rng(0).normal(size=(D, K)))[0]
@@ -158,11 +159,11 @@ def assert_alone_as_in_company(step, take):
     """`take(users)` gives X and y of these users, in this order."""
     rng = np.random.default_rng(4)
     everyone = np.arange(USERS)
-    expected = {key: numbers(sent, USERS) for key, sent in step(*take(everyone)).items()}
+    expected = {key: numbers(sent, USERS) for key, sent in step(UserBatch(*take(everyone))).items()}
     few = rng.permutation(USERS)[:20]
     companies = [[user] for user in everyone] + [[user, (user + 1) % USERS] for user in everyone] + [few, few[::-1]]
     for company in companies:
-        for key, sent in step(*take(np.array(company))).items():
+        for key, sent in step(UserBatch(*take(np.array(company)))).items():
             for user, found in zip(company, numbers(sent, len(company)), strict=True):
                 assert np.array_equal(found, expected[key][user], equal_nan=True), (key, user, company)
 
@@ -213,8 +214,8 @@ def test_nor_do_those_of_sparse_rows_with_several_targets(name):
 
 
 def test_a_step_that_looks_at_the_others_is_noticed():
-    def careless(X, y):
-        return {"values": Vectors((X.reshape(len(X), -1) * (1 + 1e-16 + 1e-15 * len(X)))[:, :3])}
+    def careless(batch):
+        return {"values": Vectors((batch.X.reshape(len(batch), -1) * (1 + 1e-16 + 1e-15 * len(batch)))[:, :3])}
 
     X, y = crowd(2, np.float64, 1, np.random.default_rng(0))
     with pytest.raises(AssertionError):
@@ -246,7 +247,7 @@ def test_nor_do_the_losses_that_votes_compare(name, rows):
     """A vote shows a cell; behind it are losses, whose last bit may decide where two are as good."""
     X, y = crowd(rows, np.float64, 1, np.random.default_rng([rows, len(name)]))
 
-    def step(X, y):
-        return {"losses": Vectors(CANDIDATES[name](X, y).loss[:, None])}
+    def step(batch):
+        return {"losses": Vectors(CANDIDATES[name](batch.X, batch.y).loss[:, None])}
 
     assert_alone_as_in_company(step, functools.partial(chosen, X, y))

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import BatchTerm
+from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.privacy.sampling import FixedSample, Poisson
-from privrep.privacy.similarities import Similarities, touched_terms
+from privrep.privacy.similarities import Similarities, changed_terms
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
 
@@ -47,11 +48,15 @@ class Known(FixedSample):
 class Pairs:
     """The similarities of all pairs of rows of a batch."""
 
-    slots: int = SLOTS
-    whole: bool = True
+    rows_per_user: int = SLOTS
     counted: int = SLOTS
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="batch", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X, y = batch.X, batch.y
         rows, there = X.reshape(-1, FEATURES), (y != -1).ravel()
         sides = []
         for part, G in ((rows[:, :LEFT], G1), (rows[:, LEFT:], G2)):
@@ -68,10 +73,14 @@ class Pairs:
 class Anything:
     """A function of the batch that goes where one number of it points."""
 
-    slots: int = SLOTS
-    whole: bool = True
+    rows_per_user: int = SLOTS
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="batch", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X = batch.X
         total = X.astype(np.float64).sum(axis=(0, 1))
         return {"anything": BatchTerm(total * 1e3 / total[0])}
 
@@ -97,9 +106,9 @@ def test_a_seat_of_a_batch_given_to_another_moves_sums_by_the_sensitivity_and_no
     for some, places in ((users, order), (swapped, order), (users, np.where(order == who, another, order))):
         steps.append(neighbours.Layer())
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(base, "seats_of", lambda *_: seats)
+            patched.setattr(base, "batch_size", lambda *_: seats)
             sample = Known(len(order), b"", places)
-            sums = InMemoryUsers(table(some), 1).bounded_sums(steps[-1], neighbours.BOUNDS, sample=sample)
+            sums = InMemoryUsers(table(some), 1).sums(steps[-1], neighbours.BOUNDS, sample)
         totals.append({key: found.total for key, found in sums.items()})
     for first, second in ((0, 1), (0, 2), (1, 2)):
         here, there = (dict(steps[at].sent) for at in (first, second))
@@ -118,9 +127,9 @@ def test_similarities_of_a_batch_move_by_what_one_user_touches(name: str, count:
     rng = np.random.default_rng(seed)
     users = population(rng, count)
     who = int(rng.integers(count))
-    bound = Bound(norm, SIZE, touched=touched_terms(count * SLOTS, SLOTS, 3.0))
+    bound = Bound(norm, SIZE, terms_per_user=changed_terms(count * SLOTS, SLOTS, 3.0))
     before, after = (
-        InMemoryUsers(table(some), 1).bounded_sums(Pairs(), {"pairs": bound})["pairs"].total
+        InMemoryUsers(table(some), 1).sums(Pairs(), {"pairs": bound})["pairs"].total
         for some in (users, [*users[:who], SWAPS[name](rng), *users[who + 1 :]])
     )
     assert np.linalg.norm(after - before) <= bound.sensitivity("replace-one-user")
@@ -130,10 +139,11 @@ def test_similarities_of_a_batch_move_by_what_one_user_touches(name: str, count:
 class Fragile(Pairs):
     """Fails on some rows: a frozen layer that cannot take them."""
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X, y, places = batch.X, batch.y, batch.positions
         if (X == 13).any():
             raise ValueError("thirteen")
-        return super().__call__(X, y, places)
+        return super().__call__(UserBatch(X, y, places))
 
 
 @settings(max_examples=20)
@@ -142,9 +152,9 @@ def test_a_row_on_which_similarities_fail_moves_no_more_than_any_other(count: in
     rng = np.random.default_rng(seed)
     users = population(rng, count)
     firsts = [(np.full((SLOTS, FEATURES), value, np.float32), np.zeros(SLOTS)) for value in (0.5, 13, np.nan)]
-    bound = Bound(0.01, SIZE, touched=touched_terms(count * SLOTS, SLOTS, 3.0))
+    bound = Bound(0.01, SIZE, terms_per_user=changed_terms(count * SLOTS, SLOTS, 3.0))
     before, after, absent = (
-        InMemoryUsers(table([first, *users[1:]]), 1).bounded_sums(Fragile(), {"pairs": bound})["pairs"].total
+        InMemoryUsers(table([first, *users[1:]]), 1).sums(Fragile(), {"pairs": bound})["pairs"].total
         for first in firsts
     )
     assert np.linalg.norm(after - before) <= bound.sensitivity("replace-one-user")
@@ -153,9 +163,9 @@ def test_a_row_on_which_similarities_fail_moves_no_more_than_any_other(count: in
 
 def test_terms_counted_for_other_rows_a_user_are_refused() -> None:
     users = population(np.random.default_rng(1), 4)
-    bound = Bound(1.0, SIZE, touched=1e4)
+    bound = Bound(1.0, SIZE, terms_per_user=1e4)
     with pytest.raises(InputError, match="another number of rows"):
-        InMemoryUsers(table(users), 1).bounded_sums(Pairs(counted=1), {"pairs": bound})
+        InMemoryUsers(table(users), 1).sums(Pairs(counted=1), {"pairs": bound})
 
 
 def test_similarities_of_others_stay_the_same_to_the_last_bit() -> None:
@@ -163,7 +173,7 @@ def test_similarities_of_others_stay_the_same_to_the_last_bit() -> None:
     X = rng.normal(size=(6, SLOTS, FEATURES)).astype(np.float32)
     y, places, other = np.zeros((6, SLOTS)), np.arange(6), X.copy()
     other[2] = 1e30
-    one, two = (Pairs()(some, y, places)["pairs"].norms().reshape(6 * SLOTS, -1) for some in (X, other))
+    one, two = (Pairs()(UserBatch(some, y, places))["pairs"].norms().reshape(6 * SLOTS, -1) for some in (X, other))
     rest = np.setdiff1d(np.arange(6 * SLOTS), np.arange(2 * SLOTS, 3 * SLOTS))
     assert np.array_equal(one[np.ix_(rest, rest)], two[np.ix_(rest, rest)])
     assert not np.array_equal(one, two)
@@ -174,12 +184,12 @@ def test_similarities_of_others_stay_the_same_to_the_last_bit() -> None:
 def test_whatever_a_function_of_a_batch_does_it_stays_in_a_ball(name: str, count: int, seed: int) -> None:
     """So any two batches are as near as the sensitivity says, and one user can bring them that far apart."""
     rng = np.random.default_rng(seed)
-    users, bound = population(rng, count), Bound(0.7, FEATURES, touched=1)
+    users, bound = population(rng, count), Bound(0.7, FEATURES, terms_per_user=1)
     users[0] = SWAPS[name](rng)
     sample = Poisson(0.7).sample(rng.bytes(32))
     totals = [
-        InMemoryUsers(table(users), 1).bounded_sums(Anything(), {"anything": bound}, sample=each)["anything"].total
-        for each in (sample, None)
+        InMemoryUsers(table(users), 1).sums(Anything(), {"anything": bound}, each)["anything"].total
+        for each in (sample, EVERYONE)
     ]
     for relation in ("replace-one-user", "add-or-remove-one-user"):
         assert np.linalg.norm(totals[0] - totals[1]) <= bound.sensitivity(relation)  # type: ignore[arg-type]
@@ -187,11 +197,11 @@ def test_whatever_a_function_of_a_batch_does_it_stays_in_a_ball(name: str, count
 
 
 def test_the_sensitivity_of_one_touched_term_is_reached() -> None:
-    bound = Bound(0.7, FEATURES, touched=1)
+    bound = Bound(0.7, FEATURES, terms_per_user=1)
     others = [(np.ones((1, FEATURES)), np.zeros(1))] * 3
     totals = [
         InMemoryUsers(table([(np.full((1, FEATURES), 50.0) * sign, np.zeros(1)), *others]), 1)
-        .bounded_sums(Signed(), {"anything": bound})["anything"]
+        .sums(Signed(), {"anything": bound})["anything"]
         .total
         for sign in (1, -1)
     ]
@@ -200,5 +210,6 @@ def test_the_sensitivity_of_one_touched_term_is_reached() -> None:
 
 @dataclass(frozen=True)
 class Signed(Anything):
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X = batch.X
         return {"anything": BatchTerm(X.astype(np.float64).sum(axis=(0, 1)) * 1e3)}

@@ -8,7 +8,7 @@ half of what it is, the last tests would fail: populations are found that nearly
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import LossBound
 from privrep.privacy.contributions import Losses
 from privrep.privacy.exponential import scale_in_levels
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 
 C = 5
@@ -32,16 +33,18 @@ EPSILONS = st.sampled_from([0.01, 0.3, 1.0, 4.0])
 class FirstRow:
     """A local step: the first features of a user's first row are its losses, whatever they are; none of no rows."""
 
+    spec: ClassVar[StepSpec] = StepSpec()
     dtype: type = np.float64
 
-    def __call__(self, X: Any, y: Any) -> dict[str, Losses]:
+    def __call__(self, batch: UserBatch) -> dict[str, Losses]:
+        X = batch.X
         rows = X[:, 0, :C] if X.shape[1] else np.zeros((len(X), C))
         return {"losses": Losses(rows.astype(self.dtype))}
 
 
 def totals(users: list[list[float]], step: FirstRow) -> np.ndarray:
     table = table_of([(np.array([[*row, 0.0]]), np.zeros(1)) for row in users], np.float64, C + 1)
-    return InMemoryUsers(table, 1).bounded_sums(step, {"losses": BOUND})["losses"].total
+    return InMemoryUsers(table, 1).sums(step, {"losses": BOUND})["losses"].total
 
 
 def log_probabilities(total: np.ndarray, scale: int) -> np.ndarray:

@@ -24,6 +24,7 @@ from privrep.linear.steps import SIZES, PairMoments, PowerStep, ResidualMoments,
 from privrep.local.losses import Loss
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.contributions import packed_size
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 
 LOSSES = [Loss("log", 2), Loss("log", 3), Loss("hinge", 2), Loss("hinge", 3)]
@@ -37,12 +38,13 @@ class Labelled:
     classes: int
 
     @property
-    def sparse(self) -> bool:
-        return getattr(self.step, "sparse", False)
+    def spec(self) -> StepSpec:
+        return self.step.spec
 
-    def __call__(self, X: Any, y: Any) -> Any:
+    def __call__(self, batch: UserBatch) -> Any:
+        X, y = batch.X, batch.y
         code = np.mod(np.floor(np.mod(np.abs(y.astype(np.float64)) * 3, 1e6)), self.classes + 1) - 1
-        return self.step(X, code.astype(y.dtype))
+        return self.step(UserBatch(X, code.astype(y.dtype)))
 
 
 def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any, dict[str, Bound]]]:
@@ -121,8 +123,7 @@ def test_replacing_and_removing_a_user(loss: Loss, intercept: bool, tmp_path: Pa
         replaced = [*users[:position], data.draw(user(dtype, False)), *users[position + 1 :]]
         removed = [*users[:position], *users[position + 1 :]]
         here, there, without = (
-            InMemoryUsers(table_of(u, dtype), workers=2).bounded_sums(every, every.bounds())
-            for u in (users, replaced, removed)
+            InMemoryUsers(table_of(u, dtype), workers=2).sums(every, every.bounds()) for u in (users, replaced, removed)
         )
         assert_within(here, there, REPLACE)
         assert_within(here, without, ADD)

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
+
 torch = pytest.importorskip("torch")
 
 import test_batch_neighbours as batches  # noqa: E402
@@ -70,11 +72,12 @@ class Watched:
     sent: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
-    def slots(self) -> int:
-        return self.step.slots
+    def spec(self) -> StepSpec:
+        return self.step.spec
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
-        found = self.step(X, y, places)
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        places = batch.positions
+        found = self.step(batch)
         for seat, place in enumerate(places.tolist()):
             if place >= 0:
                 self.sent[place] = numbers(found["gradient"], seat)
@@ -130,9 +133,9 @@ def table(users: list[User]) -> UserTable:
 def bank(model: Towers, users: list[User], seats: int, sample: Any) -> tuple[np.ndarray, Watched]:
     step = Watched(BankStep(model, model.weights(0.3), LAYOUT, 0.3, SLOTS))
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
-        patched.setattr(base, "seats_of", lambda *_: seats)
+        patched.setattr(base, "batch_size", lambda *_: seats)
         bounds = {"gradient": Bound(CLIP, step.step.size)}
-        return InMemoryUsers(table(users), 1).bounded_sums(step, bounds, sample=sample)["gradient"].total, step
+        return InMemoryUsers(table(users), 1).sums(step, bounds, sample)["gradient"].total, step
 
 
 def assert_others_alike(one: Watched, other: Watched, user: int) -> None:
@@ -142,7 +145,7 @@ def assert_others_alike(one: Watched, other: Watched, user: int) -> None:
 
 
 def samples(rng: np.random.Generator, kind: str, count: int, who: int) -> Any:
-    """None, or a sample with this user in it."""
+    """Everyone, or a sample with this user in it."""
     if kind == "poisson":
         mask = rng.random(count) < 0.6
         return neighbours.Known(0.6, b"", mask | (np.arange(count) == who))
@@ -151,7 +154,7 @@ def samples(rng: np.random.Generator, kind: str, count: int, who: int) -> Any:
         order[[0, int(np.flatnonzero(order == who)[0])]] = order[[int(np.flatnonzero(order == who)[0]), 0]]
         size = int(rng.integers(1, count + 1))
         return batches.Known(size, b"", rng.permutation(order[:size]))
-    return None
+    return EVERYONE
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -203,7 +206,7 @@ def test_one_user_can_move_the_sum_almost_that_far() -> None:
     for target in range(CAPTIONS):
         some = [*users[:3], (X, np.array([float(target)])), *users[4:]]
         bound = Bound(1e-4, step.size)
-        totals.append(InMemoryUsers(table(some), 1).bounded_sums(step, {"gradient": bound})["gradient"].total)
+        totals.append(InMemoryUsers(table(some), 1).sums(step, {"gradient": bound})["gradient"].total)
     apart = max(float(np.linalg.norm(one - other)) for one in totals for other in totals)
     assert 1.2e-4 < apart <= 2e-4 * (1 + FLOAT_SLACK)
 
@@ -218,9 +221,9 @@ def test_functions_of_a_batch_move_by_twice_the_clip(
     users, who, found = population(rng, count), int(rng.integers(count)), linear(mechanism == "batch")
     common = (found, found.weights(0.3), LAYOUT, 0.3, SLOTS)
     step = BatchStep(*common, chunk=3) if mechanism == "batch" else InsideStep(*common, users=count)
-    bound = Bound(clip, step.size, touched=1) if isinstance(step, BatchStep) else step.bound(clip)
+    bound = Bound(clip, step.size, terms_per_user=1) if isinstance(step, BatchStep) else step.bound(clip)
     before, after = (
-        InMemoryUsers(table(some), 1).bounded_sums(step, {"gradient": bound})["gradient"].total
+        InMemoryUsers(table(some), 1).sums(step, {"gradient": bound})["gradient"].total
         for some in (users, [*users[:who], SWAPS[name](rng), *users[who + 1 :]])
     )
     assert np.isfinite(after).all()
@@ -234,14 +237,15 @@ def test_the_test_would_see_a_step_that_looks_at_the_others() -> None:
 
     @dataclass(frozen=True)
     class Careless(Watched):
-        def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
-            return super().__call__(X - X.mean(axis=(0, 1)), y, places)
+        def __call__(self, batch: UserBatch) -> dict[str, Any]:
+            X, y, places = batch.X, batch.y, batch.positions
+            return super().__call__(UserBatch(X - X.mean(axis=(0, 1)), y, places))
 
     for someone in (users[0], plain(rng, 2)):
         found = MODELS["layer by layer"]
         step = Careless(BankStep(found, found.weights(0.3), LAYOUT, 0.3, SLOTS))
         bounds = {"gradient": Bound(CLIP, step.step.size)}
-        InMemoryUsers(table([someone, *users[1:]]), 1).bounded_sums(step, bounds)
+        InMemoryUsers(table([someone, *users[1:]]), 1).sums(step, bounds)
         steps.append(step)
     with pytest.raises(AssertionError):
         assert_others_alike(*steps, 0)

@@ -46,9 +46,9 @@ from threadpoolctl import threadpool_limits
 from privrep.data.readers import TableSource
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, BoundedSum
+from privrep.privacy.protocol import UserBatch, Users
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
-from privrep.users.summing import Users
 
 # Engines
 
@@ -74,7 +74,7 @@ WHOLE = {"streaming"}  # engines of files, which refuse NaN when they are opened
 
 def sums_of(engine: Engine, folder: Path, question: Question, table: UserTable) -> dict[str, BoundedSum]:
     with engine(table, folder) as users:
-        return users.bounded_sums(*question)
+        return users.sums(*question)
 
 
 # The property
@@ -232,9 +232,9 @@ def test_a_contribution_is_a_function_of_the_users_own_rows(d: int, k: int, m: i
     with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):  # as the engine calls steps
         for name, intercept in CASES:
             step, _ = questions(d, k, intercept)[name]
-            together = {key: arrays(c, n) for key, c in step(X, y).items()}
+            together = {key: arrays(c, n) for key, c in step(UserBatch(X, y)).items()}
             for start, stop in parts:
-                for key, apart in step(X[start:stop].copy(), y[start:stop].copy()).items():
+                for key, apart in step(UserBatch(X[start:stop].copy(), y[start:stop].copy())).items():
                     found = arrays(apart, stop - start)
                     assert found.keys() == together[key].keys()
                     for part, value in found.items():
@@ -251,6 +251,6 @@ def test_a_neighbour_who_is_not_finite_changes_nobody_else(spoil: float) -> None
         zeroed[3], spoilt[3, 2, 1] = 0.0, spoil
         targets = y.copy()
         targets[3] = 0.0
-        sums = [InMemoryUsers(swapped(x, targets, 6, 1.0), 1).bounded_sums(step, bounds) for x in (zeroed, spoilt)]
+        sums = [InMemoryUsers(swapped(x, targets, 6, 1.0), 1).sums(step, bounds) for x in (zeroed, spoilt)]
         for key in bounds:
             assert np.array_equal(sums[0][key].total, sums[1][key].total), name

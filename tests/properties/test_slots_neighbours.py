@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import FLOAT_SLACK, Bound
 from privrep.privacy.contributions import Concatenated, Counts, Products, Vectors
+from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.privacy.sampling import Sample
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
@@ -29,11 +30,16 @@ User = tuple[np.ndarray, np.ndarray]
 class Layer:
     """One forward and backward over the rows of all users of a call, and a histogram that shows last bits."""
 
-    slots: int = SLOTS
-    vector_size: int = HIDDEN
+    rows_per_user: int = SLOTS
+    floats: int = HIDDEN
     sent: dict[int, list[np.ndarray]] = field(default_factory=dict)  # by place
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=self.floats)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Any]:
+        X, y, places = batch.X, batch.y, batch.positions
         out = np.tanh(X.reshape(-1, FEATURES) @ W).reshape(*y.shape, HIDDEN)
         wrong = (out - (y[:, :, None] % HIDDEN == np.arange(HIDDEN))) * (y != -1)[:, :, None]
         wrong = wrong.astype(np.float32)
@@ -91,9 +97,9 @@ SWAPS = {
 def answers(users: list[User], seats: int, mask: Any = None) -> tuple[dict[str, np.ndarray], Layer]:
     step = Layer()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(base, "seats_of", lambda *_: seats)
-        sample = None if mask is None else Known(0.5, b"", mask)
-        sums = InMemoryUsers(table(users), 1).bounded_sums(step, BOUNDS, sample=sample)
+        patched.setattr(base, "batch_size", lambda *_: seats)
+        sample = EVERYONE if mask is None else Known(0.5, b"", mask)
+        sums = InMemoryUsers(table(users), 1).sums(step, BOUNDS, sample)
     return {key: found.total for key, found in sums.items()}, step
 
 
@@ -149,11 +155,12 @@ def test_the_test_would_see_a_step_that_looks_at_the_others() -> None:
 
     @dataclass(frozen=True)
     class Careless(Layer):
-        def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Any]:
-            return super().__call__(X - X.mean(axis=(0, 1)), y, places)
+        def __call__(self, batch: UserBatch) -> dict[str, Any]:
+            X, y, places = batch.X, batch.y, batch.positions
+            return super().__call__(UserBatch(X - X.mean(axis=(0, 1)), y, places))
 
     steps = Careless(), Careless()
     for step, someone in zip(steps, (users[0], SWAPS["huge"](rng)), strict=True):
-        InMemoryUsers(table([someone, *users[1:]]), 1).bounded_sums(step, BOUNDS)
+        InMemoryUsers(table([someone, *users[1:]]), 1).sums(step, BOUNDS)
     with pytest.raises(AssertionError):
         assert_others_alike(*steps, 0)

@@ -19,16 +19,19 @@ from privrep.errors import InputError
 from privrep.local.projection import Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, Bound, LossBound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Losses, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Sample
 from privrep.users import batching as module
-from privrep.users.batching import seats_of
+from privrep.users.batching import batch_size
 from privrep.users.memory import InMemoryUsers
 from privrep.users.projected import ProjectedUsers
 from privrep.users.streaming import StreamingUsers
+from stepping import RowsStep
 
 BOUNDS = {"sum": Bound(1.0, 3)}
 
@@ -37,12 +40,17 @@ BOUNDS = {"sum": Bound(1.0, 3)}
 class Watching:
     """Sums of the rows that are there, and a note of every call."""
 
-    slots: int
-    vector_size: int = 3
+    rows_per_user: int
+    floats: int = 3
     seen: list[tuple[Any, Any, Any]] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
 
-    def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Vectors]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=self.floats)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Vectors]:
+        X, y, places = batch.X, batch.y, batch.positions
         with self.lock:
             self.seen.append((X.copy(), y.copy(), places.copy()))
         return {"sum": Vectors((X * (y != -1)[:, :, None]).sum(axis=1) + 1.0)}
@@ -62,12 +70,12 @@ def table(table_of: Callable[..., UserTable]) -> UserTable:
 
 
 def few_seats(monkeypatch: pytest.MonkeyPatch, seats: int) -> None:
-    monkeypatch.setattr("privrep.users.summing.seats_of", lambda *_: seats)
+    monkeypatch.setattr("privrep.users.summing.batch_size", lambda *_: seats)
 
 
 def test_rows_are_padded_and_cut_and_users_come_in_order(table: UserTable) -> None:
     step = Watching(3)
-    InMemoryUsers(table, 1).bounded_sums(step, BOUNDS)
+    InMemoryUsers(table, 1).sums(step, BOUNDS)
     ((X, y, places),) = step.seen
     assert X.shape == (7, 3, 3)
     assert X.flags.c_contiguous
@@ -87,17 +95,17 @@ def test_a_label_that_is_not_finite_takes_all_rows_of_its_user(table: UserTable,
     y = table.y.copy()
     y[0] = spoilt
     step = Watching(2)
-    InMemoryUsers(UserTable(table.X, y, table.offsets, table.ids), 1).bounded_sums(step, BOUNDS)
+    InMemoryUsers(UserTable(table.X, y, table.offsets, table.ids), 1).sums(step, BOUNDS)
     assert (step.seen[0][1][0] == -1).all()
     assert (step.seen[0][0][0] == 0).all()
 
 
 def test_the_shape_of_calls_follows_from_public_numbers() -> None:
-    assert seats_of(60, 784, 0) == 178
-    assert seats_of(60, 784, 235_000) == 17
-    assert seats_of(10**6, 10**6, 0) == 1
-    assert seats_of(60, 784, 0, expected=100.0) == 6
-    assert seats_of(60, 784, 0, expected=0.1) == 1
+    assert batch_size(60, 784, 0) == 178
+    assert batch_size(60, 784, 235_000) == 17
+    assert batch_size(10**6, 10**6, 0) == 1
+    assert batch_size(60, 784, 0, expected=100.0) == 6
+    assert batch_size(60, 784, 0, expected=0.1) == 1
 
 
 @pytest.mark.parametrize("seats", [1, 2, 3, 7, 20])
@@ -109,7 +117,7 @@ def test_calls_are_the_same_whatever_rows_users_have(
     shapes = []
     for users in (table, other):
         step = Watching(2)
-        InMemoryUsers(users, 1).bounded_sums(step, BOUNDS)
+        InMemoryUsers(users, 1).sums(step, BOUNDS)
         shapes.append([(X.shape, places.tolist()) for X, _, places in step.seen])
     assert shapes[0] == shapes[1]
     assert [place for _, places in shapes[0] for place in places] == list(range(7))
@@ -119,7 +127,7 @@ def test_calls_are_the_same_whatever_rows_users_have(
 def test_sums_do_not_depend_on_workers(population: Callable[..., UserTable], monkeypatch: pytest.MonkeyPatch) -> None:
     few_seats(monkeypatch, 7)
     table = population(n=60, d=3)
-    totals = [InMemoryUsers(table, w).bounded_sums(Watching(5), BOUNDS)["sum"].total for w in (1, 4)]
+    totals = [InMemoryUsers(table, w).sums(Watching(5), BOUNDS)["sum"].total for w in (1, 4)]
     assert np.array_equal(*totals)
     rows = [table.X[a:b][:5].sum(axis=0) + 1 for a, b in zip(table.offsets[:-1], table.offsets[1:], strict=True)]
     plain = np.array([row * min(1.0, 1 / np.linalg.norm(row)) for row in rows]).sum(axis=0)
@@ -137,10 +145,10 @@ def test_a_file_gives_the_same_calls_as_memory(
     source = TableSource(tmp_path / "rows.parquet", "user", "y")
     sample = Sample(0.5, b"k" * 32)
     with StreamingUsers.open(source, workers=1) as users:
-        for asked in ({}, {"group": Group("half", 0, 2)}, {"sample": sample}):
+        for among in (EVERYONE, Group("half", 0, 2), sample):
             steps = Watching(5), Watching(5)
             totals = [
-                engine.bounded_sums(step, BOUNDS, **asked)["sum"].total
+                engine.sums(step, BOUNDS, among)["sum"].total
                 for engine, step in zip((users, InMemoryUsers(table, 1)), steps, strict=True)
             ]
             assert np.array_equal(*totals)
@@ -152,7 +160,7 @@ def test_a_group_is_packed_into_calls(table: UserTable, monkeypatch: pytest.Monk
     few_seats(monkeypatch, 2)
     group = Group("a", 0, 2)
     step = Watching(2)
-    InMemoryUsers(table, 1).bounded_sums(step, BOUNDS, group)
+    InMemoryUsers(table, 1).sums(step, BOUNDS, group)
     assert step.places == np.flatnonzero(group.members(table.ids)).tolist()
     assert [len(places) for _, _, places in step.seen[:-1]] == [2] * (len(step.seen) - 1)
 
@@ -165,7 +173,7 @@ def test_members_of_a_sample_sit_at_their_own_seats_and_empty_seats_count_for_no
     sample = Sample(0.4, b"a" * 32)
     members = np.flatnonzero(sample.members(60))
     step = Watching(6)
-    total = InMemoryUsers(table, 1).bounded_sums(step, BOUNDS, sample=sample)["sum"].total
+    total = InMemoryUsers(table, 1).sums(step, BOUNDS, sample)["sum"].total
     for X, y, places in step.seen:
         assert X.shape == (4, 6, 3)
         taken = places >= 0
@@ -181,10 +189,10 @@ def test_few_calls_wait_and_few_seats_stay_empty() -> None:
     n, rate = 4000, 0.1
     table = UserTable(np.zeros((n, 1), np.float32), np.zeros(n), np.arange(n + 1), np.arange(n))
     members = Sample(rate, b"b" * 32).members(n)
-    seats = seats_of(1, 1, 0, expected=rate * n)
+    seats = batch_size(1, 1, 0, expected=rate * n)
     assert seats == 25
-    made = list(module.calls(table.blocks(), 1, seats, members=members))
-    assert sum(int(call.taken.sum()) for call in made) == members.sum()
+    made = list(module.padded_batches(table.blocks(), 1, seats, members))
+    assert sum(int(module.taken_rows(batch).sum()) for batch in made) == members.sum()
     assert len(made) * seats <= 2 * members.sum()
 
 
@@ -193,13 +201,18 @@ def test_empty_seats_count_for_no_losses(table: UserTable, monkeypatch: pytest.M
 
     @dataclass(frozen=True)
     class All:
-        slots: int = 1
+        rows_per_user: int = 1
 
-        def __call__(self, X: Any, y: Any, places: Any) -> dict[str, Losses]:
+        @property
+        def spec(self) -> StepSpec:
+            return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
+
+        def __call__(self, batch: UserBatch) -> dict[str, Losses]:
+            X = batch.X
             return {"losses": Losses(np.ones((len(X), 2)))}
 
     sample = Sample(0.6, b"c" * 32)
-    total = InMemoryUsers(table, 1).bounded_sums(All(), {"losses": LossBound(2)}, sample=sample)["losses"].total
+    total = InMemoryUsers(table, 1).sums(All(), {"losses": LossBound(2)}, sample)["losses"].total
     assert total.tolist() == [float(sample.members(7).sum() * LEVELS)] * 2
 
 
@@ -207,16 +220,14 @@ def test_what_slots_cannot_do_is_refused(table: UserTable, spy: Any) -> None:
     users, sample = InMemoryUsers(table, 1), Sample(0.5, b"d" * 32)
     rows = UserTable(sparse.csr_array(table.X), table.y, table.offsets, table.ids)
     with pytest.raises(InputError, match="dense rows"):
-        InMemoryUsers(rows, 1).bounded_sums(Watching(2), BOUNDS)
-    with pytest.raises(InputError, match="not both"):
-        users.bounded_sums(Watching(2), BOUNDS, Group("a", 0, 2), sample)
+        InMemoryUsers(rows, 1).sums(Watching(2), BOUNDS)
     with pytest.raises(InputError, match="a step with slots"):
-        users.bounded_sums(lambda X, y: {"sum": Vectors(X.sum(axis=1))}, BOUNDS, sample=sample)
+        users.sums(RowsStep(lambda X, y: {"sum": Vectors(X.sum(axis=1))}), BOUNDS, sample)
     with pytest.raises(InputError, match="no steps with slots"):
-        ProjectedUsers(users, Projection(None, 1.0)).bounded_sums(Watching(2), BOUNDS)
+        ProjectedUsers(users, Projection(None, 1.0)).sums(Watching(2), BOUNDS)
     for slots in (0, -1, 2.5, True):
         with pytest.raises(InputError, match="whole number of slots"):
-            users.bounded_sums(Watching(slots), BOUNDS)  # type: ignore[arg-type]
+            users.sums(Watching(slots), BOUNDS)  # type: ignore[arg-type]
     ledger = Ledger(Budget(1.0, 1e-6, "add-or-remove-one-user"))
     with pytest.raises(InputError, match="use replace-one-user"):
         Run(users, ledger, Billboard(), spy).release("page", Watching(2), {"sum": Query(BOUNDS["sum"], 1e-3)})
@@ -225,7 +236,7 @@ def test_what_slots_cannot_do_is_refused(table: UserTable, spy: Any) -> None:
 
 def test_no_users_no_calls(table_of: Callable[..., UserTable]) -> None:
     step = Watching(2)
-    total = InMemoryUsers(table_of([], 3), 1).bounded_sums(step, BOUNDS)["sum"].total
+    total = InMemoryUsers(table_of([], 3), 1).sums(step, BOUNDS)["sum"].total
     assert total.tolist() == [0.0, 0.0, 0.0]
     assert step.seen == []
 
@@ -233,9 +244,10 @@ def test_no_users_no_calls(table_of: Callable[..., UserTable]) -> None:
 class Fussy:
     """A step that fails on a number it does not like."""
 
-    slots = 2
+    spec = StepSpec(layout="padded", rows_per_user=2)
 
-    def __call__(self, X, y, places):
+    def __call__(self, batch: UserBatch):
+        X = batch.X
         if (X == 13).any():
             raise ValueError("thirteen")
         return {"sum": Vectors(X.sum(axis=1))}
@@ -246,17 +258,18 @@ def test_a_user_on_whose_rows_the_step_fails_is_one_without_rows():
         X = np.arange(8.0, dtype=np.float32).reshape(8, 1)
         X[4] = value
         table = UserTable(X, np.zeros(8), np.arange(0, 9, 2), np.arange(4))
-        return InMemoryUsers(table).bounded_sums(Fussy(), {"sum": Bound(100.0, 1)})["sum"].total[0]
+        return InMemoryUsers(table).sums(Fussy(), {"sum": Bound(100.0, 1)})["sum"].total[0]
 
     assert total(13) == total(4) - (4 + 5)
 
 
 class Broken(Fussy):
-    def __call__(self, X, y, places):
+    def __call__(self, batch: UserBatch):
+        X = batch.X
         raise ValueError("always" if not (X == 0).all() else "even without rows")
 
 
 def test_a_step_that_fails_without_rows_is_an_error():
     table = UserTable(np.ones((4, 1), np.float32), np.zeros(4), np.arange(0, 5, 2), np.arange(2))
     with pytest.raises(ValueError, match="even without rows"):
-        InMemoryUsers(table).bounded_sums(Broken(), {"sum": Bound(1.0, 1)})
+        InMemoryUsers(table).sums(Broken(), {"sum": Bound(1.0, 1)})

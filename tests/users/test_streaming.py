@@ -27,6 +27,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound
 from privrep.privacy.contributions import SparseColumns, Vectors
 from privrep.privacy.groups import Group
+from privrep.privacy.protocol import Facts, StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
 
@@ -85,7 +86,10 @@ def assert_same_blocks(users: StreamingUsers, table: UserTable, max_rows: int = 
 
 @dataclass(frozen=True)
 class Means:
-    def __call__(self, X: Any, y: Any) -> dict[str, Vectors]:
+    spec: ClassVar[StepSpec] = StepSpec()
+
+    def __call__(self, batch: UserBatch) -> dict[str, Vectors]:
+        X, y = batch.X, batch.y
         return {"means": Vectors((X * y[:, :, None]).mean(axis=1))}
 
 
@@ -97,7 +101,7 @@ def assert_same_sums(users: StreamingUsers, table: UserTable) -> None:
         (gradient, {"step": Bound(0.1, gradient_size(D, 2)), "sizes": SIZES}),
     ]
     for step, bounds in asked:
-        streamed, kept = users.bounded_sums(step, bounds), InMemoryUsers(table).bounded_sums(step, bounds)
+        streamed, kept = users.sums(step, bounds), InMemoryUsers(table).sums(step, bounds)
         for key in bounds:
             assert kept[key].total.any()
             assert streamed[key].total.tobytes() == kept[key].total.tobytes()
@@ -112,7 +116,7 @@ def test_agrees_with_memory(tmp_path: Path, order: str, ids: str, dtype: Any) ->
     table = read_table(source)
     assert table.X.dtype == dtype
     with StreamingUsers.open(source) as users:
-        assert (users.count, users.rows, users.features) == (table.n_users, table.n_rows, D)
+        assert (users.facts.users, users.rows, users.facts.features) == (table.n_users, table.n_rows, D)
         assert_same_blocks(users, table)
         assert_same_sums(users, table)
         assert (users.source is source) == (order == "sorted")
@@ -183,22 +187,20 @@ def test_all_rows_of_one_user(tmp_path: Path) -> None:
     rows = pa.concat_tables([rows_of([3000], "integers", np.float32, "sorted", seed) for seed in (3, 3)])
     source = write(rows, tmp_path / "t.parquet")
     with StreamingUsers.open(source, limit=1000) as users:
-        assert users.count == 1
+        assert users.facts.users == 1
         assert_same_blocks(users, read_table(source), max_rows=10)
     late = pa.concat_tables([rows, rows_of([1], "integers", np.float32, "sorted", 4)])
     for table in (late, late.take(np.arange(late.num_rows)[::-1])):
         source = write(table, tmp_path / "t.parquet")
         with StreamingUsers.open(source, limit=1000) as users:
-            assert users.count == 2
+            assert users.facts.users == 2
             assert_same_blocks(users, read_table(source), max_rows=10)
 
 
 def test_result_does_not_depend_on_workers(tmp_path: Path) -> None:
     source = write(rows_of(ragged(), "integers", np.float32, "sorted"), tmp_path / "t.parquet")
     bounds = {"means": Bound(0.7, D)}
-    totals = {
-        StreamingUsers.open(source, workers=n).bounded_sums(Means(), bounds)["means"].total.tobytes() for n in (1, 2, 5)
-    }
+    totals = {StreamingUsers.open(source, workers=n).sums(Means(), bounds)["means"].total.tobytes() for n in (1, 2, 5)}
     assert len(totals) == 1
 
 
@@ -208,7 +210,7 @@ def test_without_a_target_there_are_rows_but_no_sums(tmp_path: Path) -> None:
     with StreamingUsers.open(source) as users:
         assert_same_blocks(users, read_table(source))
         with pytest.raises(InputError, match="without a target"):
-            users.bounded_sums(Means(), {"means": Bound(1.0, 2)})
+            users.sums(Means(), {"means": Bound(1.0, 2)})
 
 
 # Temporary files
@@ -227,7 +229,7 @@ def test_temporary_files_are_private_and_go_away(tmp_path: Path, name: str) -> N
     with pytest.raises(InputError, match="were closed"):
         users.blocks()
     with pytest.raises(InputError, match="were closed"):
-        users.bounded_sums(Means(), {"means": Bound(1.0, D)})
+        users.sums(Means(), {"means": Bound(1.0, D)})
     users.close()
 
 
@@ -314,10 +316,10 @@ def test_a_file_that_changes_under_a_run_gives_no_sum(tmp_path: Path) -> None:
     for other in (table.slice(0, 495), table.take(swapped), table.slice(0, 490), more):
         write(table, tmp_path / "t.parquet")
         users = StreamingUsers.open(source)
-        users.bounded_sums(Means(), {"means": Bound(1.0, D)})
+        users.sums(Means(), {"means": Bound(1.0, D)})
         write(other, tmp_path / "t.parquet")
         with pytest.raises(InputError, match="changed while it was in use"):
-            users.bounded_sums(Means(), {"means": Bound(1.0, D)})
+            users.sums(Means(), {"means": Bound(1.0, D)})
 
 
 def test_leaving_a_pass_early_ends_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,8 +341,13 @@ from privrep.data.readers import TableSource
 from privrep.users.streaming import StreamingUsers
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import Vectors
+from privrep.privacy.protocol import StepSpec
+class First:
+    spec = StepSpec()
+    def __call__(self, batch):
+        return {"first": Vectors(batch.X[:, 0])}
 with StreamingUsers.open(TableSource(sys.argv[1], "user", "y"), limit=16 << 20) as users:
-    users.bounded_sums(lambda X, y: {"first": Vectors(X[:, 0])}, {"first": Bound(1.0, users.features)})
+    users.sums(First(), {"first": Bound(1.0, users.facts.features)})
 print(next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -377,12 +384,12 @@ def test_sums_over_a_group_leave_the_others_out(tmp_path: Path, ids: str, order:
             assert 0 < inside.sum() < table.n_users
             spoilt = replace(table, X=np.where(np.repeat(inside, table.sizes)[:, None], table.X, 1e300))
             streamed, kept, blind = (
-                engine.bounded_sums(Means(), bounds, group)["means"].total
+                engine.sums(Means(), bounds, group)["means"].total
                 for engine in (users, InMemoryUsers(table, 1), InMemoryUsers(spoilt, 3))
             )
             np.testing.assert_allclose(kept, clipped[inside].sum(axis=0), rtol=1e-9)
             assert streamed.tobytes() == kept.tobytes() == blind.tobytes()
-        everybody = users.bounded_sums(Means(), bounds)["means"].total
+        everybody = users.sums(Means(), bounds)["means"].total
     np.testing.assert_allclose(everybody, clipped.sum(axis=0), rtol=1e-9)
 
 
@@ -403,25 +410,29 @@ def test_several_targets(tmp_path: Path, name: str, order: str) -> None:
     first = read_table(TableSource(tmp_path / name, "user", "x3", source.feature_names))
     assert np.array_equal(table.y[:, 1], first.y)
     with StreamingUsers.open(source) as users:
-        assert (users.targets, users.features, users.sparse) == (2, D - 1, False)
+        assert (users.facts.targets, users.facts.features, users.facts.sparse) == (2, D - 1, False)
         assert_same_blocks(users, table)
         step, bounds = Both(), {"means": Bound(0.7, D - 1)}
-        streamed, kept = users.bounded_sums(step, bounds), InMemoryUsers(table).bounded_sums(step, bounds)
+        streamed, kept = users.sums(step, bounds), InMemoryUsers(table).sums(step, bounds)
         assert kept["means"].total.any()
         assert streamed["means"].total.tobytes() == kept["means"].total.tobytes()
 
 
 @dataclass(frozen=True)
 class Both:
-    def __call__(self, X: Any, y: Any) -> dict[str, Vectors]:
+    spec: ClassVar[StepSpec] = StepSpec()
+
+    def __call__(self, batch: UserBatch) -> dict[str, Vectors]:
+        X, y = batch.X, batch.y
         return {"means": Vectors((X * y.sum(axis=2)[:, :, None]).mean(axis=1))}
 
 
 @dataclass(frozen=True)
 class SparseMeans:
-    sparse: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
 
-    def __call__(self, X: Any, y: Any) -> dict[str, SparseColumns]:
+    def __call__(self, batch: UserBatch) -> dict[str, SparseColumns]:
+        X, y = batch.X, batch.y
         user, column, T = X.slots()
         return {"means": SparseColumns(user, column, T @ y.reshape(-1, 1), np.empty((len(X), 0)), X.shape[2])}
 
@@ -447,7 +458,8 @@ def test_categories(tmp_path: Path, name: str, order: str, features: tuple[str, 
     d = len(features) + 304
     assert kept.X.shape == (table.num_rows, d)
     with StreamingUsers.open(source, tmp_path, limit=1 << 20) as users:
-        assert (users.count, users.rows, users.features, users.sparse) == (kept.n_users, kept.n_rows, d, True)
+        assert users.facts == Facts(kept.n_users, d, 1, True)
+        assert users.rows == kept.n_rows
         for max_rows in (None, 700):
             blocks = list(users.blocks(max_rows))
             assert (len(blocks) > 1) == (max_rows is not None)
@@ -460,7 +472,7 @@ def test_categories(tmp_path: Path, name: str, order: str, features: tuple[str, 
                 assert a.ids.tolist() == b.ids.tolist()
         for step in (Means(), SparseMeans()):
             bounds = {"means": Bound(0.7, d)}
-            streamed, memory = users.bounded_sums(step, bounds), InMemoryUsers(kept).bounded_sums(step, bounds)
+            streamed, memory = users.sums(step, bounds), InMemoryUsers(kept).sums(step, bounds)
             assert memory["means"].total.any()
             assert streamed["means"].total.tobytes() == memory["means"].total.tobytes()
 
@@ -496,9 +508,9 @@ def test_labels(tmp_path: Path, name: str, order: str, dtype: Any) -> None:
     assert sorted(set(kept.y.tolist())) == [-1.0, 0.0, 1.0, 2.0]
     assert (kept.y == -1).sum() == (which == 2).sum()
     with StreamingUsers.open(source, tmp_path, limit=1 << 20) as users:
-        assert (users.targets, users.features) == (1, D)
+        assert (users.facts.targets, users.facts.features) == (1, D)
         assert_same_blocks(users, kept)
         step, bounds = Means(), {"means": Bound(0.7, D)}
-        streamed, memory = users.bounded_sums(step, bounds), InMemoryUsers(kept).bounded_sums(step, bounds)
+        streamed, memory = users.sums(step, bounds), InMemoryUsers(kept).sums(step, bounds)
         assert memory["means"].total.any()
         assert streamed["means"].total.tobytes() == memory["means"].total.tobytes()

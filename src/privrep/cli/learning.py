@@ -54,7 +54,7 @@ def learn_table(
                 users = models.PendingColumns(holders, make, labels)
             else:
                 users = make(columns)
-                count = users.count
+                count = users.facts.users
             _check_count(source, config, count)
             make_room(out, config, columns, overwrite)
             fitted = models.learn(users, config, folder=out, columns=columns, on_page=bar.page)

@@ -23,10 +23,10 @@ from privrep.linear.registry import DEFAULT
 from privrep.local.losses import Loss
 from privrep.models import model as models
 from privrep.privacy.accounting import Relation
+from privrep.privacy.protocol import Users
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
-from privrep.users.summing import Users
 
 
 def _has_probabilities(model: Any) -> bool:

@@ -25,10 +25,9 @@ from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import Pairs
 from privrep.multimodal.towers import Layout, Towers, layout_of, towers
 from privrep.multimodal.training import ClipSettings, Mechanism, Question, planned_multiplier, train
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger, PrivacyReport
-from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.ledger import Budget, PrivacyReport
+from privrep.privacy.protocol import EVERYONE
+from privrep.privacy.run import Run
 from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers
 
@@ -45,8 +44,8 @@ class ClipPlan:
 
     @property
     def words(self) -> str:
-        batch, asked = self.settings.asked(self.users), "everyone"
-        if batch is not None:
+        asked = "everyone"
+        if self.settings.asked(self.users) != EVERYONE:
             asked = (
                 f"a secret batch of {'about ' if self.settings.sampling == 'poisson' else ''}{self.settings.batch:,}"
             )
@@ -124,8 +123,8 @@ class DPClip:
     def planned(self, pairs: Pairs) -> ClipPlan:
         """What a fit of such pairs would do: from public sizes alone. Costs nothing."""
         question, budget = self._question(pairs)
-        run = Run(InMemoryUsers(pairs.table), Ledger(budget), Billboard(), secure_noise)
-        multiplier = planned_multiplier(run, question.settings, self.centre * run.ledger.capacity)
+        with Run.open(InMemoryUsers(pairs.table), budget) as run:
+            multiplier = planned_multiplier(run, question.settings, self.centre * run.ledger.capacity)
         return ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier)
 
     def settings_of(self, pairs: Pairs) -> ClipSettings:
@@ -148,25 +147,19 @@ class DPClip:
 
     def _train(self, pairs: Pairs, question: Question, budget: Budget) -> None:
         folder, seed = None if self.run_folder is None else Path(self.run_folder), self.random_state
-        ledger = Ledger(budget, seeded=seed is not None, path=None if folder is None else folder / "ledger.jsonl")
-        try:
-            billboard = Billboard(None if folder is None else folder / "billboard")
-            noise = secure_noise if seed is None else simulated_noise(seed)
-            run = Run(InMemoryUsers(pairs.table), ledger, billboard, noise)
-            before = self.centre * ledger.capacity
+        with Run.open(InMemoryUsers(pairs.table), budget, seed=seed, folder=folder) as run:
+            before = self.centre * run.ledger.capacity
             multiplier = planned_multiplier(run, question.settings, before)
             if self.on_plan is not None:
                 self.on_plan(ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier))
             if before:
-                mean = centre(run, question.layout, question.slots, before)
+                mean = centre(run, question.layout, question.rows_per_user, before)
                 question = replace(question, towers=self.towers_of(question.layout, mean))
             told = self.on_step if self.on_step is not None else lambda done: None
             self.weights_: Singles = train(run, question, question.towers.weights(self.temperature), multiplier, told)
-        finally:
-            ledger.close()
         self.towers_, self.noise_multiplier_ = question.towers, multiplier
-        self.ledger_, self.billboard_ = ledger, billboard
-        self.privacy_: PrivacyReport = replace(ledger.report(), unit=pairs.unit)
+        self.ledger_, self.billboard_ = run.ledger, run.billboard
+        self.privacy_: PrivacyReport = replace(run.ledger.report(), unit=pairs.unit)
 
     def save(self, folder: str | Path, overwrite: bool = False) -> None:
         """Write the trained weights, the ledger and every release to a folder, all of which may be published."""

@@ -24,10 +24,8 @@ from privrep.linear.methods.margin_selection import margin_selection
 from privrep.linear.nets import Zooming
 from privrep.local.representation import Representation
 from privrep.privacy.accounting import Relation
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.ledger import Budget
+from privrep.privacy.run import Run
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 from privrep.users.summing import default_workers, finite_rows, map_blocks
@@ -197,20 +195,14 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
 
     def _learn(self, table: UserTable) -> Representation:
         folder = None if self.run_folder is None else Path(self.run_folder)
-        seeded = self.random_state is not None
-        noise = simulated_noise(as_seed(self.random_state)) if seeded else secure_noise
+        seed = None if self.random_state is None else as_seed(self.random_state)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         budget = Budget(float(self.epsilon), float(self.delta), self.relation)
-        ledger = Ledger(budget, seeded=seeded, path=None if folder is None else folder / "ledger.jsonl")
-        try:
-            billboard = Billboard(None if folder is None else folder / "billboard")
-            run = Run(InMemoryUsers(table), ledger, billboard, noise)
+        with Run.open(InMemoryUsers(table), budget, seed=seed, folder=folder) as run:
             self._claim(run, table)
             representation = self._select(run)
-        finally:
-            ledger.close()
-        self.privacy_ = ledger.report()
+        self.privacy_ = run.ledger.report()
         return representation
 
     def _claim(self, run: Run, table: UserTable) -> None:
@@ -237,7 +229,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
             "zooming": Zooming(int(self.candidates), int(self.rounds)),
         }
         if self.loss == "margin":
-            kept = run.users.features if self.projected is None else None if auto else int(self.projected)
+            kept = run.users.facts.features if self.projected is None else None if auto else int(self.projected)
             return margin_selection(run, int(self.rank), margin=float(self.margin), projected=kept, **common)
         kept = None if self.projected is None else 30 if auto else int(self.projected)
         loss: Any = self.loss

@@ -28,14 +28,12 @@ from privrep.neural.models import adapted, initialise, lenet, mlp
 from privrep.neural.plan import ADAPTER_RANKS, Options, Share, SharingPlan, plan_sharing
 from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import Shape, SharedPart, learn
-from privrep.neural.watching import OnLoss, WatchedRun
+from privrep.neural.watching import OnLoss, report_loss
 from privrep.nn.flat_module import FlatModule, check_module, split, tried
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger, PrivacyReport
-from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Run
+from privrep.privacy.ledger import Budget, PrivacyReport
+from privrep.privacy.protocol import Step, Users
+from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
-from privrep.users.summing import Users
 
 EDGES = 256  # features of images, if nothing else is asked for
 ROWS = 64
@@ -125,22 +123,18 @@ class Centaur:
         `on_loss` hears. With a folder every charge and page is there before it is used."""
         seed, told, heard, folder = self.random_state, self.on_page, self.on_loss, self._folder
         given = self._given(plan, self.n_features_in_)
-        budget, path = Budget(self.epsilon, self.delta), None if folder is None else folder / "ledger.jsonl"
-        ledger = Ledger(budget, seeded=seed is not None, path=path)
-        try:
-            billboard = Billboard(None if folder is None else folder / "billboard")
-            noise = secure_noise if seed is None else simulated_noise(seed)
-            on_page = (lambda page: None) if told is None else (lambda page: told(page, ledger.epsilon))
-            run = (
-                Run(users, ledger, billboard, noise, on_page)
-                if heard is None or watched is None
-                else WatchedRun(users, ledger, billboard, noise, on_page, heard, watched)
-            )
+
+        def on_release(page: str, step: Step | None) -> None:
+            if told is not None:
+                told(page, run.ledger.epsilon)
+            if heard is not None and watched is not None:
+                report_loss(heard, watched, page, step)
+
+        budget = Budget(self.epsilon, self.delta)
+        with Run.open(users, budget, seed=seed, folder=folder, on_release=on_release) as run:
             self.learned_: SharedPart = learn(run, plan, given, self._shape_of(plan), self.settings)
-        finally:
-            ledger.close()
-        self.plan_, self.ledger_, self.billboard_ = self.learned_.plan, ledger, billboard
-        self.privacy_: PrivacyReport = ledger.report()
+        self.plan_, self.ledger_, self.billboard_ = self.learned_.plan, run.ledger, run.billboard
+        self.privacy_: PrivacyReport = run.ledger.report()
 
     def _finish(self, heads: OwnHeads | None) -> None:
         """The model is whole, with the heads of its users or without any."""

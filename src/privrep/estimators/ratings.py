@@ -21,10 +21,10 @@ from privrep.estimators.regression import Groups, as_rank, as_seed, heads_of, kn
 from privrep.heads.fitting import fit_block, fit_heads
 from privrep.models import model as models
 from privrep.privacy.accounting import Relation
+from privrep.privacy.protocol import Users
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
-from privrep.users.summing import Users
 
 COLUMN = "item"
 

@@ -29,7 +29,7 @@ from privrep.data.readers import TableSource, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError, NothingLearned
 from privrep.estimators.network import ROWS, Centaur
-from privrep.federated.task import Facts, check_users, other_task, read_columns
+from privrep.federated.task import check_users, other_task, read_columns
 from privrep.heads.gradient import HeadFit
 from privrep.heads.own import fit_own_heads
 from privrep.models import model as models
@@ -42,9 +42,9 @@ from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import LINEAR, WHOLE, PriorHeads
 from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import MAX_USERS
+from privrep.privacy.protocol import Facts, Users
 from privrep.schema.sent import read_fields, read_mapping, read_some_fields
 from privrep.users.memory import InMemoryUsers
-from privrep.users.summing import Users
 
 Network = Literal["mlp", "lenet"]
 _OWN = "no code travels to nodes"
@@ -150,7 +150,7 @@ class NeuralTask:
 
     def facts(self, path: Path) -> Facts:
         table = self.table(path)
-        return {"users": table.n_users, "features": table.n_features, "targets": 1, "sparse": False}
+        return Facts(table.n_users, table.n_features, 1, False)
 
     def with_users(self, total: int) -> NeuralTask:
         return replace(self, users=total)
@@ -164,12 +164,12 @@ class NeuralTask:
         yield InMemoryUsers(model._prepared(table, plan))
 
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
-        task = self if self.users is not None else self.with_users(users.count)
+        task = self if self.users is not None else self.with_users(users.facts.users)
         if (folder / "model.json").is_file():
             task.check_own(folder)
             return
-        if task.users != users.count:
-            raise InputError(f"the task is of {task.users:,} users. Got {users.count:,} instead.")
+        if task.users != users.facts.users:
+            raise InputError(f"the task is of {task.users:,} users. Got {users.facts.users:,} instead.")
         check_users(task, users)
         model, plan = task._planned(run_folder=folder, on_page=lambda page, epsilon: on_page(page))
         model._learn(users, plan)

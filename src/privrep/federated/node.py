@@ -34,13 +34,11 @@ from privrep.federated.run_log import write_private
 from privrep.federated.task import Task, task_from_json
 from privrep.federated.wire.answering import answer
 from privrep.federated.wire.messages import Question, Refusal, packed, refusal, unpacked
-from privrep.federated.wire.users import Facts
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import secure_noise, simulated_noise
-from privrep.privacy.release import Run
+from privrep.federated.wire.users import check_facts
+from privrep.privacy.ledger import Budget
+from privrep.privacy.protocol import Facts, Users
+from privrep.privacy.run import Run
 from privrep.users.isolated import IsolatedUsers
-from privrep.users.summing import Users
 
 Say = Callable[[str], None]
 _RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # a run's name, which is a folder's, too
@@ -66,7 +64,7 @@ class Host:
 
     def __post_init__(self) -> None:
         if self.agreed is not None:  # what is wrong with the file is found here, and not by the server's questions
-            self._facts = Facts.of(self.agreed.task.facts(self.data))
+            self._facts = _checked(self.agreed.task.facts(self.data))
 
     def app(self) -> ClientApp:
         """A Flower client app of this host. What goes wrong is said here, and one word of it to the server."""
@@ -119,7 +117,7 @@ class Host:
 
     def _counted(self, task: Task) -> Facts:
         try:
-            return Facts.of(task.facts(self.data))
+            return _checked(task.facts(self.data))
         except (PrivrepError, OSError) as error:
             raise _NoData(str(error)) from None
 
@@ -156,11 +154,9 @@ class Host:
         folder.mkdir(exist_ok=True, mode=0o700)
         epsilon = noise["epsilon"] if self.agreed is None or self.agreed.noise is None else self.agreed.noise["epsilon"]
         budget = Budget(float(epsilon), task.delta, task.relation)
-        ledger = Ledger(budget, seeded=task.seed is not None, path=folder / "ledger.jsonl")
-        self._files.callback(ledger.close)
-        source = secure_noise if task.seed is None else simulated_noise(_seed_of(task.seed, name))
+        seed = None if task.seed is None else _seed_of(task.seed, name)
         assert self._users is not None
-        return Run(self._users, ledger, Billboard(folder / "billboard"), source)
+        return self._files.enter_context(Run.open(self._users, budget, seed=seed, folder=folder))
 
     def sums(self, content: RecordDict) -> RecordDict:
         """One pass over the users."""
@@ -169,7 +165,7 @@ class Host:
             self._come_back(asked)
         users = self._users
         assert users is not None
-        question = Question.of(content, users.features, users.targets)
+        question = Question.of(content, users.facts.features, users.facts.targets)
         return answer(question, users, self._own).content()
 
     def _come_back(self, run: Any) -> None:
@@ -337,3 +333,8 @@ def _words(task: Task, noise: Any) -> str:
             f"this node adds noise of its own, and the server learns at most epsilon {noise['epsilon']:.3g} of a user"
         )
     return f"epsilon {task.epsilon:g}, delta {task.delta:g}, {task.relation}{seeded}; {told}"
+
+
+def _checked(facts: Facts) -> Facts:
+    check_facts(facts)
+    return facts

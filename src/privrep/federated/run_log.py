@@ -14,7 +14,8 @@ from typing import Any
 from privrep.errors import InputError
 from privrep.federated.settings import FederationSettings
 from privrep.federated.task import Task
-from privrep.federated.wire.users import Facts
+from privrep.federated.wire.users import read_facts
+from privrep.privacy.protocol import Facts
 
 Say = Callable[[str], None]
 
@@ -54,7 +55,7 @@ class RunLog:
         path = self.place / "roster.json"
         if not path.is_file():
             return {}
-        return {name: Facts.of(fields) for name, fields in json.loads(path.read_text()).items()}
+        return {name: read_facts(fields) for name, fields in json.loads(path.read_text()).items()}
 
     def keep_roster(self, roster: Mapping[str, Facts]) -> None:
         write_private(self.place / "roster.json", {name: asdict(facts) for name, facts in sorted(roster.items())})

@@ -26,9 +26,10 @@ from privrep.federated.settings import FederationSettings
 from privrep.federated.task import Task
 from privrep.federated.wire.messages import packed, unpacked
 from privrep.federated.wire.rounds import Conversation, Nodes
-from privrep.federated.wire.users import MAX_USERS_TIMES_NODES, Facts, FlowerUsers, NoisyFlowerUsers
+from privrep.federated.wire.users import MAX_USERS_TIMES_NODES, FlowerUsers, NoisyFlowerUsers, read_facts
 from privrep.models.model import write_json
 from privrep.privacy.bounds import MAX_USERS
+from privrep.privacy.protocol import Facts
 
 Say = Callable[[str], None]
 FACTS = "federation.json"  # in the folder of a model: who added the noise
@@ -82,7 +83,7 @@ def run_federation(
         if noise is None
         else NoisyFlowerUsers(talk, books.run, roster, shape, settings.noise_nodes)
     )
-    books.say(f"{len(roster)} nodes with {users.count:,} users take part")
+    books.say(f"{len(roster)} nodes with {users.facts.users:,} users take part")
     if noise is not None and settings.noise_nodes >= len(roster) > 1:
         view = nodes_view(task, settings.noise_nodes, len(roster) - 1)
         books.say(f"each node knows its own noise: of other nodes' users it learns epsilon {view:.3g}; see noise_nodes")
@@ -162,7 +163,7 @@ def _facts(name: str, content: RecordDict) -> Facts:
     fields, arrays = unpacked(content)
     if arrays:
         raise InputError("a node's facts come without arrays")
-    return Facts.of(fields)
+    return read_facts(fields)
 
 
 def _hand_out(talk: Conversation, nodes: Nodes, task: Task, folder: Path, books: RunLog) -> None:

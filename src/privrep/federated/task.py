@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,23 +26,14 @@ from privrep.heads.fitting import fit_heads
 from privrep.models import model as models
 from privrep.models.description import Columns, Config, loss_of
 from privrep.privacy.accounting import Relation
+from privrep.privacy.protocol import Facts, Users
 from privrep.schema.sent import check_names, read_fields, read_mapping, shortly
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
-from privrep.users.summing import Users
 
 IN_MEMORY = 1 << 30  # bytes of numbers of a file that a node holds in memory; more than that is streamed
 
 LONGEST = 400  # characters of a sentence about what was sent
-
-
-class Facts(TypedDict):
-    """Of a node's file: its users, and the numbers, targets and kind of its rows as they stand there."""
-
-    users: int
-    features: int
-    targets: int
-    sparse: bool
 
 
 class Task(Protocol):
@@ -173,7 +164,7 @@ class TableTask:
     def facts(self, path: Path) -> Facts:
         users = [pc.unique(batch.column(0)) for batch in checked_batches(self._source(path))]
         count = int(pc.count_distinct(pa.chunked_array(users)).as_py())
-        return {"users": count, "features": self.features, "targets": self.targets, "sparse": self.sparse}
+        return Facts(count, self.features, self.targets, self.sparse)
 
     def with_users(self, total: int) -> TableTask:
         return self
@@ -183,7 +174,7 @@ class TableTask:
         """Rows are held in memory where they fit, and read from disk in every pass where not: to the same bits."""
         with StreamingUsers.open(self._source(path)) as users:
             stored = len(users.source.columns) - 1
-            each = users.source.dtype.itemsize + (4 if users.sparse else 0)
+            each = users.source.dtype.itemsize + (4 if users.facts.sparse else 0)
             if users.rows * stored * each > IN_MEMORY:
                 yield users
                 return
@@ -276,9 +267,10 @@ def other_task(folder: Path) -> InputError:
 
 def check_users(task: Task, users: Users) -> None:
     """Refuse an engine whose rows are not those the task speaks of."""
-    if (users.features, users.targets, users.sparse) != (task.features, task.targets, task.sparse):
+    facts = users.facts
+    if (facts.features, facts.targets, facts.sparse) != (task.features, task.targets, task.sparse):
         raise InputError(
-            f"the users' rows have {users.features} numbers and {users.targets} targets, and those of the task "
+            f"the users' rows have {facts.features} numbers and {facts.targets} targets, and those of the task "
             f"{task.features} and {task.targets}; open them by the same task."
         )
 

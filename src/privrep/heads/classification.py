@@ -21,6 +21,7 @@ from privrep.local.losses import FARTHEST, INTERCEPT_PRECISION, ClassFit, Loss, 
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Counts, Vectors
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Floats
 
 PRECISIONS = (8.0, 1.0, 0.125)  # of the prior of a head on the representation, whose coordinates are of one size
@@ -251,13 +252,15 @@ class ClassPrior:
     heads of every other row, tried on the rows between, count half as much: they are hard on it.
     """
 
-    sparse: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
     matrix: Array
     intercept: bool
     loss: Loss
     centre: Array | None = None
 
-    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        y: Floats = batch.y
         losses = np.zeros((len(PRECISIONS), len(X)))
         if X.shape[1] > 3:
             signs = self.loss.signs(y)
@@ -285,6 +288,7 @@ class ClassPrior:
 class ClassPreference:
     """One vote per user: which of the two did best by leave-one-out. Users with too few rows to tell do not vote."""
 
+    spec: ClassVar[StepSpec] = StepSpec()
     matrix: Array
     frame: FeatureTransform
     intercept: bool
@@ -292,7 +296,9 @@ class ClassPreference:
     precision: float
     centre: Array | None = None
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         votes = np.full((len(X), 1), -1)
         if X.shape[1] > 2:
             X, signs = X.astype(np.float64, copy=False), self.loss.signs(y)

@@ -1,7 +1,8 @@
 """Heads of many users at once, on representations that are computed once.
 
-Rows stand in fixed slots: labels (users, slots) hold -1 where a user has no row. A user's head is a function of its own
-rows, to the last bit: every product is stacked by user, and shapes are public facts (see `users.summing`).
+Every user has the same number of rows: labels (users, rows) hold -1 where a user has no row. A user's head is a
+function of its own rows, to the last bit: every product is stacked by user, and shapes are public facts (see
+`users.batching`).
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ from privrep.nn.flat_module import FlatModule
 
 _lock = threading.Lock()
 _outside: list[int] = []  # how many threads PyTorch had outside, once for each thread that is within
-_within = threading.local()
+
+
+class _Within(threading.local):
+    yes = False  # whether this thread is within `one_thread`
+
+
+_within = _Within()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """PyTorch computes on the calling thread alone: engines have a thread for each core, and sums cut up among threads
     would round by the number of cores. Restores what was set outside, also for threads that start later."""
-    if getattr(_within, "yes", False):
+    if _within.yes:
         yield
         return
     with _lock:
@@ -78,7 +85,7 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def scores_gradient(scores: Tensor, labels: Tensor) -> Tensor:
-    """Of the mean cross-entropy of each user, in its scores (users, slots, classes); takes over `scores`."""
+    """Of the mean cross-entropy of each user, in its scores (users, rows, classes); takes over `scores`."""
     result = torch.softmax(scores, dim=-1)
     marked = torch.zeros_like(result).scatter_(-1, labels.clamp(min=0)[..., None], 1.0)
     return result.sub_(marked).mul_(row_weights(labels)[..., None])
@@ -88,7 +95,7 @@ class HeadRule(Protocol):
     """How users make their heads in a round, given the shared part."""
 
     def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
-        """(users, size), from the public start (size,), on Z (users, slots, rank); each user's by its own rows."""
+        """(users, size), from the public start (size,), on Z (users, rows, rank); each user's by its own rows."""
         ...
 
 
@@ -109,7 +116,7 @@ class HeadFit:
             )
 
     def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
-        """(users, size): the heads, from `start` (size,) or (users, size), on Z (users, slots, rank).
+        """(users, size): the heads, from `start` (size,) or (users, size), on Z (users, rows, rank).
 
         A user without rows keeps the start.
         """
@@ -139,7 +146,7 @@ def linear_parts(heads: Tensor, head: FlatModule) -> tuple[Tensor, Tensor | None
 
 
 def head_scores(heads: Tensor, Z: Tensor, head: FlatModule) -> Tensor:
-    """(users, slots, classes): each user's rows through its own head."""
+    """(users, rows, classes): each user's rows through its own head."""
     if is_linear(head):
         weight, bias = linear_parts(heads, head)
         return torch.bmm(Z, weight.mT) if bias is None else torch.baddbmm(bias, Z, weight.mT)
@@ -166,7 +173,7 @@ def _any_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) ->
 
 
 def representation_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
-    """(users, slots, rank): of each user's mean cross-entropy, in its representations, its head fixed."""
+    """(users, rows, rank): of each user's mean cross-entropy, in its representations, its head fixed."""
     if is_linear(head):
         weight, _ = linear_parts(heads, head)
         return torch.bmm(scores_gradient(head_scores(heads, Z, head), labels), weight)

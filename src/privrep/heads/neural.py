@@ -5,23 +5,23 @@ where `base` are the shared part's scores (zero for a user alone) and the last t
 own rows, of what the first two leave over: one Newton step from them. `Candidate` says how much of each. Leaving out a
 row takes its count from the frequencies and its residual from the regression, exactly.
 
-Rows stand in fixed slots (see `users.summing`): products are stacked by user, so a user's numbers are its own to the
+Calls have a fixed shape (see `users.batching`): products are stacked by user, so a user's numbers are its own to the
 last bit, and `HeadLosses` may turn them into a release.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from privrep.heads.gradient import labels_of, one_thread
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
+from privrep.privacy.protocol import StepSpec, UserBatch
 
 Evidence = Literal["shared", "alone"]
 ALONE_RIDGE = 0.01
@@ -67,7 +67,7 @@ MOST_DIFFERENT = 0.3  # nats: what a user's losses, less their mean, are clipped
 
 @dataclass(frozen=True)
 class HeadInputs:
-    """Users' rows as heads see them: (users, slots, .), all functions of the row and of public numbers."""
+    """Users' rows as heads see them: (users, rows, .), all functions of the row and of public numbers."""
 
     base: Tensor  # scores of the shared part
     shared: Tensor  # what one's own rows are compared in, with the shared part
@@ -94,12 +94,12 @@ class HeadFits:
     """Heads of one candidate: everything about a user that a prediction needs."""
 
     prior: Tensor  # (users, classes)
-    dual: Tensor  # (users, slots, classes): weights of the user's own rows; zero where slope is
-    left_out: Tensor  # (users, slots, classes): scores of each row by the head without it
+    dual: Tensor  # (users, rows, classes): weights of the user's own rows; zero where slope is
+    left_out: Tensor  # (users, rows, classes): scores of each row by the head without it
 
 
 def fit(candidate: Candidate, seen: HeadInputs, labels: Tensor) -> HeadFits:
-    """All users' heads at once; labels (users, slots) are -1 where there is no row."""
+    """All users' heads at once; labels (users, rows) are -1 where there is no row."""
     base = seen.scores(candidate.kind)
     marked = one_hot(labels, base.shape[-1])
     counts = marked.sum(dim=1, keepdim=True)
@@ -175,18 +175,18 @@ class HeadLosses:
     """How much better or worse than on average a user does by each candidate, by leaving out its rows in turn."""
 
     view: View
-    slots: int
+    rows_per_user: int
     candidates: tuple[Candidate, ...] = CANDIDATES
 
     @property
-    def vector_size(self) -> int:
-        """Numbers that are held for a user: pairs of rows, and rows by classes."""
-        return self.slots * (4 * self.slots + 8 * self.view.classes)
+    def spec(self) -> StepSpec:
+        held = self.rows_per_user * (4 * self.rows_per_user + 8 * self.view.classes)  # pairs of rows, rows by classes
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=held)
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         with one_thread(), torch.no_grad():
-            labels = labels_of(y, self.view.classes)
-            seen = self.view(torch.from_numpy(X.astype(np.float32, copy=False)))
+            labels = labels_of(batch.y, self.view.classes)
+            seen = self.view(torch.from_numpy(batch.X.astype(np.float32, copy=False)))
             losses = torch.stack([left_out_loss(fit(c, seen, labels), labels) for c in self.candidates], dim=1)
         values = losses.to(torch.float64).numpy()
         return {"losses": Vectors(values - values.mean(axis=1, keepdims=True))}

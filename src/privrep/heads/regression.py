@@ -7,6 +7,7 @@ comparisons of them into a release.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from privrep.local.least_squares import centred
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Counts
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Floats
 
 SHARED, OWN, CONSTANT = 0, 1, 2
@@ -138,11 +140,14 @@ def intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
 class Preference:
     """One vote per user: which of the three did best by leave-one-out. Users with too few rows to tell do not vote."""
 
+    spec: ClassVar[StepSpec] = StepSpec()
     matrix: Array
     frame: FeatureTransform
     intercept: bool
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         votes = np.full((len(X), 1), -1)
         if X.shape[1] > 2:
             X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)

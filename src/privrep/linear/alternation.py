@@ -43,8 +43,9 @@ from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array
 
 PURPOSES = {
@@ -152,12 +153,12 @@ def learn(
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
     s = settings or (AlternationSettings() if loss is None else FOR_CLASSES)
-    d, total = run.users.features, run.ledger.capacity
+    d, total = run.users.facts.features, run.ledger.capacity
     for_start, spent = s.start_share * total, 0.0
     if frame is None:
         frame, spent = find_frame(run, s.scales_share * total, s.covariance_share * total, intercept)
         for_start += (s.scales_share + s.covariance_share) * total - spent  # where little can be told, a start is most
-    for_votes = 0.0 if run.users.sparse or run.users.targets > 1 else s.votes_share * total
+    for_votes = 0.0 if run.users.facts.sparse or run.users.facts.targets > 1 else s.votes_share * total
     for_prior = s.prior_share * total
     left = total - spent - for_start - for_votes - 2 * for_prior
     if d in (rank, 1):  # all directions: there is nothing to choose

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from privrep.linear.steps import LeaveOneOutGradient, projected
 from privrep.local.least_squares import sum_columns, sum_rows, without_mean
 from privrep.local.losses import Loss, fit_classes
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.bounds import Contributions
+from privrep.privacy.bounds import Contributions, Losses
 from privrep.privacy.contributions import Vectors
+from privrep.privacy.protocol import Step, StepSpec, UserBatch
 from privrep.typing import Array, Floats
 
 
@@ -25,31 +27,23 @@ class Encoded:
     the features, if those are normal; so the pair moments of labels hold the representation as well.
     """
 
-    step: Any
+    step: Step
     classes: int
 
     @property
-    def sparse(self) -> bool:
-        return getattr(self.step, "sparse", False)
+    def spec(self) -> StepSpec:
+        return self.step.spec
 
-    @property
-    def vector_size(self) -> int:
-        return getattr(self.step, "vector_size", 0)
-
-    @property
-    def sparse_vector_size(self) -> int:
-        return getattr(self.step, "sparse_vector_size", 0)
-
-    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
+        y: Floats = batch.y
         if self.classes == 2:
             targets = np.where(y == 1, 1.0, 0.0) - np.where(y == 0, 1.0, 0.0)
         else:
             targets = np.where(y[:, :, None] == np.arange(self.classes), 1.0, 0.0)
-        contributions: dict[str, Contributions] = self.step(X, targets.astype(y.dtype))
-        return contributions
+        return self.step(replace(batch, y=targets.astype(y.dtype)))
 
 
-def encoded(step: Any, loss: Loss | None) -> Any:
+def encoded(step: Step, loss: Loss | None) -> Step:
     """The step itself, or as labels need it."""
     return step if loss is None else Encoded(step, loss.classes)
 
@@ -80,14 +74,16 @@ class PooledGradient:
     """Of one classifier for everybody on the representation, `centre` (outputs, k + 1): minus the gradient of a user's
     mean loss, and its curvature in each coordinate, as one vector: their ratio is Newton's step."""
 
-    sparse: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
     U: Array
     frame: FeatureTransform
     intercept: bool
     loss: Loss
     centre: Array
 
-    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        y: Floats = batch.y
         m = X.shape[1]
         P = projected(X, self.frame, self.U, self.intercept)
         rows = np.concatenate([P, np.full((1, *P.shape[1:]), float(self.intercept))])

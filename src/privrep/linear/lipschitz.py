@@ -14,6 +14,7 @@ import numpy as np
 from privrep.linear.margins import Net, by_candidate, first_half, signs
 from privrep.local.elementary import sigmoid, softplus
 from privrep.privacy.bounds import Losses
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Floats
 
 LossName = Literal["logistic", "hinge", "absolute"]
@@ -40,10 +41,12 @@ class LipschitzLosses:
     halves: bool
 
     @property
-    def vector_size(self) -> int:
-        return self.net.size
+    def spec(self) -> StepSpec:
+        return StepSpec(floats_per_user=self.net.size)
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Losses]:
+    def __call__(self, batch: UserBatch) -> dict[str, Losses]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         m = first_half(X.shape[1]) if self.halves else X.shape[1]
         targets = y[:, :m, None].astype(np.float32) if self.loss == "absolute" else signs(y[:, :m, None])
 

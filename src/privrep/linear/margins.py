@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from privrep.privacy.bounds import Losses
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Floats
 
 WIDTH = 256  # candidates that are scored at a time; the last ones of a net are filled up
@@ -51,10 +52,12 @@ class MarginLosses:
     halves: bool
 
     @property
-    def vector_size(self) -> int:
-        return self.net.size
+    def spec(self) -> StepSpec:
+        return StepSpec(floats_per_user=self.net.size)
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Losses]:
+    def __call__(self, batch: UserBatch) -> dict[str, Losses]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         m = first_half(X.shape[1]) if self.halves else X.shape[1]
         signed = X[:, :m].astype(np.float32) * signs(y[:, :m])[:, :, None]
         return {"losses": by_candidate(self.net, signed, lambda Q, users: margin_losses(Q, self.margin, self.norm))}

@@ -16,7 +16,7 @@ from privrep.linear.starts import Initialiser
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

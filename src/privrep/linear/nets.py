@@ -15,9 +15,9 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.linear.margins import WIDTH, Net
-from privrep.privacy.release import Run
+from privrep.privacy.protocol import Step
+from privrep.privacy.run import Run
 from privrep.typing import Array
-from privrep.users.summing import LocalStep
 
 PURPOSES = {"choice": "one of many candidates"}
 """What the pages that this module asks for are for; see `method.Method.purposes`."""
@@ -97,7 +97,7 @@ class Zooming:
         return self.widest * (self.narrowest / self.widest) ** ((t - 2) / max(self.rounds - 2, 1))
 
 
-def zoom(run: Run, page: str, dimension: int, rank: int, zooming: Zooming, losses: Callable[[Net], LocalStep]) -> Array:
+def zoom(run: Run, page: str, dimension: int, rank: int, zooming: Zooming, losses: Callable[[Net], Step]) -> Array:
     """(dimension, rank), orthonormal columns: chosen by all of the run's epsilon, one choice a round.
 
     Formal guarantee: epsilon-DP without a delta, by adaptive composition of the rounds' choices, for any local step.

@@ -19,7 +19,8 @@ from privrep.local.losses import Loss
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
-from privrep.privacy.release import Query, Run
+from privrep.privacy.calibration import Query
+from privrep.privacy.run import Run
 from privrep.typing import Array
 
 PURPOSES = dict.fromkeys(("centre", "heads-centre"), "what heads have in common")

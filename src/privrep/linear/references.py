@@ -8,6 +8,7 @@ Rows of each user are centred by their own mean (`intercept`), which takes the u
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.contributions import Vectors, pack, packed_size, unpack
+from privrep.privacy.protocol import StepSpec, UserBatch, Users
 from privrep.typing import Array, Floats
-from privrep.users.summing import Users
 
 UNBOUNDED = 1e150  # a clipping norm that no data reaches
 
@@ -43,12 +44,12 @@ def fedrep(
     rows, all of them; the server takes a gradient step and a QR. `step` is in units of 1 / (2 sigma_max(V)^2 / n),
     the longest the theory allows. `scale` divides the features. Stops early once a round moves nothing.
     """
-    inverse_scale = np.ones(users.features) if scale is None else 1 / scale
+    inverse_scale = np.ones(users.facts.features) if scale is None else 1 / scale
     U = _spectral(users, rank, inverse_scale, intercept)
     d, k = U.shape
     bounds = {"gradient": Bound(UNBOUNDED, d * k), "heads": Bound(UNBOUNDED, packed_size(k))}
     for _ in range(rounds):
-        sums = users.bounded_sums(FullGradient(U, inverse_scale, intercept), bounds)
+        sums = users.sums(FullGradient(U, inverse_scale, intercept), bounds)
         largest = float(np.linalg.eigvalsh(unpack(sums["heads"].total))[-1])
         before, gradient = U, sums["gradient"].total.reshape(d, k)
         U, _ = np.linalg.qr(U - step / (2 * max(largest, 1e-300)) * gradient)
@@ -61,11 +62,14 @@ def fedrep(
 class FullGradient:
     """Head and gradient of every user on all its rows. Users whose rows any U can fit have nothing to say: zero."""
 
+    spec: ClassVar[StepSpec] = StepSpec()
     U: Array
     inverse_scale: Array
     intercept: bool
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         rows, targets = (centred(X), centred(y)) if self.intercept else (X, y)
         every = np.arange(X.shape[1] if X.shape[1] > self.U.shape[1] + self.intercept else 0)
         heads, gradient = head_and_gradient(self.U, rows * self.inverse_scale, targets, every, every)
@@ -74,8 +78,8 @@ class FullGradient:
 
 def _spectral(users: Users, rank: int, inverse_scale: Array, intercept: bool) -> Array:
     """Algorithm 2 without clipping and noise. NOT PRIVATE."""
-    bound = {"moments": Bound(UNBOUNDED, packed_size(users.features))}
-    total = users.bounded_sums(PairMoments(FeatureTransform(1 / inverse_scale), intercept), bound)["moments"].total
+    bound = {"moments": Bound(UNBOUNDED, packed_size(users.facts.features))}
+    total = users.sums(PairMoments(FeatureTransform(1 / inverse_scale), intercept), bound)["moments"].total
     return np.linalg.eigh(unpack(total))[1][:, ::-1][:, :rank]
 
 

@@ -25,8 +25,9 @@ from privrep.local.losses import Loss
 from privrep.local.representation import Estimate
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array
 
 PURPOSES = dict.fromkeys(("moments", "pairs", "power"), "starting point")
@@ -62,7 +63,7 @@ def normalised_pairs(start: Start) -> Estimate:
 
 
 def _top(start: Start, page: str, step: PairMoments) -> Estimate:
-    query = Query(Bound(DIRECTION_ONLY, packed_size(start.run.users.features)), start.mu_squared)
+    query = Query(Bound(DIRECTION_ONLY, packed_size(start.run.users.facts.features)), start.mu_squared)
     return top_eigenvectors(
         unpack(start.run.release(page, encoded(step, start.loss), {"moments": query})["moments"].value), start.rank
     )
@@ -100,7 +101,7 @@ def power_method(start: Start, *, rounds: int = 4, page: str = "power") -> Estim
     The last round's singular vectors are the estimate. Noise in it has singular values of at most sigma (sqrt d +
     sqrt c), c the columns; what stands above came from the users.
     """
-    d = start.run.users.features
+    d = start.run.users.facts.features
     wanted = MAX_AUTO_RANK if start.rank is None else start.rank
     columns = min(wanted + 4, d)
     X = random_basis(d, columns, page)
@@ -137,7 +138,7 @@ def random_basis(d: int, k: int, name: str) -> Array:
 def random_start(start: Start) -> Estimate:
     """A random basis of the given rank: nothing of the users is in it."""
     k = 1 if start.rank is None else start.rank
-    return Estimate(random_basis(start.run.users.features, k, "random-start"), np.eye(k))
+    return Estimate(random_basis(start.run.users.facts.features, k, "random-start"), np.eye(k))
 
 
 def given(basis: Array, error: float) -> Initialiser:

@@ -32,6 +32,7 @@ from privrep.privacy.contributions import (
     pack,
     packed_size,
 )
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Floats
 
 LOWEST, CELLS = -40, 81  # histograms of sizes: one cell an octave, from 2^-40 to 2^40, the ends open
@@ -54,11 +55,13 @@ class FeatureSizes:
     and, where there are several, the targets. Of sparse features the size is that of the entries that are not zero.
     """
 
-    sparse: ClassVar[bool] = True
-    sparse_vector_size: ClassVar[int] = 4096  # of few users at a time: all get as many cells as the one who has most
+    # of few users at a time: all get as many cells as the one who has most
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True, floats_per_sparse_user=4096)
     intercept: bool
 
-    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        y: Floats = batch.y
         targets = y if y.ndim == 3 else np.zeros((*y.shape, 0))
         d, q = X.shape[2], targets.shape[2]
         cells = [self._sparse(X) if isinstance(X, SparseRows) else self._dense(X), self._dense(targets)]
@@ -94,10 +97,12 @@ class FeatureSizes:
 class SecondMoments:
     """1/m sum x x^T over a user's rows (around their mean if there is an intercept), in a public frame."""
 
+    spec: ClassVar[StepSpec] = StepSpec()
     frame: FeatureTransform
     intercept: bool
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
         m = X.shape[1]
         rows = self.frame.rows(centred(X) if self.intercept else X)
         return {"covariance": RowMoments(rows, np.full(len(X), 1 / max(m - self.intercept, 1)))}
@@ -111,11 +116,12 @@ class Frequencies:
     with the rest, so that the ratio is the mean square in the clipped population.
     """
 
-    sparse: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
     scale: Array
     unit: float = 1.0
 
-    def __call__(self, X: SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: SparseRows = batch.X
         user, column, T = X.slots()
         squares = T.copy()
         squares.data = T.data.astype(np.float64) ** 2
@@ -131,11 +137,14 @@ class PairMoments:
     With several targets the sum of their Z. `normalised` brings every row to length one first (003, Algorithm 3).
     """
 
+    spec: ClassVar[StepSpec] = StepSpec()
     frame: FeatureTransform
     intercept: bool
     normalised: bool = False
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         m = X.shape[1]
         rows = self.frame.rows(centred(X) if self.intercept else X)
         if self.normalised:
@@ -158,12 +167,15 @@ class ResidualMoments:
     which adds nothing on average outside its span.
     """
 
+    spec: ClassVar[StepSpec] = StepSpec()
     U: Array
     frame: FeatureTransform
     ridge: float
     intercept: bool
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         m = X.shape[1]
         P = projected(X, self.frame, self.U, self.intercept)
         inside = np.ascontiguousarray(P.transpose(2, 1, 0), dtype=X.dtype)
@@ -220,7 +232,6 @@ class LeaveOneOutGradient:
     Products with X are in its own precision: float32 rows whose mean is 10,000 times their spread lose digits.
     """
 
-    sparse: ClassVar[bool] = True
     U: Array
     frame: FeatureTransform
     heads_weight: float
@@ -228,10 +239,12 @@ class LeaveOneOutGradient:
     intercept: bool
 
     @property
-    def vector_size(self) -> int:
-        return self.U.size
+    def spec(self) -> StepSpec:
+        return StepSpec(accepts_sparse=True, floats_per_user=self.U.size)
 
-    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        y: Floats = batch.y
         users, m, d = X.shape
         k = self.U.shape[1]
         if m <= 1 + self.intercept:  # no rows are left to fit a head on when one is left out
@@ -278,17 +291,18 @@ class PowerStep:
     representation are as large as the targets' mean square, those of Z are zero, so that Z needs fewer rounds.
     """
 
-    sparse: ClassVar[bool] = True
     basis: Array
     frame: FeatureTransform
     intercept: bool
     own_rows: bool = False
 
     @property
-    def vector_size(self) -> int:
-        return self.basis.size
+    def spec(self) -> StepSpec:
+        return StepSpec(accepts_sparse=True, floats_per_user=self.basis.size)
 
-    def __call__(self, X: Floats | SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        y: Floats = batch.y
         m = X.shape[1]
         P = projected(X, self.frame, self.basis, self.intercept)
         pull = np.zeros_like(P)

@@ -13,8 +13,9 @@ from privrep.errors import InputError
 from privrep.linear.steps import CELLS, LOWEST, FeatureSizes, Frequencies, SecondMoments
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.run import Run
 from privrep.typing import Array
 
 PURPOSES = {
@@ -36,9 +37,11 @@ def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[Featur
     A feature whose histogram does not rise clearly above the noise gets the scale of all features together, and if
     even that is lost in the noise, 1. Of several targets likewise; one alone needs no scale.
     """
-    d, q = run.users.features, run.users.targets
+    d, q = run.users.facts.features, run.users.facts.targets
     columns = d + (q if q > 1 else 0)
-    bound = Bound(math.sqrt(min(columns, SPARSE_COLUMNS) if run.users.sparse else columns), columns * CELLS, acute=True)
+    bound = Bound(
+        math.sqrt(min(columns, SPARSE_COLUMNS) if run.users.facts.sparse else columns), columns * CELLS, acute=True
+    )
     released = run.release("scales", FeatureSizes(intercept), {"sizes": Query(bound, mu_squared)})["sizes"]
     counts = released.value.reshape(columns, CELLS)
     scales = np.concatenate([_column_scales(part, released.sigma) for part in (counts[:d], counts[d:])])
@@ -76,8 +79,8 @@ def find_frame(run: Run, sizes: float, moments: float, intercept: bool) -> tuple
     only brought to a common mean square.
     """
     frame, users = feature_scales(run, sizes, intercept)
-    d = run.users.features
-    if run.users.sparse:
+    d = run.users.facts.features
+    if run.users.facts.sparse:
         return FeatureTransform(frequency_scales(run, frame.scale, moments), None, frame.target_scale), sizes + moments
     # of a covariance with d equal eigenvalues: the radius of the noise's eigenvalues, over the mean of its own
     noise = d**1.5 / (math.sqrt(moments) * max(users, 1.0))
@@ -95,7 +98,7 @@ def find_whitening(run: Run, frame: FeatureTransform, mu_squared: float, interce
     Eigenvalues of C, relative to their mean, count no less than the noise of the release: directions lost in it are
     all treated alike. None where what is left differs by no more than noise would make it differ, or by little.
     """
-    d = run.users.features
+    d = run.users.facts.features
     bound = Bound(DIRECTION_ONLY, packed_size(d), acute=True)
     released = run.release("covariance", SecondMoments(frame, intercept), {"covariance": Query(bound, mu_squared)})
     moments = unpack(released["covariance"].value)
@@ -144,7 +147,7 @@ def declared_frame(
 
 def frequency_scales(run: Run, scale: Array, mu_squared: float) -> Array:
     """Scales that bring every sparse feature to a mean square of one, or as far as the noise lets one tell."""
-    bound = Bound(math.sqrt(2.0), run.users.features + 1)
+    bound = Bound(math.sqrt(2.0), run.users.facts.features + 1)
     released = run.release("frequencies", Frequencies(scale), {"frequencies": Query(bound, mu_squared)})["frequencies"]
     unit = max(float(released.value[-1]), CLEAR * released.sigma)
     frequencies = np.maximum(released.value[:-1], CLEAR * released.sigma) / unit

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.typing import Array
 
 

@@ -14,7 +14,7 @@ from privrep.linear.transform import declared_frame
 from privrep.local.losses import LOSSES, Loss, LossName
 from privrep.privacy.accounting import Relation
 from privrep.privacy.ledger import Budget
-from privrep.users.summing import Users
+from privrep.privacy.protocol import Users
 
 CONFIGURATIONS = ("default", "paper")
 
@@ -117,13 +117,13 @@ class Config:
 
     def check_users(self, users: Users) -> None:
         """Refuse what the settings cannot do with such users."""
-        if self.configuration == "paper" and users.targets > 1:
+        if self.configuration == "paper" and users.facts.targets > 1:
             raise InputError("the configuration paper takes one target; fit each by itself, or use the default.")
-        if self.loss is not None and users.targets > 1:
+        if self.loss is not None and users.facts.targets > 1:
             raise InputError("labels are one target; fit each of several by itself.")
-        if self.covariance is not None and users.sparse:
+        if self.covariance is not None and users.facts.sparse:
             raise InputError("a declared covariance would make sparse features dense; declare feature_scale instead.")
-        self._check_rows(users.targets, users.sparse)
+        self._check_rows(users.facts.targets, users.facts.sparse)
 
     def check_columns(self, columns: Columns) -> None:
         """Refuse what the settings cannot do with such columns, before anything is spent on lists of their values."""

@@ -34,10 +34,9 @@ from privrep.models.description import Config as Config
 from privrep.models.description import loss_of
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, read_ledger
-from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
-from privrep.privacy.release import Run, select_page
+from privrep.privacy.protocol import Users
+from privrep.privacy.run import Run
 from privrep.users.holders import KeyHolders
-from privrep.users.summing import Users
 
 FORMAT = "privrep-model/2"
 KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories and classes that are not declared together
@@ -97,56 +96,35 @@ def learn(
     config.check()
     config.check_columns(columns)
     if not isinstance(users, PendingColumns):
-        config.check(users.features)
+        config.check(users.facts.features)
         config.check_users(users)
     if not isinstance(users, PendingColumns) or users.labels is None:
         loss_of(config, columns)  # refuses labels whose classes are neither there nor to be selected
     if folder is not None:
         _claim(folder, config, columns, users)
-    ledger = Ledger(
-        Budget(config.epsilon, config.delta, config.relation),
-        seeded=config.seed is not None,
-        path=folder / "ledger.jsonl" if folder else None,
-    )
-    try:
-        billboard = Billboard(folder / "billboard" if folder else None)
-        noise = secure_noise if config.seed is None else simulated_noise(config.seed)
-        page_done = on_page or (lambda page: None)
+    budget, told = Budget(config.epsilon, config.delta, config.relation), on_page or (lambda page: None)
+    known = None if isinstance(users, PendingColumns) else users
+    with Run.open(known, budget, seed=config.seed, folder=folder, on_release=lambda page, step: told(page)) as run:
         if isinstance(users, PendingColumns):
-            columns = _select(users, columns, ledger, billboard, noise, page_done)
-            users = users.make(columns)
-            config.check(users.features)
-            config.check_users(users)
+            columns = _select(users, columns, run)
+            run = run.with_users(users.make(columns))
+            config.check(run.users.facts.features)
+            config.check_users(run.users)
         loss = loss_of(config, columns)
-        run = Run(users, ledger, billboard, noise, page_done)
-        representation = config.learner.learn(run, config.problem(users.features, loss))
-    finally:
-        ledger.close()
-    return Model(config, representation, ledger.report(), ledger, billboard, columns)
+        representation = config.learner.learn(run, config.problem(run.users.facts.features, loss))
+    return Model(config, representation, run.ledger.report(), run.ledger, run.billboard, columns)
 
 
-def _select(
-    users: PendingColumns,
-    columns: Columns,
-    ledger: Ledger,
-    billboard: Billboard,
-    noise: NoiseSource,
-    on_page: Callable[[str], None],
-) -> Columns:
+def _select(users: PendingColumns, columns: Columns, run: Run) -> Columns:
     """The columns with all their lists of categories and classes, those that were not declared selected privately."""
-    share = KEYS_SHARE / max(len(users.holders) + (users.labels is not None), 1)
-    mu_squared, delta = share * ledger.budget.mu**2, share * ledger.budget.delta
-
-    def selected(page: str, holders: KeyHolders) -> Categories:
-        listed = select_page(page, holders, mu_squared, delta, ledger, billboard, noise)
-        on_page(page)
-        return listed
+    share, budget = KEYS_SHARE / max(len(users.holders) + (users.labels is not None), 1), run.ledger.budget
+    mu_squared, delta = share * budget.mu**2, share * budget.delta
 
     if users.labels is not None:
-        columns = replace(columns, classes=_enough(selected(CLASSES_PAGE, users.labels)))
+        columns = replace(columns, classes=_enough(run.select(CLASSES_PAGE, users.labels, mu_squared, delta)))
     lists = dict(zip(columns.categorical, columns.categories, strict=True))
     for number, (column, holders) in enumerate(users.holders.items(), start=1):
-        lists[column] = selected(f"keys-{number}", holders)
+        lists[column] = run.select(f"keys-{number}", holders, mu_squared, delta)
         if not lists[column]:
             raise InputError(
                 f"no value of column {column!r} is held by enough users to be named at this epsilon: declare the "
@@ -325,9 +303,9 @@ def _claim(folder: Path, config: Config, columns: Columns, users: Users | Pendin
         )
     wanted = _describe(config, columns)
     if not isinstance(users, PendingColumns):
-        wanted["feature_count"] = users.features
+        wanted["feature_count"] = users.facts.features
         if config.relation == "replace-one-user":
-            wanted["user_count"] = users.count  # a public fact under this relation only
+            wanted["user_count"] = users.facts.users  # a public fact under this relation only
     path = folder / "run.json"
     if path.is_file():
         stands = json.loads(path.read_text())

@@ -97,9 +97,7 @@ def sections(found: Inspection) -> list[tuple[str, list[str]]]:
     ]
     accountant = [
         f"{report.accountant}.",
-        f"{sum(getattr(event, 'count', 1) for _, event in report.events):,} releases so far."
-        if report.events
-        else "No release yet.",
+        f"{sum(event.count for _, event in report.events):,} releases so far." if report.events else "No release yet.",
     ]
     noise = "Drawn from the operating system's cryptographic generator, exact on a grid."
     return [

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from privrep.multimodal.towers import Layout, unit
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.typing import Array, Singles
 
 PAGE = "centre"
@@ -28,25 +30,26 @@ class CentreStep:
     """Users send the mean of their images' features, each of length one."""
 
     layout: Layout
-    slots: int
+    rows_per_user: int
 
     @property
-    def vector_size(self) -> int:
-        return self.layout.image_numbers
+    def spec(self) -> StepSpec:
+        held = self.layout.image_numbers
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=held)
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
-        rows = X[..., : self.layout.image_numbers].astype(np.float64)
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        rows = batch.X[..., : self.layout.image_numbers].astype(np.float64)
         lengths = np.sqrt((rows * rows).sum(axis=2, keepdims=True))
-        there = (self.layout.targets(y) >= 0)[..., None]
+        there = (self.layout.targets(batch.y) >= 0)[..., None]
         rows *= np.where(there & (lengths > 0), 1 / np.where(lengths > 0, lengths, 1), 0)
         return {"sum": Vectors(rows.sum(axis=1) / np.maximum(there.sum(axis=1), 1))}
 
 
-def centre(run: Run, layout: Layout, slots: int, mu_squared: float) -> Singles:
+def centre(run: Run, layout: Layout, rows_per_user: int, mu_squared: float) -> Singles:
     """The mean of all users' features of length one, released for this much of the budget."""
     query = Query(Bound(1.0, layout.image_numbers), mu_squared)
-    released = run.release(PAGE, CentreStep(layout, slots), {"sum": query})["sum"]
-    return mean_of(released.value, run.users.count)
+    released = run.release(PAGE, CentreStep(layout, rows_per_user), {"sum": query})["sum"]
+    return mean_of(released.value, run.users.facts.users)
 
 
 def mean_of(total: Array, users: int) -> Singles:

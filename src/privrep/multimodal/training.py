@@ -19,7 +19,10 @@ from privrep.neural.rounds import Optimiser
 from privrep.neural.rounds import TrainingSettings as Server
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
-from privrep.privacy.release import Query, Run, State
+from privrep.privacy.calibration import Query
+from privrep.privacy.protocol import EVERYONE, Everyone
+from privrep.privacy.release import State
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, Poisson, Sampling, noise_multiplier_for
 from privrep.typing import Array, Singles
 
@@ -74,10 +77,10 @@ class ClipSettings:
             floor=self.floor,
         )
 
-    def asked(self, users: int) -> Sampling | None:
-        """Who is asked in a step; None if everyone is."""
+    def asked(self, users: int) -> Everyone | Sampling:
+        """Return who is asked in a step."""
         if self.batch is None or self.batch >= users:
-            return None
+            return EVERYONE
         return Fixed(self.batch, users) if self.sampling == "fixed" else Poisson(self.batch / users)
 
 
@@ -89,11 +92,11 @@ class Question:
     layout: Layout
     settings: ClipSettings
     temperature: float
-    slots: int
+    rows_per_user: int
     users: int
 
     def step(self, weights: Singles) -> Step:
-        common = (self.towers, weights, self.layout, self.temperature, self.slots)
+        common = (self.towers, weights, self.layout, self.temperature, self.rows_per_user)
         if self.settings.mechanism == "bank":
             return BankStep(*common)
         if self.settings.mechanism == "batch":
@@ -105,7 +108,7 @@ class Question:
         clip = self.settings.clip
         if isinstance(step, InsideStep):
             return step.bound(clip)
-        return Bound(clip, step.size, touched=1 if isinstance(step, BatchStep) else None)
+        return Bound(clip, step.size, terms_per_user=1 if isinstance(step, BatchStep) else None)
 
     @property
     def divisor(self) -> float:
@@ -124,11 +127,11 @@ class Question:
 
 def planned_multiplier(run: Run, settings: ClipSettings, mu_squared_before: float = 0.0) -> float:
     """The noise of every step, relative to its sensitivity, that spends what the budget has beside this much."""
-    sampling, budget = settings.asked(run.users.count), run.ledger.budget
-    if sampling is None:
+    sampling, budget = settings.asked(run.users.facts.users), run.ledger.budget
+    if isinstance(sampling, Everyone):
         return math.sqrt(settings.steps / (run.ledger.capacity - mu_squared_before))
-    whole = settings.mechanism != "bank"
-    return noise_multiplier_for(budget, sampling, settings.steps, mu_squared_before, whole=whole)
+    batch_level = settings.mechanism != "bank"
+    return noise_multiplier_for(budget, sampling, settings.steps, mu_squared_before, batch_level=batch_level)
 
 
 def train(
@@ -151,7 +154,7 @@ def train(
             lambda state: question.step(state["weights"].astype(np.float32)),
             query,
             lambda state, released: _moved(state, released, question),
-            settings.asked(run.users.count),
+            settings.asked(run.users.facts.users),
             lambda number, before=before: on_step(before + number),  # type: ignore[misc]
         )
         done += steps

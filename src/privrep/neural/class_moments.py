@@ -23,8 +23,10 @@ from privrep.heads.gradient import labels_of, one_thread
 from privrep.heads.neural import one_hot
 from privrep.linear.starts import top_eigenvectors
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Products, RowMoments, packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.typing import Array
 
 FLOOR = 0.5  # of the noise of a scatter, added to its eigenvalues
@@ -35,13 +37,17 @@ SEEN = 1.5  # standard deviations by which a sum of squares must exceed that of 
 class ClassMoments:
     """Of each user: the sum over rows of (row less centre) x (its class less how often the user has each class)."""
 
-    slots: int
+    rows_per_user: int
     classes: int
     raw: int
     centre: Array
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
-        rows, marked, present = _rows(X, y, self.raw, self.classes)
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        rows, marked, present = _rows(batch.X, batch.y, self.raw, self.classes)
         often = marked.sum(dim=1, keepdim=True) / present.sum(dim=1, keepdim=True).clamp(min=1)
         centred = rows - torch.from_numpy(self.centre.astype(np.float32))
         left = torch.where(present, marked - often, 0.0)
@@ -52,24 +58,28 @@ class ClassMoments:
 class Scatter:
     """Of each user: how its rows vary within its classes, and how the means of its classes vary."""
 
-    slots: int
+    rows_per_user: int
     classes: int
     raw: int
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         with one_thread():
-            rows, marked, present = _rows(X, y, self.raw, self.classes)
+            rows, marked, present = _rows(batch.X, batch.y, self.raw, self.classes)
             count = marked.sum(dim=1)[..., None]  # (users, classes, 1)
             means = torch.bmm(marked.mT, rows) / count.clamp(min=1)
             within = torch.where(present, rows - torch.bmm(marked, means), 0.0)
             mean = rows.sum(dim=1, keepdim=True) / present.sum(dim=1, keepdim=True).clamp(min=1)
             between = torch.where(count > 0, (means - mean) * count.sqrt(), 0.0)
-        ones = np.ones(len(X))
+        ones = np.ones(len(batch.X))
         return {"within": RowMoments(within.numpy(), ones), "between": RowMoments(between.numpy(), ones)}
 
 
 def _rows(X: NDArray[Any], y: NDArray[Any], raw: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Public features (users, slots, d), zero where there is no row; classes one-hot; and where there is a row."""
+    """Public features (users, rows, d), zero where there is no row; classes one-hot; and where there is a row."""
     labels = labels_of(y, classes)
     present = (labels >= 0)[..., None]
     own = torch.from_numpy(np.ascontiguousarray(X[:, :, raw:], dtype=np.float32))
@@ -81,16 +91,16 @@ def classes_agree(run: Run, step: ClassMoments, mu_squared: float) -> bool:
 
     Moments that point anywhere, each of the length of the bound, add up to its square times the number of users.
     """
-    size = step.classes * (run.users.features - step.raw)
+    size = step.classes * (run.users.facts.features - step.raw)
     released = run.release("look", step, {"moments": Query(Bound(DIRECTION_ONLY, size), mu_squared)})["moments"]
-    chance = 2 * run.users.count * (DIRECTION_ONLY / released.sigma) ** 2
+    chance = 2 * run.users.facts.users * (DIRECTION_ONLY / released.sigma) ** 2
     found = float(released.value @ released.value) / released.sigma**2
     return found > size + SEEN * math.sqrt(2 * size) + chance
 
 
 def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:
     """(d, rank): along which classes' means differ most, for how rows vary within classes; of about unit size."""
-    d = run.users.features - step.raw
+    d = run.users.facts.features - step.raw
     query = Query(Bound(DIRECTION_ONLY, packed_size(d), acute=True), mu_squared / 2)
     released = run.release("scatter", step, {"within": query, "between": query})
     values, vectors = np.linalg.eigh(unpack(released["within"].value))

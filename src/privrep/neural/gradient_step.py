@@ -28,6 +28,7 @@ from privrep.heads.gradient import HeadRule, labels_of, one_thread, own_copy, re
 from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Concatenated, Products, Vectors
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Singles
 
 NUMBERS_AT_ONCE = 1 << 24  # that a forward pass may hold: 64 MB
@@ -42,25 +43,26 @@ class GradientStep:
     head_start: Singles
     head_fit: HeadRule
     step_size: float
-    slots: int
+    rows_per_user: int
 
     @cached_property
-    def vector_size(self) -> int:
-        """Numbers of a user's that are held as a vector: the weights of convolutions."""
+    def spec(self) -> StepSpec:
+        """Of a user's numbers, the weights of convolutions are held as a vector."""
         layers = dict(self.split.representation.module.named_modules())
         shapes = self.split.representation.shapes
-        return sum(math.prod(s) for name, s in shapes.items() if isinstance(layers[_layer(name)], nn.Conv2d))
+        held = sum(math.prod(s) for name, s in shapes.items() if isinstance(layers[_layer(name)], nn.Conv2d))
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=held)
 
     @cached_property
     def _numbers_per_row(self) -> int:
         return numbers_per_row(self.split)
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         with one_thread():
-            labels = labels_of(y, self.split.classes)
-            users = max(NUMBERS_AT_ONCE // (self._numbers_per_row * self.slots), 1)
-            groups = [slice(start, start + users) for start in range(0, len(X), users)]
-            pieces = [self._pieces(X[group], labels[group]) for group in groups]
+            labels = labels_of(batch.y, self.split.classes)
+            users = max(NUMBERS_AT_ONCE // (self._numbers_per_row * self.rows_per_user), 1)
+            groups = [slice(start, start + users) for start in range(0, len(batch.X), users)]
+            pieces = [self._pieces(batch.X[group], labels[group]) for group in groups]
             return {"update": Concatenated(joined(self.split.representation, pieces))}
 
     def _pieces(self, X: NDArray[Any], labels: Tensor) -> dict[str, tuple[Tensor, ...]]:
@@ -70,7 +72,7 @@ class GradientStep:
         rows = rows_of(X).flatten(0, 1)
         with captured(part) as seen:
             out = part(torch.tensor(self.weights), rows)
-        Z = out.detach().reshape(users, self.slots, -1)
+        Z = out.detach().reshape(users, self.rows_per_user, -1)
         heads = self.head_fit.fit(torch.tensor(self.head_start), Z, labels, self.split.head)
         slope = representation_gradient(heads, Z, labels, self.split.head).mul_(-self.step_size).flatten(0, 1)
         return gradients(part, seen, out, slope, users)

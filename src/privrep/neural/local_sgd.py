@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -32,6 +30,7 @@ from privrep.neural.gradient_step import NUMBERS_AT_ONCE, numbers_per_row
 from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Singles
 
 NUMBERS_IN_CACHE = 1 << 20  # weights of as many users at a time as have this many: 4 MB
@@ -49,7 +48,7 @@ def local_sgd(
 ) -> Tensor:
     """(users, size): where each user's descent ends, from `start` (size,) or (users, size).
 
-    X is (users, slots, features), labels (users, slots); `own` holds tensors (users, ...), in tuples or dicts, of which
+    X is (users, rows, features), labels (users, rows); `own` holds tensors (users, ...), in tuples or dicts, of which
     the loss gets one user's. `batch` is a number of rows, None for all of them.
     """
     slope = vmap(grad(loss))
@@ -61,11 +60,11 @@ def local_sgd(
     return weights
 
 
-def batches(slots: int, batch: int | None, epochs: int) -> Iterator[slice]:
+def batches(rows_per_user: int, batch: int | None, epochs: int) -> Iterator[slice]:
     """Consecutive rows, epoch after epoch."""
-    size = slots if batch is None else batch
+    size = rows_per_user if batch is None else batch
     for _ in range(epochs):
-        for first in range(0, slots, size):
+        for first in range(0, rows_per_user, size):
             yield slice(first, first + size)
 
 
@@ -148,17 +147,18 @@ class LocalSgdStep:
     head_start: Singles
     head_fit: HeadRule
     step_size: float
-    slots: int
+    rows_per_user: int
     batch: int | None = None
     epochs: int = 1
 
     @property
-    def vector_size(self) -> int:
-        return self.split.representation.size
+    def spec(self) -> StepSpec:
+        held = self.split.representation.size
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=held)
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         with one_thread():
-            rows, labels = rows_of(X), labels_of(y, self.split.classes)
+            rows, labels = rows_of(batch.X), labels_of(batch.y, self.split.classes)
             found, start = self._local_weights(rows, labels), torch.tensor(self.weights)
             return {"update": Vectors(found.sub_(start).numpy())}
 
@@ -178,7 +178,7 @@ class LocalSgdStep:
         rate, batch, epochs = self.step_size, self.batch, self.epochs
         if is_stack(representation):
             return stack_sgd(representation, top, start, rows, labels, heads, rate=rate, batch=batch, epochs=epochs)
-        held = numbers_per_row(self.split) * min(batch or self.slots, self.slots)
+        held = numbers_per_row(self.split) * min(batch or self.rows_per_user, self.rows_per_user)
         several = max(NUMBERS_AT_ONCE // held, 1)
         parts = []
         for first in range(0, len(rows), several):

@@ -28,8 +28,9 @@ from privrep.heads.gradient import (
 )
 from privrep.neural.local_sgd import batches, is_stack, stack_sgd
 from privrep.nn.flat_module import FlatModule, Split
+from privrep.privacy.protocol import UserBatch
 from privrep.typing import Singles
-from privrep.users.batching import Call, calls, seats_of
+from privrep.users.batching import batch_size, finite_batch, padded_batches, positions_of
 from privrep.users.summing import default_workers, map_blocks
 
 
@@ -49,21 +50,21 @@ class Personal:
         if table.n_users != len(self.heads):
             raise InputError(f"there are {len(self.heads):,} users with heads. Got {table.n_users:,} in the table.")
         found = np.empty(table.n_users)
-        for places, (right, rows) in of_all(self._right, table, self.split, self.representation.shape[-1]):
-            found[places] = np.divide(right, rows, out=np.full(len(rows), np.nan), where=rows > 0)
+        for positions, (right, rows) in of_all(self._right, table, self.split, self.representation.shape[-1]):
+            found[positions] = np.divide(right, rows, out=np.full(len(rows), np.nan), where=rows > 0)
         return found
 
-    def _right(self, call: Call) -> tuple[NDArray[Any], NDArray[Any]]:
-        labels, theirs = labels_of(call.y, self.split.classes), torch.from_numpy(call.places)
+    def _right(self, batch: UserBatch) -> tuple[NDArray[Any], NDArray[Any]]:
+        labels, theirs = labels_of(batch.y, self.split.classes), torch.from_numpy(positions_of(batch))
         shared = len(self.representation) == 1
         weights = self.representation[0] if shared else self.representation[theirs]
-        scores = head_scores(self.heads[theirs], represented(self.split, weights, call.X), self.split.head)
+        scores = head_scores(self.heads[theirs], represented(self.split, weights, batch.X), self.split.head)
         right = (scores.argmax(dim=-1) == labels) & (labels >= 0)
         return right.sum(dim=1).numpy(), (labels >= 0).sum(dim=1).numpy()
 
 
 def represented(split: Split, weights: Tensor, X: NDArray[Any]) -> Tensor:
-    """(users, slots, rank): representations by the same weights (size,) or by each one's own (users, size)."""
+    """(users, rows, rank): representations by the same weights (size,) or by each one's own (users, size)."""
     part, rows = own_copy(split.representation), rows_of(X)
     with torch.no_grad():
         if weights.ndim == 1:
@@ -72,23 +73,25 @@ def represented(split: Split, weights: Tensor, X: NDArray[Any]) -> Tensor:
 
 
 def fine_tuned(
-    split: Split, representation: Tensor, start: Tensor, fit: HeadRule, table: UserTable, slots: int
+    split: Split, representation: Tensor, start: Tensor, fit: HeadRule, table: UserTable, rows_per_user: int
 ) -> Personal:
     """Users fit their heads on their own rows, from `start` (size,) or (users, size), the representation fixed."""
     heads = torch.empty(table.n_users, split.head.size)
 
-    def fitted(call: Call) -> Tensor:
-        theirs = torch.from_numpy(call.places)
+    def fitted(batch: UserBatch) -> Tensor:
+        theirs = torch.from_numpy(positions_of(batch))
         weights = representation[0] if len(representation) == 1 else representation[theirs]
-        Z, labels = represented(split, weights, call.X), labels_of(call.y, split.classes)
+        Z, labels = represented(split, weights, batch.X), labels_of(batch.y, split.classes)
         return fit.fit(start if start.ndim == 1 else start[theirs], Z, labels, split.head)
 
-    for places, found in of_all(fitted, table, split, representation.shape[-1], slots):
-        heads[torch.from_numpy(places)] = found
+    for positions, found in of_all(fitted, table, split, representation.shape[-1], rows_per_user):
+        heads[torch.from_numpy(positions)] = found
     return Personal(split, representation, heads)
 
 
-def ended(split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int) -> Personal:
+def ended(
+    split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
+) -> Personal:
     """Return what users have after the last round: heads fitted once more, to the last representation.
 
     Args:
@@ -97,25 +100,25 @@ def ended(split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, tab
         own: Heads that users kept, (users, head size); None where the head was shared, too.
         fit: How heads are fitted.
         table: The users' rows.
-        slots: Rows of a user that a fit looks at.
+        rows_per_user: Rows of a user that a fit looks at.
     """
     size = split.representation.size
     representation, head = torch.tensor(weights)[None, :size], torch.tensor(weights)[size:]
-    return fine_tuned(split, representation, head if own is None else own, fit, table, slots)
+    return fine_tuned(split, representation, head if own is None else own, fit, table, rows_per_user)
 
 
 def of_all(
-    function: Callable[[Call], Any], table: UserTable, split: Split, vector_size: int, slots: int | None = None
+    function: Callable[[UserBatch], Any], table: UserTable, split: Split, floats: int, rows_per_user: int | None = None
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-    """The function of all users of a table, some at a time: their places, and what it said. On their own machines."""
-    slots = max(int(table.sizes.max(initial=1)), 1) if slots is None else slots
-    seats = max(seats_of(slots, split.features, vector_size) // 4, 1)
+    """The function of all users of a table, some at a time: their positions, and what it said, where they are."""
+    rows_per_user = max(int(table.sizes.max(initial=1)), 1) if rows_per_user is None else rows_per_user
+    size = max(batch_size(rows_per_user, split.features, floats) // 4, 1)
 
-    def with_places(call: Call) -> tuple[NDArray[np.int64], Any]:
+    def with_positions(batch: UserBatch) -> tuple[NDArray[np.int64], Any]:
         with one_thread(), torch.no_grad():
-            return call.places, function(call.finite())
+            return positions_of(batch), function(finite_batch(batch))
 
-    yield from map_blocks(with_places, calls(table.blocks(), slots, seats), default_workers())
+    yield from map_blocks(with_positions, padded_batches(table.blocks(), rows_per_user, size), default_workers())
 
 
 def descended(

@@ -19,7 +19,7 @@ from privrep.neural.methods.ppsgd import PpsgdMethod
 from privrep.neural.personal import Personal
 from privrep.neural.rounds import TrainedWeights, TrainingSettings
 from privrep.nn.flat_module import Split
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.typing import Singles
 
 
@@ -29,7 +29,7 @@ class NetworkMethod(Protocol):
     name: ClassVar[str]
 
     def train(
-        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
     ) -> tuple[TrainedWeights, Tensor | None]:
         """Return the shared weights, and what users kept of their own: (users, size), or None.
 
@@ -38,12 +38,12 @@ class NetworkMethod(Protocol):
             split: The network, as a representation and a head.
             settings: Rounds, clipping norm, steps and heads.
             mu_squared: What each round spends.
-            slots: Rows of a user that a round looks at.
+            rows_per_user: Rows of a user that a round looks at.
         """
         ...
 
     def end(
-        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int
+        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
     ) -> Personal:
         """Return what users have after the last round, from the shared weights and what they kept."""
         ...

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.heads.gradient import HeadFit, HeadRule
@@ -22,11 +21,12 @@ from privrep.neural.local_sgd import LocalSgdStep
 from privrep.nn.flat_module import Split
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions, Losses
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import NormAtMost
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import Step, StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
 from privrep.typing import Array, Singles
-from privrep.users.summing import SlotStep
 
 GREW = 1.6  # times the least bound so far
 HALF = Bound(0.5, 1)  # of what a user says of its update's length: one half if it is short, minus one half if not
@@ -92,11 +92,11 @@ class TrainedWeights:
 
 
 def local_step(
-    split: Split, weights: Singles, head_start: Singles, settings: TrainingSettings, slots: int
+    split: Split, weights: Singles, head_start: Singles, settings: TrainingSettings, rows_per_user: int
 ) -> GradientStep | LocalSgdStep:
     """What users do in a round: one pass for all where they take one step on all their rows, if the layers allow it."""
-    common = (split, weights, head_start, settings.head_fit, settings.step_size, slots)
-    once = settings.epochs == 1 and (settings.batch is None or settings.batch >= slots)
+    common = (split, weights, head_start, settings.head_fit, settings.step_size, rows_per_user)
+    once = settings.epochs == 1 and (settings.batch is None or settings.batch >= rows_per_user)
     if once and supported(split) is None:
         return GradientStep(*common)
     return LocalSgdStep(*common, settings.batch, settings.epochs)
@@ -105,7 +105,7 @@ def local_step(
 def train(
     run: Run,
     start: Singles,
-    make_step: Callable[[Singles], SlotStep],
+    make_step: Callable[[Singles], Step],
     settings: TrainingSettings,
     mu_squared: float,
     name: str = "round",
@@ -117,7 +117,7 @@ def train(
     """
     if run.ledger.budget.relation != "replace-one-user":
         raise InputError("the average divides by the number of users, which is public under replace-one-user alone.")
-    asked = run.users.count * settings.rate
+    asked = run.users.facts.users * settings.rate
     optimiser, clip, facts = Optimiser(settings, start.astype(np.float64)), settings.clip, []
     least = math.inf
     for t in range(1, settings.rounds + 1):
@@ -136,36 +136,30 @@ def train(
 
 
 def _ask(
-    run: Run, page: str, step: SlotStep, size: int, clip: float, settings: TrainingSettings, mu_squared: float
+    run: Run, page: str, step: Step, size: int, clip: float, settings: TrainingSettings, mu_squared: float
 ) -> dict[str, Release]:
     sampling = Poisson(settings.rate)
     bound = Bound(clip, size)
     if settings.quantile is None:
-        return run.release(page, step, {"update": Query(bound, mu_squared)}, sampling=sampling)
+        return run.release(page, step, {"update": Query(bound, mu_squared)}, sampling)
     share = settings.quantile_share * mu_squared
     queries = {"update": Query(bound, mu_squared - share), "short": Query(HALF, share)}
-    return run.release(page, _Measured(step, clip), queries, sampling=sampling)
+    return run.release(page, MeasuredStep(step, clip), queries, sampling)
 
 
 @dataclass(frozen=True, eq=False)
-class _Measured:
+class MeasuredStep:
     """A step that also says of each user whether its update is no longer than this."""
 
-    step: SlotStep
+    step: Step
     length: float
 
     @property
-    def slots(self) -> int:
-        return self.step.slots
+    def spec(self) -> StepSpec:
+        return self.step.spec
 
-    @property
-    def vector_size(self) -> int:
-        return int(getattr(self.step, "vector_size", 0))
-
-    def __call__(
-        self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]
-    ) -> dict[str, Contributions | Losses]:
-        update = self.step(X, y, places)["update"]
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions | Losses]:
+        update = self.step(batch)["update"]
         if isinstance(update, Losses):
             raise InputError("Losses are for choices; a round adds up updates.")
         return {"update": update, "short": NormAtMost(update, self.length)}

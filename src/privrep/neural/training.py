@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privrep.heads.gradient import labels_of, own_copy, row_weights
@@ -44,8 +43,10 @@ from privrep.neural.plan import SharingPlan
 from privrep.neural.rounds import Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.nn.flat_module import FlatModule, Split, split
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import noise_multiplier_for
 from privrep.typing import Array, Singles
 
@@ -115,13 +116,17 @@ class Leading(nn.Module):
 class MeanRow:
     """The mean of a user's public features, each row of them of length one."""
 
-    slots: int
+    rows_per_user: int
     classes: int
     raw: int
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
-        weights = row_weights(labels_of(y, self.classes)).numpy()
-        return {"mean": Vectors(np.matmul(weights[:, None, :], X[:, :, self.raw :].astype(np.float32))[:, 0])}
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        weights = row_weights(labels_of(batch.y, self.classes)).numpy()
+        return {"mean": Vectors(np.matmul(weights[:, None, :], batch.X[:, :, self.raw :].astype(np.float32))[:, 0])}
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ class Shape:
     """Sizes of a problem, all public: rows are `raw` numbers for a representation, then the public features."""
 
     classes: int
-    slots: int
+    rows_per_user: int
     raw: int = 0
     ordered: bool = False  # whether the first public features matter most
 
@@ -177,7 +182,7 @@ def learn(
     settings: TrainingSettings | None = None,
 ) -> SharedPart:
     """All pages, in order. `given` is the representation and head to share, where the plan is not a linear layer."""
-    total, own = run.ledger.capacity, run.users.features - shape.raw
+    total, own = run.ledger.capacity, run.users.facts.features - shape.raw
     if plan.share == "nothing":
         empty = linear_split(np.zeros(own), 1.0, shape)
         start, usual = empty.representation.weights(), CANDIDATES[USUAL_ALONE]
@@ -187,10 +192,10 @@ def learn(
     left = total * (1 - CENTRE_SHARE - HEADS_SHARE)
     if plan.otherwise is not None:
         left -= LOOK_SHARE * total
-        look = ClassMoments(shape.slots, shape.classes, shape.raw, centre)
+        look = ClassMoments(shape.rows_per_user, shape.classes, shape.raw, centre)
         plan = plan if classes_agree(run, look, LOOK_SHARE * total) else plan.otherwise
     if plan.share == "directions":
-        basis = directions(run, Scatter(shape.slots, shape.classes, shape.raw), plan.rank, left)
+        basis = directions(run, Scatter(shape.rows_per_user, shape.classes, shape.raw), plan.rank, left)
         both = directions_split(centre, basis, shape)
         trained = TrainedWeights(both.representation.weights(), ())
     else:
@@ -199,7 +204,7 @@ def learn(
     kinds = (USUAL if plan.share == "linear" else USUAL_ON_DIRECTIONS), USUAL_ALONE
     heads = CANDIDATES[kinds[0]], CANDIDATES[kinds[1]]
     learned = SharedPart(plan, both, trained.weights, centre, size, shape.raw, *heads, 0.0, trained.rounds)
-    return published(run, _choose_heads(run, learned, kinds, shape.slots, HEADS_SHARE * total))
+    return published(run, _choose_heads(run, learned, kinds, shape.rows_per_user, HEADS_SHARE * total))
 
 
 def _check_affordable(run: Run, plan: SharingPlan, settings: TrainingSettings | None, total: float) -> None:
@@ -214,18 +219,18 @@ def _rounds(
 ) -> TrainedWeights:
     chosen = settings or (LINEAR if plan.share == "linear" else WHOLE)
     chosen = replace(chosen, rounds=plan.rounds)
-    make = partial(_step, both, both.head.weights(), chosen, shape.slots)
+    make = partial(_step, both, both.head.weights(), chosen, shape.rows_per_user)
     per_round = share_of_round(run, chosen, mu_squared, run.ledger.capacity - mu_squared)
     return train(run, both.representation.weights(), make, chosen, per_round)
 
 
 def _whole(run: Run, given: tuple[nn.Module, nn.Module] | None, shape: Shape) -> Split:
     assert given is not None
-    return split(Leading(given[0], shape.raw), given[1], run.users.features)
+    return split(Leading(given[0], shape.raw), given[1], run.users.facts.features)
 
 
-def _step(both: Split, head_start: Singles, settings: TrainingSettings, slots: int, weights: Singles) -> Any:
-    return local_step(both, weights, head_start, settings, slots)
+def _step(both: Split, head_start: Singles, settings: TrainingSettings, rows_per_user: int, weights: Singles) -> Any:
+    return local_step(both, weights, head_start, settings, rows_per_user)
 
 
 def share_of_round(run: Run, settings: TrainingSettings, mu_squared: float, others: float) -> float:
@@ -270,21 +275,23 @@ def directions_split(centre: Array, basis: Array, shape: Shape) -> Split:
 
 def _centre(run: Run, shape: Shape, mu_squared: float) -> tuple[Array, float]:
     """The mean of users' mean rows, shrunk by how much of it is noise, and how far rows of length one are from it."""
-    query = Query(Bound(1.0, run.users.features - shape.raw), mu_squared)
-    released = run.release("centre", MeanRow(shape.slots, shape.classes, shape.raw), {"mean": query})["mean"]
-    mean = released.value / run.users.count
-    noise = len(mean) * (released.sigma / run.users.count) ** 2
+    query = Query(Bound(1.0, run.users.facts.features - shape.raw), mu_squared)
+    released = run.release("centre", MeanRow(shape.rows_per_user, shape.classes, shape.raw), {"mean": query})["mean"]
+    mean = released.value / run.users.facts.users
+    noise = len(mean) * (released.sigma / run.users.facts.users) ** 2
     length = float(mean @ mean)
     centre = mean * max(1 - noise / max(length, 1e-300), 0.0)
     return centre, math.sqrt(max(1 - min(float(centre @ centre), 1.0), 0.05))
 
 
-def _choose_heads(run: Run, learned: SharedPart, usual: tuple[int, int], slots: int, mu_squared: float) -> SharedPart:
+def _choose_heads(
+    run: Run, learned: SharedPart, usual: tuple[int, int], rows_per_user: int, mu_squared: float
+) -> SharedPart:
     """The kinds of heads that did best, with the shared part and without, and by how much they differ."""
     query = Query(Bound(MOST_DIFFERENT, len(CANDIDATES)), mu_squared)
-    released = run.release("heads", HeadLosses(learned, slots), {"losses": query})["losses"]
-    losses = released.value / run.users.count
-    noise = math.sqrt(2) * released.sigma / run.users.count  # of a difference
+    released = run.release("heads", HeadLosses(learned, rows_per_user), {"losses": query})["losses"]
+    losses = released.value / run.users.facts.users
+    noise = math.sqrt(2) * released.sigma / run.users.facts.users  # of a difference
     handicap = np.full(len(CANDIDATES), noise)  # one that is hardly better is so by luck
     handicap[list(usual)] = 0.0
     scored = learned.plan.share == "linear"  # elsewhere a head without its user's rows would know nothing

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +22,21 @@ from privrep.neural.local_sgd import LocalSgdStep
 from privrep.neural.rounds import TrainingSettings, local_step
 from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Contributions
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Singles
+from privrep.users.batching import positions_of
 
-Advance = Callable[[Tensor, Singles, NDArray[Any], NDArray[Any], NDArray[np.int64]], tuple[Tensor, Contributions]]
-"""One round of several users: (their own (users, size), public weights, X, y, places) -> (their own, the update)."""
+Advance = Callable[[Tensor, Singles, UserBatch], tuple[Tensor, Contributions]]
+"""One round of several users: (their own (users, size), public weights, their rows) -> (their own, the update)."""
 
 
 @dataclass(eq=False)
 class UserState:
-    """What users keep of their own between rounds, by their places in the population; see the module's text."""
+    """What users keep of their own between rounds, by their positions in the population; see the module's text."""
 
     advance: Advance
     own: Tensor  # (users, size)
-    slots: int
-    vector_size: int = 0
+    spec: StepSpec  # of what users do in a round
     met: NDArray[np.int64] = field(init=False)  # rounds that went into each one's own
     rounds: int = 0
     past: dict[int, Singles] = field(default_factory=dict)  # public weights of rounds that somebody has not met
@@ -57,23 +57,20 @@ class _KeptStep:
     round: int
 
     @property
-    def slots(self) -> int:
-        return self.kept.slots
+    def spec(self) -> StepSpec:
+        return self.kept.spec
 
-    @property
-    def vector_size(self) -> int:
-        return self.kept.vector_size
-
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        positions = positions_of(batch)
         kept = self.kept
-        before = int(kept.met[places[0]])
-        if (kept.met[places] != before).any() or before >= self.round:
+        before = int(kept.met[positions[0]])
+        if (kept.met[positions] != before).any() or before >= self.round:
             raise InputError("users who keep something of their own are all asked once in every round. Start again.")
-        own = kept.own[torch.from_numpy(places)]
+        own = kept.own[torch.from_numpy(positions)]
         with one_thread():
             for t in range(before + 1, self.round + 1):  # more than one where a run is continued
-                own, update = kept.advance(own, kept.past[t], X, y, places)
-        kept.own[torch.from_numpy(places)], kept.met[places] = own, self.round
+                own, update = kept.advance(own, kept.past[t], batch)
+        kept.own[torch.from_numpy(positions)], kept.met[positions] = own, self.round
         return {"update": update}
 
 
@@ -92,19 +89,19 @@ class _OwnFit:
         return self.heads[some]
 
 
-def kept_heads(split: Split, start: Singles, settings: TrainingSettings, users: int, slots: int) -> UserState:
+def kept_heads(split: Split, start: Singles, settings: TrainingSettings, users: int, rows_per_user: int) -> UserState:
     """Users who fit their heads further in every round, and then take their local steps on the shared weights."""
     check_everyone(settings)
-    plain = local_step(split, split.representation.weights(), start, settings, slots)
+    plain = local_step(split, split.representation.weights(), start, settings, rows_per_user)
 
-    def advance(own: Tensor, weights: Singles, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
+    def advance(own: Tensor, weights: Singles, batch: UserBatch) -> tuple[Tensor, Contributions]:
         heads = _OwnFit(settings.head_fit, own.clone())
         step: GradientStep | LocalSgdStep = replace(plain, weights=weights, head_fit=heads)
-        update = step(X, y, places)["update"]
+        update = step(batch)["update"]
         return heads.heads, update
 
     own = torch.tensor(start).expand(users, len(start)).clone()
-    return UserState(advance, own, slots, plain.vector_size)
+    return UserState(advance, own, plain.spec)
 
 
 def check_everyone(settings: TrainingSettings) -> None:

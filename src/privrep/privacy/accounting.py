@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
@@ -70,6 +70,7 @@ class Selection:
     """A list of keys released by thresholding noisy counts, as `privacy.selection` says: (1/noise_multiplier)-GDP on
     the keys that others hold too, and `delta` of the run's delta for the keys that they do not."""
 
+    count: ClassVar[int] = 1
     noise_multiplier: float
     delta: float
 
@@ -83,6 +84,7 @@ class Selection:
 class Pure:
     """A release to all users that is epsilon-DP, with no delta: a choice by the exponential mechanism."""
 
+    count: ClassVar[int] = 1
     epsilon: float
 
     def __post_init__(self) -> None:
@@ -322,7 +324,7 @@ def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
     if (sampled := spending(events)) is not None:
         return sampled.epsilon(left)
     losses = [
-        pld.from_gaussian_mechanism(event.noise_multiplier).self_compose(_count(event))
+        pld.from_gaussian_mechanism(event.noise_multiplier).self_compose(event.count)
         for event in _of_the_worst_user(events)
     ]
     losses += [pld.from_privacy_parameters(DifferentialPrivacyParameters(e, 0)) for e in pure_epsilons(events)]
@@ -380,11 +382,7 @@ def _of_the_worst_user(events: Iterable[Event]) -> list[Noisy]:
 
 
 def _mu_squared(events: Iterable[Noisy]) -> float:
-    return math.fsum(_count(event) * event.noise_multiplier**-2 for event in events)
-
-
-def _count(event: Noisy) -> int:
-    return 1 if isinstance(event, Selection) else event.count
+    return math.fsum(event.count * event.noise_multiplier**-2 for event in events)
 
 
 def _fail_closed(event: Event) -> Event:

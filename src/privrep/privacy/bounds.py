@@ -10,9 +10,9 @@ contribution is not finite counts as the zero vector. Hence the L2 sensitivity o
                                 product (`acute`: counts, positive semi-definite matrices): |a - b|^2 <= |a|^2 + |b|^2.
 
 A function of a whole batch of users is a sum of terms that are clipped instead of users: one term, or a term for every
-pair of rows. Of a bound that is `touched`, terms that one user can change add up to at most `touched` times C (one term
+pair of rows. Of a bound with `terms_per_user` T, terms that one user can change add up to at most T times C (one term
 counts once, or as often as C as it may be long), and each changes by at most twice its length. What is computed is
-within FLOAT_SLACK/2 * C of that, so the sensitivity is (1 + FLOAT_SLACK) * 2 * touched * C, whichever the relation.
+within FLOAT_SLACK/2 * C of that, so the sensitivity is (1 + FLOAT_SLACK) * 2 * T * C, whichever the relation.
 
 Losses (`LossBound`) are bounded in each entry instead. Every entry of a user's vector is brought into [0, 1] and is
 rounded to a multiple of 1/LEVELS; a user with an entry that is not finite counts as all zeros. Sums are counted in
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,21 +49,37 @@ class Contributions(Protocol):
     `norms` returns, in float64, upper bounds of the exact L2 norms. `weighted_sum` returns sum_i w_i c_i in float64,
     skipping users of weight zero even where their numbers are not finite; its rounding error is at most
     2^-34 * sum_i w_i * norms_i. `acute` says that any two users' possible contributions have a non-negative product.
-    Kinds that are terms of a function of the whole batch say in an attribute `touched` how many one user can change.
+    `terms_per_user` is None for contributions of users one by one. Kinds that are terms of a function of the whole
+    batch say how many of them one user can change. `rows_per_user` is the number of rows of each user for which those
+    were counted, None where it does not matter.
     """
 
     @property
     def acute(self) -> bool: ...
+
+    @property
+    def terms_per_user(self) -> float | None: ...
+
+    @property
+    def rows_per_user(self) -> int | None: ...
 
     def norms(self) -> Array: ...
 
     def weighted_sum(self, weights: Array) -> Array: ...
 
 
+class OfUsers:
+    """What kinds of contributions of users one by one declare: they are no terms of a function of the whole batch."""
+
+    terms_per_user: ClassVar[float | None] = None
+    rows_per_user: ClassVar[int | None] = None
+
+
 @dataclass(frozen=True)
 class Losses:
     """What users lose by each candidate, (users, candidates), meant to lie in [0, 1]: what a choice adds up."""
 
+    rows_per_user: ClassVar[int | None] = None
     values: NDArray[Any]
 
 
@@ -71,32 +87,33 @@ class Losses:
 class Bound:
     """What an algorithm asks of the engine: clip this statistic to `norm`. It cannot assert that a norm is small.
 
-    `acute` asks for contributions of a kind that is acute by construction; the engine refuses any other kind. `touched`
-    asks for a function of the whole batch, of whose terms one user changes at most so many.
+    `acute` asks for contributions of a kind that is acute by construction; the engine refuses any other kind.
+    `terms_per_user` asks for a function of the whole batch, of whose terms one user changes at most so many.
     """
 
     norm: float
     size: int  # length of the vector that is summed: a public fact of the question
     acute: bool = False
-    touched: float | None = None
+    terms_per_user: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.norm > 0 and math.isfinite(self.norm)):
             raise InputError(f"a clipping bound must be positive and finite. Got {self.norm} instead.")
         if not 2.0**-400 <= self.norm <= 2.0**500:  # beyond, squares under- or overflow and norms cannot be trusted
             raise InputError(f"a clipping bound must lie between 2^-400 and 2^500. Got {self.norm} instead.")
-        if self.touched is not None and (self.acute or not 1 <= self.touched <= MAX_USERS):
+        terms = self.terms_per_user
+        if terms is not None and (self.acute or not 1 <= terms <= MAX_USERS):
             raise InputError(
                 f"a function of a whole batch is not acute, and one user touches 1 to {MAX_USERS:,} of its terms. Got "
-                f"acute {self.acute} and {self.touched} instead."
+                f"acute {self.acute} and {terms} instead."
             )
         if not 1 <= self.size <= MAX_SIZE:
             raise InputError(f"one release has between 1 and {MAX_SIZE:,} coordinates. Got {self.size:,} instead.")
 
     def sensitivity(self, relation: Relation) -> float:
         """Of a sum of contributions clipped to this bound; see the module's guarantee."""
-        if self.touched is not None:
-            return 2.0 * self.touched * self.norm * (1 + FLOAT_SLACK)
+        if self.terms_per_user is not None:
+            return 2.0 * self.terms_per_user * self.norm * (1 + FLOAT_SLACK)
         replaced = math.sqrt(2.0) if self.acute else 2.0
         factor = 1.0 if relation == "add-or-remove-one-user" else replaced
         return factor * self.norm * (1 + FLOAT_SLACK)
@@ -106,6 +123,7 @@ class Bound:
 class LossBound:
     """What the exponential mechanism asks of the engine: a loss in [0, 1] of every candidate, summed in levels."""
 
+    terms_per_user: ClassVar[float | None] = None
     size: int  # candidates: a public fact of the question
 
     def __post_init__(self) -> None:
@@ -177,7 +195,7 @@ def _clipped_vectors(
     """sum_i c_i * min(1, C/||c_i||) over a group of users; contributions that are not finite count as zero."""
     if bound.acute and not contributions.acute:
         raise InputError(f"{type(contributions).__name__} is not acute by construction; ask for a bound without acute.")
-    _check_touched(contributions, bound)
+    _check_terms(contributions, bound)
     norms = contributions.norms()
     _check_users(len(norms), users)
     finite = np.isfinite(norms) & (norms >= 0)  # a norm that is none is not to be believed: it would not be clipped
@@ -193,17 +211,13 @@ def _clipped_vectors(
     return total
 
 
-def touched_by_one(contributions: object) -> float | None:
-    """Of a function of the whole batch: how many of its terms one user can change."""
-    touched: float | None = getattr(contributions, "touched", None)
-    return touched
-
-
-def _check_touched(contributions: Contributions, bound: Bound) -> None:
-    kind, touched = type(contributions).__name__, touched_by_one(contributions)
-    if touched is None and bound.touched is not None:
-        raise InputError(f"{kind} is of users one by one; ask for a bound without touched.")
-    if touched is not None and bound.touched is None:
+def _check_terms(contributions: Contributions, bound: Bound) -> None:
+    kind, terms = type(contributions).__name__, contributions.terms_per_user
+    if terms is None and bound.terms_per_user is not None:
+        raise InputError(f"{kind} is of users one by one; ask for a bound without terms_per_user.")
+    if terms is not None and bound.terms_per_user is None:
         raise InputError(f"{kind} is of the whole batch; ask for a bound that says how much of it one user touched.")
-    if touched is not None and bound.touched is not None and not touched <= bound.touched:
-        raise InputError(f"one user touches {touched:g} terms of {kind}, more than the {bound.touched:g} of the bound.")
+    if terms is not None and bound.terms_per_user is not None and not terms <= bound.terms_per_user:
+        raise InputError(
+            f"one user touches {terms:g} terms of {kind}, more than the {bound.terms_per_user:g} of the bound."
+        )

@@ -15,8 +15,8 @@ from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import noise_multiplier
 from privrep.privacy.noise import WIDEST, grid_step
+from privrep.privacy.protocol import EVERYONE, Everyone, PlannedAudience, Step
 from privrep.privacy.sampling import Fixed, Poisson, Sampling
-from privrep.users.batching import is_whole, slots_of
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class Calibration:
         return self.multiplier * self.sensitivity
 
 
-def calibrate(bound: Bound, mu_squared: float, relation: Relation, sampling: Sampling | None = None) -> Calibration:
+def calibrate(bound: Bound, mu_squared: float, relation: Relation, among: PlannedAudience = EVERYONE) -> Calibration:
+    """Return the noise of a release that spends so much, asked of this audience."""
     step = grid_step(bound.norm)
-    plan = Calibration(step, sensitivity_of(bound, relation, sampling), noise_multiplier(mu_squared))
+    plan = Calibration(step, sensitivity_of(bound, relation, among), noise_multiplier(mu_squared))
     if not 2.0**20 <= plan.sigma / step <= WIDEST:
         raise InputError(f"a noise multiplier of {plan.multiplier:g} is out of range; change the share of the budget.")
     return plan
@@ -56,20 +57,22 @@ def rounding(bound: Bound) -> float:
     return math.sqrt(bound.size) * grid_step(bound.norm)
 
 
-def sensitivity_of(bound: Bound, relation: Relation, sampling: Sampling | None = None) -> float:
+def sensitivity_of(bound: Bound, relation: Relation, among: PlannedAudience = EVERYONE) -> float:
     """How far the totals of neighbours are apart, on the grid.
 
     About a sum over a Poisson sample: under replace-one-user twice how far a user moves a total by being in it, as the
     proof of `privacy.loss_distributions` asks. Acute bounds gain nothing there. About all else, whole samples and
     batches of a fixed size included, it is what the bound says (`privacy.batches`).
     """
-    if not isinstance(sampling, Poisson) or bound.touched is not None:
+    if not isinstance(among, Poisson) or bound.terms_per_user is not None:
         return bound.sensitivity(relation) + rounding(bound)
     moved = bound.norm * (1 + FLOAT_SLACK) + rounding(bound)
     return 2 * moved if relation == "replace-one-user" else moved
 
 
-def events_of(page: str, queries: Mapping[str, Query], group: Group | None = None) -> dict[str, Gaussian]:
+def events_of(page: str, queries: Mapping[str, Query], among: Everyone | Group = EVERYONE) -> dict[str, Gaussian]:
+    """Return the price of a page about everyone, or about a group, whom alone it costs: an event for each statistic."""
+    group = among if isinstance(among, Group) else None
     return {f"{page}/{key}": Gaussian(noise_multiplier(query.mu_squared), group) for key, query in queries.items()}
 
 
@@ -79,8 +82,24 @@ def sample_events(
     """One event for all statistics of a page: they are about one sample, see `privacy.sampling`. With `steps`, of so
     many in a row, each about a sample of its own."""
     together = math.fsum(query.mu_squared for query in queries.values())
-    whole = any(query.bound.touched is not None for query in queries.values())
-    return {f"{page}/{'+'.join(queries)}": sampling.event(together, relation, whole, steps)}
+    batch_level = any(query.bound.terms_per_user is not None for query in queries.values())
+    return {f"{page}/{'+'.join(queries)}": sampling.event(together, relation, batch_level, steps)}
+
+
+def iteration_events(
+    page: str, queries: Mapping[str, Query], among: Everyone | Sampling, relation: Relation, steps: int
+) -> dict[str, Gaussian | Sampled | Batched]:
+    """Return the price of a page of so many steps, each about everyone or about a sample of its own: one event."""
+    return sample_events(page, queries, Poisson(1) if isinstance(among, Everyone) else among, relation, steps)
+
+
+def page_events(
+    page: str, queries: Mapping[str, Query], among: PlannedAudience, relation: Relation
+) -> Mapping[str, Gaussian | Sampled | Batched]:
+    """Return the price of a page, whoever it is about."""
+    if isinstance(among, Poisson | Fixed):
+        return sample_events(page, queries, among, relation)
+    return events_of(page, queries, among)
 
 
 def selection_events(page: str, mu_squared: float, delta: float) -> dict[str, Selection]:
@@ -102,37 +121,31 @@ def another_question(page: str) -> ResumeError:
 
 
 def check_step(
-    step: object,
-    bounds: Iterable[Bound | LossBound],
-    relation: Relation,
-    group: Group | None = None,
-    sampling: Sampling | None = None,
+    step: Step, bounds: Iterable[Bound | LossBound], relation: Relation, among: PlannedAudience = EVERYONE
 ) -> None:
-    """Whether the guarantees of `users.batching` and `privacy.batches`, which prices rest on, hold for this step."""
-    slots, whole = slots_of(step), is_whole(step)
-    touched = [getattr(bound, "touched", None) for bound in bounds]
-    if any(whole != (each is not None) for each in touched):
+    """Raise InputError unless what prices rest on holds for this step: see `users.batching`, `privacy.batches`."""
+    spec = step.spec
+    terms = [bound.terms_per_user for bound in bounds]
+    if any(spec.batch_level != (each is not None) for each in terms):
         raise InputError("functions of a whole batch are asked for by bounds that say how much one user touched.")
-    any_function = whole and all(each == 1 for each in touched)
-    if slots is not None and relation != "replace-one-user" and not any_function:
+    any_function = spec.batch_level and all(each == 1 for each in terms)
+    if spec.layout != "by_size" and relation != "replace-one-user" and not any_function:
         raise InputError("a step with slots goes by users' places, which shift when one comes: use replace-one-user.")
-    if sampling is not None and slots is None:
+    if isinstance(among, Poisson | Fixed) and spec.layout == "by_size":
         raise InputError("a sample is asked by a step with slots. Give the step a public number of rows a user.")
-    if sampling is not None and group is not None:
-        raise InputError("a sample is of all users. Ask a group or a sample, not both.")
-    if whole and group is not None:
+    if spec.batch_level and isinstance(among, Group):
         raise InputError("a function of a whole batch is asked of everyone or of a sample, not of a group.")
-    if whole and isinstance(sampling, Poisson) and not any_function:
+    if spec.batch_level and isinstance(among, Poisson) and not any_function:
         raise InputError("how many terms one user touches depends on the size of the batch: use a fixed one (Fixed).")
 
 
-def check_batches(sampling: Sampling | None, relation: Relation, count: int) -> None:
+def check_batches(among: PlannedAudience, relation: Relation, users: int) -> None:
     """Whether batches of a fixed size are of these users, and the relation is one for them."""
-    if not isinstance(sampling, Fixed):
+    if not isinstance(among, Fixed):
         return
-    sampling.check_relation(relation)
-    if sampling.count != count:
-        raise InputError(f"these batches are of {sampling.count:,} users, and there are {count:,}. Say how many.")
+    among.check_relation(relation)
+    if among.count != users:
+        raise InputError(f"these batches are of {among.count:,} users, and there are {users:,}. Say how many.")
 
 
 def check_share(mu_squared: float) -> None:

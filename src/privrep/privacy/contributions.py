@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions, touched_by_one
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions, OfUsers
 from privrep.privacy.bounds import Losses as Losses
 from privrep.typing import Array
 
@@ -22,7 +22,7 @@ FEW_ROWS = 1 << 9  # of them, in one matrix product
 
 
 @dataclass(frozen=True)
-class Vectors:
+class Vectors(OfUsers):
     """One vector per user, (users, size). For statistics no larger than the rows they were computed from."""
 
     acute: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class Vectors:
 
 
 @dataclass(frozen=True)
-class Counts:
+class Counts(OfUsers):
     """Histograms: user u adds one to each of the cells `cells[u]`, an array (users, cells per user); -1 adds nothing.
 
     Acute: two vectors of counts have a non-negative inner product. A user's cells must differ from each other.
@@ -69,7 +69,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class CrossMoments:
+class CrossMoments(OfUsers):
     """Z_u = scale_u * (s s^T - A^T A) with s the sum of the rows of A: the sum over pairs of different rows.
 
     `rows` is A of all users, (users, rows, d). Sums and norms are those of the packed upper triangle (`pack`), an
@@ -106,7 +106,7 @@ class CrossMoments:
 
 
 @dataclass(frozen=True)
-class RowMoments:
+class RowMoments(OfUsers):
     """S_u = scale_u * A^T A of the rows A of each user, (users, rows, d), as packed triangles.
 
     Acute: two positive semi-definite matrices have a non-negative inner product.
@@ -129,7 +129,7 @@ class RowMoments:
 
 
 @dataclass(frozen=True)
-class Products:
+class Products(OfUsers):
     """P_u = sum over the rows r of a user of left_r right_r^T, as a vector (p * q): gradients of layers, factored.
 
     `left` is (users, rows, p), `right` is (users, rows, q). A row that is absent is zero in one of them. The norm is
@@ -205,7 +205,7 @@ def _norms_with_mass(squares: Array, mass: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class SparseColumns:
+class SparseColumns(OfUsers):
     """Vectors (k, d) most of whose columns are zero, followed by a short dense `tail`.
 
     Entry s says that column `column[s]` of user `user[s]` is `values[s]`, (k,); a user's columns differ.
@@ -236,7 +236,7 @@ class SparseColumns:
 
 
 @dataclass(frozen=True)
-class NonNegative:
+class NonNegative(OfUsers):
     """One vector per user without negative entries, (users, size), so acute. A user with one counts as zero."""
 
     acute: ClassVar[bool] = True
@@ -255,7 +255,8 @@ class BatchTerm:
     """One vector of the whole batch, (size,): any function of it, a gradient. Everyone may have changed all of it."""
 
     acute: ClassVar[bool] = False
-    touched: ClassVar[float] = 1.0
+    terms_per_user: ClassVar[float | None] = 1.0
+    rows_per_user: ClassVar[int | None] = None
     vector: NDArray[Any]
 
     def norms(self) -> Array:
@@ -266,14 +267,27 @@ class BatchTerm:
 
 
 @dataclass(frozen=True)
-class Concatenated:
-    """Several contributions of the same users side by side, as one vector. Acute if all of them are."""
+class _OfParts:
+    """Several contributions of the same users, or several terms of the same batch."""
 
     parts: tuple[Contributions, ...]
 
     @property
-    def touched(self) -> float | None:
-        return _most_touched(self.parts)
+    def terms_per_user(self) -> float | None:
+        """If any part is of the whole batch; terms of equal number are the same terms, changed by the same users."""
+        return max((each for part in self.parts if (each := part.terms_per_user) is not None), default=None)
+
+    @property
+    def rows_per_user(self) -> int | None:
+        counted = {each for part in self.parts if (each := part.rows_per_user) is not None}
+        if len(counted) > 1:
+            raise InputError(f"terms were counted for different numbers of rows a user: {sorted(counted)}.")
+        return counted.pop() if counted else None
+
+
+@dataclass(frozen=True)
+class Concatenated(_OfParts):
+    """Several contributions of the same users side by side, as one vector. Acute if all of them are."""
 
     @property
     def acute(self) -> bool:
@@ -287,14 +301,8 @@ class Concatenated:
 
 
 @dataclass(frozen=True)
-class Summed:
+class Summed(_OfParts):
     """The sum of several contributions of the same users, its norm bounded by the sum of their norms."""
-
-    parts: tuple[Contributions, ...]
-
-    @property
-    def touched(self) -> float | None:
-        return _most_touched(self.parts)
 
     @property
     def acute(self) -> bool:
@@ -320,19 +328,18 @@ class NormAtMost:
     than: float
 
     @property
-    def touched(self) -> float | None:
-        return touched_by_one(self.of)
+    def terms_per_user(self) -> float | None:
+        return self.of.terms_per_user
+
+    @property
+    def rows_per_user(self) -> int | None:
+        return self.of.rows_per_user
 
     def norms(self) -> Array:
         return np.full(len(self.of.norms()), 0.5)
 
     def weighted_sum(self, weights: Array) -> Array:
         return np.array([weights @ np.where(self.of.norms() <= self.than, 0.5, -0.5)])
-
-
-def _most_touched(parts: tuple[Contributions, ...]) -> float | None:
-    """If any part is of the whole batch; terms of equal number are the same terms, changed by the same users."""
-    return max((each for part in parts if (each := touched_by_one(part)) is not None), default=None)
 
 
 def _added(parts: list[Array]) -> Array:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, OfUsers
 from privrep.privacy.contributions import pack
 from privrep.typing import Array
 
@@ -18,7 +18,7 @@ _FEW = 64  # users for whose sum it is worth going through the whole total
 
 
 @dataclass(frozen=True)
-class Kronecker:
+class Kronecker(OfUsers):
     """scale_u * (L^T L) kron (R^T R) of users' small L, (p, k), and rows R, (m, d), as packed (kd x kd) triangles.
 
     Acute: both factors are positive semi-definite, hence so is their product, and two such matrices have a non-negative

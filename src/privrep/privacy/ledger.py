@@ -87,7 +87,7 @@ class PrivacyReport:
     def __str__(self) -> str:
         seeded = "  SEEDED: a simulation, not private" if self.seeded else ""
         pure = "" if self.delta else " pure,"
-        releases = sum(getattr(event, "count", 1) for _, event in self.events)
+        releases = sum(event.count for _, event in self.events)
         return (
             f"({self.epsilon:.4g}, {self.delta:g})-DP,{pure} {self.unit} level, {self.relation}, of a budget of "
             f"{self.epsilon_budget:g}, {releases} releases{seeded}"

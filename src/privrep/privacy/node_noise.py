@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
 
 from privrep.errors import InputError
 from privrep.privacy.accounting import Relation
@@ -12,8 +12,8 @@ from privrep.privacy.billboard import Release
 from privrep.privacy.calibration import Query, calibrate, events_of
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger
+from privrep.privacy.protocol import EVERYONE, Everyone, Step
 from privrep.typing import Array
-from privrep.users.summing import LocalStep, SlotStep, Users
 
 
 @dataclass(frozen=True)
@@ -24,31 +24,35 @@ class Noisy:
     sigma: float
 
 
-class NoisyUsers(Users, Protocol):
-    """Users on several machines, each of which adds noise of its own before anything leaves it."""
+class NoisyUsers(ABC):
+    """Users on several machines, each of which adds noise of its own before anything leaves it.
 
+    A class of users says so by deriving from this one.
+    """
+
+    @abstractmethod
     def noisy_sums(
         self,
         page: str,
-        step: LocalStep | SlotStep,
+        step: Step,
         queries: Mapping[str, Query],
         relation: Relation,
-        group: Group | None = None,
+        among: Everyone | Group = EVERYONE,
     ) -> dict[str, Noisy]:
-        """The sum, over machines that answered, of what each released for this page: once, however often it is asked.
+        """Return the sum, over machines that answered, of what each released for this page.
 
-        The noise of all of them together is at least what the queries ask for.
+        Each released it once, however often it is asked. The noise of all of them together is at least what the queries
+        ask for.
         """
-        ...
 
 
 def release_by_machines(
     users: NoisyUsers,
-    step: LocalStep | SlotStep,
+    step: Step,
     queries: Mapping[str, Query],
     ledger: Ledger,
     page: str,
-    group: Group | None = None,
+    among: Everyone | Group = EVERYONE,
 ) -> dict[str, Release]:
     """Charge the ledger, then ask for sums that are noisy already.
 
@@ -64,8 +68,8 @@ def release_by_machines(
     if relation != "replace-one-user":
         raise InputError("machines say how many users they have, so noise of their own goes with replace-one-user.")
     plan = {key: calibrate(query.bound, query.mu_squared, relation) for key, query in queries.items()}
-    ledger.charge(events_of(page, queries, group))
-    noisy = users.noisy_sums(page, step, queries, relation, group)
+    ledger.charge(events_of(page, queries, among))
+    noisy = users.noisy_sums(page, step, queries, relation, among)
     if any(noisy[key].value.shape != (query.bound.size,) for key, query in queries.items()):
         raise InputError("the machines' sums are of another size than was asked for; nothing was released.")
     if any(not noisy[key].sigma >= planned.sigma * (1 - 1e-12) for key, planned in plan.items()):
@@ -74,7 +78,3 @@ def release_by_machines(
         key: Release(noisy[key].value, noisy[key].sigma, planned.sensitivity, noisy[key].sigma / planned.sensitivity)
         for key, planned in plan.items()
     }
-
-
-def is_noisy(users: Users) -> TypeGuard[NoisyUsers]:
-    return hasattr(users, "noisy_sums")

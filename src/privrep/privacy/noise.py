@@ -38,7 +38,10 @@ from privrep.typing import Array, Integers
 
 
 class NoiseSource(Protocol):
-    """Where randomness comes from."""
+    """Where randomness comes from. `seeded` says that it can be drawn again, so that nothing drawn is private."""
+
+    @property
+    def seeded(self) -> bool: ...
 
     def __call__(self, name: str, sigma: float, size: int) -> Integers:
         """Independent discrete Gaussian draws for the release of that name, sigma in grid steps."""
@@ -86,6 +89,8 @@ def _check_choice(losses: Integers, scale: int) -> None:
 @dataclass(frozen=True)
 class SecureNoise:
     """Exact draws from a cryptographic source."""
+
+    seeded: ClassVar[bool] = False
 
     def __call__(self, name: str, sigma: float, size: int) -> Integers:
         _check(sigma)

@@ -82,14 +82,14 @@ class Poisson:
         return self.rate == 1
 
     def event(
-        self, mu_squared: float, relation: Relation, whole: bool = False, steps: int = 1
+        self, mu_squared: float, relation: Relation, batch_level: bool = False, steps: int = 1
     ) -> Gaussian | Sampled | Batched:
-        """The price of a page that would spend this much of mu^2 if everyone were asked, or of `steps` such. A `whole`
-        one is about functions of the sample, whatever they are, not sums over it."""
+        """The price of a page that would spend this much of mu^2 if everyone were asked, or of `steps` such. A
+        `batch_level` one is about functions of the sample, whatever they are, not sums over it."""
         multiplier = 1 / math.sqrt(mu_squared)
         if self.everyone:
             return Gaussian(multiplier, count=steps)
-        if whole:
+        if batch_level:
             return Batched(multiplier, self.rate, relation, steps)
         return Sampled(multiplier, self.rate, relation, steps)
 
@@ -144,7 +144,9 @@ class Fixed:
     def everyone(self) -> bool:
         return self.size == self.count
 
-    def event(self, mu_squared: float, relation: Relation, whole: bool = False, steps: int = 1) -> Gaussian | Batched:
+    def event(
+        self, mu_squared: float, relation: Relation, batch_level: bool = False, steps: int = 1
+    ) -> Gaussian | Batched:
         """The price of a page that would spend this much of mu^2 if everyone were asked, or of `steps` such; the same
         for sums and for functions of the whole batch."""
         self.check_relation(relation)
@@ -172,13 +174,13 @@ def noise_multiplier_for(
     rounds: int,
     mu_squared_before: float = 0.0,
     beside: Sequence[Event] = (),
-    whole: bool = False,
+    batch_level: bool = False,
 ) -> float:
     """The least noise, but for MARGIN, with which a ledger accepts `rounds` pages about samples of this rate, beside
     releases to all that spend `mu_squared_before` and other events, such as choices.
 
     The noise is relative to the sensitivity, and 1/noise^2 is what the queries of one page may spend in all. With
-    `whole`, they are functions of the whole sample.
+    `batch_level`, they are functions of the whole sample.
     """
     if not rounds >= 1 or not 0 <= mu_squared_before < math.inf:
         raise InputError(f"a plan has one round or more, after others. Got {rounds} after {mu_squared_before} instead.")
@@ -186,7 +188,7 @@ def noise_multiplier_for(
     before = [*beside, *([Gaussian(mu_squared_before**-0.5)] if mu_squared_before > 0 else [])]
 
     def all_of(multiplier: float) -> list[Event]:
-        return [*before, sampling.event(multiplier**-2, budget.relation, whole, rounds)]
+        return [*before, sampling.event(multiplier**-2, budget.relation, batch_level, rounds)]
 
     def excess(log_multiplier: float) -> float:
         spent = epsilon_spent(all_of(math.exp(log_multiplier)), budget.delta)

@@ -9,7 +9,8 @@ Formal guarantee. The term (i, j) must be a function of rows i and j alone, to t
 if an entry of a product of fixed shape depends on its row, its column and its place alone. Clipped to B, or to D B
 where i = j, the terms that a user with m of b rows can change are those with a row or a column of its own: m of the
 diagonal, 2 m (b - m) with the rows of others and m (m - 1) among its own. Each is at most B long, or D B, before and
-after. So if that user is replaced, their sum moves by at most 2 B (m D + 2 m (b - m) + m (m - 1)): 2 B `touched`.
+after. So if that user is replaced, their sum moves by at most 2 B (m D + 2 m (b - m) + m (m - 1)), which is 2 B times
+`terms_per_user`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ LEAST_SINE = 1 / 16  # of two directions, for norms
 EXTREME = 1e100  # a row so much longer or shorter than its projection, and a slope so steep, counts for nothing
 
 
-def touched_terms(rows: int, slots: int, repeat: float = 1.0) -> float:
-    """How many times the bound the terms add up to that a user with `slots` of the rows of a batch can change."""
-    return slots * (repeat + 2 * (rows - slots)) + slots * (slots - 1)
+def changed_terms(rows: int, rows_per_user: int, repeat: float = 1.0) -> float:
+    """Return how many times the bound the terms add up to that a user with so many rows of a batch can change."""
+    return rows_per_user * (repeat + 2 * (rows - rows_per_user)) + rows_per_user * (rows_per_user - 1)
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Similarities:
 
     `x` is (b, d1), `t` is (b, d2). `left` and `right` are the directions u and v, (b, k), and `left_lengths` and
     `right_lengths` the lengths of what was projected, (b,). `slopes` is C, (b, b). A term of a row that has no
-    direction (zeros, a length of zero) or a number that is not finite counts as zero. `slots` is the public number of
-    rows of each user, and `repeat` the public number D: norms of the diagonal are reported divided by it.
+    direction (zeros, a length of zero) or a number that is not finite counts as zero. `rows_per_user` is a
+    public number, and `repeat` is the public number D: norms of the diagonal are reported divided by it.
 
     Formal guarantee of norms and sums. v_j - s u_i may cancel, so errors are measured by |C| (|x_i|/|G1 x_i| +
     |t_j|/|G2 t_j|), and norms are reported as if the sine of the two directions were no less than LEAST_SINE. Above
@@ -59,14 +60,16 @@ class Similarities:
     left_lengths: NDArray[Any]
     right_lengths: NDArray[Any]
     slopes: NDArray[Any]
-    slots: int = 1
+    rows_per_user: int = 1
     repeat: float = 1.0
 
     def __post_init__(self) -> None:
         b, k = self.left.shape
         shapes = [self.right.shape, self.slopes.shape, self.left_lengths.shape, self.right_lengths.shape]
-        if shapes != [(b, k), (b, b), (b,), (b,)] or len(self.x) != b or len(self.t) != b or b % self.slots:
-            raise InputError(f"similarities take the rows of one batch, {self.slots} a user. Got other shapes instead.")
+        if shapes != [(b, k), (b, b), (b,), (b,)] or len(self.x) != b or len(self.t) != b or b % self.rows_per_user:
+            raise InputError(
+                f"similarities take the rows of one batch, {self.rows_per_user} a user. Got other shapes instead."
+            )
         if not (self.repeat >= 1 and b * (b + self.repeat - 1) <= MAX_USERS and k <= WIDEST):
             raise InputError(
                 f"a batch has at most {MAX_USERS:,} similarities, in {WIDEST} dimensions, and repeats its own once or "
@@ -74,8 +77,8 @@ class Similarities:
             )
 
     @property
-    def touched(self) -> float:
-        return touched_terms(len(self.x), self.slots, self.repeat)
+    def terms_per_user(self) -> float | None:
+        return changed_terms(len(self.x), self.rows_per_user, self.repeat)
 
     @cached_property
     def _sides(self) -> tuple[Array, Array, Array, Array]:

@@ -15,12 +15,11 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import FLOAT_SLACK, LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.groups import Group
+from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.typing import Array
-from privrep.users.batching import slots_of
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
-from privrep.users.summing import LocalStep, SlotStep
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,8 @@ class IsolatedUsers:
     """An engine whose users cannot stop each other: whoever a step fails on sends zeros.
 
     What a step makes of a user is the same to the last bit whether it is called with others or alone, so the others'
-    sums stay what they are. Steps with slots, of which that is true at one seat alone, are set apart by the engine.
+    sums stay what they are. Of padded steps that is true at one batch row alone: their users
+    are set apart by the engine.
 
     With `strictly`, for a server that may lie: the step is asked about each user alone, and the length of what it makes
     of that user is measured once it is clipped. So a contribution is a function of its user's rows and no longer than
@@ -39,75 +39,61 @@ class IsolatedUsers:
     strictly: bool = False
 
     @property
-    def count(self) -> int:
-        return self.users.count
+    def facts(self) -> Facts:
+        return self.users.facts
 
-    @property
-    def features(self) -> int:
-        return self.users.features
-
-    @property
-    def targets(self) -> int:
-        return self.users.targets
-
-    @property
-    def sparse(self) -> bool:
-        return self.users.sparse
-
-    def bounded_sums(
-        self,
-        step: LocalStep | SlotStep,
-        bounds: Mapping[str, Bound | LossBound],
-        group: Group | None = None,
-        sample: Sample | FixedSample | None = None,
+    def sums(
+        self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
-        if isinstance(sample, FixedSample):
+        if isinstance(among, FixedSample):
             raise InputError("batches of a fixed size need all rows in one place.")
-        chosen = np.ones(self.count, bool) if sample is None else sample.members(self.count)
+        users = self.facts.users
+        chosen = among.members(users) if isinstance(among, Sample) else np.ones(users, bool)
         self._check_public(step, bounds)
-        sums = self._sums(step, bounds, group, sample, chosen)
+        sums = self._sums(step, bounds, among, chosen)
         totals = {key: one.total for key, one in sums.items()}
-        check_sums(bounds, totals, self.count)  # as the server will, and before there is noise on them
+        check_sums(bounds, totals, users)  # as the server will, and before there is noise on them
         return sums
 
     def _sums(
         self,
-        step: LocalStep | SlotStep,
+        step: Step,
         bounds: Mapping[str, Bound | LossBound],
-        group: Group | None,
-        sample: Sample | None,
+        among: Everyone | Group | Sample,
         chosen: NDArray[np.bool_],
     ) -> dict[str, BoundedSum]:
         if not self.strictly:
             try:
-                return self.users.bounded_sums(step, bounds, group, sample)
+                return self.users.sums(step, bounds, among)
             except Exception:  # whose rows it was for stays unsaid
-                if slots_of(step) is not None:  # the engine has set such users apart already
+                if step.spec.layout != "by_size":  # the engine has set such users apart already
                     raise InputError("the server's step fails, and on nobody's rows alone.") from None
         totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
-        for place, block in self._blocks():
-            for key, part in _one_by_one(block, chosen[place : place + block.n_users], step, bounds, group).items():
+        asked = EVERYONE if isinstance(among, Sample) else among
+        for start, block in self._blocks():
+            for key, part in _one_by_one(block, chosen[start : start + block.n_users], step, bounds, asked).items():
                 totals[key] += part
         return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
 
     def _blocks(self) -> Iterator[tuple[int, UserTable]]:
-        """Of users, and the place of the first."""
-        place = 0
+        """Yield blocks of users, each with the position of its first user."""
+        start = 0
         for block in self.users.table.blocks() if isinstance(self.users, InMemoryUsers) else self.users.blocks():
-            yield place, block
-            place += block.n_users
+            yield start, block
+            start += block.n_users
 
-    def _check_public(self, step: LocalStep | SlotStep, bounds: Mapping[str, Bound | LossBound]) -> None:
+    def _check_public(self, step: Step, bounds: Mapping[str, Bound | LossBound]) -> None:
         """Refuse a step that fails on made-up rows: that is nobody's secret."""
-        X = np.cos(np.arange(1.0, PUBLIC_ROWS * self.features + 1)).reshape(PUBLIC_ROWS, -1).astype(np.float32)
-        y = (np.arange(PUBLIC_ROWS * self.targets) % 2).astype(np.float64)
+        facts = self.facts
+        X = np.cos(np.arange(1.0, PUBLIC_ROWS * facts.features + 1)).reshape(PUBLIC_ROWS, -1).astype(np.float32)
+        y = (np.arange(PUBLIC_ROWS * facts.targets) % 2).astype(np.float64)
         made_up = UserTable.from_rows(
-            csr_array(X) if self.sparse else X,
-            y if self.targets == 1 else y.reshape(PUBLIC_ROWS, -1),
+            csr_array(X) if facts.sparse else X,
+            y if facts.targets == 1 else y.reshape(PUBLIC_ROWS, -1),
             np.zeros(PUBLIC_ROWS, np.int64),
         )
         try:
-            InMemoryUsers(made_up, 1).bounded_sums(step, bounds)
+            InMemoryUsers(made_up, 1).sums(step, bounds)
         except Exception as error:
             raise InputError(f"the server's step fails on any rows ({type(error).__name__}).") from None
 
@@ -118,15 +104,15 @@ PUBLIC_ROWS = 8  # of a made-up user
 def _one_by_one(
     block: UserTable,
     chosen: NDArray[np.bool_],
-    step: LocalStep | SlotStep,
+    step: Step,
     bounds: Mapping[str, Bound | LossBound],
-    group: Group | None,
+    among: Everyone | Group,
 ) -> dict[str, Array]:
     """The sums of those who are chosen, without those on whom the step fails or who send more than the bound."""
     totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
-    for place in np.flatnonzero(chosen).tolist():
+    for user in np.flatnonzero(chosen).tolist():
         try:
-            found = InMemoryUsers(block.users(place, place + 1), 1).bounded_sums(step, bounds, group)
+            found = InMemoryUsers(block.users(user, user + 1), 1).sums(step, bounds, among)
             check_sums(bounds, {key: one.total for key, one in found.items()}, 1, slack=FLOAT_SLACK / 2)
         except Exception:
             continue

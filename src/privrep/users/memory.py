@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
-from privrep.privacy.groups import Group
-from privrep.privacy.sampling import FixedSample, Sample
-from privrep.users.batching import slots_of
-from privrep.users.summing import LocalStep, SlotStep, default_workers, sum_blocks
+from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step
+from privrep.users.summing import default_workers, sum_blocks
 
 
 @dataclass(frozen=True)
@@ -21,28 +19,13 @@ class InMemoryUsers:
     workers: int = field(default_factory=default_workers)
 
     @property
-    def count(self) -> int:
-        return self.table.n_users
+    def facts(self) -> Facts:
+        return Facts(self.table.n_users, self.table.n_features, self.table.n_targets, self.table.is_sparse)
 
-    @property
-    def features(self) -> int:
-        return self.table.n_features
-
-    @property
-    def targets(self) -> int:
-        return self.table.n_targets
-
-    @property
-    def sparse(self) -> bool:
-        return self.table.is_sparse
-
-    def bounded_sums(
-        self,
-        step: LocalStep | SlotStep,
-        bounds: Mapping[str, Bound | LossBound],
-        group: Group | None = None,
-        sample: Sample | FixedSample | None = None,
+    def sums(
+        self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
-        by_place = slots_of(step) is not None and self.count > 0  # calls are then cut by users' places, not by blocks
-        blocks = [self.table] if by_place else self.table.blocks()
-        return sum_blocks(blocks, step, bounds, self.workers, group, sample, self.count)
+        users = self.table.n_users
+        by_position = step.spec.layout != "by_size" and users > 0  # calls are then cut by positions, not by blocks
+        blocks = [self.table] if by_position else self.table.blocks()
+        return sum_blocks(blocks, step, bounds, self.workers, among, users)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,10 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.local.projection import Projection
 from privrep.privacy.bounds import Bound, BoundedSum, Contributions, LossBound, Losses
-from privrep.privacy.groups import Group
+from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step, StepSpec, UserBatch, Users
 from privrep.privacy.sampling import FixedSample, Sample
-from privrep.users.batching import slots_of
 from privrep.users.memory import InMemoryUsers
-from privrep.users.summing import LocalStep, SlotStep, Users, finite_rows, map_blocks
+from privrep.users.summing import finite_rows, map_blocks
 
 
 def project(users: Users, projection: Projection) -> Users:
@@ -39,55 +38,36 @@ class ProjectedUsers:
     projection: Projection
 
     @property
-    def count(self) -> int:
-        return self.users.count
+    def facts(self) -> Facts:
+        facts, matrix = self.users.facts, self.projection.matrix
+        return replace(facts, features=facts.features if matrix is None else len(matrix), sparse=False)
 
-    @property
-    def features(self) -> int:
-        matrix = self.projection.matrix
-        return self.users.features if matrix is None else len(matrix)
-
-    @property
-    def targets(self) -> int:
-        return self.users.targets
-
-    @property
-    def sparse(self) -> bool:
-        return False
-
-    def bounded_sums(
-        self,
-        step: LocalStep | SlotStep,
-        bounds: Mapping[str, Bound | LossBound],
-        group: Group | None = None,
-        sample: Sample | FixedSample | None = None,
+    def sums(
+        self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
-        if slots_of(step) is not None or sample is not None:
+        if step.spec.layout != "by_size" or isinstance(among, Sample | FixedSample):
             raise InputError("projected users take no steps with slots. Project the rows of a table in memory first.")
-        return self.users.bounded_sums(_Through(cast(LocalStep, step), self.projection), bounds, group)
+        return self.users.sums(ProjectedStep(step, self.projection), bounds, among)
 
 
 @dataclass(frozen=True)
-class _Through:
+class ProjectedStep:
     """A step on projected rows."""
 
-    step: LocalStep
+    step: Step
     projection: Projection
 
     @property
-    def sparse(self) -> bool:
-        return self.projection.matrix is not None
+    def spec(self) -> StepSpec:
+        spec = self.step.spec
+        return replace(
+            spec,
+            accepts_sparse=self.projection.matrix is not None,
+            floats_per_sparse_user=max(spec.floats_per_user, 4096),
+        )
 
-    @property
-    def vector_size(self) -> int:
-        return int(getattr(self.step, "vector_size", 0))
-
-    @property
-    def sparse_vector_size(self) -> int:
-        return max(self.vector_size, 4096)
-
-    def __call__(self, X: Any, y: NDArray[Any]) -> Mapping[str, Contributions | Losses]:
-        return self.step(self.projection(X), y)
+    def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
+        return self.step(replace(batch, X=self.projection(batch.X)))
 
 
 def _projected(table: UserTable, projection: Projection, workers: int) -> UserTable:

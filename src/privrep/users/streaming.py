@@ -29,11 +29,9 @@ from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
 from privrep.data.table import UserTable, block_rows
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
-from privrep.privacy.groups import Group
-from privrep.privacy.sampling import FixedSample, Sample
+from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step
 from privrep.typing import Floats
-from privrep.users.batching import is_whole
-from privrep.users.summing import LocalStep, SlotStep, default_workers, sum_blocks
+from privrep.users.summing import default_workers, sum_blocks
 
 if sys.platform != "win32":
     import fcntl
@@ -48,7 +46,7 @@ class StreamingUsers:
     def __init__(self, origin: TableSource, source: TableSource, seen: Seen, workers: int, files: ExitStack) -> None:
         self.origin = origin  # the file that was opened
         self.source = source  # what a pass reads, that file or a temporary one: sorted by user, checked
-        self.count = seen.users
+        self._users = seen.users
         self.rows = seen.rows
         self.workers = workers
         self._files = files
@@ -86,36 +84,25 @@ class StreamingUsers:
         return users
 
     @property
-    def features(self) -> int:
-        return len(self.source.feature_names)
+    def facts(self) -> Facts:
+        source = self.source
+        return Facts(self._users, len(source.feature_names), len(source.targets), source.is_sparse)
 
-    @property
-    def targets(self) -> int:
-        return len(self.source.targets)
-
-    @property
-    def sparse(self) -> bool:
-        return self.source.is_sparse
-
-    def bounded_sums(
-        self,
-        step: LocalStep | SlotStep,
-        bounds: Mapping[str, Bound | LossBound],
-        group: Group | None = None,
-        sample: Sample | FixedSample | None = None,
+    def sums(
+        self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
         if self.source.target is None:
             raise InputError(f"{self.origin.path} was opened without a target; name the target column.")
-        if is_whole(step):
+        if step.spec.batch_level:
             raise InputError("a function of a whole batch is asked of rows in memory. Read the file into a table.")
-        return sum_blocks(self.blocks(), step, bounds, self.workers, group, sample, self.count)
+        return sum_blocks(self.blocks(), step, bounds, self.workers, among, self._users)
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
         """The blocks `UserTable.blocks` would give, in the same order, each in arrays of its own; y is NaN without a
-        target. Not for what leaves the users: that goes through `bounded_sums`."""
+        target. Not for what leaves the users: that goes through `sums`."""
         if self._closed:
             raise InputError(f"the users of {self.origin.path} were closed; open the file again.")
-        return self._blocks(max_rows or block_rows(self.features, self.source.is_sparse))
+        return self._blocks(max_rows or block_rows(self.facts.features, self.source.is_sparse))
 
     def _blocks(self, max_rows: int) -> Iterator[UserTable]:
         seen = Seen(sampled=False)
@@ -125,7 +112,7 @@ class StreamingUsers:
             if not seen.sorted:
                 break
             yield from window.whole_blocks(max_rows)
-        if (seen.sorted, seen.users, seen.rows) != (True, self.count, self.rows):
+        if (seen.sorted, seen.users, seen.rows) != (True, self._users, self.rows):
             raise InputError(f"{self.origin.path} changed while it was in use; open it again.")
         yield from window.whole_blocks(max_rows, end=True)
         pa.default_memory_pool().release_unused()

@@ -1,4 +1,4 @@
-"""Where users live. An engine answers one question, a bounded sum over its users, and lets nothing else out."""
+"""How an engine answers its one question: call a step with users, clip what each of them sends, and add it up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,112 +30,54 @@ from privrep.privacy.bounds import (
     clipped_sum,
 )
 from privrep.privacy.groups import Group
+from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Step, StepSpec, UserBatch
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.typing import Array
 from privrep.users.batching import (
     BATCH_CALLS,
     SMALL_CALL,
-    Call,
-    calls,
-    cut_calls,
-    is_whole,
-    seats_of,
-    slots_of,
-    whole_call,
+    batch_size,
+    cut_batches,
+    finite_batch,
+    only_user,
+    padded_batches,
+    taken_rows,
+    whole_batch,
+    without_users,
 )
 
 
-class LocalStep(Protocol):
-    """What users compute on their own rows, given public values: a frozen dataclass of public arrays and numbers.
-
-    Called with a group of users of equal size, X of shape (users, rows, features) and y of shape (users, rows), or
-    (users, rows, targets) where there are several; returns their contributions to each statistic. A step that makes one
-    vector per user says how long it is in an attribute `vector_size`, and is called with fewer users where those are
-    long. A step whose attribute `sparse` is true gets `SparseRows` where the users' rows are sparse, and says in
-    `sparse_vector_size` if it makes a dense vector of each user's; any other step gets dense rows, of few users at a
-    time. A step that says in an attribute `slots` how many rows of each user it takes is called with X of shape (users,
-    slots, features), y of shape (users, slots) and `places`, the positions of these users in the population. Of a user
-    with more rows it gets the first, and rows that are missing are zero, with -1 for y; so are all rows of a user with
-    a number that is not finite. See `users.batching` for which users share a call: in calls about a sample there are
-    seats that nobody takes, without rows and with -1 for a place, and what a step says of those is not counted. A step
-    with slots whose attribute `whole` is true is called once, with all users who are asked; `places` are then their
-    numbers in this batch, from 0. It returns terms of a function of the batch, kinds of contributions that say how many
-    of them one user has `touched`. It may look at all rows, and fail on those of some: if it does, it must fail on some
-    user's alone, who is then one without rows. Of all other steps, a user's contribution must be a function of that
-    user's rows alone, to the last bit: see `local.least_squares`.
-    """
-
-    def __call__(self, X: Any, y: NDArray[Any]) -> Mapping[str, Contributions | Losses]: ...
-
-
-class SlotStep(Protocol):
-    """A local step whose calls have a fixed shape; see `LocalStep`."""
-
-    @property
-    def slots(self) -> int: ...
-
-    def __call__(
-        self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]
-    ) -> Mapping[str, Contributions | Losses]: ...
-
-
-class Users(Protocol):
-    """An engine: in memory, streamed from disk, on other machines. The same algorithm code runs on each."""
-
-    @property
-    def count(self) -> int:
-        """How many users there are: public under replace-one-user, not to be used in a release otherwise."""
-        ...
-
-    @property
-    def features(self) -> int:
-        """How many features a row has: a public fact of the schema."""
-        ...
-
-    @property
-    def targets(self) -> int:
-        """How many targets a row has: a public fact of the schema."""
-        ...
-
-    @property
-    def sparse(self) -> bool:
-        """Whether steps that take them get `SparseRows`: a public fact of how the rows are held."""
-        ...
-
-    def bounded_sums(
-        self,
-        step: LocalStep | SlotStep,
-        bounds: Mapping[str, Bound | LossBound],
-        group: Group | None = None,
-        sample: Sample | FixedSample | None = None,
-    ) -> dict[str, BoundedSum]:
-        """One pass over all users, or those of a group or a sample: every statistic of the step, clipped and summed."""
-        ...
-
-
 def default_workers() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def sum_blocks(
     blocks: Iterable[UserTable],
-    step: LocalStep | SlotStep,
+    step: Step,
     bounds: Mapping[str, Bound | LossBound],
     workers: int,
-    group: Group | None = None,
-    sample: Sample | FixedSample | None = None,
+    among: Audience = EVERYONE,
     count: int = 0,
 ) -> dict[str, BoundedSum]:
-    """Clip and add up the contributions of all users of all blocks, or of those in the group, on several cores.
+    """Clip and add up the contributions of the users of all blocks who are asked, on several cores.
 
-    The result does not depend on the number of workers: blocks are added in the order they come. A sample is of `count`
-    users, and is for steps with slots alone: calls of others are cut by the rows of users who are not in it.
+    The result does not depend on the number of workers: blocks are added in the order they come.
+
+    Args:
+        blocks: of users, in the order of the population.
+        step: what users compute.
+        bounds: of each statistic.
+        workers: threads.
+        among: who is asked. A sample is for padded steps alone: other calls are cut by rows of users not in it.
+        count: of users, for a sample of them and for a step of the whole batch.
     """
-    if any(is_whole(step) != (getattr(bound, "touched", None) is not None) for bound in bounds.values()):
+    batch_level = step.spec.batch_level
+    if any(batch_level != (bound.terms_per_user is not None) for bound in bounds.values()):
         raise InputError("functions of a whole batch are asked for by bounds that say how much one user touched.")
     totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     users = parts = 0
-    for some, portions, sums in _block_sums(blocks, step, bounds, workers, group, sample, count):
+    for some, portions, sums in _block_sums(blocks, step, bounds, workers, among, count):
         users += some
         parts += 1 + portions
         for key, total in sums.items():
@@ -147,44 +89,42 @@ def sum_blocks(
 
 def _block_sums(
     blocks: Iterable[UserTable],
-    step: Any,
+    step: Step,
     bounds: Mapping[str, Bound | LossBound],
     workers: int,
-    group: Group | None,
-    sample: Sample | FixedSample | None,
+    among: Audience,
     count: int,
 ) -> Iterator[_BlockSums]:
-    slots = slots_of(step)
-    if slots is None:
-        if sample is not None:
+    spec = step.spec
+    if spec.layout == "by_size":
+        if isinstance(among, Sample | FixedSample):
             raise InputError("a sample is asked by a step with slots. Give the step a public number of rows a user.")
-        return map_blocks(lambda block: _sum_block(block, step, bounds, group), blocks, workers)
-    if group is not None and sample is not None:
-        raise InputError("a sample is of all users. Ask a group or a sample, not both.")
-    if is_whole(step):
-        if group is not None:
+        return map_blocks(lambda block: _sum_block(block, step, spec, bounds, among), blocks, workers)
+    rows = spec.padded_rows
+    if spec.batch_level:
+        if isinstance(among, Group):
             raise InputError("a function of a whole batch is asked of everyone or of a sample, not of a group.")
-        call = whole_call(blocks, slots, _places(sample, count))
-        return iter([] if call is None else [_sum_whole(call, step, bounds)])
+        batch = whole_batch(blocks, rows, _positions(among, count))
+        return iter([] if batch is None else [_sum_whole(batch, step, bounds)])
     first, blocks = _first(blocks)
-    features, vector_size = 1 if first is None else first.n_features, getattr(step, "vector_size", 0)
-    if isinstance(sample, FixedSample):
-        least = SMALL_CALL // (slots * features)
-        seats = min(
-            seats_of(slots, features, vector_size), max(-(-sample.size // BATCH_CALLS), min(least, sample.size))
-        )
-        made = cut_calls(whole_call(blocks, slots, _places(sample, count)), seats)
+    features, floats = 1 if first is None else first.n_features, spec.floats_per_user
+    if isinstance(among, FixedSample):
+        least = SMALL_CALL // (rows * features)
+        size = min(batch_size(rows, features, floats), max(-(-among.size // BATCH_CALLS), min(least, among.size)))
+        made = cut_batches(whole_batch(blocks, rows, _positions(among, count)), size)
+    elif isinstance(among, Sample):
+        size = batch_size(rows, features, floats, among.rate * count)
+        made = padded_batches(blocks, rows, size, among.members(count))
     else:
-        members, expected = (None, None) if sample is None else (sample.members(count), sample.rate * count)
-        made = calls(blocks, slots, seats_of(slots, features, vector_size, expected), group, members)
-    return map_blocks(lambda call: _sum_call(call, step, bounds), made, workers)
+        made = padded_batches(blocks, rows, batch_size(rows, features, floats), among)
+    return map_blocks(lambda batch: _sum_batch(batch, step, bounds), made, workers)
 
 
-def _places(sample: Sample | FixedSample | None, count: int) -> NDArray[np.int64]:
-    """Who is asked, in order."""
-    if isinstance(sample, FixedSample):
-        return sample.ordered(count)
-    return np.arange(count) if sample is None else np.flatnonzero(sample.members(count))
+def _positions(among: Everyone | Sample | FixedSample, count: int) -> NDArray[np.int64]:
+    """Return who is asked, in order."""
+    if isinstance(among, FixedSample):
+        return among.ordered(count)
+    return np.flatnonzero(among.members(count)) if isinstance(among, Sample) else np.arange(count)
 
 
 def _first(blocks: Iterable[UserTable]) -> tuple[UserTable | None, Iterator[UserTable]]:
@@ -236,93 +176,97 @@ def _keep_freed_memory() -> None:
 
 
 def _sum_block(
-    block: UserTable, step: LocalStep, bounds: Mapping[str, Bound | LossBound], group: Group | None
+    block: UserTable,
+    step: Step,
+    spec: StepSpec,
+    bounds: Mapping[str, Bound | LossBound],
+    among: Everyone | Group,
 ) -> _BlockSums:
     sums = {key: np.zeros(bound.size) for key, bound in bounds.items()}
-    chosen = np.ones(block.n_users, dtype=bool) if group is None else group.members(block.ids)
+    chosen = among.members(block.ids) if isinstance(among, Group) else np.ones(block.n_users, dtype=bool)
     portions = 0
     with np.errstate(all="ignore"):  # a user's overflow is that user's zero contribution, not a warning that names it
-        takes_sparse = block.is_sparse and getattr(step, "sparse", False)
-        vector_size = getattr(step, "sparse_vector_size" if takes_sparse else "vector_size", 0)
-        for X, y in _portions(block, chosen, vector_size, takes_sparse):
-            contributions = step(*finite_rows(X, y))
+        takes_sparse = block.is_sparse and spec.accepts_sparse
+        floats = spec.floats_per_sparse_user if takes_sparse else spec.floats_per_user
+        for X, y in _portions(block, chosen, floats, takes_sparse):
+            contributions = step(UserBatch(*finite_rows(X, y)))
             portions += 1
             for key, bound in bounds.items():
                 sums[key] += clipped_sum(contributions[key], bound, users=len(X))
     return int(chosen.sum()), portions, sums
 
 
-def _sum_call(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
+def _sum_batch(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
     with np.errstate(all="ignore"):
-        call, taken = call.finite(), call.taken
-        contributions = _asked(step, call)
+        batch, taken = finite_batch(batch), taken_rows(batch)
+        contributions = _asked(step, batch)
         counted = None if taken.all() else taken
         sums = {key: clipped_sum(contributions[key], bound, counted, len(taken)) for key, bound in bounds.items()}
     return int(taken.sum()), 1, sums
 
 
-def _sum_whole(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
+def _sum_whole(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
     """The clipped terms of a function of the batch. Users on whose rows it fails alone are users without rows, at their
-    seats, and nobody hears of it: other users' terms stay what they are.
+    batch rows, and nobody hears of it: other users' terms stay what they are.
 
     If it fails even then, it is an error, except where the function is one term that any user may change wholly: there
     zero is as good a value as any other. A step that fails if no row is there is broken, and always an error.
     """
     zeros = {key: np.zeros(bound.size) for key, bound in bounds.items()}
-    if not len(call.places):
+    users = len(batch)
+    if not users:
         return 0, 1, zeros
     with np.errstate(all="ignore"):
-        call = Call(call.X, call.y, np.arange(len(call.places))).finite()
+        batch = finite_batch(UserBatch(batch.X, batch.y, np.arange(users)))
         with suppress(Exception):  # whose rows it was for stays unsaid: no error below has this one as its cause
-            return len(call.places), 1, _whole_sums(call, step, bounds)
-        failed = np.array([_fails(step, call.only(seat)) for seat in range(len(call.X))])
-        _whole_sums(call.without(np.ones(len(call.places), bool)), step, bounds)
+            return users, 1, _whole_sums(batch, step, bounds)
+        failed = np.array([_fails(step, only_user(batch, row)) for row in range(users)])
+        _whole_sums(without_users(batch, np.ones(users, bool)), step, bounds)
         try:
-            return len(call.places), 1, _whole_sums(call.without(failed), step, bounds)
+            return users, 1, _whole_sums(without_users(batch, failed), step, bounds)
         except Exception:
-            if any(getattr(bound, "touched", None) != 1 for bound in bounds.values()):
+            if any(bound.terms_per_user != 1 for bound in bounds.values()):
                 raise InputError(
                     "a function of the batch fails, and on nobody's rows alone; nothing was released."
                 ) from None
-            return len(call.places), 1, zeros
+            return users, 1, zeros
 
 
-def _whole_sums(call: Call, step: SlotStep, bounds: Mapping[str, Bound | LossBound]) -> dict[str, Array]:
-    contributions = step(call.X, call.y, call.places)
+def _whole_sums(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> dict[str, Array]:
+    contributions, rows = step(batch), step.spec.padded_rows
     for kind in contributions.values():
-        if getattr(kind, "slots", step.slots) != step.slots:
+        if kind.rows_per_user is not None and kind.rows_per_user != rows:
             raise InputError("terms of a batch were counted for another number of rows a user than the step has.")
     return {key: clipped_sum(contributions[key], bound) for key, bound in bounds.items()}
 
 
-def _asked(step: SlotStep, call: Call) -> Mapping[str, Contributions | Losses]:
+def _asked(step: Step, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
     """What the users of a call send. Those on whose rows the step fails are users without rows, and nobody hears of it.
 
-    To find them it is asked about each alone, at its seat of a call of the same shape. A step that keeps something of
+    To find them it is asked about each alone, at its row of a batch of the same shape. A step that keeps something of
     its users is then asked more than once about some: what it keeps may change by that, what it sends stays bounded.
     """
     try:
-        return step(call.X, call.y, call.places)
+        return step(batch)
     except Exception:
-        failed = np.array([_fails(step, call.only(seat)) for seat in range(len(call.X))])
+        failed = np.array([_fails(step, only_user(batch, row)) for row in range(len(batch))])
         if not failed.any():
             raise
-        good = call.without(failed)
-        return step(good.X, good.y, good.places)
+        return step(without_users(batch, failed))
 
 
-def _fails(step: SlotStep, call: Call) -> bool:
+def _fails(step: Step, batch: UserBatch) -> bool:
     try:
-        step(call.X, call.y, call.places)
+        step(batch)
     except Exception:
         return True
     return False
 
 
 def _portions(
-    block: UserTable, chosen: NDArray[np.bool_], vector_size: int, takes_sparse: bool
+    block: UserTable, chosen: NDArray[np.bool_], floats: int, takes_sparse: bool
 ) -> Iterator[tuple[Any, NDArray[Any]]]:
-    """Groups of chosen users of equal size, cut so that their vectors of this size take 32 MB at most.
+    """Yield groups of chosen users of equal size, cut so that so many numbers of each take 32 MB at most.
 
     Sparse rows are made dense for a step that does not take them, and then take 32 MB at most, too, unless those of
     one user are more. For a step that takes them they are cut by the size of the vectors it makes of them.
@@ -330,7 +274,7 @@ def _portions(
     for positions, size in block.positions_by_size(chosen):
         X, y = block.group(positions, size)
         to_dense = block.is_sparse and not takes_sparse
-        users = max((1 << 22) // max(vector_size, size * block.n_features if to_dense else 1, 1), 1)
+        users = max((1 << 22) // max(floats, size * block.n_features if to_dense else 1, 1), 1)
         for start in range(0, len(X), users):
             part = X[start : start + users]
             yield part.dense() if to_dense else part, y[start : start + users]

@@ -12,9 +12,10 @@ from __future__ import annotations
 from privrep.errors import InputError
 from privrep.federated.wire.messages import Answer, Question
 from privrep.privacy.bounds import Bound, LossBound
-from privrep.privacy.release import Query, Run
+from privrep.privacy.calibration import Query
+from privrep.privacy.protocol import EVERYONE, Audience, Users
+from privrep.privacy.run import Run
 from privrep.privacy.sampling import ListedSample
-from privrep.users.summing import Users
 
 
 def answer(question: Question, users: Users, own: Run | None) -> Answer:
@@ -28,11 +29,15 @@ def answer(question: Question, users: Users, own: Run | None) -> Answer:
         if shares is None or set(shares) != set(question.bounds) or question.chosen is not None:
             raise InputError("a question to a node with noise of its own says what each statistic spends.")
         queries = {key: Query(_norm_bound(bound), shares[key]) for key, bound in question.bounds.items()}
-        released = own.release(question.page, question.step, queries, question.group)
-        return Answer(question.number, users.count, {key: one.value for key, one in released.items()})
-    sample = None if question.chosen is None else ListedSample(question.rate, b"", question.chosen)
-    sums = users.bounded_sums(question.step, question.bounds, question.group, sample)
-    return Answer(question.number, users.count, {key: one.total for key, one in sums.items()})
+        released = own.release(question.page, question.step, queries, question.group or EVERYONE)
+        return Answer(question.number, users.facts.users, {key: one.value for key, one in released.items()})
+    if question.group is not None and question.chosen is not None:
+        raise InputError("a sample is of all users. Ask a group or a sample, not both.")
+    among: Audience = question.group or EVERYONE
+    if question.chosen is not None:
+        among = ListedSample(question.rate, b"", question.chosen)
+    sums = users.sums(question.step, question.bounds, among)
+    return Answer(question.number, users.facts.users, {key: one.total for key, one in sums.items()})
 
 
 def _norm_bound(bound: Bound | LossBound) -> Bound:

@@ -24,8 +24,8 @@ from privrep.errors import InputError
 from privrep.federated.wire.step_codec import decode, encode
 from privrep.privacy.bounds import Bound, LossBound
 from privrep.privacy.groups import Group
+from privrep.privacy.protocol import Step
 from privrep.typing import Array
-from privrep.users.summing import LocalStep, SlotStep
 
 RECORD = "privrep"
 VERSION = 2  # of what travels: raised whenever a message, or a step in it, is written in another way
@@ -84,7 +84,7 @@ class Question:
 
     run: str
     number: int
-    step: LocalStep | SlotStep
+    step: Step
     bounds: Mapping[str, Bound | LossBound]
     group: Group | None = None
     chosen: NDArray[np.bool_] | None = field(default=None, repr=False)
@@ -176,7 +176,7 @@ def refused(content: RecordDict) -> str | None:
 def _bound_to_json(bound: Bound | LossBound) -> dict[str, Any]:
     if isinstance(bound, LossBound):
         return {"candidates": bound.size}
-    if bound.touched is not None:
+    if bound.terms_per_user is not None:
         raise InputError("functions of a whole batch need all rows in one place; nodes keep theirs.")
     return {"norm": bound.norm, "size": bound.size, "acute": bound.acute}
 

@@ -34,13 +34,13 @@ from numpy.typing import NDArray
 
 from privrep.data.categories import MOST_CLASSES
 from privrep.errors import InputError
-from privrep.users.summing import LocalStep, SlotStep
+from privrep.privacy.protocol import Step
 
-STEPS = (
+TABLE_STEPS = (
     "privrep.linear.methods.centaur:HalfLossGradient",
     "privrep.linear.methods.private_fedrep:BatchGradient",
     "privrep.linear.methods.private_fedrep:FirstHalfPairs",
-    "privrep.users.projected:_Through",
+    "privrep.users.projected:ProjectedStep",
     "privrep.heads.regression:Preference",
     "privrep.heads.classification:ClassPreference",
     "privrep.heads.classification:ClassPrior",
@@ -62,14 +62,21 @@ STEPS = (
     "privrep.linear.steps:PowerStep",
     "privrep.linear.steps:ResidualMoments",
     "privrep.linear.steps:SecondMoments",
+)
+"""What a node can be asked for of a table: steps whose users have equally many rows."""
+
+NETWORK_STEPS = (
     "privrep.neural.training:MeanRow",
     "privrep.neural.gradient_step:GradientStep",
     "privrep.neural.local_sgd:LocalSgdStep",
     "privrep.neural.class_moments:ClassMoments",
     "privrep.neural.class_moments:Scatter",
     "privrep.heads.neural:HeadLosses",
-    "privrep.neural.rounds:_Measured",
+    "privrep.neural.rounds:MeasuredStep",
 )
+"""What a node can be asked for of networks: steps whose calls have a fixed shape."""
+
+STEPS = TABLE_STEPS + NETWORK_STEPS
 """What a node can be asked for."""
 
 HELD = (
@@ -98,13 +105,18 @@ PART = "privrep.nn.flat_module:FlatModule"
 WIDEST = 4096  # a matrix of a table's step, where rows are not wider
 ENCODED = "privrep.linear.class_steps:Encoded"  # makes a target of each class
 FILLS = {
-    "LocalStep": tuple(name for name in STEPS if ".neural." not in name),
-    "SlotStep": tuple(name for name in STEPS if ".neural." in name),
     "Net": ("privrep.linear.nets:RandomNet",),
     "HeadRule": ("privrep.neural.training:PriorHeads", "privrep.heads.gradient:HeadFit"),
     "View": ("privrep.neural.training:SharedPart",),
 }
 """Which classes can stand where a field declares a protocol."""
+
+INNER_STEPS = {
+    ENCODED: TABLE_STEPS,
+    "privrep.users.projected:ProjectedStep": TABLE_STEPS,
+    "privrep.neural.rounds:MeasuredStep": NETWORK_STEPS,
+}
+"""Which steps a step that is made of another can hold."""
 
 AXES = {
     **{"U": 2, "basis": 2, "matrix": 2, "outside": 2, "whitening": 2, "centre": 2},
@@ -123,7 +135,7 @@ MOST_SPREAD = 1 << 20  # numbers of memory over which the numbers of a small arr
 Arrays = dict[str, NDArray[Any]]
 
 
-def encode(step: LocalStep | SlotStep) -> tuple[str, Arrays]:
+def encode(step: Step) -> tuple[str, Arrays]:
     """The step as a text and the arrays it names; the same for the same step."""
     arrays: Arrays = {}
     if _name(step) not in STEPS:
@@ -131,9 +143,7 @@ def encode(step: LocalStep | SlotStep) -> tuple[str, Arrays]:
     return json.dumps(_written(step, arrays, 0), allow_nan=False, separators=(",", ":")), arrays
 
 
-def decode(
-    text: str, arrays: Mapping[str, NDArray[Any]], features: int | None = None, targets: int = 1
-) -> LocalStep | SlotStep:
+def decode(text: str, arrays: Mapping[str, NDArray[Any]], features: int | None = None, targets: int = 1) -> Step:
     """The step that `encode` was given. Whatever is wrong with what was sent is an InputError.
 
     Pass how many features and targets rows have on this node: a step for other rows could lay rows of different users
@@ -147,7 +157,7 @@ def decode(
         if _name(step) not in STEPS:
             raise _wrong("it is no step that a node knows")
         _check_targets(step, targets)
-        if ".neural." not in _name(step):
+        if _name(step) in TABLE_STEPS:
             _check_width(arrays, WIDEST if features is None else max(features, WIDEST))
         if reader.arrays:
             raise _wrong(f"the array {_short(next(iter(reader.arrays)))} was sent and is named nowhere")
@@ -355,7 +365,7 @@ class _Reader:
         values = {each: self.read(fields[each], depth + 1) for each in declared}
         axes = AXES | OTHER_AXES.get(name, {})
         for each, value in values.items():
-            if not _fits(value, declared[each]) or (type(value) is np.ndarray and value.ndim != axes[each]):
+            if not _fits(value, declared[each], name) or (type(value) is np.ndarray and value.ndim != axes[each]):
                 raise _wrong(f"the field {each} of its {name.partition(':')[2]} cannot be what was sent")
         made = _class(name)(**values)
         if name.endswith(":Split"):
@@ -365,15 +375,15 @@ class _Reader:
         return made
 
 
-def _fits(value: Any, declared: Any) -> bool:
-    """Whether a field that declares this may have this value."""
+def _fits(value: Any, declared: Any, holder: str) -> bool:
+    """Return whether a field of this class that declares this type may have this value."""
     origin = get_origin(declared)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, each) for each in get_args(declared))
+        return any(_fits(value, each, holder) for each in get_args(declared))
     if origin is Literal:
         return type(value) is str and value in get_args(declared)
     if origin is tuple:
-        return type(value) is tuple and all(_fits(each, get_args(declared)[0]) for each in value)
+        return type(value) is tuple and all(_fits(each, get_args(declared)[0], holder) for each in value)
     if origin is np.ndarray:  # of the kind that is declared: a mask of integers would be a list of places
         return type(value) is np.ndarray and value.dtype.kind in _kinds(get_args(declared)[1])
     if declared is float:
@@ -382,8 +392,8 @@ def _fits(value: Any, declared: Any) -> bool:
         return type(value) is int or isinstance(value, np.integer)
     if declared is bool:
         return isinstance(value, bool | np.bool_)
-    if declared is Any:  # of `Encoded`, which holds a step of targets
-        declared = LocalStep
+    if declared is Step:
+        return _name(value) in INNER_STEPS[holder]
     if declared.__name__ in FILLS:
         return _name(value) in FILLS[declared.__name__]
     return type(value) is declared

@@ -1,6 +1,6 @@
 """The engine of users who live on Flower nodes: ask every node for one sum, check what comes, add it up.
 
-Formal guarantee, with honest nodes: `FlowerUsers.bounded_sums` is what `privacy.bounds` promises of a sum over all
+Formal guarantee, with honest nodes: `FlowerUsers.sums` is what `privacy.bounds` promises of a sum over all
 users behind the answers. Two neighbouring populations differ on one node, whose sum is within the error of its own
 blocks; adding up the nodes' sums, in the order of their names, adds an error of users * nodes * C * 2^-54, at most
 2^-14 C here. A node that does not answer counts as users who send zeros: noise and divisors are public constants, so
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count as counter
 from typing import Any
@@ -26,36 +26,31 @@ from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import MAX_USERS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import Query, calibrate
 from privrep.privacy.groups import Group
-from privrep.privacy.node_noise import Noisy
+from privrep.privacy.node_noise import Noisy, NoisyUsers
+from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.typing import Array
-from privrep.users.batching import is_whole
 from privrep.users.isolated import check_sums
-from privrep.users.summing import LocalStep, SlotStep
 
 MAX_USERS_TIMES_NODES = 2**40
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a node says of itself when it joins: public facts, the same for the whole run."""
+def read_facts(fields: Mapping[str, Any]) -> Facts:
+    """Return what a node says of itself when it joins: public facts, the same for the whole run."""
+    whole = all(type(fields.get(name)) is int for name in ("users", "features", "targets"))
+    if set(fields) != {"users", "features", "targets", "sparse"} or not whole:
+        raise InputError("a node's facts are its numbers of users, features and targets, and whether it is sparse.")
+    if type(fields["sparse"]) is not bool:
+        raise InputError("a node's rows are sparse or not: true or false.")
+    facts = Facts(**fields)
+    check_facts(facts)
+    return facts
 
-    users: int
-    features: int
-    targets: int
-    sparse: bool
 
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Facts:
-        whole = all(type(fields.get(name)) is int for name in ("users", "features", "targets"))
-        if set(fields) != {"users", "features", "targets", "sparse"} or not whole:
-            raise InputError("a node's facts are its numbers of users, features and targets, and whether it is sparse.")
-        if type(fields["sparse"]) is not bool:
-            raise InputError("a node's rows are sparse or not: true or false.")
-        facts = cls(**fields)
-        if not (1 <= facts.users <= MAX_USERS and facts.features >= 1 and facts.targets >= 1):
-            raise InputError(f"a node has 1 to {MAX_USERS:,} users, and features and targets. Got {facts} instead.")
-        return facts
+def check_facts(facts: Facts) -> None:
+    """Raise InputError unless a node may have so many users, and rows of this shape."""
+    if not (1 <= facts.users <= MAX_USERS and facts.features >= 1 and facts.targets >= 1):
+        raise InputError(f"a node has 1 to {MAX_USERS:,} users, and features and targets. Got {facts} instead.")
 
 
 class FlowerUsers:
@@ -65,29 +60,27 @@ class FlowerUsers:
     def __init__(
         self, conversation: Conversation, run: str, roster: Mapping[str, Facts], shape: tuple[int, int, bool]
     ) -> None:
-        self.roster, (self.features, self.targets, self.sparse) = dict(sorted(roster.items())), shape
+        self.roster = dict(sorted(roster.items()))
         self._conversation, self._run, self._numbers = conversation, run, counter(1)
         if not self.roster:
             raise InputError("no node has joined, so there are no users.")
         shapes = {(facts.features, facts.targets, facts.sparse) for facts in self.roster.values()}
         if len(shapes) > 1:
             raise InputError(f"nodes hold rows of different shapes ({sorted(shapes)}); give all the same columns.")
-        self.count = sum(facts.users for facts in self.roster.values())
-        if self.count > MAX_USERS or self.count * len(self.roster) > MAX_USERS_TIMES_NODES:
-            raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {self.count:,} instead.")
+        users = sum(facts.users for facts in self.roster.values())
+        if users > MAX_USERS or users * len(self.roster) > MAX_USERS_TIMES_NODES:
+            raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} instead.")
+        self.facts = Facts(users, *shape)
 
-    def bounded_sums(
-        self,
-        step: LocalStep | SlotStep,
-        bounds: Mapping[str, Bound | LossBound],
-        group: Group | None = None,
-        sample: Sample | FixedSample | None = None,
+    def sums(
+        self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
         """One trip to every node, however many statistics."""
-        if is_whole(step) or isinstance(sample, FixedSample):
+        if step.spec.batch_level or isinstance(among, FixedSample):
             raise InputError("batches of a fixed size, and functions of whole batches, need all rows in one place.")
+        group, sample = _group(among), among if isinstance(among, Sample) else None
         question = Question(self._run, next(self._numbers), step, bounds, group)
-        answers = self._answers(question, None if sample is None else sample, partial(check_sums, bounds))
+        answers = self._answers(question, sample, partial(check_sums, bounds))
         return {key: BoundedSum(self._added(answers, key, bound.size), bound) for key, bound in bounds.items()}
 
     def _answers(self, question: Question, sample: Sample | None, check: Any) -> dict[str, Answer]:
@@ -95,7 +88,7 @@ class FlowerUsers:
         asked = dict.fromkeys(self.roster, question)
         if sample is not None:
             ends = np.cumsum([facts.users for facts in self.roster.values()])
-            masks = np.split(sample.members(self.count), ends[:-1])
+            masks = np.split(sample.members(self.facts.users), ends[:-1])
             asked = {
                 name: replace(question, chosen=mask, rate=sample.rate)
                 for name, mask in zip(self.roster, masks, strict=True)
@@ -121,7 +114,7 @@ class FlowerUsers:
         return total
 
 
-class NoisyFlowerUsers(FlowerUsers):
+class NoisyFlowerUsers(FlowerUsers, NoisyUsers):
     """Users on nodes that add noise themselves, each on its own ledger's account: the server sees noisy sums alone.
 
     Every node is asked for `noise_nodes` times the mu^2 of the query, so that the noise of so many of them makes up
@@ -142,12 +135,8 @@ class NoisyFlowerUsers(FlowerUsers):
         if noise_nodes > len(self.roster):
             raise InputError(f"noise_nodes is {noise_nodes}, and {len(self.roster)} nodes have joined.")
 
-    def bounded_sums(
-        self,
-        step: LocalStep | SlotStep,
-        bounds: Mapping[str, Bound | LossBound],
-        group: Group | None = None,
-        sample: Sample | FixedSample | None = None,
+    def sums(
+        self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
         raise InputError(
             "nodes that add the noise release no exact sums: choices and samples are for a trusted server."
@@ -156,16 +145,16 @@ class NoisyFlowerUsers(FlowerUsers):
     def noisy_sums(
         self,
         page: str,
-        step: LocalStep | SlotStep,
+        step: Step,
         queries: Mapping[str, Query],
         relation: Relation,
-        group: Group | None = None,
+        among: Everyone | Group = EVERYONE,
     ) -> dict[str, Noisy]:
         """See `privacy.node_noise.NoisyUsers`."""
         shares = {key: query.mu_squared * self.noise_nodes for key, query in queries.items()}
         sigmas = {key: calibrate(queries[key].bound, share, relation).sigma for key, share in shares.items()}
         bounds = {key: query.bound for key, query in queries.items()}
-        question = Question(self._run, next(self._numbers), step, bounds, group, page=page, mu_squared=shares)
+        question = Question(self._run, next(self._numbers), step, bounds, _group(among), page=page, mu_squared=shares)
         answers = self._answers(question, None, partial(check_sums, bounds, sigmas=sigmas))
         if len(answers) < self.noise_nodes:
             raise InputError(f"{len(answers)} nodes added noise, and {self.noise_nodes} must; nothing was released.")
@@ -173,3 +162,7 @@ class NoisyFlowerUsers(FlowerUsers):
             key: Noisy(self._added(answers, key, bounds[key].size), sigma * math.sqrt(len(answers)))
             for key, sigma in sigmas.items()
         }
+
+
+def _group(among: Audience) -> Group | None:
+    return among if isinstance(among, Group) else None

@@ -36,9 +36,11 @@ from privrep.local.losses import Loss
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.groups import hashes
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.typing import Array, Floats
 
 
@@ -141,7 +143,7 @@ def paper_centaur(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, d, total = public_count(run), run.users.features, run.ledger.capacity
+    n, d, total = public_count(run), run.users.facts.features, run.ledger.capacity
     if copies < 1:
         raise InputError(f"boosting takes one copy or more. Got {copies} instead.")
     image = Query(Bound(clip_init, d * rank), init_share * total / (copies * power_rounds))
@@ -162,7 +164,7 @@ def paper_centaur(
 
 def _paper_power(run: Run, rank: int, image: Query, rounds: int, page: str) -> Array:
     """Algorithm 5: X <- QR of the released sum of M_i X from a public random X."""
-    d = run.users.features
+    d = run.users.facts.features
     X = random_basis(d, rank, page)
     for t in range(1, rounds + 1):
         step = PowerStep(X, FeatureTransform.plain(d), intercept=False, own_rows=True)
@@ -182,10 +184,12 @@ class HalfLossGradient:
     batch: int | None = None
 
     @property
-    def vector_size(self) -> int:
-        return self.U.size
+    def spec(self) -> StepSpec:
+        return StepSpec(floats_per_user=self.U.size)
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         m = X.shape[1]
         size = m // 2 if self.batch is None else min(self.batch, m // 2)
         order = np.argsort(hashes(np.arange(m), self.page), kind="stable")

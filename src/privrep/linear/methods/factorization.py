@@ -36,8 +36,10 @@ from privrep.local.least_squares import centred_targets
 from privrep.local.representation import Estimate, Ratings, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Concatenated, NonNegative, RowMoments, SparseColumns, packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.typing import Array, Floats
 
 MEAN_WEIGHT, PRESENCE_WEIGHT = 0.3, 0.3  # a and b: of the offsets and of the counts against the covariance
@@ -82,7 +84,7 @@ def private_factorization(run: Run, rank: int | None) -> Representation:
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
-    d, total = run.users.features, run.ledger.capacity
+    d, total = run.users.facts.features, run.ledger.capacity
     if d <= MOST_PAIRED:
         items, factors, error = _paired(run, np.arange(d), rank, total)
         return _publish(run, items, factors, error)
@@ -164,7 +166,7 @@ def _shrunk(rows: Array, beta: Array, noise: Array) -> Array:
 
 def _means(run: Run, mu_squared: float) -> _Items:
     """Offsets and presence of more items than can be paired."""
-    d = run.users.features
+    d = run.users.facts.features
     query = Query(Bound(math.sqrt(3.0), 2 * d + 1), mu_squared)
     released = run.release("means", TasteMeans(), {"means": query})["means"]
     means, presence, raters = released.value[:d], released.value[d : 2 * d], float(released.value[-1])
@@ -247,16 +249,17 @@ class TasteMoments:
     direction is zero. They are acute: the first is positive semi-definite, the second has no negative entry.
     """
 
-    sparse: ClassVar[bool] = True
     items: NDArray[np.int64]  # those it is about: direction and presence are of these alone
     mean_weight: float  # a
     presence_weight: float  # b
 
     @property
-    def sparse_vector_size(self) -> int:
-        return 2 * len(self.items) + 1
+    def spec(self) -> StepSpec:
+        return StepSpec(accepts_sparse=True, floats_per_sparse_user=2 * len(self.items) + 1)
 
-    def __call__(self, X: SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: SparseRows = batch.X
+        y: Floats = batch.y
         users, d = len(X), len(self.items)
         t = taste(X, y).among(self.items, users, X.shape[2])
         rows, presence = np.zeros((users, 1, d + 1)), np.zeros((users, d))
@@ -270,9 +273,11 @@ class TasteMoments:
 class TasteMeans:
     """A user's direction and presence, for more items than can be paired."""
 
-    sparse: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
 
-    def __call__(self, X: SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: SparseRows = batch.X
+        y: Floats = batch.y
         t = taste(X, y)
         values = np.column_stack([t.direction, t.presence])
         return {"means": SparseColumns(t.user, t.item, values, np.ones((len(X), 1)), X.shape[2])}
@@ -285,7 +290,7 @@ class TasteImage:
     Its length is at most 1/2, since |x_tail|^2 + |x_head|^2 <= 1.
     """
 
-    sparse: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
     basis: Array  # (d, k), zero outside the head
     tail: NDArray[np.bool_]  # (d,)
 
@@ -293,7 +298,9 @@ class TasteImage:
         if self.tail.dtype != np.bool_:
             raise InputError("the tail is a mask of items; numbers would be taken for places.")
 
-    def __call__(self, X: SparseRows, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: SparseRows = batch.X
+        y: Floats = batch.y
         users, _, d = X.shape
         t = taste(X, y)
         outside = self.tail[t.item]

@@ -17,7 +17,7 @@ from privrep.linear.nets import Zooming, sign_matrix, zoom
 from privrep.local.projection import Projection
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.users.projected import project
 
 
@@ -40,7 +40,7 @@ def lipschitz_selection(
     Formal guarantee: epsilon-DP at user level, without a delta, with the epsilon of the run's budget: what a user gains
     by a candidate lies in a range of radius times norm (see `LipschitzLosses`), brought to [0, 1].
     """
-    d = run.users.features
+    d = run.users.facts.features
     if loss not in LOSSES:
         raise InputError(f"loss must be one of {', '.join(LOSSES)}. Got {loss!r} instead.")
     for name, value in (("radius", radius), ("norm", norm)):

@@ -19,7 +19,7 @@ from privrep.linear.nets import Zooming, sign_matrix, zoom
 from privrep.local.projection import Projection
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.users.projected import project
 
 FEWEST, MOST = 10, 60  # dimensions that `projected_dimension` takes
@@ -45,7 +45,7 @@ def margin_selection(
     Formal guarantee: epsilon-DP at user level, without a delta, with the epsilon of the run's budget. A user's loss by
     each candidate lies in [0, 1], however its head is picked.
     """
-    d = run.users.features
+    d = run.users.facts.features
     check_margin(margin, radius, norm)
     kept = min(projected_dimension(margin, radius, norm) if projected is None else projected, d)
     if not 1 <= rank <= kept:

@@ -41,10 +41,12 @@ from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, CrossMoments, Summed, Vectors, packed_size, unpack
 from privrep.privacy.groups import Group
 from privrep.privacy.kronecker import kronecker
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.typing import Array, Floats
 
 MOST_UNKNOWNS = 4096  # d k: the normal equations have their square, half of which is released
@@ -64,7 +66,7 @@ def priv_altmin(
     settings: AlternationSettings | None = None,
 ) -> Representation:
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
-    d = run.users.features
+    d = run.users.facts.features
     check_reach(d, rank)
     start = initialiser or best_start(d, normalised_pairs)
     settings = settings or AlternationSettings(rounds=ROUNDS)
@@ -126,7 +128,7 @@ class RegressionRound:
         return NormalEquations(state.basis, outside, problem.frame, norm, norm / ratio, ridge, problem.intercept)
 
     def queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
-        unknowns = step.vector_size
+        unknowns = step.spec.floats_per_user
         normal = Bound(step.normal_norm, packed_size(unknowns), acute=True)
         return {
             "normal": Query(normal, NORMAL_SHARE * mu_squared),
@@ -236,7 +238,7 @@ def paper_altmin(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
-    d, total = run.users.features, run.ledger.capacity
+    d, total = run.users.facts.features, run.ledger.capacity
     check_reach(d, rank)
     pairs = Query(Bound(zeta**2, packed_size(d)), init_share * total)
     moments = run.release("paper-pairs", DisjointPairs(zeta), {"moments": pairs})["moments"].value
@@ -249,7 +251,7 @@ def paper_altmin(
     error = float(rank)
     for t in range(rounds):
         step = QuarterEquations(U, eta, zeta)
-        released = run.release(f"paper-altmin-{t + 1}", step, queries, group=Group("priv-altmin", t, rounds))
+        released = run.release(f"paper-altmin-{t + 1}", step, queries, Group("priv-altmin", t, rounds))
         A, right = unpack(released["normal"].value), released["right"]
         values, axes = np.linalg.eigh(A)
         values = np.where(values == 0, np.inf, values)  # directions in which nobody said anything
@@ -286,10 +288,12 @@ class NormalEquations:
             raise InputError(f"norms must be positive. Got {self.norm} and {self.normal_norm} instead.")
 
     @property
-    def vector_size(self) -> int:
-        return self.U.shape[1] * self.outside.shape[1]
+    def spec(self) -> StepSpec:
+        return StepSpec(floats_per_user=self.U.shape[1] * self.outside.shape[1])
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         users, m, _ = X.shape
         enough = m > 1 + self.intercept  # some rows are left to fit a head on when one is left out
         P = projected(X, self.frame, self.U, self.intercept)
@@ -327,10 +331,12 @@ class QuarterEquations:
     zeta: float
 
     @property
-    def vector_size(self) -> int:
-        return self.U.size
+    def spec(self) -> StepSpec:
+        return StepSpec(floats_per_user=self.U.size)
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         users, m, d = X.shape
         quarter, half = m // 4, m // 2
         if not quarter:
@@ -356,9 +362,12 @@ class DisjointPairs:
     Targets are held within [-`zeta`, `zeta`], so that a user's norm is at most zeta^2.
     """
 
+    spec: ClassVar[StepSpec] = StepSpec()
     zeta: float
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         pairs = X.shape[1] // 4
         rows = X[:, : max(2 * pairs, 1)].astype(np.float64)
         lengths = np.sqrt((rows**2).sum(axis=2))

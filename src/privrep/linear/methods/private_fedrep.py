@@ -32,8 +32,10 @@ from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors, packed_size, unpack
-from privrep.privacy.release import Query, Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.typing import Array, Floats
 
 
@@ -48,7 +50,7 @@ def private_fedrep(
     loss: Loss | None = None,
 ) -> Representation:
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
-    start = initialiser or best_start(run.users.features)
+    start = initialiser or best_start(run.users.facts.features)
     return learn(run, rank, GradientRound(), start, intercept=intercept, frame=frame, settings=settings, loss=loss)
 
 
@@ -148,7 +150,7 @@ def paper_fedrep(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, d, total = public_count(run), run.users.features, run.ledger.capacity
+    n, d, total = public_count(run), run.users.facts.features, run.ledger.capacity
     pairs = Query(Bound(clip_init, packed_size(d)), init_share * total)
     moments = run.release("paper-moments", FirstHalfPairs(), {"moments": pairs})["moments"].value
     U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]
@@ -167,16 +169,20 @@ def public_count(run: Run) -> int:
     """n, which these algorithms divide by: a public fact when a user's rows are replaced, not when a user leaves."""
     if run.ledger.budget.relation != "replace-one-user":
         raise InputError("this algorithm divides by the number of users, which only replace-one-user makes public.")
-    return run.users.count
+    return run.users.facts.users
 
 
 @dataclass(frozen=True)
 class FirstHalfPairs:
     """Algorithm 2's Z_i = 1/(h(h-1)) sum over pairs of different rows of y y' x x'^T, on a user's first h = m/2."""
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    spec: ClassVar[StepSpec] = StepSpec()
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         half = X.shape[1] // 2
-        return PairMoments(FeatureTransform.plain(X.shape[2]), intercept=False)(X[:, :half], y[:, :half])
+        return PairMoments(FeatureTransform.plain(X.shape[2]), intercept=False)(UserBatch(X[:, :half], y[:, :half]))
 
 
 @dataclass(frozen=True)
@@ -188,12 +194,15 @@ class BatchGradient:
     columns of U the head is the one of least norm; with no rows for a batch a user sends zero.
     """
 
+    spec: ClassVar[StepSpec] = StepSpec()
     U: Array
     page: str
     batch: int | None = None
     disjoint: bool = True
 
-    def __call__(self, X: Floats, y: Floats) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        y: Floats = batch.y
         half = X.shape[1] // 2
         most = half // 2 if self.disjoint else half
         size = most if self.batch is None else min(self.batch, most)

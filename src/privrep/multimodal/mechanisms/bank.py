@@ -36,6 +36,7 @@ from privrep.neural.gradient_step import captured, gradients, joined, not_by_lay
 from privrep.nn.flat_module import FlatModule
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Concatenated, Products, Vectors
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Singles
 
 
@@ -48,7 +49,7 @@ class BankStep:
     weights: Singles
     layout: Layout
     temperature: float
-    slots: int
+    rows_per_user: int
 
     @cached_property
     def size(self) -> int:
@@ -64,9 +65,10 @@ class BankStep:
         return all(not_by_layers(part, numbers) is None for part, numbers in self._parts())
 
     @cached_property
-    def vector_size(self) -> int:
-        """Numbers of a user's that are held as a vector: weights of convolutions, or all if they are had one by one."""
-        return sum(_kernel_weights(part) for part, _ in self._parts()) if self.by_layers else self.size
+    def spec(self) -> StepSpec:
+        """Of a user's numbers, weights of convolutions are held as a vector, or all if gradients are had one by one."""
+        held = sum(_kernel_weights(part) for part, _ in self._parts()) if self.by_layers else self.size
+        return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=held)
 
     @property
     def _own_texts(self) -> bool:
@@ -91,14 +93,14 @@ class BankStep:
         with one_thread():
             return unit(torch.from_numpy(self.towers.of_texts(self.weights, self.layout.bank)))
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         with one_thread():
-            targets = torch.from_numpy(self.layout.targets(y))
+            targets = torch.from_numpy(self.layout.targets(batch.y))
             there = (targets >= 0).float()
             shares = there / there.sum(dim=1, keepdim=True).clamp_min(1)
             if self.by_layers:
-                return {"gradient": Concatenated(self._layer_by_layer(X, targets.flatten(), shares.flatten()))}
-            return {"gradient": Vectors(self._one_by_one(X, targets, shares))}
+                return {"gradient": Concatenated(self._layer_by_layer(batch.X, targets.flatten(), shares.flatten()))}
+            return {"gradient": Vectors(self._one_by_one(batch.X, targets, shares))}
 
     def _layer_by_layer(self, X: NDArray[Any], targets: Tensor, shares: Tensor) -> tuple[Contributions, ...]:
         users, (image_weights, text_weights, log_scale) = len(X), self._pieces

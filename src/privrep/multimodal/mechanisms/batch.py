@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from privrep.multimodal.towers import Layout, Towers, unit
 from privrep.nn.flat_module import FlatModule
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import BatchTerm
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Singles
 
 
@@ -31,21 +31,24 @@ class BatchStep:
     """The gradient of the CLIP loss of all pairs of a batch. `chunk` is how many rows are differentiated at a time: it
     bounds memory, and leaves the gradient what it is."""
 
-    whole: ClassVar[bool] = True
     towers: Towers
     weights: Singles
     layout: Layout
     temperature: float
-    slots: int
+    rows_per_user: int
     chunk: int = 256
+
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="batch", rows_per_user=self.rows_per_user)
 
     @property
     def size(self) -> int:
         return self.towers.size
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
-        flat = rows_of(X).flatten(0, 1)
-        targets = torch.from_numpy(self.layout.targets(y)).flatten()
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        flat = rows_of(batch.X).flatten(0, 1)
+        targets = torch.from_numpy(self.layout.targets(batch.y)).flatten()
         there = targets >= 0
         return {"gradient": BatchTerm(self._gradient(flat[there], targets[there]).numpy())}
 

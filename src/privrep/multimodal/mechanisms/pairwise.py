@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ from privrep.heads.gradient import rows_of
 from privrep.multimodal.towers import Layout, Towers
 from privrep.nn.flat_module import FlatModule
 from privrep.privacy.bounds import MAX_USERS, Bound, Contributions
-from privrep.privacy.similarities import Similarities, touched_terms
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.similarities import Similarities, changed_terms
 from privrep.typing import Singles
 
 
@@ -36,16 +37,15 @@ from privrep.typing import Singles
 class InsideStep:
     """The clipped gradients of all similarities of a batch of `users`, in both projections."""
 
-    whole: ClassVar[bool] = True
     towers: Towers
     weights: Singles
     layout: Layout
     temperature: float
-    slots: int
+    rows_per_user: int
     users: int
 
     def __post_init__(self) -> None:
-        rows = self.users * self.slots
+        rows = self.users * self.rows_per_user
         if 2 * rows**2 - rows > MAX_USERS:
             raise InputError(
                 f"clipping inside the loss takes batches of at most {math.isqrt(MAX_USERS // 2):,} pairs. Got {rows:,} "
@@ -53,21 +53,25 @@ class InsideStep:
             )
 
     @property
+    def spec(self) -> StepSpec:
+        return StepSpec(layout="batch", rows_per_user=self.rows_per_user)
+
+    @property
     def size(self) -> int:
         return self.towers.size
 
     def bound(self, clip: float) -> Bound:
         """With which replacing a user moves the sum by at most twice `clip`, but for rounding."""
-        touched = touched_terms(self.users * self.slots, self.slots, self._repeat)
-        return Bound(clip / touched, self.size, touched=touched)
+        terms = changed_terms(self.users * self.rows_per_user, self.rows_per_user, self._repeat)
+        return Bound(clip / terms, self.size, terms_per_user=terms)
 
     @property
     def _repeat(self) -> float:
-        return float(self.users * self.slots)
+        return float(self.users * self.rows_per_user)
 
-    def __call__(self, X: NDArray[Any], y: NDArray[Any], places: NDArray[np.int64]) -> dict[str, Contributions]:
-        rows = rows_of(X).flatten(0, 1)
-        targets = torch.from_numpy(self.layout.targets(y)).flatten()
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        rows = rows_of(batch.X).flatten(0, 1)
+        targets = torch.from_numpy(self.layout.targets(batch.y)).flatten()
         x = _features(self.towers.image, self.layout.images(rows))
         t = _features(self.towers.text, self.layout.texts(rows, targets))
         image_weights, text_weights, log_scale = self.towers.pieces(self.weights, self.temperature)
@@ -75,7 +79,7 @@ class InsideStep:
         u, left = _directions(x @ image_weights.numpy().reshape(self.towers.dim, -1).T, there)
         v, right = _directions(t @ text_weights.numpy().reshape(self.towers.dim, -1).T, there)
         slopes = self._slopes(u @ v.T, targets.numpy(), math.exp(log_scale))
-        return {"gradient": Similarities(x, t, u, v, left, right, slopes, self.slots, self._repeat)}
+        return {"gradient": Similarities(x, t, u, v, left, right, slopes, self.rows_per_user, self._repeat)}
 
     def _slopes(self, similarities: NDArray[Any], targets: NDArray[np.int64], scale: float) -> NDArray[Any]:
         """Of the loss in each similarity. Two pairs with one caption of the bank are neither told apart nor joined."""

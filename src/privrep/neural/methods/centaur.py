@@ -12,18 +12,18 @@ from privrep.neural.personal import Personal, ended
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, train
 from privrep.neural.user_state import UserState, kept_heads
 from privrep.nn.flat_module import Split
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.typing import Singles
 
 
 def centaur(
-    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
 ) -> tuple[TrainedWeights, UserState]:
     """CENTAUR as in its paper (Algorithms 1 and 2): shared representation, heads that users keep and fit further.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
     """
-    kept = kept_heads(split, split.head.weights(), settings, run.users.count, slots)
+    kept = kept_heads(split, split.head.weights(), settings, run.users.facts.users, rows_per_user)
     return train(run, split.representation.weights(), kept.step, settings, mu_squared, "centaur"), kept
 
 
@@ -33,12 +33,12 @@ class CentaurMethod:
     name: ClassVar[str] = "CENTAUR"
 
     def train(
-        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
     ) -> tuple[TrainedWeights, Tensor]:
-        trained, kept = centaur(run, split, settings, mu_squared, slots)
+        trained, kept = centaur(run, split, settings, mu_squared, rows_per_user)
         return trained, kept.own
 
     def end(
-        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int
+        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
     ) -> Personal:
-        return ended(split, weights, own, fit, table, slots)
+        return ended(split, weights, own, fit, table, rows_per_user)

@@ -13,7 +13,7 @@ from privrep.heads.gradient import HeadFit, HeadRule
 from privrep.neural.personal import Personal, ended
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, train
 from privrep.nn.flat_module import FlatModule, Split
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.typing import Singles
 
 NOTHING = np.zeros(0, dtype=np.float32)
@@ -29,14 +29,14 @@ def whole(split: Split) -> Split:
     return Split(FlatModule(network), FlatModule(nn.Identity()), split.features, split.classes, split.classes)
 
 
-def fedavg(run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int) -> TrainedWeights:
+def fedavg(run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int) -> TrainedWeights:
     """DP-FedAvg (McMahan et al. 2018): all weights are shared and trained; users fine-tune heads afterwards.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
     """
     network, settings = whole(split), replace(settings, head_fit=NO_HEADS)
     start = network.representation.weights()
-    first = local_step(network, start, NOTHING, settings, slots)
+    first = local_step(network, start, NOTHING, settings, rows_per_user)
     return train(run, start, lambda weights: replace(first, weights=weights), settings, mu_squared, "fedavg")
 
 
@@ -46,11 +46,11 @@ class FedAvgMethod:
     name: ClassVar[str] = "DP-FedAvg-ft"
 
     def train(
-        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
     ) -> tuple[TrainedWeights, None]:
-        return fedavg(run, split, settings, mu_squared, slots), None
+        return fedavg(run, split, settings, mu_squared, rows_per_user), None
 
     def end(
-        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int
+        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
     ) -> Personal:
-        return ended(split, weights, None, fit, table, slots)
+        return ended(split, weights, None, fit, table, rows_per_user)

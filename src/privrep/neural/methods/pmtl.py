@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,12 +17,13 @@ from privrep.neural.user_state import UserState, check_everyone
 from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
-from privrep.privacy.release import Run
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.run import Run
 from privrep.typing import Singles
 
 
 def pmtl(
-    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int, pull: float = 1.0
+    run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int, pull: float = 1.0
 ) -> tuple[TrainedWeights, UserState]:
     """PMTL (Hu et al. 2021): everyone keeps a whole network of their own, pulled towards the noisy mean of all.
 
@@ -35,14 +36,15 @@ def pmtl(
     network = whole(split).representation
     start = network.weights()
 
-    def advance(own: Tensor, weights: Singles, X: Any, y: Any, places: Any) -> tuple[Tensor, Contributions]:
-        rows, labels = rows_of(X), labels_of(y, split.classes)
+    def advance(own: Tensor, weights: Singles, batch: UserBatch) -> tuple[Tensor, Contributions]:
+        rows, labels = rows_of(batch.X), labels_of(batch.y, split.classes)
         moved = own.clone()
-        for some in batches(slots, settings.batch, settings.epochs):
+        for some in batches(rows_per_user, settings.batch, settings.epochs):
             moved = _pulled_step(network, moved, torch.tensor(weights), rows[:, some], labels[:, some], settings, pull)
         return moved, Vectors((moved - own).numpy())
 
-    kept = UserState(advance, torch.tensor(start).expand(run.users.count, len(start)).clone(), slots, network.size)
+    spec = StepSpec(layout="padded", rows_per_user=rows_per_user, floats_per_user=network.size)
+    kept = UserState(advance, torch.tensor(start).expand(run.users.facts.users, len(start)).clone(), spec)
     return train(run, start, kept.step, settings, mu_squared, "pmtl"), kept
 
 
@@ -60,10 +62,10 @@ def _pulled_step(
     return descended(network, own, rows, labels, settings.step_size, None, 1).sub_(towards)
 
 
-def ended_pmtl(split: Split, own: Tensor, fit: HeadRule, table: UserTable, slots: int) -> Personal:
+def ended_pmtl(split: Split, own: Tensor, fit: HeadRule, table: UserTable, rows_per_user: int) -> Personal:
     """What users have after the last round of `pmtl`: networks of their own, with heads fitted once more."""
     size = split.representation.size
-    return fine_tuned(split, own[:, :size], own[:, size:], fit, table, slots)
+    return fine_tuned(split, own[:, :size], own[:, size:], fit, table, rows_per_user)
 
 
 class PmtlMethod:
@@ -72,13 +74,13 @@ class PmtlMethod:
     name: ClassVar[str] = "PMTL-ft"
 
     def train(
-        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
     ) -> tuple[TrainedWeights, Tensor]:
-        trained, kept = pmtl(run, split, settings, mu_squared, slots)
+        trained, kept = pmtl(run, split, settings, mu_squared, rows_per_user)
         return trained, kept.own
 
     def end(
-        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int
+        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
     ) -> Personal:
         assert own is not None
-        return ended_pmtl(split, own, fit, table, slots)
+        return ended_pmtl(split, own, fit, table, rows_per_user)

@@ -16,7 +16,7 @@ from privrep.neural.personal import Personal
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, train
 from privrep.neural.user_state import UserState, kept_heads
 from privrep.nn.flat_module import FlatModule, Split
-from privrep.privacy.release import Run
+from privrep.privacy.run import Run
 from privrep.typing import Singles
 
 
@@ -49,7 +49,7 @@ def ppsgd(
     split: Split,
     settings: TrainingSettings,
     mu_squared: float,
-    slots: int,
+    rows_per_user: int,
     eta: float = 0.1,
     alpha: float = 0.1,
 ) -> tuple[TrainedWeights, UserState]:
@@ -66,7 +66,7 @@ def ppsgd(
     shared = FlatModule(_Both(split.representation.module, split.head.module))
     added = Split(shared, FlatModule(_Added(rank, classes, "bias" in split.head.shapes)), split.features, 0, classes)
     settings = replace(settings, step_size=alpha * eta, head_fit=HeadFit(steps=1, rate=eta))
-    kept = kept_heads(added, np.zeros(split.head.size, np.float32), settings, run.users.count, slots)
+    kept = kept_heads(added, np.zeros(split.head.size, np.float32), settings, run.users.facts.users, rows_per_user)
     return train(run, shared.weights(), kept.step, settings, mu_squared, "ppsgd"), kept
 
 
@@ -84,14 +84,14 @@ class PpsgdMethod:
     alpha: ClassVar[float] = 0.1
 
     def train(
-        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, slots: int
+        self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
     ) -> tuple[TrainedWeights, Tensor]:
         eta = settings.step_size / self.alpha
-        trained, kept = ppsgd(run, split, settings, mu_squared, slots, eta=eta, alpha=self.alpha)
+        trained, kept = ppsgd(run, split, settings, mu_squared, rows_per_user, eta=eta, alpha=self.alpha)
         return trained, kept.own
 
     def end(
-        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, slots: int
+        self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
     ) -> Personal:
         """Return the shared head plus each user's own, which are fitted already: `fit` is not used."""
         assert own is not None

@@ -1,0 +1,258 @@
+"""A private computation under way: the doors through which users are asked, and the record of what was answered.
+
+A run charges its ledger, draws, and posts what it drew, in this order, through the functions of `privacy.release`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from privrep.errors import InputError
+from privrep.privacy.billboard import Billboard, Choice, Release
+from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
+from privrep.privacy.calibration import (
+    Query,
+    another_question,
+    check_batches,
+    check_name,
+    check_page,
+    check_share,
+    check_step,
+    events_of,
+    iteration_events,
+    page_events,
+    selection_events,
+    sensitivity_of,
+)
+from privrep.privacy.exponential import choice_events, scale_in_levels
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.node_noise import NoisyUsers, release_by_machines
+from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
+from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, PlannedAudience, Step, Users
+from privrep.privacy.release import State, choose, release, release_about_sample, release_iterated, select
+from privrep.privacy.sampling import Fixed, Poisson, Sampling
+from privrep.privacy.selection import COUNTED, Holders, Key
+from privrep.typing import Array
+
+Planned = TypeVar("Planned", bound=PlannedAudience)
+OnRelease = Callable[[str, Step | None], None]
+"""Hears of a page that stands, and of the step that was asked; None for a selection and for steps of an iteration.
+
+The step holds public values alone. Nothing that the hook computes goes back to the run, nor is it written anywhere.
+"""
+
+
+class UnknownUsers:
+    """The users of a run that has yet to select the keys by which their rows are read: they cannot be asked."""
+
+    @property
+    def facts(self) -> Facts:
+        raise InputError("the users of this run are not known yet: it can select keys. Give it users first.")
+
+    def sums(
+        self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
+    ) -> dict[str, BoundedSum]:
+        raise InputError("the users of this run are not known yet: it can select keys. Give it users first.")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A private computation under way: where the users live, the budget, the public record, the noise.
+
+    `release`, `iterate`, `select` and `choose` are the only doors: one pass over the users, charged, released and
+    posted as one page. A page that stands on the billboard is read from there: a resumed run repeats no pass and spends
+    nothing twice. `on_release` hears of every page once it stands.
+    """
+
+    users: Users
+    ledger: Ledger
+    billboard: Billboard
+    noise: NoiseSource
+    on_release: OnRelease = lambda page, step: None
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        users: Users | None,
+        budget: Budget,
+        *,
+        seed: int | None = None,
+        folder: Path | None = None,
+        on_release: OnRelease = lambda page, step: None,
+    ) -> Iterator[Run]:
+        """Open a run with a ledger and a billboard of its own, and close the ledger at the end.
+
+        Args:
+            users: who is asked. None where their rows wait for keys to be selected: see `with_users`.
+            budget: what the run may spend.
+            seed: of simulated noise, which is not private. None draws noise from the operating system.
+            folder: where every charge and page is written before it is used. None keeps them in memory.
+            on_release: hears of every page that stands.
+        """
+        ledger = Ledger(budget, seeded=seed is not None, path=None if folder is None else folder / "ledger.jsonl")
+        try:
+            billboard = Billboard(None if folder is None else folder / "billboard")
+            noise = secure_noise if seed is None else simulated_noise(seed)
+            yield cls(UnknownUsers() if users is None else users, ledger, billboard, noise, on_release)
+        finally:
+            ledger.close()
+
+    def with_users(self, users: Users) -> Run:
+        """Return the same run, on the same ledger and billboard, with these users."""
+        return replace(self, users=users)
+
+    def release(
+        self, page: str, step: Step, queries: Mapping[str, Query], among: PlannedAudience = EVERYONE
+    ) -> dict[str, Release]:
+        """Return several statistics of one pass over the users who are asked.
+
+        A pass over a group costs its users alone. A pass over a secret sample costs everyone less; one that fails has
+        been paid for.
+
+        Args:
+            page: names the pass.
+            step: what users compute.
+            queries: how each statistic is clipped, and what it spends.
+            among: who is asked.
+        """
+        check_name(page)
+        relation, among = self.ledger.budget.relation, self._planned(among)
+        check_step(step, [query.bound for query in queries.values()], relation, among)
+        events = page_events(page, queries, among, relation)
+        if page not in self.billboard:
+            released = self._released(page, step, queries, among)
+            self.billboard.post_releases(page, released, simulation=self.ledger.seeded)
+        self.ledger.posted(page, events)
+        released = self.billboard.releases(page)
+        for key, query in queries.items():
+            wanted = sensitivity_of(query.bound, relation, among)
+            check_page(page, released.get(key), wanted, query.bound.size)
+        if released.keys() != queries.keys():
+            raise another_question(page)
+        self.on_release(page, step)
+        return released
+
+    def _released(
+        self, page: str, step: Step, queries: Mapping[str, Query], among: PlannedAudience
+    ) -> dict[str, Release]:
+        if isinstance(self.users, NoisyUsers):
+            if isinstance(among, Poisson | Fixed):
+                raise InputError(
+                    "who asks for a sample knows it, so machines that add the noise are all asked: rate 1."
+                )
+            return release_by_machines(self.users, step, queries, self.ledger, page, among)
+        if isinstance(among, Poisson | Fixed):
+            return release_about_sample(self.users, step, queries, among, self.ledger, self.noise, page)
+        self.ledger.check_affordable(events_of(page, queries, among))
+        sums = self.users.sums(step, {key: query.bound for key, query in queries.items()}, among)
+        return release(sums, queries, self.ledger, self.noise, page, among)
+
+    def _planned(self, among: Planned) -> Planned | Everyone:
+        """Return who is asked, after a check: a sample of all users is everyone."""
+        if isinstance(among, Fixed):
+            check_batches(among, self.ledger.budget.relation, self.users.facts.users)
+        return EVERYONE if isinstance(among, Poisson | Fixed) and among.everyone else among
+
+    def iterate(
+        self,
+        page: str,
+        steps: int,
+        start: Mapping[str, Array],
+        make_step: Callable[[State], Step],
+        queries: Mapping[str, Query],
+        update: Callable[[State, dict[str, Release]], State],
+        among: Everyone | Sampling = EVERYONE,
+        on_step: Callable[[int], None] = lambda number: None,
+    ) -> State:
+        """Return where many small passes ended, under one charge and on one page: training.
+
+        The last state is what is posted and returned. A page that stands is read, as in `release`.
+
+        Args:
+            page: names the passes.
+            steps: how many there are.
+            start: the public state before the first.
+            make_step: makes the step of a pass from the state.
+            queries: of one pass. `mu_squared` of a query is what one pass spends on it.
+            update: makes the next state, of the same names and shapes, of public numbers alone.
+            among: who is asked in a pass. Each pass is about a new sample, or about everyone.
+            on_step: hears how many passes were made. Nobody hears more before the end.
+        """
+        check_name(page)
+        if isinstance(self.users, NoisyUsers):
+            raise InputError("a walk's steps are seen by nobody on their way: it is for users whose sums are exact.")
+        relation, among = self.ledger.budget.relation, self._planned(among)
+        events = iteration_events(page, queries, among, relation, steps)
+        if page not in self.billboard:
+            asked = (steps, start, make_step, queries, update, among)
+            walk = release_iterated(self.users, *asked, self.ledger, self.noise, page, on_step)
+            self.billboard.post_iterated(page, walk, simulation=self.ledger.seeded)
+        self.ledger.posted(page, events)
+        walk = self.billboard.iterated(page)
+        shapes = {key: np.shape(value) for key, value in start.items()}
+        if walk.steps != steps or {key: value.shape for key, value in walk.state.items()} != shapes:
+            raise another_question(page)
+        for key, query in queries.items():
+            facts, wanted = walk.noise.get(key, {}), sensitivity_of(query.bound, relation, among)
+            if facts.get("size") != query.bound.size or not math.isclose(facts["sensitivity"], wanted, rel_tol=1e-6):
+                raise another_question(page)
+        self.on_release(page, None)
+        return dict(walk.state)
+
+    def select(self, page: str, holders: Holders, mu_squared: float, delta: float) -> tuple[Key, ...]:
+        """Return the keys that enough users hold, sorted; `delta` of the run's delta is set aside for the others.
+
+        Select before splitting what `ledger.capacity` then says. The keys' noisy counts are on the page:
+        `billboard.selected(page)`. A page that stands is read, as in `release`.
+
+        Args:
+            page: names the selection.
+            holders: which user of the run holds which keys.
+            mu_squared: what the noisy counts spend.
+            delta: what is set aside for keys that one user alone holds.
+        """
+        check_name(page)
+        check_share(mu_squared)
+        if page not in self.billboard:
+            selected = select(holders, mu_squared, delta, self.ledger, self.noise, page)
+            self.billboard.post_selection(page, selected, simulation=self.ledger.seeded)
+        self.ledger.posted(page, selection_events(page, mu_squared, delta))
+        selected = self.billboard.selected(page)
+        check_page(page, selected.counts, sensitivity_of(COUNTED, self.ledger.budget.relation), len(selected.keys))
+        self.on_release(page, None)
+        return selected.keys
+
+    def choose(self, page: str, step: Step, candidates: int, epsilon: float) -> int:
+        """The index of one of many candidates: the smaller its loss, summed over all users, the likelier.
+
+        `step` returns {"losses": Losses}, the loss in [0, 1] of each user by each candidate. It costs epsilon, with no
+        delta. Choose before splitting what `ledger.capacity` then says. A page that stands is read, as in `release`.
+        """
+        check_name(page)
+        candidates, epsilon = int(candidates), float(epsilon)
+        bound, events = LossBound(candidates), choice_events(page, epsilon)
+        scale = scale_in_levels(bound, epsilon, self.ledger.budget.relation) / LEVELS
+        check_step(step, [bound], self.ledger.budget.relation)
+        if page not in self.billboard:
+            losses = self.users.sums(step, {"losses": bound})["losses"]
+            choice = choose(losses, epsilon, self.ledger, self.noise, page)
+            self.billboard.post_choice(page, choice, simulation=self.ledger.seeded)
+        self.ledger.posted(page, events)
+        choice = self.billboard.choice(page)
+        if choice != Choice(choice.index, candidates, epsilon, scale) or not 0 <= choice.index < candidates:
+            raise another_question(page)
+        self.on_release(page, step)
+        return choice.index
+
+    def derive(self, page: str, arrays: Mapping[str, Array], **facts: float | int | str | bool | list[float]) -> None:
+        """Post what was computed from the billboard and public facts."""
+        arrays = {key: np.asarray(value) for key, value in arrays.items()}
+        self.billboard.post_derived(page, arrays, facts, simulation=self.ledger.seeded)
