@@ -2,5 +2,6 @@
 
 `machinery` reads a file and makes one sentence of every mistake. `sections` holds what several commands share. `fit`,
 `neural`, `clip` and `federate` hold one configuration each. `template` prints them as JSON Schema and as a commented
-TOML file. Nothing here needs NumPy or PyTorch: a mistake is found before anything heavy is loaded.
+TOML file. `sent` reads JSON that came from another machine. Nothing here needs NumPy or PyTorch: a mistake is found
+before anything heavy is loaded.
 """

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -130,8 +130,6 @@ Table = Annotated[dict[str, Any], Holds("a table")]
 
 
 # Reading
-
-Read = TypeVar("Read", bound="Configuration")
 
 
 class Configuration(Section):
