@@ -153,9 +153,9 @@ def _unsafe_loading(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def _guessed(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Attributes that are looked for by name instead of declared by a type."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _dotted(node.func) in {"getattr", "hasattr"} and len(node.args) > 1:
-            if isinstance(node.args[1], ast.Constant):
-                yield node.lineno, f"calls {_dotted(node.func)} with {node.args[1].value!r}"
+        asks = isinstance(node, ast.Call) and _dotted(node.func) in {"getattr", "hasattr"} and len(node.args) > 1
+        if asks and isinstance(node.args[1], ast.Constant):
+            yield node.lineno, f"calls {_dotted(node.func)} with {node.args[1].value!r}"
 
 
 RULES = {
