@@ -263,8 +263,8 @@ def spending(events: Iterable[Event]) -> Spending | None:
     for event in known:
         if isinstance(event, Sampled | Batched):
             replaced = event.relation == "replace-one-user"
-            whole = replaced and isinstance(event, Batched)  # under the other relation it costs what a sum does
-            draws[Draw(event.noise_multiplier, event.rate, replaced, whole)] += event.count
+            batch_level = replaced and isinstance(event, Batched)  # under the other relation it costs what a sum does
+            draws[Draw(event.noise_multiplier, event.rate, replaced, batch_level)] += event.count
     return (
         Spending(tuple(draws.items()), total_mu(without_samples(known)), tuple(pure_epsilons(known))) if draws else None
     )

@@ -58,12 +58,12 @@ TOLERANCE = 1e-4  # of `most_mu` and `most_pure`: enough for a plan
 @dataclass(frozen=True)
 class Draw:
     """One release about a sample: its noise over its sensitivity, the rate, whether neighbours replace a user. If it is
-    `whole`, neighbours replace a user, and it is what `privacy.batches` says; else a sum over a Poisson sample."""
+    `batch_level`, neighbours replace a user, and it is what `privacy.batches` says; else a sum over a Poisson sample."""
 
     multiplier: float
     rate: float
     replaced: bool
-    whole: bool = False
+    batch_level: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _loss_of(draw: Draw, interval: float) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    if draw.whole:
+    if draw.batch_level:
         return batch_loss(draw.multiplier, draw.rate, interval)
     relations = NeighboringRelation
     return pld.from_gaussian_mechanism(
