@@ -174,7 +174,7 @@ RULES = {
         (
             "privacy/noise.py",
             "privacy/release.py",
-            "models/model.py",
+            "models/learning.py",
             "estimators/margin.py",
             "estimators/network.py",
             "estimators/clip.py",

@@ -23,6 +23,8 @@ from privrep.cli.shared import Bar
 from privrep.data.class_population import make_class_population
 from privrep.data.synthetic import make_population
 from privrep.models import model as models
+from privrep.models.description import Columns, Config
+from privrep.models.learning import claim
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
 
@@ -136,7 +138,7 @@ def test_fit_says_what_it_did(tables: Path, tmp_path: Path, capsys: pytest.Captu
         assert words in said
     assert "SEEDED" not in said
     loaded = models.load(out)
-    assert loaded.columns == models.Columns("user", ("y",), tuple(FEATURES))
+    assert loaded.columns == Columns("user", ("y",), tuple(FEATURES))
     assert loaded.heads is not None
     assert len(loaded.heads.ids) == 400
     assert not (out / "run.json").exists()
@@ -496,9 +498,9 @@ def test_a_run_in_use_is_not_removed(tables: Path, tmp_path: Path, capsys: pytes
     from privrep.privacy.ledger import Budget, Ledger
 
     out = tmp_path / "model"
-    config = models.Config(2, 4.0, 1e-6)
+    config = Config(2, 4.0, 1e-6)
     users = InMemoryUsers(make_population(np.random.default_rng(0), 400, 6, 2, 6, 0.1).sample(np.random.default_rng(0)))
-    models._claim(out, config, models.Columns("user", ("y",), tuple(FEATURES)), users)
+    claim(out, config, Columns("user", ("y",), tuple(FEATURES)), users)
     at_work = Ledger(Budget(4.0, 1e-6), path=out / "ledger.jsonl")
     said = refused(capsys, "fit", tables / "users.csv", *COLUMNS, *BUDGET, "--rank", "1", "--out", out, "--overwrite")
     at_work.close()
@@ -867,7 +869,7 @@ def test_categories_end_to_end(name: str, shops: Path, tmp_path: Path, capsys: p
     assert ("note" in noted) == (name == "shops.parquet")
     fitted = models.load(out)
     listed = (tuple(f"shop {number}" for number in range(5)), ("blue", "red", "green"))
-    assert fitted.columns == models.Columns("user", ("y",), ("price",), ("shop", "colour"), listed)
+    assert fitted.columns == Columns("user", ("y",), ("price",), ("shop", "colour"), listed)
     assert [event for event, _ in fitted.privacy.events][:2] == ["keys-1/keys", "scales/sizes"]
     for path in out.rglob("*"):
         assert path.is_dir() or b"the secret one" not in path.read_bytes()
@@ -1073,7 +1075,7 @@ def features_of(rows: Any) -> Any:
 
 def test_a_label_of_one_user_alone_is_in_no_file(forest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fitted = models.load(forest)
-    assert fitted.columns == models.Columns("user", ("tree",), tuple(FEATURES), classes=tuple(TREES))
+    assert fitted.columns == Columns("user", ("tree",), tuple(FEATURES), classes=tuple(TREES))
     assert fitted.config.loss == "log"
     assert fitted.classes_selected
     assert [event for event, _ in fitted.privacy.events][:2] == ["classes/keys", "scales/sizes"]

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 from privrep.errors import InputError, ResumeError  # noqa: E402
 from privrep.estimators.clip import DPClip  # noqa: E402
-from privrep.multimodal import inspection  # noqa: E402
+from privrep.models.inspection import inspect_folder  # noqa: E402
 from privrep.multimodal.encoders import Projection  # noqa: E402
 from privrep.multimodal.pairs import Pairs, captioned, labelled  # noqa: E402
 from privrep.multimodal.training import ClipSettings  # noqa: E402
@@ -122,7 +122,7 @@ def test_a_stopped_fit_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     wanted = small(centre=0.1).fit(pairs)
     with pytest.raises(Stopped):
         small(centre=0.1, run_folder=folder, on_step=stop_at(3)).fit(pairs)
-    found = inspection.inspect_folder(folder)
+    found = inspect_folder(folder)
     assert not found.finished
     assert [spent.name for spent in found.releases] == ["centre/sum", "steps-1/gradient", "steps-2/gradient"]
     with pytest.raises(InputError, match="not finished"):
@@ -197,8 +197,7 @@ def test_damage_is_explained(tmp_path: Path) -> None:
 
 def test_inspection_says_unit_mechanism_and_shares(tmp_path: Path) -> None:
     small(centre=0.1).fit(made_up()).save(tmp_path / "m")
-    assert inspection.is_multimodal(tmp_path / "m")
-    found = inspection.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert [(spent.name, spent.remark) for spent in found.releases] == [
         ("centre/sum", ""),
         ("steps-1/gradient", "2 steps"),
@@ -207,11 +206,11 @@ def test_inspection_says_unit_mechanism_and_shares(tmp_path: Path) -> None:
     ]
     assert [spent.share for spent in found.releases] == pytest.approx([0.1, 0.36, 0.36, 0.18], rel=1e-4)
     assert all(spent.purpose for spent in found.releases)
-    text = "\n".join(line for _, lines in found.sections() for line in lines)
+    text = "\n".join(line for lines in found.words.values() for line in lines)
     for said in ("public captions of a bank", "a bank of 3 texts", "5 steps", "6 releases so far", "NOT PRIVATE"):
         assert said in text, said
     assert "heads" not in text
-    assert found.as_json()["share_spent"] == pytest.approx(1, rel=1e-4)
+    assert found.to_json()["share_spent"] == pytest.approx(1, rel=1e-4)
 
 
 def test_a_plan_costs_nothing_and_is_what_is_done() -> None:
@@ -234,9 +233,9 @@ def test_a_fit_in_batches_does_as_planned_and_says_so(tmp_path: Path) -> None:
     assert "60 users, mechanism batch, 3 steps, each asking a secret batch of 20, noise of " in plan.words
     again = DPClip.load(tmp_path / "m", Projection(5, 4, 9), frozen(Projection(6, 4, 2)))
     np.testing.assert_array_equal(again.weights_, model.weights_)
-    found = inspection.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert sum(spent.share for spent in found.releases) == pytest.approx(found.share_spent)
     assert found.releases[0].share == pytest.approx(2 * found.releases[1].share)
-    text = "\n".join(line for _, lines in found.sections() for line in lines)
+    text = "\n".join(line for lines in found.words.values() for line in lines)
     assert "always the part 0.3333" in text
     assert "twice the clip" in text

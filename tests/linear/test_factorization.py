@@ -302,13 +302,13 @@ class Killed(Exception):
 def test_a_killed_fit_is_continued(tmp_path, data, monkeypatch, last, selected):
     if last == "keys-1" and not selected:
         pytest.skip("nothing is selected")
-    import privrep.models.model as models
+    from privrep.models import learning
 
     monkeypatch.setattr(factorization, "MOST_PAIRED", 20)
     items = None if selected else range(ITEMS)
     model = PrivateFactorization(RANK, epsilon=8.0, items=items, random_state=0)
     whole = clone(model).fit(*data[0])
-    original, learn = models.Billboard, models.learn
+    original, learn = learning.Billboard, learning.learn
 
     class Stopping(original):
         """A billboard that dies as soon as the page stands."""
@@ -326,11 +326,11 @@ def test_a_killed_fit_is_continued(tmp_path, data, monkeypatch, last, selected):
             self._died(page)
 
     model.set_params(run_folder=tmp_path / "run")
-    monkeypatch.setattr(models, "Billboard", Stopping)
+    monkeypatch.setattr(learning, "Billboard", Stopping)
     with pytest.raises(Killed):
         model.fit(*data[0])
-    monkeypatch.setattr(models, "Billboard", original)
-    assert models.learn is learn
+    monkeypatch.setattr(learning, "Billboard", original)
+    assert learning.learn is learn
     with pytest.raises(ResumeError, match="other settings"):
         clone(model).set_params(epsilon=9.0).fit(*data[0])
     model.fit(*data[0])

@@ -17,8 +17,12 @@ from privrep.errors import InputError
 from privrep.estimators.ratings import PrivateFactorization
 from privrep.heads.fitting import fit_heads
 from privrep.models import model as models
-from privrep.models import spending, words
+from privrep.models import spending
+from privrep.models.description import Columns, Config
+from privrep.models.inspection import inspect_folder
+from privrep.models.learning import learn
 from privrep.models.picture import _bars, draw_fit
+from privrep.models.sections import Inspection
 from privrep.privacy.accounting import Event, Gaussian, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier, read_report
@@ -29,15 +33,15 @@ def make_model(folder: Path, **options: object) -> models.Model:
     rng = np.random.default_rng(0)
     table = make_population(rng, 400, 6, 2, 6, 0.1).sample(rng)
     settings = {"rank": 2, "epsilon": 4.0, "delta": 1e-6, **options}
-    config = models.Config(**settings)  # type: ignore[arg-type]
-    fitted = models.learn(InMemoryUsers(table), config, folder=folder)
+    config = Config(**settings)  # type: ignore[arg-type]
+    fitted = learn(InMemoryUsers(table), config, folder=folder)
     fitted = models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation))
     models.finish(fitted, folder)
     return fitted
 
 
-def everything(found: words.Inspection) -> str:
-    return "\n".join([heading + "\n" + "\n".join(lines) for heading, lines in words.sections(found)])
+def everything(found: Inspection) -> str:
+    return "\n".join([heading + "\n" + "\n".join(lines) for heading, lines in found.words.items()])
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_words_state_what_a_reviewer_asks_for(folder: Path) -> None:
-    text = everything(words.inspect_folder(folder))
+    text = everything(inspect_folder(folder))
     for said in ("replace-one-user", "epsilon 4", "(4, 1e-06)", "Gaussian differential privacy", "cryptographic"):
         assert said in text
     for unprotected in ("heads", "Membership", "number of users", "Metrics", "Side channels", "Other fits"):
@@ -59,21 +63,21 @@ def test_words_state_what_a_reviewer_asks_for(folder: Path) -> None:
 
 def test_a_seeded_run_says_so_loudly(tmp_path: Path) -> None:
     make_model(tmp_path / "m", seed=3)
-    text = everything(words.inspect_folder(tmp_path / "m"))
+    text = everything(inspect_folder(tmp_path / "m"))
     assert "NOT PRIVATE" in text
     assert "Nothing, because the noise was seeded" in text
-    assert words.as_json(words.inspect_folder(tmp_path / "m"))["private"] is False
+    assert inspect_folder(tmp_path / "m").to_json()["private"] is False
 
 
 def test_the_other_relation_protects_membership(tmp_path: Path) -> None:
     make_model(tmp_path / "m", relation="add-or-remove-one-user")
-    found = words.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert "took part at all is protected" in everything(found)
-    assert not any("Membership" in line for line in words.not_protected(found))
+    assert not any("Membership" in line for line in found.words["What is not protected"])
 
 
 def test_shares_add_up_to_the_budget(folder: Path) -> None:
-    spent = words.inspect_folder(folder).releases
+    spent = inspect_folder(folder).releases
     assert sum(one.share for one in spent) == pytest.approx(1.0, rel=1e-6)
     assert all(one.purpose for one in spent)
 
@@ -84,7 +88,7 @@ def test_shares_add_up_to_the_budget(folder: Path) -> None:
 )
 def test_every_release_of_every_method_has_a_purpose(method: str, options: dict[str, object], tmp_path: Path) -> None:
     make_model(tmp_path / "m", method=method, seed=1, **options)
-    found = words.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert all(one.purpose for one in found.releases), [one.name for one in found.releases if not one.purpose]
     assert spending.share_spent(found.privacy) == pytest.approx(1.0, rel=1e-6)
     text = everything(found)
@@ -96,7 +100,7 @@ def test_every_release_of_every_method_has_a_purpose(method: str, options: dict[
 @pytest.mark.parametrize("start", ["spectral", "normalised-pairs", "power-method", "random"])
 def test_every_release_of_every_start_has_a_purpose(start: str, tmp_path: Path) -> None:
     make_model(tmp_path / "m", start=start, seed=1)
-    found = words.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert all(one.purpose for one in found.releases), [one.name for one in found.releases if not one.purpose]
     assert f"Start: {start}" in everything(found)
 
@@ -169,7 +173,7 @@ def make_ratings(folder: Path, **options: object) -> None:
 
 def test_words_about_ratings(tmp_path: Path) -> None:
     make_ratings(tmp_path / "m")
-    found = words.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     text = everything(found)
     for said in ("factorisation of ratings", "item (10)", "selected privately", "10 items", "spread of ratings"):
         assert said in text
@@ -177,10 +181,10 @@ def test_words_about_ratings(tmp_path: Path) -> None:
     assert "whitening" not in text
     assert [one.remark for one in found.releases] == ["5e-08 of delta", ""]
     make_ratings(tmp_path / "declared", items=list(range(12)))
-    text = everything(words.inspect_folder(tmp_path / "declared"))
+    text = everything(inspect_folder(tmp_path / "declared"))
     assert "The declared list of items" in text
     assert "they were declared" in text
-    data = json.loads(json.dumps(words.as_json(words.inspect_folder(tmp_path / "declared"))))
+    data = json.loads(json.dumps(inspect_folder(tmp_path / "declared").to_json()))
     assert data["config"]["ratings"] is True
     assert data["columns"]["categories"] == [list(range(12))]
 
@@ -188,19 +192,19 @@ def test_words_about_ratings(tmp_path: Path) -> None:
 def test_words_about_coordinates(tmp_path: Path) -> None:
     """The features are uncorrelated. A declared covariance is used whatever they are, and is no one's secret."""
     make_model(tmp_path / "plain", seed=1)
-    text = everything(words.inspect_folder(tmp_path / "plain"))
+    text = everything(inspect_folder(tmp_path / "plain"))
     assert "found by a charged release" in text
     assert "small or within noise" in text
     covariance = np.eye(6) + 0.9 * (np.ones((6, 6)) - np.eye(6))
     make_model(tmp_path / "m", covariance=tuple(map(tuple, covariance.tolist())))
-    text = everything(words.inspect_folder(tmp_path / "m"))
+    text = everything(inspect_folder(tmp_path / "m"))
     assert "(whitening) by the declared covariance" in text
     assert "Feature scales from 1 to 1, declared as public" in text
     assert "The declared covariance: it was taken as a public fact" in text
 
 
 def test_json_holds_numbers_and_words(folder: Path) -> None:
-    data = json.loads(json.dumps(words.as_json(words.inspect_folder(folder))))
+    data = json.loads(json.dumps(inspect_folder(folder).to_json()))
     assert data["finished"] is True
     assert data["epsilon"] == pytest.approx(4.0, rel=1e-6)
     assert data["representation"]["rank"] == 2
@@ -211,7 +215,7 @@ def test_json_holds_numbers_and_words(folder: Path) -> None:
 
 def test_an_unfinished_run_is_read_and_left_alone(tmp_path: Path, folder: Path) -> None:
     run = tmp_path / "run"
-    config, columns = models.Config(2, 4.0, 1e-6), models.Columns()
+    config, columns = Config(2, 4.0, 1e-6), Columns()
 
     class Killed(Exception):
         pass
@@ -223,28 +227,28 @@ def test_an_unfinished_run_is_read_and_left_alone(tmp_path: Path, folder: Path) 
     rng = np.random.default_rng(0)
     users = InMemoryUsers(make_population(rng, 400, 6, 2, 6, 0.1).sample(rng))
     with pytest.raises(Killed):
-        models.learn(users, config, folder=run, columns=columns, on_page=stop)
+        learn(users, config, folder=run, columns=columns, on_page=stop)
     half_written = run / "billboard" / "0003-round-scout.tmp"
     half_written.write_bytes(b"of a process that is still at work")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    found = words.inspect_folder(run)
+    found = inspect_folder(run)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     assert not found.finished
     assert [spent.name for spent in found.releases] == ["scales/sizes", "covariance/covariance", "moments/moments"]
     assert 0 < found.privacy.epsilon < 4
     assert "not finished" in everything(found)
     (run / "ledger.jsonl").unlink()
-    assert words.inspect_folder(run).privacy.epsilon == 0
+    assert inspect_folder(run).privacy.epsilon == 0
 
 
 def test_folders_that_are_no_model_are_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
-        words.inspect_folder(tmp_path / "nothing")
+        inspect_folder(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"no model\.json"):
-        words.inspect_folder(tmp_path)
+        inspect_folder(tmp_path)
     (tmp_path / "model.json").write_text((folder / "model.json").read_text())
     with pytest.raises(InputError, match="billboard"):
-        words.inspect_folder(tmp_path)
+        inspect_folder(tmp_path)
     assert not (tmp_path / "billboard").exists()
 
 
@@ -275,7 +279,7 @@ def test_a_damaged_folder_is_one_sentence_however_it_is_read(damage: str, tmp_pa
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    for read in (models.load, PrivateFedRep.load, words.inspect_folder):
+    for read in (models.load, PrivateFedRep.load, inspect_folder):
         with pytest.raises(InputError) as caught:
             read(broken)
         message = str(caught.value)

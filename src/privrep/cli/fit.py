@@ -17,7 +17,7 @@ from privrep.errors import InputError
 if TYPE_CHECKING:
     from privrep.data.categories import Categories
     from privrep.data.readers import TableSource
-    from privrep.models.model import Columns
+    from privrep.models.description import Columns
 
 _ANY = 1 << 31  # features: more than a table will have, where their number is not known yet
 
@@ -52,7 +52,7 @@ def fit(
     overwrite: options.Overwrite = False,
 ) -> None:
     """Learn a shared representation privately, and every user's head, from a table of (user, features, target)."""
-    from privrep.models.model import Config
+    from privrep.models.description import Config
 
     check_out(out, overwrite)
     numbers = {"--features": features, "--categorical": categorical, "--categories": categories}
@@ -181,7 +181,7 @@ def _holds_integers(kind: Any) -> bool:
 
 def _columns(source: TableSource, lists: Mapping[str, Categories], classes: Categories | None) -> Columns:
     """The columns as they were asked for: no list of values where none was declared."""
-    from privrep.models.model import Columns
+    from privrep.models.description import Columns
 
     names = tuple(source.categories or ())
     declared = tuple(lists.get(name, ()) for name in names)

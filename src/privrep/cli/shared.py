@@ -106,7 +106,7 @@ class Bar:
 def progress(folder: Path) -> Iterator[Bar]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from privrep.models.model import PAGES
+    from privrep.models.learning import PAGES
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

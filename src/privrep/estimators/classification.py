@@ -19,8 +19,11 @@ from privrep.data.files import is_text
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.estimators.regression import Groups, Personal, PersonalHead, plain
+from privrep.heads.store import ids_to_arrow
 from privrep.local.losses import Loss
+from privrep.models import learning
 from privrep.models import model as models
+from privrep.models.description import Columns
 from privrep.privacy.accounting import Relation
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
@@ -162,14 +165,14 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return X, label_column(y)
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
         rows = UserTable.from_rows(X, np.arange(X.shape[0], dtype=np.float64), groups)  # targets: where rows were
         if folder is not None:
-            models.ids_to_arrow(rows.ids)  # what cannot be saved is refused before anything is spent
+            ids_to_arrow(rows.ids)  # what cannot be saved is refused before anything is spent
         table = rows
 
-        def make(known: models.Columns) -> Users:
+        def make(known: Columns) -> Users:
             nonlocal table
             codes = codes_of(y, known.classes).astype(rows.X.dtype)
             table = replace(rows, y=codes[rows.y.astype(np.int64)])
@@ -184,9 +187,9 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
                 f"no row has one of the declared classes ({listed}); labels are compared as they are written."
             )
         users = (
-            make(columns) if columns.classes else models.PendingColumns({}, make, KeyHolders.from_columns(groups, y))
+            make(columns) if columns.classes else learning.PendingColumns({}, make, KeyHolders.from_columns(groups, y))
         )
-        return models.learn(users, config, folder=folder, columns=columns), table
+        return learning.learn(users, config, folder=folder, columns=columns), table
 
     def _declared(self, y: Any) -> Categories:
         """The classes, if they are known beforehand; of labels nothing counts but their type."""

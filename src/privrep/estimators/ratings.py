@@ -19,7 +19,10 @@ from privrep.data.table import UserTable, factorize
 from privrep.errors import InputError
 from privrep.estimators.regression import Groups, as_rank, as_seed, heads_of, known_users, warn_if_nothing
 from privrep.heads.fitting import fit_block, fit_heads
+from privrep.heads.store import ids_to_arrow
+from privrep.models import learning
 from privrep.models import model as models
+from privrep.models.description import Columns, Config
 from privrep.privacy.accounting import Relation
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
@@ -105,7 +108,7 @@ class PrivateFactorization(BaseEstimator):
         column = item_column(items)  # what cannot be used is refused before anything is spent
         table: UserTable | None = None
 
-        def make(columns: models.Columns) -> Users:
+        def make(columns: Columns) -> Users:
             nonlocal table
             rows = _one_hot(column, columns.categories[0])
             table = UserTable.from_rows(rows, values, users)
@@ -113,14 +116,14 @@ class PrivateFactorization(BaseEstimator):
 
         folder = None if self.run_folder is None else Path(self.run_folder)
         if folder is not None:
-            models.ids_to_arrow(factorize(users)[0])  # what cannot be saved is refused before it costs
+            ids_to_arrow(factorize(users)[0])  # what cannot be saved is refused before it costs
         if self.items is None:
-            columns = models.Columns(categorical=(COLUMN,), categories=((),))
+            columns = Columns(categorical=(COLUMN,), categories=((),))
             holders = {COLUMN: KeyHolders.from_columns(users, column)}
         else:
             listed = categories.checked_lists({COLUMN: self.items})[COLUMN]
-            columns, holders = models.Columns(categorical=(COLUMN,), categories=(listed,)), {}
-        fitted = models.learn(models.PendingColumns(holders, make), self._config(), folder=folder, columns=columns)
+            columns, holders = Columns(categorical=(COLUMN,), categories=(listed,)), {}
+        fitted = learning.learn(learning.PendingColumns(holders, make), self._config(), folder=folder, columns=columns)
         assert table is not None  # learn made it
         warn_if_nothing(fitted)
         self._adopt(models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation)))
@@ -177,8 +180,8 @@ class PrivateFactorization(BaseEstimator):
         if fitted.heads is not None:
             self.users_ = fitted.heads.ids
 
-    def _config(self) -> models.Config:
-        return models.Config(
+    def _config(self) -> Config:
+        return Config(
             rank=as_rank(self.rank),
             epsilon=float(self.epsilon),
             delta=float(self.delta),

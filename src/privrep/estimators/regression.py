@@ -19,8 +19,11 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from privrep.data.table import UserTable, find_users
 from privrep.errors import InputError, NothingLearned
 from privrep.heads.fitting import KINDS, Heads, fit_block, fit_heads
+from privrep.heads.store import ids_to_arrow
 from privrep.local.representation import Representation
+from privrep.models import learning
 from privrep.models import model as models
+from privrep.models.description import Columns, Config
 from privrep.privacy.accounting import Relation
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
@@ -76,7 +79,7 @@ class Personal(BaseEstimator, ABC):
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         X, y = self._validated(X, y)
         folder = None if self.run_folder is None else Path(self.run_folder)
-        columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
+        columns = Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
         fitted, table = self._learn(X, y, plain(groups), folder, columns)
         warn_if_nothing(fitted)
         heads = fit_heads(
@@ -96,7 +99,7 @@ class Personal(BaseEstimator, ABC):
 
     @abstractmethod
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
         """The model without heads, and the rows that heads are made of."""
 
@@ -163,11 +166,11 @@ class Personal(BaseEstimator, ABC):
     def _representation(self) -> Representation:
         return self.model_.representation
 
-    def _config(self, **more: Any) -> models.Config:
+    def _config(self, **more: Any) -> Config:
         scale, covariance = self.feature_scale, self.feature_covariance
         if covariance is not None:
             covariance = tuple(map(tuple, np.asarray(covariance, dtype=float).tolist()))
-        return models.Config(
+        return Config(
             rank=as_rank(self.rank),
             epsilon=float(self.epsilon),
             delta=float(self.delta),
@@ -242,13 +245,13 @@ class Regressor(RegressorMixin, Personal):
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
         table = UserTable.from_rows(X, y, groups)
         if folder is not None:
-            models.ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
+            ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
-        return models.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
+        return learning.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
         X, y = validate_data(
@@ -331,7 +334,7 @@ class CentaurLinear(Regressor):
 BY_METHOD: dict[str, type[Regressor]] = {kind.method: kind for kind in (PrivateFedRep, PrivAltMin, CentaurLinear)}
 
 
-def class_name(config: models.Config) -> str:
+def class_name(config: Config) -> str:
     """Of the estimator that makes such models."""
     if config.ratings:
         return "PrivateFactorization"

@@ -23,7 +23,7 @@ from privrep.estimators.network import Centaur
 from privrep.federated.neural_task import NeuralTask, read_arrays
 from privrep.federated.task import task_from_json
 from privrep.heads.own import OwnHeads, fit_own_heads
-from privrep.neural import saving
+from privrep.heads.store import write_heads
 from privrep.neural.checks import rows_of
 
 _KINDS = {int: "integers", float: "decimal numbers", bytes: "bytes"}
@@ -94,7 +94,7 @@ def personalize(folder: Path, path: Path, replace: bool = False) -> Joined:
     heads = fit_own_heads(model.learned_, prepared)
     if old is not None:
         heads = _join(_chosen(old, stay), _chosen(heads, np.ones(len(heads.ids), dtype=bool)))
-    saving.write_heads(heads, folder / "model")
+    write_heads(heads, folder / "model")
     return Joined(table.n_users, int(known.sum()), len(heads.ids))
 
 

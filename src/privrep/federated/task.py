@@ -24,8 +24,10 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.federated.fields import check_names, mapping, read_columns, read_fields, shortly
 from privrep.heads.fitting import fit_heads
+from privrep.heads.store import write_heads
 from privrep.models import model as models
 from privrep.models.description import Columns, Config, loss_of
+from privrep.models.learning import learn
 from privrep.privacy.accounting import Relation
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
@@ -200,7 +202,7 @@ class TableTask:
             self.check_own(folder)
             return
         check_users(self, users)
-        fitted = models.learn(users, self.config, folder=folder, columns=self.columns, on_page=on_page)
+        fitted = learn(users, self.config, folder=folder, columns=self.columns, on_page=on_page)
         models.finish(fitted, folder)
 
     def keep(self, folder: Path, users: Users) -> int:
@@ -213,7 +215,7 @@ class TableTask:
             safety_net=config.safety_net,
             loss=model.loss,
         )
-        models.write_heads(heads, folder)
+        write_heads(heads, folder)
         return len(heads.ids)
 
     def check_own(self, folder: Path) -> None:
