@@ -21,6 +21,7 @@ from torch import nn
 from privrep.data.table import UserTable, find_users
 from privrep.errors import InputError, NothingLearned
 from privrep.heads.own import OwnHeads, fit_own_heads
+from privrep.heads.personal import PersonalNetwork, softmax
 from privrep.heads.store import FILE, has_heads, read_own_heads
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
 from privrep.models.networks import NETWORK, PAGE
@@ -238,7 +239,7 @@ class Centaur:
         return np.asarray(self.classes_[self._scores(X, groups).argmax(axis=1)])
 
     def predict_proba(self, X: Any, groups: Any) -> NDArray[np.float64]:
-        return _softmax(self._scores(X, groups))
+        return softmax(self._scores(X, groups))
 
     def score(self, X: Any, y: Any, groups: Any) -> float:
         """Accuracy on these rows. Not private: for your eyes."""
@@ -251,6 +252,12 @@ class Centaur:
         _same_features(table.n_features, self.n_features_in_)
         prepared = dataclasses.replace(table, X=self._columns(table.X, self.learned_.raw))
         return PersonalNetwork(self, fit_own_heads(self.learned_, prepared))
+
+    def prepared(self, X: Any) -> NDArray[np.float32]:
+        """Return rows (rows, n_features) as heads take them."""
+        rows = rows_of(X)
+        _same_features(rows.shape[1], self.n_features_in_)
+        return self._columns(rows, self.learned_.raw)
 
     def _shape_of(self, plan: SharingPlan) -> Shape:
         raw = 0 if plan.share in ON_FEATURES else self.n_features_in_
@@ -313,25 +320,6 @@ class Centaur:
         return np.concatenate([rows, own], axis=1) if raw else own
 
 
-class PersonalNetwork:
-    """One user's own model: the public part and a head that this user alone has."""
-
-    def __init__(self, model: Centaur, head: OwnHeads) -> None:
-        self.model, self.head = model, head
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        return np.asarray(self.model.classes_[self._scores(X).argmax(axis=1)])
-
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        return _softmax(self._scores(X))
-
-    def _scores(self, X: Any) -> NDArray[np.float32]:
-        rows = rows_of(X)
-        _same_features(rows.shape[1], self.model.n_features_in_)
-        columns = self.model._columns(rows, self.model.learned_.raw)
-        return self.head.scores(self.model.learned_, columns, np.zeros(len(rows), dtype=np.int64))
-
-
 def _frozen(module: nn.Module, features: int) -> Frozen:
     return Frozen(module, type(module).__name__, (features,), _outputs(module, features))
 
@@ -357,8 +345,3 @@ def _most_edges(height: int, width: int) -> int:
 def _same_features(got: int, wanted: int) -> None:
     if got != wanted:
         raise InputError(f"the model was fitted on rows of {wanted} numbers. Got {got} instead.")
-
-
-def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))

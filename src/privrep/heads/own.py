@@ -7,7 +7,7 @@ are fitted for groups of users of equal size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,6 +86,23 @@ class OwnHeads:
         alone = joined["alone"]
         joined["position"] = np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1
         return cls(**joined)
+
+    def of(self, chosen: NDArray[np.bool_]) -> OwnHeads:
+        """Return the heads of the chosen users, weights in the order of the users, as `join` takes them."""
+        alone, place = self.alone[chosen], self.position[chosen]
+        position = np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1
+        weights = self.shared[place[~alone]], self.own[place[alone]]
+        return OwnHeads(self.ids[chosen], alone, self.prior[chosen], position, *weights)
+
+    def replaced(self, stay: NDArray[np.bool_], new: OwnHeads) -> OwnHeads:
+        """Return the heads of those who stay, then the new ones.
+
+        Ids are kept as they are: integers of two kinds have no common one in NumPy but decimal numbers.
+        """
+        old, added = self.of(stay), new.of(np.ones(len(new.ids), dtype=bool))
+        ids = np.empty(len(old.ids) + len(added.ids), dtype=object)
+        ids[:] = old.ids.tolist() + added.ids.tolist()
+        return replace(OwnHeads.join([old, added]), ids=ids)
 
 
 def fit_own_heads(learned: LearnedPart, table: UserTable) -> OwnHeads:
