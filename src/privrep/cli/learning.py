@@ -34,11 +34,12 @@ def learn_table(
     """The representation, then the heads, all of it written to the folder `out`."""
     from privrep.heads.fitting import fit_heads
     from privrep.models import model as models
-    from privrep.models.learning import PendingColumns, learn
+    from privrep.models.learning import PAGES, PendingColumns, learn
     from privrep.users.streaming import StreamingUsers
 
     with stoppable(out):
         with progress(out) as bar, ExitStack() as files:
+            bar.begin("reading", PAGES)
             opened: list[StreamingUsers] = []
 
             def make(known: Columns) -> StreamingUsers:
