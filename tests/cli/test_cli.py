@@ -477,6 +477,17 @@ def test_a_killed_fit_is_continued_by_the_same_command(
     assert np.array_equal(models.load(out).representation.basis, models.load(whole).representation.basis)
 
 
+def test_a_fit_that_was_killed_while_it_claimed_its_folder_is_not_stuck(
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    out.mkdir()
+    (out / "run.tmp").write_text("{")
+    assert run(capsys, "fit", tables / "users.csv", *COLUMNS, *BUDGET, "--rank", "2", "--out", out)[0] == 0
+    assert (out / "model.json").is_file()
+    assert not (out / "run.tmp").exists()
+
+
 def test_ctrl_c_tells_how_to_continue(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,18 +93,6 @@ def test_other_encoders_are_refused_by_name(tmp_path: Path) -> None:
             DPClip.load(tmp_path / "m", image, text)
 
 
-def test_folders_are_not_overwritten_by_accident(tmp_path: Path) -> None:
-    model = small().fit(made_up())
-    model.save(tmp_path / "m")
-    with pytest.raises(InputError, match="exists already"):
-        model.save(tmp_path / "m")
-    model.save(tmp_path / "m", overwrite=True)
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(InputError, match="not a model folder"):
-        model.save(tmp_path / "mine", overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "mine"]
-
-
 class Stopped(Exception):
     pass
 
@@ -158,13 +146,6 @@ def test_another_fit_does_not_go_on_with_a_run(options: dict[str, Any], where: s
     bank = Pairs(other.table, other.image_numbers, 0, BANK + 1, other.unit)
     with pytest.raises(ResumeError, match=r"bank\.hash"):
         small(run_folder=tmp_path / "run").fit(bank)
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="not an empty folder"):
-        small(run_folder=tmp_path).fit(made_up())
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_the_description_says_nothing_of_rows(tmp_path: Path) -> None:
