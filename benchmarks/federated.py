@@ -37,6 +37,7 @@ from privrep.federated.simulation import simulate, split_by_user
 from privrep.federated.task import TableTask
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
+from privrep.models.learning import learn
 from privrep.users.memory import InMemoryUsers
 
 SEED, EPSILON = 1, 1.0
@@ -111,7 +112,7 @@ def parts_of(rows: Path, nodes: int, folder: Path) -> list[Path]:
 
 def in_memory(task: TableTask, table: UserTable, folder: Path) -> tuple[Rounds, np.ndarray]:
     rounds = Rounds()
-    fitted = models.learn(InMemoryUsers(table), task.config, folder=folder, on_page=rounds.on_page)
+    fitted = learn(InMemoryUsers(table), task.config, folder=folder, on_page=rounds.on_page)
     return rounds, fitted.representation.matrix
 
 

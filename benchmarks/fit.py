@@ -17,7 +17,8 @@ import numpy as np
 
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
-from privrep.models.model import Config, learn
+from privrep.models.description import Config
+from privrep.models.learning import learn
 from privrep.users.memory import InMemoryUsers
 
 ROUNDS, RIDGE, FEATURES, RANK, ROWS = 8, 0.02, 50, 2, 10

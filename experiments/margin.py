@@ -35,7 +35,7 @@ from privrep.data.table import UserTable
 from privrep.errors import NothingLearned
 from privrep.estimators.classification import PrivateFedRepClassifier
 from privrep.estimators.margin import PrivateMarginSelector
-from privrep.linear.margins import first_half, zero_one_heads
+from privrep.heads.margin import first_half, zero_one_heads
 from privrep.linear.starts import Start, best_start, random_basis
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard

@@ -303,6 +303,8 @@ USERS_COMPUTE = (
     "local/losses.py",
     "local/transform.py",
     "heads/classification.py",
+    "heads/margin.py",
+    "heads/ratings.py",
     "heads/regression.py",
     "linear/class_steps.py",
     "linear/lipschitz.py",

@@ -14,12 +14,13 @@ from privrep.linear.registry import ESTIMATORS
 if TYPE_CHECKING:
     from privrep.data.synthetic import ClassPopulation, Population, make_class_population, make_population
     from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
-    from privrep.estimators.classification import PersonalClassifier, PrivateFedRepClassifier
+    from privrep.estimators.classification import PrivateFedRepClassifier
     from privrep.estimators.clip import DPClip as DPClip
     from privrep.estimators.margin import PrivateMarginSelector
     from privrep.estimators.network import Centaur as Centaur
-    from privrep.estimators.ratings import PrivateFactorization, Taste
-    from privrep.estimators.regression import CentaurLinear, PersonalHead, PrivAltMin, PrivateFedRep
+    from privrep.estimators.ratings import PrivateFactorization
+    from privrep.estimators.regression import CentaurLinear, PrivAltMin, PrivateFedRep
+    from privrep.heads.personal import PersonalClassifier, PersonalHead, Taste
     from privrep.privacy.ledger import PrivacyReport
 
 __version__ = "0.1.0"
@@ -32,8 +33,8 @@ _WHERE = {
     "DPClip": "privrep.estimators.clip",  # needs PyTorch, too
     "InputError": "privrep.errors",
     "NothingLearned": "privrep.errors",
-    "PersonalClassifier": "privrep.estimators.classification",
-    "PersonalHead": "privrep.estimators.regression",
+    "PersonalClassifier": "privrep.heads.personal",
+    "PersonalHead": "privrep.heads.personal",
     "Population": "privrep.data.synthetic",
     "PrivAltMin": "privrep.estimators.regression",
     "PrivacyReport": "privrep.privacy.ledger",
@@ -43,7 +44,7 @@ _WHERE = {
     "PrivateMarginSelector": "privrep.estimators.margin",
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
-    "Taste": "privrep.estimators.ratings",
+    "Taste": "privrep.heads.personal",
     "make_class_population": "privrep.data.synthetic",
     "make_population": "privrep.data.synthetic",
 }

@@ -25,6 +25,8 @@ from privrep.cli.shared import Bar
 from privrep.data.synthetic import make_class_population, make_population
 from privrep.linear.registry import DEFAULT, ESTIMATORS
 from privrep.models import model as models
+from privrep.models.description import Columns, Config
+from privrep.models.learning import claim
 from privrep.users.memory import InMemoryUsers
 from privrep.users.streaming import StreamingUsers
 
@@ -138,7 +140,7 @@ def test_fit_says_what_it_did(tables: Path, tmp_path: Path, capsys: pytest.Captu
         assert words in said
     assert "SEEDED" not in said
     loaded = models.load(out)
-    assert loaded.columns == models.Columns("user", ("y",), tuple(FEATURES))
+    assert loaded.columns == Columns("user", ("y",), tuple(FEATURES))
     assert loaded.heads is not None
     assert len(loaded.heads.ids) == 400
     assert not (out / "run.json").exists()
@@ -480,6 +482,17 @@ def test_a_killed_fit_is_continued_by_the_same_command(
     assert np.array_equal(models.load(out).representation.basis, models.load(whole).representation.basis)
 
 
+def test_a_fit_that_was_killed_while_it_claimed_its_folder_is_not_stuck(
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    out.mkdir()
+    (out / "run.tmp").write_text("{")
+    assert run(capsys, "fit", tables / "users.csv", *COLUMNS, *BUDGET, "--rank", "2", "--out", out)[0] == 0
+    assert (out / "model.json").is_file()
+    assert not (out / "run.tmp").exists()
+
+
 def test_ctrl_c_tells_how_to_continue(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -501,9 +514,9 @@ def test_a_run_in_use_is_not_removed(tables: Path, tmp_path: Path, capsys: pytes
     from privrep.privacy.ledger import Budget, Ledger
 
     out = tmp_path / "model"
-    config = models.Config(2, 4.0, 1e-6)
+    config = Config(2, 4.0, 1e-6)
     users = InMemoryUsers(make_population(np.random.default_rng(0), 400, 6, 2, 6, 0.1).sample(np.random.default_rng(0)))
-    models._claim(out, config, models.Columns("user", ("y",), tuple(FEATURES)), users)
+    claim(out, config, Columns("user", ("y",), tuple(FEATURES)), users)
     at_work = Ledger(Budget(4.0, 1e-6), path=out / "ledger.jsonl")
     said = refused(capsys, "fit", tables / "users.csv", *COLUMNS, *BUDGET, "--rank", "1", "--out", out, "--overwrite")
     at_work.close()
@@ -872,7 +885,7 @@ def test_categories_end_to_end(name: str, shops: Path, tmp_path: Path, capsys: p
     assert ("note" in noted) == (name == "shops.parquet")
     fitted = models.load(out)
     listed = (tuple(f"shop {number}" for number in range(5)), ("blue", "red", "green"))
-    assert fitted.columns == models.Columns("user", ("y",), ("price",), ("shop", "colour"), listed)
+    assert fitted.columns == Columns("user", ("y",), ("price",), ("shop", "colour"), listed)
     assert [event for event, _ in fitted.privacy.events][:2] == ["keys-1/keys", "scales/sizes"]
     for path in out.rglob("*"):
         assert path.is_dir() or b"the secret one" not in path.read_bytes()
@@ -1078,7 +1091,7 @@ def features_of(rows: Any) -> Any:
 
 def test_a_label_of_one_user_alone_is_in_no_file(forest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fitted = models.load(forest)
-    assert fitted.columns == models.Columns("user", ("tree",), tuple(FEATURES), classes=tuple(TREES))
+    assert fitted.columns == Columns("user", ("tree",), tuple(FEATURES), classes=tuple(TREES))
     assert fitted.config.loss == "log"
     assert fitted.classes_selected
     assert [event for event, _ in fitted.privacy.events][:2] == ["classes/keys", "scales/sizes"]

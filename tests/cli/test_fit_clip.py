@@ -159,7 +159,7 @@ def test_a_stopped_fit_is_continued_by_the_same_command(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(command._Bar, "at", stop)
+        patched.setattr(command.Bar, "at", stop)
         code, _, err = run(capsys, "fit-clip", config)
     assert code == 130
     assert "run the same command to continue" in err

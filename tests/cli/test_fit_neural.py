@@ -20,6 +20,7 @@ from PIL import Image
 
 from privrep import Centaur, cli
 from privrep.cli import fit_neural as command
+from privrep.cli.shared import Bar
 from privrep.schema.neural import ImageUsers, NetworkModel, NeuralConfig
 
 SIDE, COUNT = 8, 360
@@ -173,7 +174,7 @@ def _told(model: Centaur, on_page: Any) -> Centaur:
 
 def test_the_bar_tells_epsilon_and_a_loss_marked_not_private() -> None:
     class Shown:
-        text = ""
+        text, disable = "", False
 
         def add_task(self, text: str, total: int) -> int:
             return 0
@@ -182,7 +183,8 @@ def test_the_bar_tells_epsilon_and_a_loss_marked_not_private() -> None:
             self.text = description
 
     shown = Shown()
-    bar = command._Bar(shown, 5)
+    bar = Bar(shown)
+    bar.begin("reading", 5)
     bar.loss("round-1", 0.5)
     bar.page("round-2", 0.75)
     assert shown.text == "round 2, epsilon 0.750 spent, training loss about 0.500 (not private)"

@@ -28,8 +28,11 @@ from privrep import (
 )
 from privrep.data.categories import MOST_CLASSES, checked_classes
 from privrep.data.synthetic import make_class_population
-from privrep.models import model as models
+from privrep.models import learning
+from privrep.models import model as model_module
+from privrep.models.description import Columns, Config
 from privrep.privacy.accounting import Selection
+from privrep.privacy.ledger import Budget, read_ledger
 
 NAMES = np.array(["ash", "birch", "cedar"])
 SECRET = "the secret one"
@@ -134,9 +137,9 @@ def test_selecting_classes_is_charged_and_declaring_them_is_not(data: tuple[Any,
     selected = PrivateFedRepClassifier(2, epsilon=5.0, random_state=0).fit(X, y, groups=groups)
     (event,) = [event for _, event in selected.privacy_.events if isinstance(event, Selection)]
     assert names_of(selected)[0] == "classes/keys"
-    assert event.delta == pytest.approx(models.KEYS_SHARE * 1e-6)
-    whole = models.Budget(5.0, 1e-6, "replace-one-user").mu ** 2
-    assert event.noise_multiplier**-2 == pytest.approx(models.KEYS_SHARE * whole, rel=1e-6)
+    assert event.delta == pytest.approx(learning.KEYS_SHARE * 1e-6)
+    whole = Budget(5.0, 1e-6, "replace-one-user").mu ** 2
+    assert event.noise_multiplier**-2 == pytest.approx(learning.KEYS_SHARE * whole, rel=1e-6)
     assert selected.model_.billboard.selected("classes").keys == tuple(NAMES.tolist())
     declared = clone(selected).set_params(classes=[*NAMES, "elm"]).fit(X, y, groups=groups)
     assert not [event for _, event in declared.privacy_.events if isinstance(event, Selection)]
@@ -171,7 +174,7 @@ def test_too_few_classes_to_name(tmp_path: Path, label: str | None) -> None:
     with pytest.raises(InputError, match=r"fewer than two classes .* declare them .* is spent") as raised:
         model.fit(X, labels, groups=groups)
     assert "label of" not in str(raised.value)
-    assert models.read_ledger(tmp_path / "run" / "ledger.jsonl").report().epsilon > 0
+    assert read_ledger(tmp_path / "run" / "ledger.jsonl").report().epsilon > 0
     assert not (tmp_path / "run" / "model.json").exists()
 
 
@@ -279,12 +282,12 @@ def test_settings_that_do_not_go_with_labels(change: dict[str, Any], sentence: s
     from privrep.users.memory import InMemoryUsers
 
     users = InMemoryUsers(UserTable.from_rows(X, y, groups))
-    config = models.Config(2, 1.0, 1e-6, seed=0, loss="log", **change)
+    config = Config(2, 1.0, 1e-6, seed=0, loss="log", **change)
     with pytest.raises(InputError, match=sentence):
-        models.learn(users, config)
+        learning.learn(users, config)
     several = InMemoryUsers(UserTable.from_rows(X, np.column_stack([y, y]), groups))
     with pytest.raises(InputError, match="labels are one target"):
-        models.learn(several, models.Config(2, 1.0, 1e-6, loss="log"), columns=models.Columns(classes=(0, 1, 2)))
+        learning.learn(several, Config(2, 1.0, 1e-6, loss="log"), columns=Columns(classes=(0, 1, 2)))
 
 
 def test_the_hinge_has_no_probabilities(tmp_path: Path, data: tuple[Any, Any, Any]) -> None:
@@ -365,7 +368,9 @@ def test_runs_that_know_nothing_of_classes_are_continued(
 ) -> None:
     X, _, groups = data
     model = PrivateFedRep(2, epsilon=20.0, random_state=0, run_folder=tmp_path / "run")
-    monkeypatch.setattr(models, "finish", lambda *_: None)  # all is spent, and the folder is that of a run under way
+    monkeypatch.setattr(
+        model_module, "finish", lambda *_: None
+    )  # all is spent, and the folder is that of a run under way
     first = clone(model).fit(X, X[:, 0], groups=groups)
     monkeypatch.undo()
     path = tmp_path / "run" / "run.json"
@@ -404,12 +409,12 @@ def test_a_run_resumes(
         if page == at:
             raise Killed
 
-    learn = models.learn
-    monkeypatch.setattr(models, "learn", lambda *a, **k: learn(*a, **{**k, "on_page": kill}))
+    learn = learning.learn
+    monkeypatch.setattr(learning, "learn", lambda *a, **k: learn(*a, **{**k, "on_page": kill}))
     model = clone(whole).set_params(run_folder=tmp_path / "run")
     with pytest.raises(Killed):
         model.fit(X, y, groups=groups)
-    monkeypatch.setattr(models, "learn", learn)
+    monkeypatch.setattr(learning, "learn", learn)
     for other in ({"classes": ["ash", "birch"]}, {"loss": "hinge"}):
         with pytest.raises(ResumeError, match="other settings"):
             clone(model).set_params(**other).fit(X, y, groups=groups)

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 from privrep.errors import InputError, ResumeError  # noqa: E402
 from privrep.estimators.clip import DPClip  # noqa: E402
-from privrep.multimodal import inspection  # noqa: E402
+from privrep.models.inspection import inspect_folder  # noqa: E402
 from privrep.multimodal.encoders import Projection  # noqa: E402
 from privrep.multimodal.pairs import Pairs, captioned, labelled  # noqa: E402
 from privrep.multimodal.training import ClipSettings  # noqa: E402
@@ -93,18 +93,6 @@ def test_other_encoders_are_refused_by_name(tmp_path: Path) -> None:
             DPClip.load(tmp_path / "m", image, text)
 
 
-def test_folders_are_not_overwritten_by_accident(tmp_path: Path) -> None:
-    model = small().fit(made_up())
-    model.save(tmp_path / "m")
-    with pytest.raises(InputError, match="exists already"):
-        model.save(tmp_path / "m")
-    model.save(tmp_path / "m", overwrite=True)
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(InputError, match="not a model folder"):
-        model.save(tmp_path / "mine", overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "mine"]
-
-
 class Stopped(Exception):
     pass
 
@@ -122,7 +110,7 @@ def test_a_stopped_fit_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     wanted = small(centre=0.1).fit(pairs)
     with pytest.raises(Stopped):
         small(centre=0.1, run_folder=folder, on_step=stop_at(3)).fit(pairs)
-    found = inspection.inspect_folder(folder)
+    found = inspect_folder(folder)
     assert not found.finished
     assert [spent.name for spent in found.releases] == ["centre/sum", "steps-1/gradient", "steps-2/gradient"]
     with pytest.raises(InputError, match="not finished"):
@@ -160,13 +148,6 @@ def test_another_fit_does_not_go_on_with_a_run(options: dict[str, Any], where: s
         small(run_folder=tmp_path / "run").fit(bank)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="not an empty folder"):
-        small(run_folder=tmp_path).fit(made_up())
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 def test_the_description_says_nothing_of_rows(tmp_path: Path) -> None:
     """Two populations of equal sizes: all that is written before the first release is the same."""
     for name, seed in (("a", 1), ("b", 2)):
@@ -197,8 +178,7 @@ def test_damage_is_explained(tmp_path: Path) -> None:
 
 def test_inspection_says_unit_mechanism_and_shares(tmp_path: Path) -> None:
     small(centre=0.1).fit(made_up()).save(tmp_path / "m")
-    assert inspection.is_multimodal(tmp_path / "m")
-    found = inspection.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert [(spent.name, spent.remark) for spent in found.releases] == [
         ("centre/sum", ""),
         ("steps-1/gradient", "2 steps"),
@@ -207,11 +187,11 @@ def test_inspection_says_unit_mechanism_and_shares(tmp_path: Path) -> None:
     ]
     assert [spent.share for spent in found.releases] == pytest.approx([0.1, 0.36, 0.36, 0.18], rel=1e-4)
     assert all(spent.purpose for spent in found.releases)
-    text = "\n".join(line for _, lines in found.sections() for line in lines)
+    text = "\n".join(line for lines in found.words.values() for line in lines)
     for said in ("public captions of a bank", "a bank of 3 texts", "5 steps", "6 releases so far", "NOT PRIVATE"):
         assert said in text, said
     assert "heads" not in text
-    assert found.as_json()["share_spent"] == pytest.approx(1, rel=1e-4)
+    assert found.to_json()["share_spent"] == pytest.approx(1, rel=1e-4)
 
 
 def test_a_plan_costs_nothing_and_is_what_is_done() -> None:
@@ -234,9 +214,9 @@ def test_a_fit_in_batches_does_as_planned_and_says_so(tmp_path: Path) -> None:
     assert "60 users, mechanism batch, 3 steps, each asking a secret batch of 20, noise of " in plan.words
     again = DPClip.load(tmp_path / "m", Projection(5, 4, 9), frozen(Projection(6, 4, 2)))
     np.testing.assert_array_equal(again.weights_, model.weights_)
-    found = inspection.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert sum(spent.share for spent in found.releases) == pytest.approx(found.share_spent)
     assert found.releases[0].share == pytest.approx(2 * found.releases[1].share)
-    text = "\n".join(line for _, lines in found.sections() for line in lines)
+    text = "\n".join(line for lines in found.words.values() for line in lines)
     assert "always the part 0.3333" in text
     assert "twice the clip" in text

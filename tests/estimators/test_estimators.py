@@ -183,7 +183,7 @@ def test_public_folder_alone_personalises_but_does_not_predict(tmp_path, data, f
 
 def test_run_folder_resumes_and_refuses_other_settings(tmp_path, data, fitted, monkeypatch):
     X, y, groups = data
-    import privrep.models.model as models
+    from privrep.models import learning
 
     class Killed(Exception):
         pass
@@ -192,12 +192,12 @@ def test_run_folder_resumes_and_refuses_other_settings(tmp_path, data, fitted, m
         if page == "round-2":
             raise Killed
 
-    learn = models.learn
-    monkeypatch.setattr(models, "learn", lambda *a, **k: learn(*a, **{**k, "on_page": kill}))
+    learn = learning.learn
+    monkeypatch.setattr(learning, "learn", lambda *a, **k: learn(*a, **{**k, "on_page": kill}))
     model = clone(fitted).set_params(run_folder=tmp_path / "run")
     with pytest.raises(Killed):
         model.fit(X, y, groups=groups)
-    monkeypatch.setattr(models, "learn", learn)
+    monkeypatch.setattr(learning, "learn", learn)
     with pytest.raises(ResumeError, match="other settings"):
         clone(model).set_params(rank=3).fit(X, y, groups=groups)
     model.fit(X, y, groups=groups)

@@ -18,6 +18,7 @@ from privrep.federated import apps
 from privrep.federated.task import TableTask
 from privrep.federated.wire.in_process import LocalGrid
 from privrep.models import model as models
+from privrep.models.learning import learn
 
 
 def context(node: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> Context:
@@ -49,7 +50,7 @@ def test_the_apps_learn_what_one_place_learns(tmp_path: Path) -> None:
     found = models.load(tmp_path / "out")
     task = TableTask(found.config, found.columns)
     with task.open(whole) as users:
-        alone = models.learn(users, found.config, columns=found.columns)
+        alone = learn(users, found.config, columns=found.columns)
     np.testing.assert_allclose(found.representation.matrix, alone.representation.matrix, atol=1e-5)
     assert found.representation.matrix.shape == (FEATURES, 1)
     for folder, users_there in zip(folders, NODES.values(), strict=True):

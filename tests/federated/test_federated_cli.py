@@ -31,6 +31,8 @@ from privrep.federated.settings import FederationSettings
 from privrep.federated.simulation import split_by_user
 from privrep.heads.fitting import fit_heads
 from privrep.models import model as models
+from privrep.models.description import Columns, Config
+from privrep.models.learning import learn
 from privrep.privacy.ledger import read_report
 from privrep.users.memory import InMemoryUsers
 
@@ -99,8 +101,8 @@ def read(tmp_path: Path, text: str) -> FederateConfig:
 def test_a_table_is_read_with_the_defaults_of_a_fit(tmp_path: Path) -> None:
     found = read(tmp_path, TABLE)
     task: Any = found.task
-    assert task.config == models.Config(rank=None, epsilon=4.0, delta=1e-6)
-    assert task.columns == models.Columns("user", ("y",), ("x0", "x1", "x2"))
+    assert task.config == Config(rank=None, epsilon=4.0, delta=1e-6)
+    assert task.columns == Columns("user", ("y",), ("x0", "x1", "x2"))
     assert found.settings == FederationSettings()
     assert (found.host, found.port, found.keys) == ("127.0.0.1", 9092, None)
 
@@ -114,7 +116,7 @@ def test_everything_a_table_may_say(tmp_path: Path) -> None:
     )
     found = read(tmp_path, text)
     task: Any = found.task
-    assert task.config == models.Config(
+    assert task.config == Config(
         rank=2,
         epsilon=4.0,
         delta=1e-6,
@@ -203,7 +205,7 @@ def test_a_network_is_read(tmp_path: Path) -> None:
     assert dict(task.training) == {"clip": 0.5}
     columns = 'columns = {user = "u", target = "t", features = ["a", "b"]}\n'
     task = read(tmp_path, NEURAL.replace("image = [8, 8, 1]\n", columns)).task
-    assert task.columns == models.Columns("u", ("t",), ("a", "b"))
+    assert task.columns == Columns("u", ("t",), ("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def write_ledger(folder: Path) -> None:
     """Of a run of forty users."""
     rng = np.random.default_rng(0)
     table = make_population(rng, 40, 3, 1, 4, 0.1).sample(rng)
-    models.learn(InMemoryUsers(table), models.Config(rank=1, epsilon=4.0, delta=1e-6, seed=0), folder=folder)
+    learn(InMemoryUsers(table), Config(rank=1, epsilon=4.0, delta=1e-6, seed=0), folder=folder)
 
 
 @pytest.fixture
@@ -470,7 +472,7 @@ def test_simulate_runs_a_whole_federation(tmp_path: Path, capsys: pytest.Capture
     assert "3 nodes with 60 users take part" in said
     task: Any = read(tmp_path, seeded).task
     with task.open(data) as users:
-        alone = models.learn(users, task.config)
+        alone = learn(users, task.config)
     fitted = models.load(out)
     assert fitted.heads is None
     np.testing.assert_allclose(fitted.representation.matrix, alone.representation.matrix, atol=1e-5)
@@ -633,10 +635,10 @@ def test_the_config_of_the_demo_is_one(tmp_path: Path) -> None:
     found = read(tmp_path, demo._config(4321))
     task: Any = found.task
     assert (found.port, found.keys, found.settings.min_nodes) == (4321, tmp_path / "keys", 3)
-    assert task.config == models.Config(rank=demo.RANK, epsilon=demo.EPSILON, delta=demo.DELTA)
+    assert task.config == Config(rank=demo.RANK, epsilon=demo.EPSILON, delta=demo.DELTA)
     rng = np.random.default_rng(0)
     population = make_population(rng, 600, 10, 2, 8, 0.1)
     parts = demo._parts(population.sample(rng))
     assert [part.n_users for part in parts.values()] == [300, 200, 100]
-    heads = fit_heads(parts["west"].blocks(), models.learn(InMemoryUsers(parts["west"]), task.config).representation)
+    heads = fit_heads(parts["west"].blocks(), learn(InMemoryUsers(parts["west"]), task.config).representation)
     assert heads.ids.tolist() == list(range(500, 600))

@@ -26,8 +26,8 @@ from privrep import Centaur, cli
 from privrep.federated.neural_task import NeuralTask
 from privrep.federated.settings import FederationSettings
 from privrep.federated.simulation import simulate
+from privrep.heads.store import read_own_heads
 from privrep.models.description import Columns
-from privrep.neural.saving import read_heads
 
 USERS, WIDTH = 12, 16
 NAMES = tuple(f"p{j}" for j in range(WIDTH))
@@ -288,7 +288,7 @@ def test_ids_of_unsigned_integers_stay_integers(node: Node, capsys: Capture) -> 
     rows = made_up(300, 2, 4)
     path = node.file({**rows, "users": rows["users"].astype(np.uint64)})
     assert run(capsys, "personalize", node.folder, path)[0] == 0
-    heads = read_heads(node.folder / "model", node.model.learned_)
+    heads = read_own_heads(node.folder / "model", node.model.learned_.head_sizes)
     assert heads is not None
     assert heads.ids.dtype == np.int64
     assert heads.ids.tolist() == [*range(USERS), 300, 301]

@@ -43,6 +43,7 @@ from privrep.federated.wire.rounds import Conversation
 from privrep.federated.wire.superlink import Tls, open_link
 from privrep.heads.fitting import fit_heads
 from privrep.models import model as models
+from privrep.models.learning import learn
 
 KILLS = int(os.environ.get("PRIVREP_KILLS", "0"))
 PAGES = 5  # of a run, without the last
@@ -210,7 +211,7 @@ def heads_of(folder: Path) -> dict[str, Any]:
 def test_three_processes_over_tls_learn_what_one_place_learns(undisturbed: Undisturbed) -> None:
     folder = undisturbed.folder
     with TASK.open(folder / "data" / "all.parquet") as users:
-        one = models.learn(users, TASK.config, columns=TASK.columns)
+        one = learn(users, TASK.config, columns=TASK.columns)
         heads = fit_heads(users.table.blocks(), one.representation)  # type: ignore[attr-defined]
     three = models.load(folder / "server")
     np.testing.assert_allclose(three.representation.matrix, one.representation.matrix, atol=1e-5)

@@ -27,7 +27,8 @@ from privrep.federated.task import TableTask, Task, task_from_json
 from privrep.heads.fitting import fit_heads
 from privrep.linear.registry import METHODS
 from privrep.models import model as models
-from privrep.models.model import Columns, Config
+from privrep.models.description import Columns, Config
+from privrep.models.learning import learn
 from privrep.privacy.bounds import BoundedSum
 from privrep.privacy.protocol import EVERYONE, Facts
 from privrep.users.memory import InMemoryUsers
@@ -139,7 +140,7 @@ def fitted(task: TableTask, path: Path, out: Path) -> models.Model:
     lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
     source = TableSource(path, columns.user, columns.targets, columns.features, **lists)
     with StreamingUsers.open(source) as users:
-        model = models.learn(users, task.config, folder=out, columns=columns)
+        model = learn(users, task.config, folder=out, columns=columns)
         net = {"intercept": task.config.intercept, "safety_net": task.config.safety_net}
         return models.with_heads(model, fit_heads(users.blocks(), model.representation, loss=model.loss, **net))
 

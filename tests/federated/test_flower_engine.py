@@ -32,7 +32,7 @@ from privrep.linear.registry import METHODS
 from privrep.linear.steps import CELLS, FeatureSizes
 from privrep.models import model as models
 from privrep.models.description import Config
-from privrep.models.words import inspect_folder, sections
+from privrep.models.inspection import inspect_folder
 from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.bounds import Bound
 from privrep.privacy.ledger import Budget
@@ -223,7 +223,7 @@ def test_inspect_says_who_added_the_noise(noise_nodes: int, files: tuple[Path, l
     with federation(TASK, files[1], tmp_path / "nodes", noise_nodes=noise_nodes) as fed:
         fed.run(tmp_path / "run")
     for folder in (tmp_path / "run", tmp_path / "nodes" / "a" / "model"):
-        said = " ".join(dict(sections(inspect_folder(folder)))["Against whom"])
+        said = " ".join(inspect_folder(folder).words["Against whom"])
         assert "reads the users' rows" not in said
         if noise_nodes == 1:
             assert "Not against the server, which sees exact sums" in said

@@ -10,7 +10,8 @@ from scipy import sparse
 
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
-from privrep.heads.fitting import Heads, fit_block, fit_heads, rating_candidate
+from privrep.heads.fitting import Heads, fit_block, fit_heads
+from privrep.heads.ratings import rating_candidate
 from privrep.heads.regression import (
     CONSTANT,
     OWN,

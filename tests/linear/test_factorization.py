@@ -302,14 +302,14 @@ class Killed(Exception):
 def test_a_killed_fit_is_continued(tmp_path, data, monkeypatch, last, selected):
     if last == "keys-1" and not selected:
         pytest.skip("nothing is selected")
-    import privrep.models.model as models
     import privrep.privacy.run as kernel
+    from privrep.models import learning
 
     monkeypatch.setattr(factorization, "MOST_PAIRED", 20)
     items = None if selected else range(ITEMS)
     model = PrivateFactorization(RANK, epsilon=8.0, items=items, random_state=0)
     whole = clone(model).fit(*data[0])
-    original, learn = kernel.Billboard, models.learn
+    original, learn = kernel.Billboard, learning.learn
 
     class Stopping(original):
         """A billboard that dies as soon as the page stands."""
@@ -331,7 +331,7 @@ def test_a_killed_fit_is_continued(tmp_path, data, monkeypatch, last, selected):
     with pytest.raises(Killed):
         model.fit(*data[0])
     monkeypatch.setattr(kernel, "Billboard", original)
-    assert models.learn is learn
+    assert learning.learn is learn
     with pytest.raises(ResumeError, match="other settings"):
         clone(model).set_params(epsilon=9.0).fit(*data[0])
     model.fit(*data[0])

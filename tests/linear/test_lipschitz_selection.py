@@ -9,7 +9,8 @@ from privrep.data.synthetic import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.estimators.margin import PrivateMarginSelector
-from privrep.linear.lipschitz import LOSSES, LipschitzLosses
+from privrep.heads.margin import LOSSES
+from privrep.linear.lipschitz import LipschitzLosses
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.nets import RandomNet, Zooming
 from privrep.privacy.accounting import Pure

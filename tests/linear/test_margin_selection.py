@@ -19,7 +19,8 @@ from privrep.data.synthetic import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError, ResumeError
 from privrep.estimators.margin import PrivateMarginSelector
-from privrep.linear.margins import MarginLosses, zero_one_heads
+from privrep.heads.margin import zero_one_heads
+from privrep.linear.margins import MarginLosses
 from privrep.linear.methods.margin_selection import margin_selection, projected_dimension
 from privrep.linear.nets import RandomNet, Zooming, sign_matrix
 from privrep.local.projection import Projection

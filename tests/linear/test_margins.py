@@ -15,8 +15,9 @@ from privrep.data.sparse import SparseRows
 from privrep.data.synthetic import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.linear.lipschitz import LOSSES, LipschitzLosses, lipschitz_fit, shortened
-from privrep.linear.margins import WIDTH, MarginLosses, first_half, margin_losses, surrogate_heads, zero_one_heads
+from privrep.heads.margin import LOSSES, first_half, lipschitz_fit, shortened, surrogate_heads, zero_one_heads
+from privrep.linear.lipschitz import LipschitzLosses
+from privrep.linear.margins import WIDTH, MarginLosses, margin_losses
 from privrep.linear.nets import RandomNet, Zooming, sign_matrix
 from privrep.local.projection import Projection
 from privrep.privacy.bounds import LossBound

@@ -10,7 +10,9 @@ import pytest
 
 from privrep.data.synthetic import make_population
 from privrep.errors import InputError
-from privrep.models.model import Config, Model, learn
+from privrep.models.description import Config
+from privrep.models.learning import learn
+from privrep.models.model import Model
 from privrep.models.planning import (
     PlanningProblem,
     default_releases,

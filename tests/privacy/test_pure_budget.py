@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privrep.errors import BudgetExceeded, InputError, ResumeError
-from privrep.models import spending, words
+from privrep.models import spending
+from privrep.models.sections import meaning
 from privrep.privacy.accounting import Event, Gaussian, Pure, Selection, epsilon_by_pld, pure_epsilons, total_mu
 from privrep.privacy.composition import log_composed_delta
 from privrep.privacy.groups import Group
@@ -193,7 +194,7 @@ def test_shares_of_a_pure_budget_are_of_epsilon() -> None:
     assert (first.purpose, first.remark) == ("one of many candidates", "epsilon 0.5, pure")
     assert first.noise_multiplier is None
     assert spending.share_spent(report) == pytest.approx(0.75)
-    assert words.meaning(report).endswith("4.48 times as likely.")
+    assert meaning(report).endswith("4.48 times as likely.")
     assert "added up" in report.accountant
 
 
@@ -208,7 +209,7 @@ def test_shares_of_a_mixed_budget_end_at_the_whole() -> None:
     assert 0.05 < spent[1].share < 0.2
     assert sum(one.share for one in spent) == pytest.approx(1.0, rel=1e-6)
     assert spending.share_spent(report) == pytest.approx(1.0, rel=1e-6)
-    assert words.meaning(report).endswith("but for a chance of about 1e-06.")
+    assert meaning(report).endswith("but for a chance of about 1e-06.")
 
 
 def test_a_pure_run_that_released_nothing_says_so() -> None:

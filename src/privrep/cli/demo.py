@@ -27,12 +27,14 @@ def demo(
     """Train privately on a made-up population of 20,000 users and compare. Takes seconds."""
     _check_out(out, overwrite)
     from privrep.cli.demo_run import NOTE, run_demo
+    from privrep.models.learning import PAGES
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         new = Path(scratch) / "demo"
         new.mkdir()
         with progress(new / "model") as bar:
+            bar.begin("reading", PAGES)
             rows = run_demo(new, on_page=bar.page)
         if out.exists():
             shutil.rmtree(out)

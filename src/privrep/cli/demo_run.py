@@ -12,6 +12,8 @@ from privrep.data.synthetic import Population, make_population
 from privrep.heads.fitting import fit_heads
 from privrep.linear.references import alone, fedrep, pooled
 from privrep.models import model as models
+from privrep.models.description import Columns, Config
+from privrep.models.learning import learn
 from privrep.models.picture import draw_fit
 from privrep.users.memory import InMemoryUsers
 
@@ -35,9 +37,9 @@ def run_demo(folder: Path, *, users: int = 20_000, on_page: Callable[[str], None
     population = make_population(rng, users, len(FEATURES), 2, 10, 0.01)
     table = population.sample(rng)
     engine = InMemoryUsers(table)
-    config = models.Config(rank=2, epsilon=1.0, delta=1e-6)
-    columns = models.Columns("user", ("y",), FEATURES)
-    fitted = models.learn(engine, config, folder=folder / "model", columns=columns, on_page=on_page)
+    config = Config(rank=2, epsilon=1.0, delta=1e-6)
+    columns = Columns("user", ("y",), FEATURES)
+    fitted = learn(engine, config, folder=folder / "model", columns=columns, on_page=on_page)
     heads = fit_heads(table.blocks(), fitted.representation)
     fitted = models.with_heads(fitted, heads)
     models.finish(fitted, folder / "model")

@@ -28,6 +28,8 @@ from privrep.federated.credentials import make_keys
 from privrep.heads.fitting import Heads, fit_heads
 from privrep.linear.references import alone
 from privrep.models import model as models
+from privrep.models.description import Config
+from privrep.models.learning import learn
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
@@ -263,7 +265,7 @@ def _heads(folder: Path, part: UserTable) -> Heads:
 
 def _private(table: UserTable) -> tuple[tuple[Array, Array], float]:
     """The same model learned from one table, with the same budget: weights and intercepts, and what was spent."""
-    config = models.Config(rank=RANK, epsilon=EPSILON, delta=DELTA)
-    fitted = models.learn(InMemoryUsers(table), config)
+    config = Config(rank=RANK, epsilon=EPSILON, delta=DELTA)
+    fitted = learn(InMemoryUsers(table), config)
     heads = fit_heads(table.blocks(), fitted.representation)
     return (heads.weights(fitted.representation), heads.intercept), fitted.privacy.epsilon

@@ -22,7 +22,7 @@ from privrep.linear.registry import DEFAULT
 if TYPE_CHECKING:
     from privrep.data.categories import Categories
     from privrep.data.readers import TableSource
-    from privrep.models.model import Columns, Config
+    from privrep.models.description import Columns, Config
 
 _ANY = 1 << 31  # features: more than a table will have, where their number is not known yet
 
@@ -113,7 +113,7 @@ def _fit(request: FitRequest, out: Path, workdir: Path | None, overwrite: bool) 
 
 def _config(request: FitRequest, features: Sequence[str] | None) -> Config:
     """Return the settings of the fit; without features, those that can be told without the table."""
-    from privrep.models.model import Config
+    from privrep.models.description import Config
 
     return Config(
         rank=request.rank,
@@ -265,7 +265,7 @@ def _holds_integers(kind: Any) -> bool:
 
 def _columns(source: TableSource, lists: Mapping[str, Categories], classes: Categories | None) -> Columns:
     """The columns as they were asked for: no list of values where none was declared."""
-    from privrep.models.model import Columns
+    from privrep.models.description import Columns
 
     names = tuple(source.categories or ())
     declared = tuple(lists.get(name, ()) for name in names)

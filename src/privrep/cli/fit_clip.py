@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from privrep.cli.config import files_are_missing
 from privrep.cli.learning import stoppable
-from privrep.cli.shared import note, say, shout
+from privrep.cli.shared import Bar, note, progress, say, shout
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +39,7 @@ def fit_multimodal(
         raise InputError("say where the model goes: --out FOLDER, or output.folder in the config.")
     if folder is not None and not check and (folder / "model.json").is_file():
         raise InputError(f"{folder} holds a finished model: use it, or choose another folder and spend another budget.")
-    with _progress() as bar:
+    with progress() as bar:
         made, test = _prepared(asked, bar)
         if check:
             _say_plan(made.model.planned(made.pairs), asked, made.model)
@@ -55,7 +52,7 @@ def fit_multimodal(
     _summarise(made, folder, test)
 
 
-def _prepared(asked: PairsConfig, bar: _Bar) -> tuple[Prepared, Inputs | None]:
+def _prepared(asked: PairsConfig, bar: Bar) -> tuple[Prepared, Inputs | None]:
     from privrep.multimodal.sources import read_inputs
 
     try:
@@ -67,7 +64,7 @@ def _prepared(asked: PairsConfig, bar: _Bar) -> tuple[Prepared, Inputs | None]:
     return prepared(asked, inputs, bar.at), test
 
 
-def _fit(made: Prepared, folder: Path, bar: _Bar, asked: PairsConfig) -> None:
+def _fit(made: Prepared, folder: Path, bar: Bar, asked: PairsConfig) -> None:
     from privrep.estimators.clip_assembly import keep_texts
 
     def on_plan(plan: ClipPlan) -> None:
@@ -92,31 +89,6 @@ def made_of(asked: PairsConfig) -> str:
     if asked.data.classes is not None:
         return f"prompts of {len(asked.data.classes):,} classes"
     return "none" if asked.data.bank is None else asked.data.bank.name
-
-
-class _Bar:
-    """Progress on the operator's screen: images encoded, then steps taken."""
-
-    def __init__(self, shown: Any) -> None:
-        self._shown, self._task = shown, None
-
-    def begin(self, what: str, total: int) -> None:
-        if self._task is not None:
-            self._shown.remove_task(self._task)
-        self._task = self._shown.add_task(what, total=total)
-
-    def at(self, done: int, /) -> None:
-        self._shown.update(self._task, completed=done)
-
-
-@contextmanager
-def _progress() -> Iterator[_Bar]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        yield _Bar(shown)
 
 
 def _summarise(made: Prepared, folder: Path, test: Inputs | None) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from privrep.cli.config import files_are_missing
 from privrep.cli.learning import stoppable
-from privrep.cli.shared import note, say, shout
+from privrep.cli.shared import note, progress, say, shout
 from privrep.errors import InputError, NothingLearned
 
 if TYPE_CHECKING:
@@ -155,40 +152,13 @@ def _features(model: NetworkModel, shape: tuple[int, int, int]) -> Any:
 
 
 def _fit(model: Centaur, table: UserTable, folder: Path, pages: int) -> None:
-    with stoppable(folder), _progress(pages) as bar, warnings.catch_warnings():
+    with stoppable(folder), progress(folder) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", NothingLearned)  # the summary says it
         model.run_folder = folder
-        if bar is not None:
+        bar.begin("reading", pages)
+        if bar.visible:
             model.on_page, model.on_loss = bar.page, bar.loss
         model.fit(table)
-
-
-class _Bar:
-    """Progress on the operator's screen: pages, epsilon spent, and a training loss that is not private."""
-
-    def __init__(self, shown: Any, pages: int) -> None:
-        self._shown, self._task, self._loss = shown, shown.add_task("reading", total=pages), ""
-
-    def page(self, page: str, epsilon: float) -> None:
-        text = f"{page.replace('-', ' ')}, epsilon {epsilon:.3f} spent{self._loss}"
-        self._shown.update(self._task, description=text, advance=1)
-
-    def loss(self, page: str, loss: float) -> None:
-        self._loss = f", training loss about {loss:.3f} (not private)"
-
-
-@contextmanager
-def _progress(pages: int) -> Iterator[_Bar | None]:
-    """A bar on a terminal; nothing, and no loss computed, elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    if not console.is_terminal:
-        yield None
-        return
-    with Progress(*columns, console=console, transient=True) as shown:
-        yield _Bar(shown, pages)
 
 
 def _summarise(model: Centaur, folder: Path, held: UserTable | None) -> None:

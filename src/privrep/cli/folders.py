@@ -12,31 +12,35 @@ from privrep.cli.shared import note
 from privrep.errors import InputError, ResumeError
 
 if TYPE_CHECKING:
-    from privrep.models.model import Columns, Config
-    from privrep.models.words import Inspection
+    from privrep.models.description import Columns, Config
+    from privrep.models.words import TableFacts
 
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Refuse a folder that cannot be the model's, before anything is read."""
+    from privrep.models.folder import ModelFolder
+
+    folder = ModelFolder(out)
     if not out.exists():
         return
     if not out.is_dir():
         raise InputError(f"--out: {out} is a file; name a folder.")
-    if (out / "model.json").is_file():
+    if folder.finished:
         if not overwrite:
             raise InputError(f"--out: {out} holds a finished model; choose another folder, or pass --overwrite.")
-    elif not (out / "run.json").is_file() and any(out.iterdir()):
+    elif not folder.begun and not folder.empty:
         raise InputError(f"--out: {out} is not empty and holds no run of privrep; choose another folder.")
 
 
-def standing(out: Path, config: Config, columns: Columns, overwrite: bool) -> Inspection | None:
+def standing(out: Path, config: Config, columns: Columns, overwrite: bool) -> TableFacts | None:
     """What is in the folder `out`; an error if this fit can neither continue nor replace it."""
-    from privrep.models.words import inspect_folder
+    from privrep.models.folder import ModelFolder
+    from privrep.models.inspection import read_table_facts
 
     check_out(out, overwrite)
-    if not out.exists() or not any(out.iterdir()):
+    if ModelFolder(out).empty:
         return None
-    found = inspect_folder(out)
+    found = read_table_facts(out)
     if not (found.finished or overwrite or _same_run(found, config, columns)):
         raise ResumeError(
             f"{out} holds a run with other settings or columns; continue it with the same options, choose another "
@@ -45,7 +49,7 @@ def standing(out: Path, config: Config, columns: Columns, overwrite: bool) -> In
     return found
 
 
-def _same_run(found: Inspection, config: Config, columns: Columns) -> bool:
+def _same_run(found: TableFacts, config: Config, columns: Columns) -> bool:
     return not found.finished and (found.config, found.columns) == (config, columns)
 
 

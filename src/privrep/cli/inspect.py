@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.padding import Padding
@@ -13,10 +13,8 @@ from rich.table import Table
 from privrep.cli.shared import NOISE_MULTIPLIER, console, right, shout
 
 if TYPE_CHECKING:
+    from privrep.models.sections import Inspection
     from privrep.models.spending import Spent
-    from privrep.models.words import Inspection
-    from privrep.multimodal.inspection import Inspection as ClipInspection
-    from privrep.neural.inspection import Inspection as NeuralInspection
 
 
 def inspect(
@@ -24,45 +22,31 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """What was spent and what it means: what is protected, against whom, and what is not."""
-    from privrep.models import words
-    from privrep.models.spending import share_spent
-    from privrep.multimodal import inspection as clip
-    from privrep.neural import inspection as neural
+    from privrep.models.inspection import inspect_folder
 
-    if neural.is_neural(folder) or clip.is_multimodal(folder):
-        network = neural.inspect_folder(folder) if neural.is_neural(folder) else clip.inspect_folder(folder)
-        _show(folder, network, network.as_json(), network.sections(), network.share_spent, as_json)
-        return
-    found = words.inspect_folder(folder)
-    _show(folder, found, words.as_json(found), words.sections(found), share_spent(found.privacy), as_json)
-
-
-def _show(
-    folder: Path,
-    found: Inspection | NeuralInspection | ClipInspection,
-    data: dict[str, Any],
-    sections: list[tuple[str, list[str]]],
-    spent: float,
-    as_json: bool,
-) -> None:
-    from privrep.models import words
-
+    found = inspect_folder(folder)
     if as_json:
-        print(json.dumps(data, indent=2))
-        return
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        _show(found)
+
+
+def _show(found: Inspection) -> None:
+    from privrep.models.sections import SEEDED
+
     out = console()
     state = "a fitted model" if found.finished else "a run that was NOT FINISHED"
-    out.print(f"{folder}: {state}", style="bold", soft_wrap=True)
+    out.print(f"{found.folder}: {state}", style="bold", soft_wrap=True)
     if found.privacy.seeded:
-        shout(words.SEEDED)
-    for heading, sentences in sections:
-        out.print(f"\n{heading}", style="bold")
-        for sentence in sentences:
+        shout(SEEDED)
+    for section in found.sections:
+        out.print(f"\n{section.heading}", style="bold")
+        for sentence in section.sentences:
             item = Table.grid(padding=(0, 1))
-            item.add_row("-", sentence, style="bold red" if sentence == words.SEEDED else "")
+            item.add_row("-", sentence, style="bold red" if sentence == SEEDED else "")
             out.print(Padding(item, (0, 0, 0, 2)))
     out.print()
-    out.print(_ledger(found.releases, spent))
+    out.print(_ledger(found.releases, found.share_spent))
     out.print(NOISE_MULTIPLIER, style="dim")
     if any(release.group for release in found.releases):
         out.print(_GROUPS, style="dim")

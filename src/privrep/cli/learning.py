@@ -17,7 +17,8 @@ from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.data.readers import TableSource
-    from privrep.models.model import Columns, Config, Model
+    from privrep.models.description import Columns, Config
+    from privrep.models.model import Model
     from privrep.users.holders import KeyHolders
     from privrep.users.streaming import StreamingUsers
 
@@ -33,10 +34,12 @@ def learn_table(
     """The representation, then the heads, all of it written to the folder `out`."""
     from privrep.heads.fitting import fit_heads
     from privrep.models import model as models
+    from privrep.models.learning import PAGES, PendingColumns, learn
     from privrep.users.streaming import StreamingUsers
 
     with stoppable(out):
         with progress(out) as bar, ExitStack() as files:
+            bar.begin("reading", PAGES)
             opened: list[StreamingUsers] = []
 
             def make(known: Columns) -> StreamingUsers:
@@ -46,18 +49,18 @@ def learn_table(
                 opened.append(files.enter_context(StreamingUsers.open(listed, workdir)))
                 return opened[-1]
 
-            users: StreamingUsers | models.PendingColumns
+            users: StreamingUsers | PendingColumns
             to_select = [*undecided(columns), *(source.targets if config.loss and not columns.classes else ())]
             if to_select:
                 holders, count = _holders(source, to_select, workdir)
                 labels = holders.pop(source.targets[0], None)
-                users = models.PendingColumns(holders, make, labels)
+                users = PendingColumns(holders, make, labels)
             else:
                 users = make(columns)
                 count = users.facts.users
             _check_count(source, config, count)
             make_room(out, config, columns, overwrite)
-            fitted = models.learn(users, config, folder=out, columns=columns, on_page=bar.page)
+            fitted = learn(users, config, folder=out, columns=columns, on_page=bar.page)
             blocks = bar.heads(opened[0].blocks(), count)
             net = config.safety_net
             heads = fit_heads(

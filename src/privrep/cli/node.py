@@ -40,10 +40,10 @@ def _on_node(command: Callable[..., None], neural: Callable[..., None]) -> Calla
 
     @functools.wraps(command)
     def run(folder: Path, **given: Any) -> None:
-        from privrep.neural.inspection import is_neural
+        from privrep.models.networks import is_network
 
         model = model_folder(folder)
-        known, where = (own, folder) if is_neural(model) else (asked.parameters, model)
+        known, where = (own, folder) if is_network(model) else (asked.parameters, model)
         for parameter in parameters:
             name = parameter.name
             if name not in known and given.get(name, parameter.default) != parameter.default:

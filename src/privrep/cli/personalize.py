@@ -58,7 +58,8 @@ def personalize(
     Without --out they join the heads in FOLDER/private. With --out they go to a file of weights that only you can read.
     """
     from privrep.heads.fitting import fit_heads
-    from privrep.models.model import load, write_heads
+    from privrep.heads.store import write_heads
+    from privrep.models.model import load
     from privrep.users.streaming import StreamingUsers
 
     if out is not None:

@@ -94,7 +94,7 @@ def _columns(fitted: Model, outputs: Any) -> list[Any]:
         return [outputs] if outputs.ndim == 1 else list(outputs.T)
     import numpy as np
 
-    from privrep.estimators.classification import decided, probabilities
+    from privrep.local.losses import decided, probabilities
 
     predicted = np.array(fitted.columns.classes)[decided(outputs)]
     return [predicted, *(probabilities(loss, outputs).T if loss.name == "log" else ())]

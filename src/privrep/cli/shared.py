@@ -80,38 +80,57 @@ def right(table: Table, *columns: int) -> None:
 
 
 class Bar:
-    """Progress of a fit: pages of the billboard, epsilon spent so far, then heads."""
+    """Progress on the operator's screen: pages and the epsilon spent so far, images encoded, steps, heads."""
 
-    def __init__(self, progress: Any, folder: Path, pages: int) -> None:
-        self._progress, self._folder = progress, folder
-        self._task = progress.add_task("reading", total=pages)
+    def __init__(self, shown: Any, folder: Path | None = None) -> None:
+        self._shown, self._folder, self._task, self._loss = shown, folder, None, ""
 
-    def page(self, name: str) -> None:
-        from privrep.privacy.ledger import read_report
+    @property
+    def visible(self) -> bool:
+        """Whether anyone sees it: elsewhere than on a terminal nothing is computed for it."""
+        return not self._shown.disable
 
-        spent = read_report(self._folder / "ledger.jsonl").epsilon
-        text = f"{name.replace('-', ' ')}, epsilon {spent:.3f} spent"
-        self._progress.update(self._task, description=text, advance=1)
+    def begin(self, what: str, total: int) -> None:
+        """Show a new bar in place of the old one."""
+        if self._task is not None:
+            self._shown.remove_task(self._task)
+        self._task = self._shown.add_task(what, total=total)
+
+    def at(self, done: int, /) -> None:
+        self._shown.update(self._task, completed=done)
+
+    def page(self, name: str, epsilon: float | None = None) -> None:
+        """Count a page that was posted; without an epsilon, what was spent is read from the folder's ledger."""
+        if not self.visible:
+            return
+        if epsilon is None and self._folder is not None:
+            from privrep.privacy.ledger import read_report
+
+            epsilon = read_report(self._folder / "ledger.jsonl").epsilon
+        text = f"{name.replace('-', ' ')}, epsilon {epsilon:.3f} spent{self._loss}"
+        self._shown.update(self._task, description=text, advance=1)
+
+    def loss(self, page: str, loss: float) -> None:
+        """Show, from the next page on, a training loss that is not private."""
+        self._loss = f", training loss about {loss:.3f} (not private)"
 
     def heads(self, blocks: Iterable[UserTable], users: int) -> Iterator[UserTable]:
         """The same blocks; the bar moves as they are taken."""
-        self._progress.remove_task(self._task)
-        heads = self._progress.add_task("heads", total=users)
+        self.begin("heads", users)
         for block in blocks:
             yield block
-            self._progress.update(heads, advance=block.n_users)
+            self._shown.update(self._task, advance=block.n_users)
 
 
 @contextmanager
-def progress(folder: Path) -> Iterator[Bar]:
+def progress(folder: Path | None = None) -> Iterator[Bar]:
+    """Show a bar on a terminal, and nothing elsewhere; `folder` is that of the run whose pages it counts."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from privrep.models.model import PAGES
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        yield Bar(shown, folder, PAGES)
+        yield Bar(shown, folder)
 
 
 # Tables and files

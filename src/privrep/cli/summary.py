@@ -11,7 +11,8 @@ from privrep.linear.registry import DEFAULT
 
 if TYPE_CHECKING:
     from privrep.heads.fitting import Heads
-    from privrep.models.model import Columns, Model
+    from privrep.models.description import Columns
+    from privrep.models.model import Model
 
 _NOT_PRIVATE = "(not private: for your eyes)"
 
@@ -38,7 +39,7 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
 
 def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
     """What is in the model, a line each."""
-    from privrep.models.words import in_words
+    from privrep.models.sections import in_words
 
     c, (features, rank) = fitted.config, fitted.representation.basis.shape
     label = "" if c.relation == "replace-one-user" else f" {_NOT_PRIVATE}"  # else their number is no public fact

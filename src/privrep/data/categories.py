@@ -152,3 +152,34 @@ def one_hot(numeric: NDArray[Any], coded: NDArray[np.int32], sizes: Sequence[int
     columns = np.concatenate([np.broadcast_to(np.arange(p, dtype=np.int32), numeric.shape), coded + starts], axis=1)
     begins = np.concatenate([[0], np.cumsum(stored.sum(axis=1))])
     return sparse.csr_array((values, columns[stored], begins), shape=(rows, p + sum(sizes)))
+
+
+def item_column(items: Any) -> Any:
+    """One Arrow array of integers or of text; numbers of integers that came as floats, for some are missing, too."""
+    try:
+        column = items if isinstance(items, pa.Array | pa.ChunkedArray) else pa.array(items, from_pandas=True)
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column).cast(pa.int64())
+        if pa.types.is_null(column.type) or pa.types.is_integer(column.type):
+            return column
+        return column.cast(pa.large_string()) if is_text(column.type) else _refuse_items()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return _refuse_items()
+
+
+def _refuse_items() -> Any:
+    raise InputError("items must be all integers or all text; turn them into one or the other.")
+
+
+def item_codes(items: Any, listed: Categories) -> NDArray[np.int32]:
+    """Where each item is in the list, or -1."""
+    column = item_column(items)
+    if pa.types.is_null(column.type):
+        return np.full(len(column), -1, dtype=np.int32)
+    text = isinstance(listed[0], str)
+    if text == pa.types.is_integer(column.type):
+        kinds = "text" if text else "integers"
+        raise InputError(f"the items of this model are {kinds}; give {kinds}.")
+    return np.asarray(codes(column, listed))

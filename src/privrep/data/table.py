@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -172,3 +173,8 @@ def _sortable(groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[Any] | None:
 def _as_floats(values: Any) -> Floats:
     array = np.asarray(values)
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+
+
+def plain(values: Any) -> Any:
+    """Arrow columns as arrays; anything else as it came (scikit-learn reads frames and Arrow tables by itself)."""
+    return values.to_numpy() if isinstance(values, pa.ChunkedArray) else values

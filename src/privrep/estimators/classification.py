@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,51 +16,21 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from privrep.data.categories import Categories, checked_classes, kind_of_labels, label_codes, label_kind
 from privrep.data.files import is_text
-from privrep.data.table import UserTable
+from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
-from privrep.estimators.regression import Groups, Personal, PersonalHead, plain
+from privrep.estimators.base import Groups, Personal
+from privrep.heads.personal import PersonalClassifier, has_probabilities
+from privrep.heads.store import ids_to_arrow
 from privrep.linear.registry import DEFAULT
-from privrep.local.losses import Loss
+from privrep.local.losses import Loss, decided, probabilities
+from privrep.models import learning
 from privrep.models import model as models
+from privrep.models.description import Columns
 from privrep.privacy.accounting import Relation
 from privrep.privacy.protocol import Users
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
-
-
-def _has_probabilities(model: Any) -> bool:
-    """Outputs of the hinge loss tell which class, not how likely it is."""
-    loss = model.loss.name if isinstance(model.loss, Loss) else model.loss
-    if loss != "log":
-        raise AttributeError(f"predict_proba is there for the log loss only. The loss of this model is {loss!r}.")
-    return True
-
-
-@dataclass(frozen=True)
-class PersonalClassifier:
-    """One user's classifier, made of the public representation and that user's rows. It belongs to that user."""
-
-    head: PersonalHead  # one output for two classes, whose sign decides; else one for each
-    classes: NDArray[Any]
-    loss: Loss = field(repr=False)
-
-    @property
-    def kind(self) -> str:
-        """ "shared", "own" or "constant": which candidate did best."""
-        return self.head.kind if isinstance(self.head.kind, str) else self.head.kind[0]
-
-    def decision_function(self, X: Any) -> Array:
-        """The outputs: (rows,) for two classes, positive for the second, or (rows, classes)."""
-        return self.head.predict(X)
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        return self.classes[decided(self.decision_function(X))]
-
-    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Any) -> Array:
-        """(rows, classes): of each class, in the order of `classes`."""
-        return probabilities(self.loss, self.decision_function(X))
 
 
 class PrivateFedRepClassifier(ClassifierMixin, Personal):
@@ -135,7 +105,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         """The outputs: (rows,) for two classes, positive for the second, or (rows, classes)."""
         return self._outputs(X, groups)
 
-    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any, groups: Groups | None = None) -> Array:
         """(rows, classes): of each class, in the order of `classes_`. Of the log loss only."""
         outputs = self._outputs(X, groups)
@@ -163,14 +133,14 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return X, label_column(y)
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
         rows = UserTable.from_rows(X, np.arange(X.shape[0], dtype=np.float64), groups)  # targets: where rows were
         if folder is not None:
-            models.ids_to_arrow(rows.ids)  # what cannot be saved is refused before anything is spent
+            ids_to_arrow(rows.ids)  # what cannot be saved is refused before anything is spent
         table = rows
 
-        def make(known: models.Columns) -> Users:
+        def make(known: Columns) -> Users:
             nonlocal table
             codes = codes_of(y, known.classes).astype(rows.X.dtype)
             table = replace(rows, y=codes[rows.y.astype(np.int64)])
@@ -185,9 +155,9 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
                 f"no row has one of the declared classes ({listed}); labels are compared as they are written."
             )
         users = (
-            make(columns) if columns.classes else models.PendingColumns({}, make, KeyHolders.from_columns(groups, y))
+            make(columns) if columns.classes else learning.PendingColumns({}, make, KeyHolders.from_columns(groups, y))
         )
-        return models.learn(users, config, folder=folder, columns=columns), table
+        return learning.learn(users, config, folder=folder, columns=columns), table
 
     def _declared(self, y: Any) -> Categories:
         """The classes, if they are known beforehand; of labels nothing counts but their type."""
@@ -211,16 +181,6 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         loss = self.model_.loss
         assert loss is not None
         return loss
-
-
-def decided(outputs: Array) -> NDArray[np.int64]:
-    """Which class each row's outputs, (rows,) or (rows, classes), stand for."""
-    return (outputs > 0).astype(np.int64) if outputs.ndim == 1 else outputs.argmax(axis=1)
-
-
-def probabilities(loss: Loss, outputs: Array) -> Array:
-    """(rows, classes), of outputs (rows,) or (rows, classes)."""
-    return np.asarray(loss.probabilities(outputs[None] if outputs.ndim == 1 else outputs.T).T)
 
 
 def label_column(labels: Any) -> Any:

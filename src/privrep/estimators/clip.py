@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from privrep.errors import InputError
-from privrep.multimodal import saving
+from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
+from privrep.models.pairs import PAIRS
 from privrep.multimodal.centre import Centred, centre
 from privrep.multimodal.defaults import settings_for
+from privrep.multimodal.description import SavedPairs, describe, prints_of
 from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import Pairs
 from privrep.multimodal.towers import Layout, Towers, layout_of, towers
@@ -111,13 +113,13 @@ class DPClip:
         spent twice. Rows are not compared: they must be the same.
         """
         question, budget = self._question(pairs)
-        self.described_ = saving.describe(self, question, budget, pairs.unit)
+        self.described_ = {"format": PAIRS.format, **describe(self, question, budget, pairs.unit)}
         if self.run_folder is not None:
-            saving.claim(Path(self.run_folder), self.described_)
+            ModelFolder(Path(self.run_folder)).claim(PAIRS, self.described_)
         self.settings_ = question.settings
         self._train(pairs, question, budget)
         if self.run_folder is not None:
-            saving.finish(Path(self.run_folder), self.described_)
+            ModelFolder(Path(self.run_folder)).finish(self.described_)
         return self
 
     def planned(self, pairs: Pairs) -> ClipPlan:
@@ -163,20 +165,29 @@ class DPClip:
 
     def save(self, folder: str | Path, overwrite: bool = False) -> None:
         """Write the trained weights, the ledger and every release to a folder, all of which may be published."""
-        saving.save(Path(folder), self.described_, self.ledger_, self.billboard_, overwrite)
+        ModelFolder(Path(folder)).save(self.described_, self.ledger_, self.billboard_, overwrite=overwrite)
 
     @classmethod
     def load(cls, folder: str | Path, image_encoder: nn.Module | Encoder, text_encoder: nn.Module | Encoder) -> Self:
         """Read a model folder. The encoders of the fit must be passed again, with the same frozen weights; the trained
         ones come from the folder."""
-        saved = saving.read(Path(folder))
-        model = cls(image_encoder, text_encoder, **saving.arguments(saved))
-        saving.check_modules(saved, model.modules)
-        model.described_, model.settings_ = saved.described, saved.settings
-        model.towers_ = model.towers_of(saved.layout, saved.mean)
-        model.weights_, model.noise_multiplier_ = saved.weights(model.towers_.size), saved.noise_multiplier
-        model.ledger_, model.billboard_ = saved.ledger, saved.billboard
-        model.privacy_ = replace(saved.ledger.report(), unit=saved.described["unit"])
+        where = ModelFolder(Path(folder))
+        found = where.read(PAIRS)
+        saved = SavedPairs(found.described, found.billboard)
+        with where.damage(MODEL):
+            given, settings, layout = saved.arguments, saved.settings, saved.layout
+        model = cls(image_encoder, text_encoder, **given)
+        prints = prints_of(model.modules)
+        with where.damage(MODEL):
+            saved.check_modules(prints, where.path)
+        with where.damage(BILLBOARD):
+            mean = saved.mean
+        model.described_, model.settings_ = saved.described, settings
+        model.towers_ = model.towers_of(layout, mean)
+        with where.damage(BILLBOARD):
+            model.weights_, model.noise_multiplier_ = saved.weights(model.towers_.size), saved.noise_multiplier
+        model.ledger_, model.billboard_ = found.ledger, found.billboard
+        model.privacy_ = replace(found.ledger.report(), unit=found.described["unit"])
         return model
 
     @property

@@ -23,7 +23,10 @@ from torch import nn
 
 from privrep.errors import InputError
 from privrep.estimators.clip import DPClip
+from privrep.models.folder import MODEL, ModelFolder
+from privrep.models.pairs import PAIRS
 from privrep.multimodal.centre import TextSpace
+from privrep.multimodal.description import SavedPairs
 from privrep.multimodal.encoders import (
     MINILM_TOKENS,
     Encoder,
@@ -39,7 +42,6 @@ from privrep.multimodal.encoders import (
 )
 from privrep.multimodal.modules import Progress
 from privrep.multimodal.pairs import TEMPLATES, Pairs, captioned, captions_by_class, labelled, prompts
-from privrep.multimodal.saving import read
 from privrep.multimodal.sources import Inputs, public_texts, text_features
 from privrep.schema.clip import PairsConfig
 from privrep.typing import Singles
@@ -110,7 +112,10 @@ def load(config: str | Path, folder: str | Path | None = None) -> Ready:
     where = Path(folder) if folder is not None else asked.out
     if where is None:
         raise InputError("the config says no output.folder; pass the folder of the model.")
-    layout = read(where).layout
+    folder_of = ModelFolder(where)
+    found = folder_of.read(PAIRS)
+    with folder_of.damage(MODEL):
+        layout = SavedPairs(found.described, found.billboard).layout
     sides = sides_of(asked, math.isqrt(layout.image_numbers // 3))
     kept = _kept_texts(where)
     bank = np.zeros(layout.bank.shape, np.float32) if kept is not None or asked.both else _bank(asked, sides)[0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -12,13 +10,11 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from privrep.data.sparse import SparseRows
-from privrep.data.table import UserTable
+from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
-from privrep.estimators.regression import Groups, as_rank, as_seed, known_users, rows_to_predict
-from privrep.estimators.regression import plain as _plain
-from privrep.linear.lipschitz import lipschitz_fit, shortened
-from privrep.linear.margins import first_half, zero_one_heads
+from privrep.estimators.base import Groups, as_rank, as_seed, known_users, rows_to_predict
+from privrep.heads.fitting import MarginRule, fit_margin_heads
+from privrep.heads.personal import MarginHead
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.methods.margin_selection import margin_selection
 from privrep.linear.nets import Zooming
@@ -28,27 +24,8 @@ from privrep.privacy.ledger import Budget
 from privrep.privacy.run import Run
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
-from privrep.users.summing import default_workers, finite_rows, map_blocks
 
 _ROWS = 1 << 22  # numbers of a block of rows whose images are computed at a time
-
-
-@dataclass(frozen=True)
-class MarginHead:
-    """One user's classifier, made of the public representation and that user's rows. It belongs to that user."""
-
-    weights: Array  # (d,), in the original features
-    classes: NDArray[Any]
-
-    def decision_function(self, X: Any) -> Array:
-        """Positive for the second class."""
-        rows = np.asarray(_plain(X)) if isinstance(X, list) else _plain(X)
-        if rows.ndim != 2 or rows.shape[1] != len(self.weights):
-            raise InputError(f"X must have shape (rows, {len(self.weights)}). Got {rows.shape} instead.")
-        return np.asarray(rows @ self.weights)
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        return self.classes[(self.decision_function(X) > 0).astype(np.int64)]
 
 
 class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
@@ -150,7 +127,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         self._check()
         classes = _two(self.classes)
         X, y = self._validated(X, y)
-        table = UserTable.from_rows(X, _codes(y, classes), _plain(groups))
+        table = UserTable.from_rows(X, _codes(y, classes), plain(groups))
         self.classes_, self.representation_ = classes, self._learn(table).matrix
         self.users_, self.heads_ = table.ids, self._heads(table, self.configuration == "paper")
         return self
@@ -178,7 +155,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         """Accuracy of `predict`. Computed on users' data: not private, and not part of the model."""
         from sklearn.metrics import accuracy_score
 
-        return float(accuracy_score(_plain(y), self.predict(X, groups), sample_weight=sample_weight))
+        return float(accuracy_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _check(self) -> None:
         if as_rank(self.rank) is None:
@@ -236,35 +213,13 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         return lipschitz_selection(run, int(self.rank), loss=loss, projected=kept, **common)
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, NDArray[Any]]:
-        X, y = validate_data(
-            self, _plain(X), _plain(y), dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset
-        )
+        X, y = validate_data(self, plain(X), plain(y), dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset)
         return X, column_or_1d(y, warn=True)
 
     def _heads(self, table: UserTable, second_half: bool) -> Array:
         """(users, rank), a block of users at a time."""
-        fit = partial(self._block_heads, second_half=second_half)
-        return np.concatenate(list(map_blocks(fit, table.blocks(), default_workers())))
-
-    def _block_heads(self, block: UserTable, second_half: bool) -> Array:
-        heads = np.zeros((block.n_users, self.representation_.shape[1]))
-        for users, size in block.positions_by_size():
-            with np.errstate(all="ignore"):  # a user whose numbers overflow has no head, and nobody hears of it
-                X, y = finite_rows(*block.group(users, size))
-                P = (
-                    X.project(self.representation_)
-                    if isinstance(X, SparseRows)
-                    else X @ self.representation_.astype(X.dtype)
-                )
-                used = first_half(size) if second_half and size > 1 else 0
-                P, y = P[:, used:].astype(np.float64), y[:, used:, None]
-                if self.loss == "margin":
-                    heads[users] = zero_one_heads(P * y)
-                else:
-                    loss: Any = self.loss
-                    F = shortened(P[..., None], float(self.radius))
-                    heads[users] = lipschitz_fit(F, y.astype(np.float64), loss, float(self.norm)).heads[..., 0]
-        return np.nan_to_num(heads)
+        rule = MarginRule(self.representation_, self.loss, float(self.radius), float(self.norm), second_half)
+        return fit_margin_heads(table.blocks(), rule)
 
 
 def _two(classes: Any) -> NDArray[Any]:

@@ -21,8 +21,12 @@ from torch import nn
 from privrep.data.table import UserTable, find_users
 from privrep.errors import InputError, NothingLearned
 from privrep.heads.own import OwnHeads, fit_own_heads
-from privrep.neural import saving
+from privrep.heads.personal import PersonalNetwork, softmax
+from privrep.heads.store import FILE, has_heads, read_own_heads
+from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
+from privrep.models.networks import NETWORK, PAGE
 from privrep.neural.checks import check_parameters, check_scores, check_table, class_numbers, known_classes, rows_of
+from privrep.neural.description import arguments, check_names, describe, plan_from_json, restore
 from privrep.neural.features import ORIENTATIONS, SCALES, Dct, Edges, FeatureMap, Frozen, frequencies
 from privrep.neural.models import adapted, initialise, lenet, mlp
 from privrep.neural.plan import ADAPTER_RANKS, Options, Share, SharingPlan, plan_sharing
@@ -109,9 +113,10 @@ class Centaur:
         """What follows from public sizes: the plan, the features of rows, and, with a folder, whose run it is."""
         plan = self.planned(users, features)
         self.n_features_in_, self.map_ = features, self._map(plan, features)
-        self.described_ = saving.describe(self, plan, users, features)
+        self.described_ = describe(self, plan, users, features)
         if self._folder is not None:
-            saving.claim(self._folder, self.described_)
+            check_names(self.described_)
+            ModelFolder(self._folder).claim(NETWORK, self._public)
         return plan
 
     def _prepared(self, table: UserTable, plan: SharingPlan) -> UserTable:
@@ -140,7 +145,12 @@ class Centaur:
         """The model is whole, with the heads of its users or without any."""
         self.heads_: OwnHeads | None = heads
         if self._folder is not None:
-            saving.finish(self._folder, self.described_, heads)
+            ModelFolder(self._folder).finish(self._public, heads)
+
+    @property
+    def _public(self) -> dict[str, Any]:
+        """What model.json and run.json hold."""
+        return {"format": NETWORK.format, **self.described_}
 
     @property
     def _folder(self) -> Path | None:
@@ -150,7 +160,9 @@ class Centaur:
         """Write the model. Everything but folder/private is safe to publish."""
         if not hasattr(self, "learned_"):
             raise InputError("there is nothing to save before a fit.")
-        saving.save(Path(folder), self.described_, self.ledger_, self.billboard_, self.heads_, overwrite)
+        check_names(self.described_)
+        where = ModelFolder(Path(folder))
+        where.save(self._public, self.ledger_, self.billboard_, self.heads_, overwrite=overwrite)
 
     @classmethod
     def load(
@@ -162,14 +174,22 @@ class Centaur:
     ) -> Self:
         """Read a model folder. A module that was passed to the fit and is part of what is shared must be passed again,
         with the same frozen weights; so must a frozen feature map. A head is of use for another fit only."""
-        saved = saving.read(Path(folder))
-        model = cls(**saving.arguments(saved, representation, head, features))
-        plan, wanted = saved.plan, int(saved.described["feature_count"])
+        where = ModelFolder(Path(folder))
+        saved = where.read(NETWORK, PAGE)
+        with where.damage(MODEL):
+            plan = plan_from_json(saved.described["plan"])
+            given = arguments(saved.described, where.path, representation, head, features)
+        model, wanted = cls(**given), int(saved.described["feature_count"])
         model.n_features_in_, model.described_ = wanted, saved.described
         model.map_ = model._map(plan, wanted)
         own = wanted if model.map_ is None else model.map_.size
-        model.learned_ = saving.restored(saved, model._given(plan, wanted), model._shape_of(plan), own)
-        model.heads_ = saving.read_heads(Path(folder), model.learned_)
+        modules, shape = model._given(plan, wanted), model._shape_of(plan)
+        with where.damage(BILLBOARD):
+            model.learned_ = restore(plan, saved.billboard[PAGE], modules, shape, own)
+        model.heads_ = None
+        if has_heads(where.path):
+            with where.damage(FILE):
+                model.heads_ = read_own_heads(where.path, model.learned_.head_sizes)
         model.plan_, model.privacy_ = model.learned_.plan, saved.ledger.report()
         model.ledger_, model.billboard_ = saved.ledger, saved.billboard
         return model
@@ -213,7 +233,7 @@ class Centaur:
         return np.asarray(self.classes_[self._scores(X, groups).argmax(axis=1)])
 
     def predict_proba(self, X: Any, groups: Any) -> NDArray[np.float64]:
-        return _softmax(self._scores(X, groups))
+        return softmax(self._scores(X, groups))
 
     def score(self, X: Any, y: Any, groups: Any) -> float:
         """Accuracy on these rows. Not private: for your eyes."""
@@ -226,6 +246,12 @@ class Centaur:
         _same_features(table.n_features, self.n_features_in_)
         prepared = dataclasses.replace(table, X=self._columns(table.X, self.learned_.raw))
         return PersonalNetwork(self, fit_own_heads(self.learned_, prepared))
+
+    def prepared(self, X: Any) -> NDArray[np.float32]:
+        """Return rows (rows, n_features) as heads take them."""
+        rows = rows_of(X)
+        _same_features(rows.shape[1], self.n_features_in_)
+        return self._columns(rows, self.learned_.raw)
 
     def _shape_of(self, plan: SharingPlan) -> Shape:
         raw = 0 if plan.share in ON_FEATURES else self.n_features_in_
@@ -288,25 +314,6 @@ class Centaur:
         return np.concatenate([rows, own], axis=1) if raw else own
 
 
-class PersonalNetwork:
-    """One user's own model: the public part and a head that this user alone has."""
-
-    def __init__(self, model: Centaur, head: OwnHeads) -> None:
-        self.model, self.head = model, head
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        return np.asarray(self.model.classes_[self._scores(X).argmax(axis=1)])
-
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        return _softmax(self._scores(X))
-
-    def _scores(self, X: Any) -> NDArray[np.float32]:
-        rows = rows_of(X)
-        _same_features(rows.shape[1], self.model.n_features_in_)
-        columns = self.model._columns(rows, self.model.learned_.raw)
-        return self.head.scores(self.model.learned_, columns, np.zeros(len(rows), dtype=np.int64))
-
-
 def _frozen(module: nn.Module, features: int) -> Frozen:
     return Frozen(module, type(module).__name__, (features,), _outputs(module, features))
 
@@ -332,8 +339,3 @@ def _most_edges(height: int, width: int) -> int:
 def _same_features(got: int, wanted: int) -> None:
     if got != wanted:
         raise InputError(f"the model was fitted on rows of {wanted} numbers. Got {got} instead.")
-
-
-def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from privrep.data import categories
-from privrep.data.files import is_text
+from privrep.data.categories import item_codes, item_column
 from privrep.data.table import UserTable, factorize
 from privrep.errors import InputError
-from privrep.estimators.regression import Groups, as_rank, as_seed, heads_of, known_users, warn_if_nothing
+from privrep.estimators.base import Groups, as_rank, as_seed, heads_of, known_users, warn_if_nothing
 from privrep.heads.fitting import fit_block, fit_heads
+from privrep.heads.personal import Taste
+from privrep.heads.store import ids_to_arrow
+from privrep.models import learning
 from privrep.models import model as models
+from privrep.models.description import Columns, Config
 from privrep.privacy.accounting import Relation
 from privrep.privacy.protocol import Users
 from privrep.typing import Array
@@ -27,19 +28,6 @@ from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
 
 COLUMN = "item"
-
-
-@dataclass(frozen=True)
-class Taste:
-    """One user's predictions, made of the public factors and that user's ratings. It belongs to that user."""
-
-    items: categories.Categories
-    scores: Array  # of each item
-    mean: float  # of an item that is not among them
-
-    def predict(self, items: Any) -> Array:
-        codes = item_codes(items, self.items)
-        return np.where(codes >= 0, self.scores[codes], self.mean)
 
 
 class PrivateFactorization(BaseEstimator):
@@ -105,7 +93,7 @@ class PrivateFactorization(BaseEstimator):
         column = item_column(items)  # what cannot be used is refused before anything is spent
         table: UserTable | None = None
 
-        def make(columns: models.Columns) -> Users:
+        def make(columns: Columns) -> Users:
             nonlocal table
             rows = _one_hot(column, columns.categories[0])
             table = UserTable.from_rows(rows, values, users)
@@ -113,14 +101,14 @@ class PrivateFactorization(BaseEstimator):
 
         folder = None if self.run_folder is None else Path(self.run_folder)
         if folder is not None:
-            models.ids_to_arrow(factorize(users)[0])  # what cannot be saved is refused before it costs
+            ids_to_arrow(factorize(users)[0])  # what cannot be saved is refused before it costs
         if self.items is None:
-            columns = models.Columns(categorical=(COLUMN,), categories=((),))
+            columns = Columns(categorical=(COLUMN,), categories=((),))
             holders = {COLUMN: KeyHolders.from_columns(users, column)}
         else:
             listed = categories.checked_lists({COLUMN: self.items})[COLUMN]
-            columns, holders = models.Columns(categorical=(COLUMN,), categories=(listed,)), {}
-        fitted = models.learn(models.PendingColumns(holders, make), self._config(), folder=folder, columns=columns)
+            columns, holders = Columns(categorical=(COLUMN,), categories=(listed,)), {}
+        fitted = learning.learn(learning.PendingColumns(holders, make), self._config(), folder=folder, columns=columns)
         assert table is not None  # learn made it
         warn_if_nothing(fitted)
         self._adopt(models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation)))
@@ -177,8 +165,8 @@ class PrivateFactorization(BaseEstimator):
         if fitted.heads is not None:
             self.users_ = fitted.heads.ids
 
-    def _config(self) -> models.Config:
-        return models.Config(
+    def _config(self) -> Config:
+        return Config(
             rank=as_rank(self.rank),
             epsilon=float(self.epsilon),
             delta=float(self.delta),
@@ -198,37 +186,6 @@ def _ratings(ratings: Any) -> Array:
     if not np.isfinite(values).all():
         raise InputError(f"ratings has no finite number in row {int(np.flatnonzero(~np.isfinite(values))[0])}.")
     return values
-
-
-def item_column(items: Any) -> Any:
-    """One Arrow array of integers or of text; numbers of integers that came as floats, for some are missing, too."""
-    try:
-        column = items if isinstance(items, pa.Array | pa.ChunkedArray) else pa.array(items, from_pandas=True)
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        if pa.types.is_floating(column.type):
-            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column).cast(pa.int64())
-        if pa.types.is_null(column.type) or pa.types.is_integer(column.type):
-            return column
-        return column.cast(pa.large_string()) if is_text(column.type) else _refuse_items()
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        return _refuse_items()
-
-
-def _refuse_items() -> Any:
-    raise InputError("items must be all integers or all text; turn them into one or the other.")
-
-
-def item_codes(items: Any, listed: categories.Categories) -> NDArray[np.int32]:
-    """Where each item is in the list, or -1."""
-    column = item_column(items)
-    if pa.types.is_null(column.type):
-        return np.full(len(column), -1, dtype=np.int32)
-    text = isinstance(listed[0], str)
-    if text == pa.types.is_integer(column.type):
-        kinds = "text" if text else "integers"
-        raise InputError(f"the items of this model are {kinds}; give {kinds}.")
-    return np.asarray(categories.codes(column, listed))
 
 
 def _one_hot(items: Any, listed: categories.Categories) -> Any:

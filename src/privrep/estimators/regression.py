@@ -1,186 +1,25 @@
-"""The scikit-learn face of privrep."""
+"""Regression: the scikit-learn face of the methods for numbers."""
 
 from __future__ import annotations
 
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-from scipy import sparse
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from privrep.data.table import UserTable, find_users
-from privrep.errors import InputError, NothingLearned
-from privrep.heads.fitting import KINDS, Heads, fit_block, fit_heads
-from privrep.linear.registry import ESTIMATORS, METHODS, find_estimator
-from privrep.local.representation import Representation
+from privrep.data.table import UserTable, plain
+from privrep.estimators.base import Groups, Personal
+from privrep.heads.personal import PersonalHead
+from privrep.heads.store import ids_to_arrow
+from privrep.linear.registry import ESTIMATORS, METHODS
+from privrep.models import learning
 from privrep.models import model as models
+from privrep.models.description import Columns
 from privrep.privacy.accounting import Relation
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
-
-Groups = Sequence[Hashable] | NDArray[Any]
-
-
-@dataclass(frozen=True)
-class PersonalHead:
-    """One user's model, made of the public representation and that user's rows. It belongs to that user."""
-
-    kind: (
-        str | tuple[str, ...]
-    )  # "shared", "own" or "constant": which candidate did best; one for each of several targets
-    weights: Array  # (d,), in the original features, or (targets, d)
-    intercept: float | Array  # or (targets,)
-
-    def predict(self, X: Any) -> Array:
-        rows = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
-        d = self.weights.shape[-1]
-        if rows.ndim != 2 or rows.shape[1] != d:
-            raise InputError(f"X must have shape (rows, {d}). Got {rows.shape} instead.")
-        return np.asarray(rows @ self.weights.T + self.intercept)
-
-
-class Personal(BaseEstimator, ABC):
-    """What all estimators of tables have in common: fitting, saving and loading, whatever is to be predicted."""
-
-    rank: Any
-    epsilon: float
-    delta: float
-    relation: Relation
-    fit_intercept: bool
-    feature_scale: Any
-    feature_covariance: Any
-    start: str | None
-    safety_net: bool
-    random_state: int | None
-    run_folder: str | Path | None
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-    def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
-        """Learn the representation privately, then every user's head. `groups` names the user of each row.
-
-        X may be a SciPy sparse matrix, which is never made dense. y may have several columns of numbers: a head for
-        each.
-        """
-        if groups is None:
-            raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
-        X, y = self._validated(X, y)
-        folder = None if self.run_folder is None else Path(self.run_folder)
-        columns = models.Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
-        fitted, table = self._learn(X, y, plain(groups), folder, columns)
-        warn_if_nothing(fitted)
-        heads = fit_heads(
-            table.blocks(),
-            fitted.representation,
-            intercept=self.fit_intercept,
-            safety_net=self.safety_net,
-            loss=fitted.loss,
-        )
-        self._adopt(models.with_heads(fitted, heads))
-        if folder is not None:
-            models.finish(self.model_, folder)
-        return self
-
-    @abstractmethod
-    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]: ...
-
-    @abstractmethod
-    def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
-    ) -> tuple[models.Model, UserTable]:
-        """The model without heads, and the rows that heads are made of."""
-
-    def _outputs(self, X: Any, groups: Groups | None) -> Array:
-        """What each row's user's own head says of it."""
-        X, names = rows_to_predict(self, X, groups)
-        heads = heads_of(self.model_)
-        return heads.predict(self._representation, X, known_users(heads.ids, names))
-
-    def _head(self, X: Any, y: Array) -> PersonalHead:
-        """Of a user who was not there."""
-        table = UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64))
-        heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net, self.model_.loss)
-        weights, kinds = heads.weights(self._representation), tuple(KINDS[kind] for kind in heads.kind)
-        if heads.targets == 1:
-            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]))
-        return PersonalHead(kinds, weights, heads.intercept)
-
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write the model. Everything but folder/private is safe to publish."""
-        check_is_fitted(self)
-        models.save(self.model_, Path(folder), overwrite=overwrite)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Read a model folder, as `save` or `privrep fit` wrote it."""
-        loaded = models.load(Path(folder))
-        other = class_name(loaded.config)
-        if not any(kind.__name__ == other for kind in cls.__mro__):
-            raise InputError(f"{folder} holds a model of {other}; load it with {other}.load.")
-        estimator = cls(**cls._parameters(loaded))
-        estimator.n_features_in_ = len(loaded.representation.scale)
-        if loaded.columns.features and not loaded.columns.categorical:
-            estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
-        estimator._adopt(loaded)
-        return estimator
-
-    @classmethod
-    def _parameters(cls, loaded: models.Model) -> dict[str, Any]:
-        """With which the estimator of a model is made."""
-        c = loaded.config
-        return {
-            "rank": "auto" if c.rank is None else c.rank,
-            "epsilon": c.epsilon,
-            "delta": c.delta,
-            "relation": c.relation,
-            "fit_intercept": c.intercept,
-            "feature_scale": None if c.scale is None else list(c.scale),
-            "feature_covariance": None if c.covariance is None else [list(row) for row in c.covariance],
-            "start": c.start,
-            "safety_net": c.safety_net,
-            "random_state": c.seed,
-        }
-
-    def _adopt(self, fitted: models.Model) -> None:
-        self.model_ = fitted
-        self.representation_ = fitted.representation.matrix
-        self.rank_ = self.representation_.shape[1]
-        self.privacy_ = fitted.privacy
-        if fitted.heads is not None:
-            self.users_ = fitted.heads.ids
-
-    @property
-    def _representation(self) -> Representation:
-        return self.model_.representation
-
-    def _config(self, **more: Any) -> models.Config:
-        scale, covariance = self.feature_scale, self.feature_covariance
-        if covariance is not None:
-            covariance = tuple(map(tuple, np.asarray(covariance, dtype=float).tolist()))
-        return models.Config(
-            rank=as_rank(self.rank),
-            epsilon=float(self.epsilon),
-            delta=float(self.delta),
-            relation=self.relation,
-            intercept=bool(self.fit_intercept),
-            safety_net=bool(self.safety_net),
-            scale=None if scale is None else tuple(np.asarray(scale, dtype=float).tolist()),
-            covariance=covariance,
-            start=self.start,
-            seed=None if self.random_state is None else as_seed(self.random_state),
-            **more,
-        )
 
 
 class Regressor(RegressorMixin, Personal):
@@ -244,13 +83,13 @@ class Regressor(RegressorMixin, Personal):
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: models.Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
         table = UserTable.from_rows(X, y, groups)
         if folder is not None:
-            models.ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
+            ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
-        return models.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
+        return learning.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
         X, y = validate_data(
@@ -338,72 +177,3 @@ def __getattr__(name: str) -> type[Regressor]:
     text = f"{method.title} Parameters as those of `PrivateFedRep`."
     globals()[name] = type(name, (Regressor,), {"method": method.name, "__doc__": text, "__module__": __name__})
     return cast(type[Regressor], globals()[name])
-
-
-def class_name(config: models.Config) -> str:
-    """Return the name of the estimator that makes such models."""
-    return find_estimator(config.method, config.ratings) if config.loss is None else "PrivateFedRepClassifier"
-
-
-def warn_if_nothing(fitted: models.Model) -> None:
-    if fitted.representation.mostly_noise:
-        warnings.warn(
-            "the representation is mostly noise, so users fall back on what they can do alone: it takes more users or "
-            "a larger epsilon (see `privrep budget`). What was spent is spent.",
-            NothingLearned,
-            stacklevel=3,
-        )
-
-
-def heads_of(fitted: models.Model) -> Heads:
-    if fitted.heads is None:
-        raise InputError("this model was loaded without its users' heads (folder/private): only personalize works.")
-    return fitted.heads
-
-
-def rows_to_predict(estimator: Any, X: Any, groups: Groups | None) -> tuple[Any, Any]:
-    """Rows of a fitted estimator's features, and the user of each."""
-    check_is_fitted(estimator)
-    if groups is None:
-        raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
-    X = validate_data(estimator, plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
-    names = plain(groups)
-    if len(names) != X.shape[0]:
-        raise InputError(
-            f"groups must name one user per row of X. Got {len(names)} users for {X.shape[0]} rows instead."
-        )
-    return X, names
-
-
-def known_users(ids: NDArray[Any], groups: Groups) -> NDArray[np.int64]:
-    """Where the users of these rows are among those who have heads; an error if one is not."""
-    positions = find_users(ids, groups)
-    if (positions < 0).any():
-        row = int(np.flatnonzero(positions < 0)[0])
-        raise InputError(
-            f"user {np.asarray(groups, dtype=object)[row]!r} (row {row}) was not in fit, so it has no head. "
-            "Call personalize with a few of its rows to make one."
-        )
-    return positions
-
-
-def as_rank(rank: Any) -> int | None:
-    if rank == "auto":
-        return None
-    if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
-        raise InputError(f'rank must be a positive integer or "auto". Got {rank!r} instead.')
-    return int(rank)
-
-
-def as_seed(random_state: Any) -> int:
-    if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
-        raise InputError(
-            "random_state must be None (cryptographic noise) or a non-negative integer (a simulation). "
-            f"Got {random_state!r} instead."
-        )
-    return int(random_state)
-
-
-def plain(values: Any) -> Any:
-    """Arrow columns as arrays; anything else as it came (scikit-learn reads frames and Arrow tables by itself)."""
-    return values.to_numpy() if isinstance(values, pa.ChunkedArray) else values

@@ -22,8 +22,8 @@ from privrep.errors import InputError
 from privrep.estimators.network import Centaur
 from privrep.federated.neural_task import NeuralTask, read_arrays
 from privrep.federated.task import task_from_json
-from privrep.heads.own import OwnHeads, fit_own_heads
-from privrep.neural import saving
+from privrep.heads.own import fit_own_heads
+from privrep.heads.store import write_heads
 from privrep.neural.checks import rows_of
 
 _KINDS = {int: "integers", float: "decimal numbers", bytes: "bytes"}
@@ -93,8 +93,8 @@ def personalize(folder: Path, path: Path, replace: bool = False) -> Joined:
     prepared = dataclasses.replace(table, X=model._columns(table.X, model.learned_.raw))
     heads = fit_own_heads(model.learned_, prepared)
     if old is not None:
-        heads = _join(_chosen(old, stay), _chosen(heads, np.ones(len(heads.ids), dtype=bool)))
-    saving.write_heads(heads, folder / "model")
+        heads = old.replaced(stay, heads)
+    write_heads(heads, folder / "model")
     return Joined(table.n_users, int(known.sum()), len(heads.ids))
 
 
@@ -174,19 +174,3 @@ def _kind(ids: NDArray[Any]) -> str:
 def _check_kinds(old: NDArray[Any], new: NDArray[Any], path: Path, folder: Path) -> None:
     if _kind(old) != _kind(new):
         raise InputError(f"the users of {path} are {_kind(new)}, those of {folder} are {_kind(old)}; write them alike.")
-
-
-def _chosen(heads: OwnHeads, chosen: NDArray[np.bool_]) -> OwnHeads:
-    """The heads of the chosen users (a mask), weights in the order of the users, as `OwnHeads.join` takes them."""
-    alone, place = heads.alone[chosen], heads.position[chosen]
-    position = np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1
-    weights = heads.shared[place[~alone]], heads.own[place[alone]]
-    return OwnHeads(heads.ids[chosen], alone, heads.prior[chosen], position, *weights)
-
-
-def _join(old: OwnHeads, new: OwnHeads) -> OwnHeads:
-    """Both, the ids as they are: integers of two kinds have no common one in NumPy but decimal numbers."""
-    ids = np.empty(len(old.ids) + len(new.ids), dtype=object)
-    ids[:] = old.ids.tolist() + new.ids.tolist()
-    joined = OwnHeads.join([old, new])
-    return dataclasses.replace(joined, ids=ids)

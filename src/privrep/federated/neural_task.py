@@ -32,10 +32,12 @@ from privrep.estimators.network import ROWS, Centaur
 from privrep.federated.task import check_users, other_task, read_columns
 from privrep.heads.gradient import HeadFit
 from privrep.heads.own import fit_own_heads
-from privrep.models import model as models
+from privrep.heads.store import write_heads
 from privrep.models.description import Columns
-from privrep.neural import saving
+from privrep.models.folder import MODEL, ModelFolder
+from privrep.models.networks import NETWORK, PAGE
 from privrep.neural.checks import check_parameters, class_numbers, rows_of
+from privrep.neural.description import settings_to_json
 from privrep.neural.features import Dct, Edges
 from privrep.neural.plan import Share
 from privrep.neural.rounds import TrainingSettings
@@ -132,7 +134,7 @@ class NeuralTask:
         map_, own = self.feature_map, ("feature_map", "settings", "columns")
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
         given["feature_map"] = map_ if map_ is None or isinstance(map_, str) else map_.to_json()
-        given["settings"] = saving.settings_to_json(self.settings)
+        given["settings"] = settings_to_json(self.settings)
         given["columns"] = None if self.columns is None else asdict(self.columns)
         described: dict[str, Any] = json.loads(json.dumps({"kind": "neural", **given}))
         return described
@@ -183,14 +185,14 @@ class NeuralTask:
         if not isinstance(users, InMemoryUsers):
             raise InputError("heads are made where their users' rows are: keep takes the users that open gave.")
         heads = fit_own_heads(model.learned_, users.table)
-        saving.write_heads(heads, folder)
+        write_heads(heads, folder)
         return len(heads.ids)
 
     def check_own(self, folder: Path) -> None:
         """Whether the model of a folder is of this task."""
-        found = saving.read(folder).described
+        found = ModelFolder(folder).read(NETWORK, PAGE).described
         described = json.loads(json.dumps(self._planned()[0].described_))
-        with models.damage_explained(folder, "model.json"):
+        with ModelFolder(folder).damage(MODEL):
             same = all(found[part] == described[part] for part in ("config", "user_count", "feature_count"))
         if not same:
             raise other_task(folder)

@@ -27,7 +27,7 @@ from privrep.federated.task import Task
 from privrep.federated.wire.messages import packed, unpacked
 from privrep.federated.wire.rounds import Conversation, Nodes
 from privrep.federated.wire.users import MAX_USERS_TIMES_NODES, FlowerUsers, NoisyFlowerUsers, read_facts
-from privrep.models.model import write_json
+from privrep.models.folder import write_json
 from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.protocol import Facts
 

@@ -23,8 +23,10 @@ from privrep.data.readers import TableSource, checked_batches
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.fitting import fit_heads
+from privrep.heads.store import write_heads
 from privrep.models import model as models
 from privrep.models.description import Columns, Config, loss_of
+from privrep.models.learning import learn
 from privrep.privacy.accounting import Relation
 from privrep.privacy.protocol import Facts, Users
 from privrep.schema.sent import check_names, read_fields, read_mapping, shortly
@@ -191,7 +193,7 @@ class TableTask:
             self.check_own(folder)
             return
         check_users(self, users)
-        fitted = models.learn(users, self.config, folder=folder, columns=self.columns, on_page=on_page)
+        fitted = learn(users, self.config, folder=folder, columns=self.columns, on_page=on_page)
         models.finish(fitted, folder)
 
     def keep(self, folder: Path, users: Users) -> int:
@@ -204,7 +206,7 @@ class TableTask:
             safety_net=config.safety_net,
             loss=model.loss,
         )
-        models.write_heads(heads, folder)
+        write_heads(heads, folder)
         return len(heads.ids)
 
     def check_own(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from scipy import sparse
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.heads.classification import class_constant, class_own, class_shared
+from privrep.heads.margin import LossName, first_half, lipschitz_fit, shortened, zero_one_heads
+from privrep.heads.ratings import rating_candidate
 from privrep.heads.regression import (
     CONSTANT,
     OWN,
@@ -30,14 +32,12 @@ from privrep.heads.regression import (
     Fit,
     constant_candidate,
     images,
-    intercepts,
     own_candidate,
     shared_candidate,
 )
 from privrep.heads.regression import KINDS as KINDS
-from privrep.local.least_squares import ROUNDING, centred
 from privrep.local.losses import Loss
-from privrep.local.representation import Ratings, Representation
+from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.typing import Array
 from privrep.users.summing import default_workers, finite_rows, map_blocks
@@ -181,19 +181,33 @@ def _class_candidates(
     return [last_resort, shared, class_own(X, signs, loss, rep.scale, intercept)]
 
 
-def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
-    """A user's mean, and its taste: a normal prior of the head with unit covariance, in units of the user's own spread.
+@dataclass(frozen=True)
+class MarginRule:
+    """How users' heads of two classes are fitted on a representation that was selected."""
 
-    y / spread = a + offset + <factors, v> + rest, the variance of the rest public; P has offset and factors. A user
-    with few ratings thus keeps close to the items' offsets, and one whose ratings are all alike to their mean.
-    """
-    m = y.shape[1]
-    spread = np.sqrt((centred(y) ** 2).mean(axis=1))
-    rows = centred(P[:, :, 1:])
-    unit = np.where(spread > ROUNDING * np.abs(y).max(axis=1), spread, 0.0)
-    left = centred(y) - centred(P[:, :, 0]) * unit[:, None]
-    gram = rows.transpose(0, 2, 1) @ rows + ratings.residual * np.eye(rows.shape[2])
-    taste = np.linalg.solve(gram, rows.transpose(0, 2, 1) @ left[:, :, None])[:, :, 0]
-    head = np.concatenate([unit[:, None], taste], axis=1)
-    loss = (left - (rows @ taste[:, :, None])[:, :, 0]) ** 2
-    return Fit(SHARED, loss.sum(axis=1) / m, intercepts(P, y, head, True), head)
+    matrix: Array  # (d, k)
+    loss: str  # "margin": 0-1 loss; else one of `margin.LOSSES`
+    radius: float  # to which images of rows are shortened, where there is no margin
+    norm: float  # of heads, at most, where there is no margin
+    second_half: bool  # whether the rows that chose the representation are left out
+
+
+def fit_margin_heads(blocks: Iterable[UserTable], rule: MarginRule, workers: int | None = None) -> Array:
+    """Return a head for every user of the blocks, (users, k)."""
+    return np.concatenate(list(map_blocks(partial(_margin_block, rule=rule), blocks, workers or default_workers())))
+
+
+def _margin_block(block: UserTable, rule: MarginRule) -> Array:
+    heads = np.zeros((block.n_users, rule.matrix.shape[1]))
+    for users, size in block.positions_by_size():
+        with np.errstate(all="ignore"):  # a user whose numbers overflow has no head, and nobody hears of it
+            X, y = finite_rows(*block.group(users, size))
+            P = X.project(rule.matrix) if isinstance(X, SparseRows) else X @ rule.matrix.astype(X.dtype)
+            used = first_half(size) if rule.second_half and size > 1 else 0
+            P, y = P[:, used:].astype(np.float64), y[:, used:, None]
+            if rule.loss == "margin":
+                heads[users] = zero_one_heads(P * y)
+            else:
+                F, loss = shortened(P[..., None], rule.radius), cast(LossName, rule.loss)
+                heads[users] = lipschitz_fit(F, y.astype(np.float64), loss, rule.norm).heads[..., 0]
+    return np.nan_to_num(heads)

@@ -7,8 +7,8 @@ are fitted for groups of users of equal size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,12 +18,32 @@ from torch import Tensor
 from privrep.data.table import UserTable
 from privrep.heads.gradient import labels_of
 from privrep.heads.neural import ALONE, AWFUL, Candidate, HeadFits, HeadInputs, fit, fit_alone, left_out_loss
-from privrep.neural.training import SharedPart
 from privrep.typing import Singles
 
 BELIEVED = 20.0  # rows of one's own that what all users found counts as
 NUMBERS_AT_ONCE = 1 << 23
 MOST_ROWS = 1024  # of a user's head: pairs of rows are held, and nobody's may stop the fit
+
+
+class LearnedPart(Protocol):
+    """What heads need of the shared part: how rows look through it, and which candidates do best with it."""
+
+    @property
+    def classes(self) -> int: ...
+    @property
+    def shares_nothing(self) -> bool: ...
+    @property
+    def shared(self) -> Candidate: ...
+    @property
+    def alone(self) -> Candidate: ...
+    @property
+    def advantage(self) -> float:
+        """Return by how many nats a row the shared part did better than heads alone, over all users."""
+        ...
+
+    def __call__(self, rows: Tensor) -> HeadInputs:
+        """Return rows (users, rows, columns) as heads see them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +57,7 @@ class OwnHeads:
     shared: Singles  # (heads that use the shared part, size, classes)
     own: Singles  # (heads alone, features, classes)
 
-    def scores(self, learned: SharedPart, rows: Singles, users: NDArray[np.int64]) -> Singles:
+    def scores(self, learned: LearnedPart, rows: Singles, users: NDArray[np.int64]) -> Singles:
         """(rows, classes) of rows of the users at these positions."""
         result = np.empty((len(rows), learned.classes), dtype=np.float32)
         step = max(NUMBERS_AT_ONCE // max(self.own.shape[1] * learned.classes, 1), 1)
@@ -46,7 +66,7 @@ class OwnHeads:
             result[some] = self._scores(learned, rows[some], users[some])
         return result
 
-    def _scores(self, learned: SharedPart, rows: Singles, users: NDArray[np.int64]) -> Singles:
+    def _scores(self, learned: LearnedPart, rows: Singles, users: NDArray[np.int64]) -> Singles:
         with torch.no_grad():
             seen = learned(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))[None])
         result = self.prior[users].copy()
@@ -67,8 +87,25 @@ class OwnHeads:
         joined["position"] = np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1
         return cls(**joined)
 
+    def of(self, chosen: NDArray[np.bool_]) -> OwnHeads:
+        """Return the heads of the chosen users, weights in the order of the users, as `join` takes them."""
+        alone, place = self.alone[chosen], self.position[chosen]
+        position = np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1
+        weights = self.shared[place[~alone]], self.own[place[alone]]
+        return OwnHeads(self.ids[chosen], alone, self.prior[chosen], position, *weights)
 
-def fit_own_heads(learned: SharedPart, table: UserTable) -> OwnHeads:
+    def replaced(self, stay: NDArray[np.bool_], new: OwnHeads) -> OwnHeads:
+        """Return the heads of those who stay, then the new ones.
+
+        Ids are kept as they are: integers of two kinds have no common one in NumPy but decimal numbers.
+        """
+        old, added = self.of(stay), new.of(np.ones(len(new.ids), dtype=bool))
+        ids = np.empty(len(old.ids) + len(added.ids), dtype=object)
+        ids[:] = old.ids.tolist() + added.ids.tolist()
+        return replace(OwnHeads.join([old, added]), ids=ids)
+
+
+def fit_own_heads(learned: LearnedPart, table: UserTable) -> OwnHeads:
     """A head for every user of the table, whose rows are those the shared part was learned from."""
     parts: list[OwnHeads] = []
     order: list[NDArray[np.int64]] = []
@@ -104,7 +141,7 @@ def _in_order(heads: OwnHeads, places: NDArray[np.int64]) -> OwnHeads:
     )
 
 
-def _fit_group_or_each(learned: SharedPart, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
+def _fit_group_or_each(learned: LearnedPart, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
     """One on whose rows the network fails has a head without rows."""
     try:
         return _fit_group(learned, ids, X, y)
@@ -115,7 +152,7 @@ def _fit_group_or_each(learned: SharedPart, ids: NDArray[Any], X: NDArray[Any], 
         return OwnHeads.join([_fit_group_or_each(learned, ids[u], X[u], y[u]) for u in each])
 
 
-def _fit_group(learned: SharedPart, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
+def _fit_group(learned: LearnedPart, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
     bad = ~(np.isfinite(X).all(axis=(1, 2)))
     rows = np.where(bad[:, None, None], 0, X).astype(np.float32)
     labels = labels_of(np.where(bad[:, None], -1, np.nan_to_num(y, nan=-1.0)), learned.classes)
@@ -131,12 +168,12 @@ def _fit_group(learned: SharedPart, ids: NDArray[Any], X: NDArray[Any], y: NDArr
     return OwnHeads(ids, flags, prior.numpy(), position, shared[~chosen].numpy(), own[chosen].numpy())
 
 
-def prefers_alone(learned: SharedPart, with_others: HeadFits, alone: Sequence[HeadFits], labels: Tensor) -> Tensor:
+def prefers_alone(learned: LearnedPart, with_others: HeadFits, alone: Sequence[HeadFits], labels: Tensor) -> Tensor:
     """Who does better alone: by its own rows, each left out in turn, and by what all users found, as so many more.
 
     Alone it is the best of several that counts: the head itself is better than any of them.
     """
-    if learned.plan.share == "nothing":
+    if learned.shares_nothing:
         return torch.ones(len(labels), dtype=torch.bool)
     rows = (labels >= 0).sum(dim=1)
     losses = torch.stack([left_out_loss(each, labels) for each in alone])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privrep.local.elementary import exp, log, sigmoid, softplus
 from privrep.local.least_squares import inverse, sum_columns, sum_rows
@@ -191,3 +192,13 @@ def _inverse_hessian(rows: Floats, curve: Floats, penalty: Floats) -> Floats:
             hessian[a, b] = hessian[b, a] = sum_rows(weighted * rows[b])
         hessian[a, a] += penalty[a] + 1e-10 * hessian[a, a]
     return inverse(hessian)
+
+
+def decided(outputs: Array) -> NDArray[np.int64]:
+    """Which class each row's outputs, (rows,) or (rows, classes), stand for."""
+    return (outputs > 0).astype(np.int64) if outputs.ndim == 1 else outputs.argmax(axis=1)
+
+
+def probabilities(loss: Loss, outputs: Array) -> Array:
+    """(rows, classes), of outputs (rows,) or (rows, classes)."""
+    return np.asarray(loss.probabilities(outputs[None] if outputs.ndim == 1 else outputs.T).T)

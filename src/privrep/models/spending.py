@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from privrep.linear.registry import find_purposes
 from privrep.privacy.accounting import (
+    Batched,
     Event,
     Gaussian,
     Pure,
+    Sampled,
     Selection,
     delta_left,
     gaussian_mu,
@@ -19,7 +22,7 @@ from privrep.privacy.accounting import (
 )
 from privrep.privacy.composition import most_gaussian
 from privrep.privacy.groups import Group
-from privrep.privacy.ledger import PrivacyReport
+from privrep.privacy.ledger import Ledger, PrivacyReport
 
 _SELECTIONS = {"keys/keys": "which values may be named", "classes/keys": "which classes may be named"}
 
@@ -47,6 +50,11 @@ class Spent:
         if self.epsilon:
             return f"epsilon {self.epsilon:.4g}, pure"
         return f"{self.delta:.3g} of delta" if self.delta else ""
+
+
+def count_releases(report: PrivacyReport) -> int:
+    """Return how many releases were charged: every step of a walk is one."""
+    return sum(1 if isinstance(event, Pure | Selection) else event.count for _, event in report.events)
 
 
 def whole_budget(report: PrivacyReport) -> float:
@@ -85,6 +93,31 @@ def releases(report: PrivacyReport) -> list[Spent]:
         return Spent(name, purpose(name), event.noise_multiplier, share, group, delta, count=count)
 
     return [spent(name, event) for name, event in report.events]
+
+
+def share_of(ledger: Ledger) -> float:
+    """Return the share of the budget that no release to all users could spend any more."""
+    return max(1 - ledger.remaining / whole_budget(ledger.report()), 0.0)
+
+
+def releases_with_samples(report: PrivacyReport, spent: float, purpose: Callable[[str], str]) -> list[Spent]:
+    """Return every release and its share. Samples, which no mu measures, share what others have not spent.
+
+    Args:
+        report: of the ledger.
+        spent: the share of the budget that all releases spent.
+        purpose: says what a release is for, by its name.
+    """
+    events = dict(report.events)
+    samples = {name: event for name, event in events.items() if isinstance(event, Sampled | Batched)}
+    plain = replace(report, events=tuple((name, event) for name, event in events.items() if name not in samples))
+    known = {one.name: replace(one, purpose=purpose(one.name)) for one in releases(plain)}
+    rest = spent - sum(one.share for one in known.values())
+    steps = sum(event.count for event in samples.values())
+    for name, event in samples.items():
+        share = rest * event.count / steps
+        known[name] = Spent(name, purpose(name), event.noise_multiplier, share, count=event.count)
+    return [known[name] for name in events]
 
 
 def purpose(name: str) -> str:

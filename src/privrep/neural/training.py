@@ -37,6 +37,7 @@ from privrep.heads.neural import (
     log_frequencies,
     one_hot,
 )
+from privrep.heads.store import HeadSizes
 from privrep.neural.class_moments import ClassMoments, Scatter, classes_agree, directions
 from privrep.neural.models import initialise
 from privrep.neural.plan import SharingPlan
@@ -157,6 +158,16 @@ class SharedPart:
     @property
     def classes(self) -> int:
         return self.split.classes
+
+    @property
+    def shares_nothing(self) -> bool:
+        return self.plan.share == "nothing"
+
+    @property
+    def head_sizes(self) -> HeadSizes:
+        """Return the sizes of heads on the shared part and alone."""
+        own = len(self.centre)
+        return HeadSizes(own if self.plan.share in ("linear", "nothing") else self.split.rank, own, self.classes)
 
     def __call__(self, rows: Tensor) -> HeadInputs:
         """Rows (users, r, columns) as heads see them."""

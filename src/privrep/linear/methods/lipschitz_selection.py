@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.linear.lipschitz import LOSSES, LipschitzLosses, LossName
+from privrep.heads.margin import LOSSES, LossName
+from privrep.linear.lipschitz import LipschitzLosses
 from privrep.linear.nets import Zooming, sign_matrix, zoom
 from privrep.local.projection import Projection
 from privrep.local.representation import Estimate, Representation, publish

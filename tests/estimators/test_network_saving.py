@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import stat
 from pathlib import Path
@@ -160,17 +159,7 @@ def test_the_public_part_holds_no_head_and_nobodys_name(saved: Path, rows: Rows,
     )
 
 
-def test_a_folder_that_stands_is_overwritten_only_when_asked(saved: Path, rows: Rows, tmp_path: Path) -> None:
-    shutil.copytree(saved, tmp_path / "model")
-    model = small(share="linear", random_state=5).fit(*rows)
-    with pytest.raises(InputError, match="exists already"):
-        model.save(tmp_path / "model")
-    model.save(tmp_path / "model", overwrite=True)
-    assert Centaur.load(tmp_path / "model").random_state == 5
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(InputError, match="not a model folder"):
-        model.save(tmp_path / "mine", overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model"]
+def test_there_is_nothing_to_save_before_a_fit(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="before a fit"):
         small().save(tmp_path / "new")
 
@@ -283,13 +272,6 @@ def test_another_run_is_not_continued(rows: Rows, tmp_path: Path, change: dict[s
     with pytest.raises(ResumeError, match="user_count"):
         small(**options).fit(X[8:], y[8:], groups[8:])
     assert (folder / "ledger.jsonl").read_bytes() == before
-
-
-def test_a_folder_that_is_not_of_privrep_is_left_alone(rows: Rows, tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="holds no run of privrep"):
-        small(share="linear", run_folder=tmp_path).fit(*rows)
-    assert os.listdir(tmp_path) == ["letter.txt"]
 
 
 def test_nothing_shared_is_saved_too(rows: Rows, tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
-"""What people read: the words about a folder, and the picture."""
+"""What people read about a folder of tables: its words, its numbers, and what is said where it is damaged."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +16,15 @@ from privrep.estimators.ratings import PrivateFactorization
 from privrep.heads.fitting import fit_heads
 from privrep.linear.registry import METHODS
 from privrep.models import model as models
-from privrep.models import spending, words
-from privrep.models.picture import _bars, draw_fit
+from privrep.models import spending
+from privrep.models.description import Columns, Config
+from privrep.models.inspection import inspect_folder
+from privrep.models.learning import learn
+from privrep.models.picture import _bars
+from privrep.models.sections import Inspection
 from privrep.privacy.accounting import Event, Gaussian, Selection
 from privrep.privacy.groups import Group
-from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier, read_report
+from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
 from privrep.users.memory import InMemoryUsers
 
 
@@ -30,15 +32,15 @@ def make_model(folder: Path, **options: object) -> models.Model:
     rng = np.random.default_rng(0)
     table = make_population(rng, 400, 6, 2, 6, 0.1).sample(rng)
     settings = {"rank": 2, "epsilon": 4.0, "delta": 1e-6, **options}
-    config = models.Config(**settings)  # type: ignore[arg-type]
-    fitted = models.learn(InMemoryUsers(table), config, folder=folder)
+    config = Config(**settings)  # type: ignore[arg-type]
+    fitted = learn(InMemoryUsers(table), config, folder=folder)
     fitted = models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation))
     models.finish(fitted, folder)
     return fitted
 
 
-def everything(found: words.Inspection) -> str:
-    return "\n".join([heading + "\n" + "\n".join(lines) for heading, lines in words.sections(found)])
+def everything(found: Inspection) -> str:
+    return "\n".join([heading + "\n" + "\n".join(lines) for heading, lines in found.words.items()])
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_words_state_what_a_reviewer_asks_for(folder: Path) -> None:
-    text = everything(words.inspect_folder(folder))
+    text = everything(inspect_folder(folder))
     for said in ("replace-one-user", "epsilon 4", "(4, 1e-06)", "Gaussian differential privacy", "cryptographic"):
         assert said in text
     for unprotected in ("heads", "Membership", "number of users", "Metrics", "Side channels", "Other fits"):
@@ -60,21 +62,21 @@ def test_words_state_what_a_reviewer_asks_for(folder: Path) -> None:
 
 def test_a_seeded_run_says_so_loudly(tmp_path: Path) -> None:
     make_model(tmp_path / "m", seed=3)
-    text = everything(words.inspect_folder(tmp_path / "m"))
+    text = everything(inspect_folder(tmp_path / "m"))
     assert "NOT PRIVATE" in text
     assert "Nothing, because the noise was seeded" in text
-    assert words.as_json(words.inspect_folder(tmp_path / "m"))["private"] is False
+    assert inspect_folder(tmp_path / "m").to_json()["private"] is False
 
 
 def test_the_other_relation_protects_membership(tmp_path: Path) -> None:
     make_model(tmp_path / "m", relation="add-or-remove-one-user")
-    found = words.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert "took part at all is protected" in everything(found)
-    assert not any("Membership" in line for line in words.not_protected(found))
+    assert not any("Membership" in line for line in found.words["What is not protected"])
 
 
 def test_shares_add_up_to_the_budget(folder: Path) -> None:
-    spent = words.inspect_folder(folder).releases
+    spent = inspect_folder(folder).releases
     assert sum(one.share for one in spent) == pytest.approx(1.0, rel=1e-6)
     assert all(one.purpose for one in spent)
 
@@ -85,7 +87,7 @@ def test_shares_add_up_to_the_budget(folder: Path) -> None:
 )
 def test_every_release_of_every_method_has_a_purpose(method: str, options: dict[str, object], tmp_path: Path) -> None:
     make_model(tmp_path / "m", method=method, seed=1, **options)
-    found = words.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert all(one.purpose for one in found.releases), [one.name for one in found.releases if not one.purpose]
     assert spending.share_spent(found.privacy) == pytest.approx(1.0, rel=1e-6)
     text = everything(found)
@@ -97,7 +99,7 @@ def test_every_release_of_every_method_has_a_purpose(method: str, options: dict[
 @pytest.mark.parametrize("start", ["spectral", "normalised-pairs", "power-method", "random"])
 def test_every_release_of_every_start_has_a_purpose(start: str, tmp_path: Path) -> None:
     make_model(tmp_path / "m", start=start, seed=1)
-    found = words.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     assert all(one.purpose for one in found.releases), [one.name for one in found.releases if not one.purpose]
     assert f"Start: {start}" in everything(found)
 
@@ -170,7 +172,7 @@ def make_ratings(folder: Path, **options: object) -> None:
 
 def test_words_about_ratings(tmp_path: Path) -> None:
     make_ratings(tmp_path / "m")
-    found = words.inspect_folder(tmp_path / "m")
+    found = inspect_folder(tmp_path / "m")
     text = everything(found)
     for said in ("factorisation of ratings", "item (10)", "selected privately", "10 items", "spread of ratings"):
         assert said in text
@@ -178,10 +180,10 @@ def test_words_about_ratings(tmp_path: Path) -> None:
     assert "whitening" not in text
     assert [one.remark for one in found.releases] == ["5e-08 of delta", ""]
     make_ratings(tmp_path / "declared", items=list(range(12)))
-    text = everything(words.inspect_folder(tmp_path / "declared"))
+    text = everything(inspect_folder(tmp_path / "declared"))
     assert "The declared list of items" in text
     assert "they were declared" in text
-    data = json.loads(json.dumps(words.as_json(words.inspect_folder(tmp_path / "declared"))))
+    data = json.loads(json.dumps(inspect_folder(tmp_path / "declared").to_json()))
     assert data["config"]["ratings"] is True
     assert data["columns"]["categories"] == [list(range(12))]
 
@@ -189,19 +191,19 @@ def test_words_about_ratings(tmp_path: Path) -> None:
 def test_words_about_coordinates(tmp_path: Path) -> None:
     """The features are uncorrelated. A declared covariance is used whatever they are, and is no one's secret."""
     make_model(tmp_path / "plain", seed=1)
-    text = everything(words.inspect_folder(tmp_path / "plain"))
+    text = everything(inspect_folder(tmp_path / "plain"))
     assert "found by a charged release" in text
     assert "small or within noise" in text
     covariance = np.eye(6) + 0.9 * (np.ones((6, 6)) - np.eye(6))
     make_model(tmp_path / "m", covariance=tuple(map(tuple, covariance.tolist())))
-    text = everything(words.inspect_folder(tmp_path / "m"))
+    text = everything(inspect_folder(tmp_path / "m"))
     assert "(whitening) by the declared covariance" in text
     assert "Feature scales from 1 to 1, declared as public" in text
     assert "The declared covariance: it was taken as a public fact" in text
 
 
 def test_json_holds_numbers_and_words(folder: Path) -> None:
-    data = json.loads(json.dumps(words.as_json(words.inspect_folder(folder))))
+    data = json.loads(json.dumps(inspect_folder(folder).to_json()))
     assert data["finished"] is True
     assert data["epsilon"] == pytest.approx(4.0, rel=1e-6)
     assert data["representation"]["rank"] == 2
@@ -212,7 +214,7 @@ def test_json_holds_numbers_and_words(folder: Path) -> None:
 
 def test_an_unfinished_run_is_read_and_left_alone(tmp_path: Path, folder: Path) -> None:
     run = tmp_path / "run"
-    config, columns = models.Config(2, 4.0, 1e-6), models.Columns()
+    config, columns = Config(2, 4.0, 1e-6), Columns()
 
     class Killed(Exception):
         pass
@@ -224,45 +226,36 @@ def test_an_unfinished_run_is_read_and_left_alone(tmp_path: Path, folder: Path) 
     rng = np.random.default_rng(0)
     users = InMemoryUsers(make_population(rng, 400, 6, 2, 6, 0.1).sample(rng))
     with pytest.raises(Killed):
-        models.learn(users, config, folder=run, columns=columns, on_page=stop)
+        learn(users, config, folder=run, columns=columns, on_page=stop)
     half_written = run / "billboard" / "0003-round-scout.tmp"
     half_written.write_bytes(b"of a process that is still at work")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    found = words.inspect_folder(run)
+    found = inspect_folder(run)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     assert not found.finished
     assert [spent.name for spent in found.releases] == ["scales/sizes", "covariance/covariance", "moments/moments"]
     assert 0 < found.privacy.epsilon < 4
     assert "not finished" in everything(found)
     (run / "ledger.jsonl").unlink()
-    assert words.inspect_folder(run).privacy.epsilon == 0
+    assert inspect_folder(run).privacy.epsilon == 0
 
 
 def test_folders_that_are_no_model_are_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
-        words.inspect_folder(tmp_path / "nothing")
+        inspect_folder(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"no model\.json"):
-        words.inspect_folder(tmp_path)
+        inspect_folder(tmp_path)
     (tmp_path / "model.json").write_text((folder / "model.json").read_text())
     with pytest.raises(InputError, match="billboard"):
-        words.inspect_folder(tmp_path)
+        inspect_folder(tmp_path)
     assert not (tmp_path / "billboard").exists()
 
 
 DAMAGE: dict[str, tuple[str, bytes | None]] = {
-    "model.json, torn": ("model.json", b"{"),
-    "model.json, a list": ("model.json", b"[]"),
-    "model.json, nothing in it": ("model.json", b"{}"),
     "model.json, no config": ("model.json", b'{"format": "privrep-model/2"}'),
     "model.json, of another version": ("model.json", b'{"format": "privrep-model/1"}'),
-    "model.json, not text": ("model.json", b"\xff\xfe"),
-    "billboard, a page": ("billboard/0000-scales.safetensors", b"no"),
     "billboard, no representation": ("billboard/*-representation.safetensors", None),
-    "ledger, missing": ("ledger.jsonl", None),
-    "ledger, empty": ("ledger.jsonl", b""),
-    "ledger, a line": ("ledger.jsonl", b"no\n"),
     "ledger, its budget": ("ledger.jsonl", b'{"format": "privrep-ledger/1"}\n'),
-    "heads, no Parquet": ("private/heads.parquet", b"no"),
     "heads, empty": ("private/heads.parquet", b""),
 }
 
@@ -276,7 +269,7 @@ def test_a_damaged_folder_is_one_sentence_however_it_is_read(damage: str, tmp_pa
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    for read in (models.load, PrivateFedRep.load, words.inspect_folder):
+    for read in (models.load, PrivateFedRep.load, inspect_folder):
         with pytest.raises(InputError) as caught:
             read(broken)
         message = str(caught.value)
@@ -292,57 +285,3 @@ def test_heads_of_another_model_are_refused(tmp_path: Path, folder: Path) -> Non
     shutil.copy(tmp_path / "other" / "private" / "heads.parquet", broken / "private" / "heads.parquet")
     with pytest.raises(InputError, match="heads are of another representation"):
         models.load(broken)
-
-
-def test_saving_over_a_model_keeps_the_old_one_until_the_new_one_stands(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "model"
-    old, new = models.load(folder), make_model(tmp_path / "new", rank=1)
-    shutil.rmtree(tmp_path / "new")
-    models.save(old, target)
-    rename = os.replace
-
-    def fails(source: Path, to: Path) -> None:
-        if Path(to) == target and Path(source).name == "new":
-            assert not target.exists()
-            raise OSError("the disk is gone")
-        rename(source, to)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fails)
-        with pytest.raises(OSError, match="the disk is gone"):
-            models.save(new, target, overwrite=True)
-    assert models.load(target).config.rank == 2
-    assert list(tmp_path.iterdir()) == [target]
-    models.save(new, target, overwrite=True)
-    assert models.load(target).config.rank == 1
-    assert list(tmp_path.iterdir()) == [target]
-    assert stat.S_IMODE(target.stat().st_mode) == 0o755
-
-
-def test_the_picture_is_a_png_of_about_a_thousand_pixels(tmp_path: Path, folder: Path) -> None:
-    report = read_report(folder / "ledger.jsonl")
-    draw_fit(tmp_path / "both.png", report, {"private": 1e-4, "alone": 0.9}, note="A note.")
-    draw_fit(tmp_path / "budget.png", report)
-    widths = []
-    for name in ("both.png", "budget.png"):
-        data = (tmp_path / name).read_bytes()
-        assert data[:8] == b"\x89PNG\r\n\x1a\n"
-        widths.append(int.from_bytes(data[16:20], "big"))
-    assert widths == [1000, 600]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["both.png", "budget.png"]
-
-
-def test_the_picture_grows_with_the_number_of_passes(tmp_path: Path) -> None:
-    """None of many bars is lost, groups and selections are drawn too."""
-    whole = Budget(1.0, 1e-6).mu ** 2
-    each = noise_multiplier(whole / 2)
-    events: dict[str, Event] = {"keys-1/keys": Selection(noise_multiplier(whole / 20), 1e-8)}
-    events |= {f"round-{t + 1}/step": Gaussian(each, Group("rounds", t, 30)) for t in range(30)}
-    report = report_of(events)
-    assert len(_bars(report)) == 31
-    draw_fit(tmp_path / "many.png", report)
-    data = (tmp_path / "many.png").read_bytes()
-    assert int.from_bytes(data[16:20], "big") == 600
-    assert int.from_bytes(data[20:24], "big") > 31 * 20

@@ -1,0 +1,138 @@
+"""One user's own model, as `personalize` returns it, made of the public part and that user's rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.utils.metaestimators import available_if
+
+from privrep.data.categories import Categories, item_codes
+from privrep.data.table import plain
+from privrep.errors import InputError
+from privrep.local.losses import Loss, decided, probabilities
+from privrep.typing import Array, Singles
+
+if TYPE_CHECKING:
+    from privrep.heads.own import LearnedPart, OwnHeads
+
+
+@dataclass(frozen=True)
+class PersonalHead:
+    """One user's model, made of the public representation and that user's rows. It belongs to that user."""
+
+    kind: str | tuple[str, ...]  # "shared", "own" or "constant", whichever did best; of several targets one each
+    weights: Array  # (d,), in the original features, or (targets, d)
+    intercept: float | Array  # or (targets,)
+
+    def predict(self, X: Any) -> Array:
+        rows = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
+        d = self.weights.shape[-1]
+        if rows.ndim != 2 or rows.shape[1] != d:
+            raise InputError(f"X must have shape (rows, {d}). Got {rows.shape} instead.")
+        return np.asarray(rows @ self.weights.T + self.intercept)
+
+
+def has_probabilities(model: Any) -> bool:
+    """Outputs of the hinge loss tell which class, not how likely it is."""
+    loss = model.loss.name if isinstance(model.loss, Loss) else model.loss
+    if loss != "log":
+        raise AttributeError(f"predict_proba is there for the log loss only. The loss of this model is {loss!r}.")
+    return True
+
+
+@dataclass(frozen=True)
+class PersonalClassifier:
+    """One user's classifier, made of the public representation and that user's rows. It belongs to that user."""
+
+    head: PersonalHead  # one output for two classes, whose sign decides; else one for each
+    classes: NDArray[Any]
+    loss: Loss = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        """ "shared", "own" or "constant": which candidate did best."""
+        return self.head.kind if isinstance(self.head.kind, str) else self.head.kind[0]
+
+    def decision_function(self, X: Any) -> Array:
+        """The outputs: (rows,) for two classes, positive for the second, or (rows, classes)."""
+        return self.head.predict(X)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        return self.classes[decided(self.decision_function(X))]
+
+    @available_if(has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Array:
+        """(rows, classes): of each class, in the order of `classes`."""
+        return probabilities(self.loss, self.decision_function(X))
+
+
+@dataclass(frozen=True)
+class Taste:
+    """One user's predictions, made of the public factors and that user's ratings. It belongs to that user."""
+
+    items: Categories
+    scores: Array  # of each item
+    mean: float  # of an item that is not among them
+
+    def predict(self, items: Any) -> Array:
+        codes = item_codes(items, self.items)
+        return np.where(codes >= 0, self.scores[codes], self.mean)
+
+
+@dataclass(frozen=True)
+class MarginHead:
+    """One user's classifier, made of the public representation and that user's rows. It belongs to that user."""
+
+    weights: Array  # (d,), in the original features
+    classes: NDArray[Any]
+
+    def decision_function(self, X: Any) -> Array:
+        """Positive for the second class."""
+        rows = np.asarray(plain(X)) if isinstance(X, list) else plain(X)
+        if rows.ndim != 2 or rows.shape[1] != len(self.weights):
+            raise InputError(f"X must have shape (rows, {len(self.weights)}). Got {rows.shape} instead.")
+        return np.asarray(rows @ self.weights)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        return self.classes[(self.decision_function(X) > 0).astype(np.int64)]
+
+
+class Network(Protocol):
+    """What a user's own model needs of the fitted one."""
+
+    @property
+    def classes_(self) -> NDArray[Any]: ...
+    @property
+    def learned_(self) -> LearnedPart: ...
+
+    def prepared(self, X: Any) -> Singles:
+        """Return rows (rows, n_features) as heads take them."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class PersonalNetwork:
+    """One user's own model: the public part and a head that this user alone has."""
+
+    model: Network
+    head: OwnHeads
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        return np.asarray(self.model.classes_[self._scores(X).argmax(axis=1)])
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        return softmax(self._scores(X))
+
+    def _scores(self, X: Any) -> Singles:
+        rows = self.model.prepared(X)
+        return self.head.scores(self.model.learned_, rows, np.zeros(len(rows), dtype=np.int64))
+
+
+def softmax(scores: Singles) -> NDArray[np.float64]:
+    """Return the probabilities of classes, (rows, classes), of scores of the same shape."""
+    shifted = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))

@@ -1,0 +1,129 @@
+"""Heads in a folder: folder/private/heads.parquet, which its owner alone can read.
+
+Heads of tables (`fitting.Heads`) and of networks (`own.OwnHeads`) have columns of their own in a file of that name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from privrep.errors import InputError
+from privrep.heads.fitting import Heads
+
+if TYPE_CHECKING:
+    from privrep.heads.own import OwnHeads
+
+FILE = "private/heads.parquet"
+
+
+class HeadSizes(NamedTuple):
+    """Numbers of a row as heads on the shared part see it, numbers of a row as heads alone do, and classes."""
+
+    shared: int
+    own: int
+    classes: int
+
+
+def has_heads(folder: Path) -> bool:
+    """Return whether a model folder holds heads; a copy that was published does not."""
+    return (folder / FILE).is_file()
+
+
+def write_heads(heads: Heads | OwnHeads, folder: Path) -> None:
+    """Write heads to a model folder, for the owner's eyes only, as a whole or not at all."""
+    table = _table_heads(heads) if isinstance(heads, Heads) else _network_heads(heads)
+    path = folder / FILE
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+    pq.write_table(table, temporary)
+    os.replace(temporary, path)
+
+
+def _table_heads(heads: Heads) -> pa.Table:
+    own = [None if p < 0 else heads.own[p] for p in heads.own_position]
+    ids = ids_to_arrow(heads.ids)
+    return pa.table(
+        {
+            "user": ids.take(pa.array(np.repeat(np.arange(len(ids)), heads.targets))),
+            "kind": pa.array(heads.kind),
+            "intercept": pa.array(heads.intercept),
+            "shared": pa.FixedSizeListArray.from_arrays(pa.array(heads.shared.ravel()), heads.shared.shape[1]),
+            "own": pa.array(own, type=pa.list_(pa.float64())),
+        },
+        metadata={"features": str(heads.own.shape[1]), "targets": str(heads.targets)},
+    )
+
+
+def _network_heads(heads: OwnHeads) -> pa.Table:
+    rows = list(zip(heads.alone.tolist(), heads.position.tolist(), strict=True))
+    kind = pa.list_(pa.float32())
+    return pa.table(
+        {
+            "user": ids_to_arrow(heads.ids),
+            "alone": pa.array(heads.alone),
+            "prior": pa.array(list(heads.prior), type=kind),
+            "shared": pa.array([None if alone else heads.shared[p].ravel() for alone, p in rows], type=kind),
+            "own": pa.array([heads.own[p].ravel() if alone else None for alone, p in rows], type=kind),
+        },
+        metadata={"shared": str(heads.shared.shape[1]), "own": str(heads.own.shape[1])},
+    )
+
+
+def read_heads(folder: Path) -> Heads:
+    """Read the heads of a table's model."""
+    table = pq.read_table(folder / FILE)
+    d, q = int(table.schema.metadata[b"features"]), int(table.schema.metadata[b"targets"])
+    own = table["own"].combine_chunks()
+    has_own = np.asarray(own.is_valid())
+    shared = table["shared"].combine_chunks()
+    return Heads(
+        table["user"].to_numpy(zero_copy_only=False)[::q],
+        table["kind"].to_numpy(),
+        table["intercept"].to_numpy(),
+        np.asarray(shared.flatten()).reshape(len(table), -1),
+        np.where(has_own, np.cumsum(has_own) - 1, -1),
+        np.asarray(own.flatten(), dtype=np.float64).reshape(-1, d),
+        q,
+    )
+
+
+def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:
+    """Read the heads of a network's model; raise ValueError if they are of another shared part."""
+    from privrep.heads.own import OwnHeads
+
+    table = pq.read_table(folder / FILE)
+    alone = table["alone"].to_numpy()
+    wanted = {"own": sizes.own, "shared": sizes.shared}
+    if any(int(table.schema.metadata[name.encode()]) != size for name, size in wanted.items()):
+        raise ValueError("its heads are of another shared part")
+    return OwnHeads(
+        table["user"].to_numpy(zero_copy_only=False),
+        alone,
+        _numbers(table, "prior").reshape(len(table), sizes.classes),
+        np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1,
+        _numbers(table, "shared").reshape(int((~alone).sum()), sizes.shared, sizes.classes),
+        _numbers(table, "own").reshape(int(alone.sum()), sizes.own, sizes.classes),
+    )
+
+
+def _numbers(table: pa.Table, name: str) -> NDArray[np.float32]:
+    return np.array(table[name].combine_chunks().flatten(), dtype=np.float32)
+
+
+def ids_to_arrow(ids: NDArray[Any]) -> pa.Array:
+    """Return the ids of users as a column; raise InputError if they cannot be read back as they are."""
+    try:
+        array = pa.array(ids.tolist() if ids.dtype == object else ids)
+        if array.to_numpy(zero_copy_only=False).tolist() == ids.tolist():
+            return array
+    except (pa.ArrowException, ValueError, TypeError):
+        pass
+    raise InputError("a model can be saved only if its user ids are all integers or all strings; rename the users.")

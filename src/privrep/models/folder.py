@@ -1,0 +1,251 @@
+"""The folder of a model or of a run under way, the same for all kinds of models.
+
+folder/run.json          what is asked for, while a run is under way: what a run must agree in to be continued
+folder/model.json        settings and sizes; written last, so a folder without it is a run under way
+folder/ledger.jsonl      every charge
+folder/billboard/        every release and what was computed from it
+folder/private/          the heads, readable by the owner only; all the rest is safe to publish
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from privrep.errors import InputError, ResumeError
+from privrep.heads.store import write_heads
+from privrep.privacy.billboard import Billboard
+from privrep.privacy.ledger import Budget, Ledger, read_ledger
+
+if TYPE_CHECKING:
+    from privrep.heads.fitting import Heads
+    from privrep.heads.own import OwnHeads
+
+Described = dict[str, Any]
+MODEL, RUN, LEDGER, BILLBOARD = "model.json", "run.json", "ledger.jsonl", "billboard"
+_LEFT_OVER = "run.tmp"  # whoever wrote run.json was killed before it had its name
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """What sets the folders of one kind of model apart.
+
+    `check` takes what model.json or run.json holds, and the file. It raises an InputError for another format, and
+    ValueError, LookupError or TypeError where a part is missing or is something else.
+    """
+
+    format: str
+    check: Callable[[Any, Path], None]
+    compared: str  # what two runs may differ in
+    names_difference: bool = True  # whether a refusal says where
+    occupied: str = "is not an empty folder"
+    completed: Callable[[Described], Described] = dict  # a run.json with the fields that later versions added
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a model folder holds outside private/."""
+
+    described: Described
+    ledger: Ledger
+    billboard: Billboard
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder that is claimed by one run, and that holds its model once the run is finished."""
+
+    path: Path
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / LEDGER
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / MODEL).is_file()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run.json: the run is under way, or was stopped."""
+        return (self.path / RUN).is_file()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is there but what a claim leaves behind when it is killed."""
+        if not self.path.exists():
+            return True
+        return self.path.is_dir() and all(file.name == _LEFT_OVER for file in self.path.iterdir())
+
+    @property
+    def format(self) -> str:
+        """The format that model.json names, else run.json; empty if neither does."""
+        for name in (MODEL, RUN):
+            try:
+                described = json.loads((self.path / name).read_text())
+            except (OSError, ValueError):
+                continue
+            return str(described.get("format", "")) if isinstance(described, dict) else ""
+        return ""
+
+    def claim(self, kind: ModelKind, wanted: Mapping[str, Any]) -> None:
+        """Make the folder of a run, or raise ResumeError unless the one that stands is of this very run.
+
+        Args:
+            kind: of the model.
+            wanted: the public facts of the run, as JSON has them.
+        """
+        if self.finished:
+            raise InputError(
+                f"{self.path} holds a finished model: load it, or choose another folder and spend another budget."
+            )
+        wanted = json.loads(json.dumps(wanted))
+        if self.begun:
+            with self.damage(RUN):
+                stands = kind.completed(json.loads((self.path / RUN).read_text()))
+            if stands != wanted:
+                where = f" ({_difference(stands, wanted)})" if kind.names_difference else ""
+                raise ResumeError(
+                    f"{self.path} holds a run with other {kind.compared}{where}. Continue it with the same arguments, "
+                    "or choose another folder."
+                )
+            return
+        if not self.empty:
+            raise InputError(f"{self.path} {kind.occupied} and holds no run of privrep. Choose another folder.")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / RUN, wanted)
+
+    def finish(self, described: Mapping[str, Any], heads: Heads | OwnHeads | None = None) -> None:
+        """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
+        if heads is not None:
+            write_heads(heads, self.path)
+        write_json(self.path / MODEL, described)
+        (self.path / RUN).unlink(missing_ok=True)
+
+    def save(
+        self,
+        described: Mapping[str, Any],
+        ledger: Ledger,
+        billboard: Billboard,
+        heads: Heads | OwnHeads | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Write a model, all of it or nothing. Only a model is overwritten, and only if that is asked for."""
+        if self.path.exists() and not overwrite:
+            raise InputError(f"{self.path} exists already. Choose another folder, or pass overwrite=True.")
+        if self.path.exists() and not self.finished:
+            raise InputError(f"{self.path} is not a model folder, so it is not overwritten. Choose another folder.")
+        with self.replaced() as new:
+            ledger.write(new / LEDGER)
+            billboard.write(new / BILLBOARD)
+            ModelFolder(new).finish(described, heads)
+
+    @contextmanager
+    def replaced(self) -> Iterator[Path]:
+        """Give a folder to write to that takes this one's place when all went well. What stood there stays when not."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))  # for the owner only
+        new, old = temporary / "new", temporary / "old"
+        try:
+            new.mkdir()
+            yield new
+            os.chmod(new, 0o755)
+            if self.path.exists():
+                os.replace(self.path, old)
+            os.replace(new, self.path)
+        except BaseException:
+            if old.exists() and not self.path.exists():
+                os.replace(old, self.path)  # should even this fail, the old model stays where it is now
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        shutil.rmtree(temporary, ignore_errors=True)
+
+    def read(self, kind: ModelKind, page: str | None = None) -> Contents:
+        """Read a model folder but for its heads; one that is damaged is an InputError.
+
+        Args:
+            kind: the one that the folder must hold.
+            page: of the billboard, which must be there.
+        """
+        described = self.read_description(kind)
+        return Contents(described, self.read_ledger(), self.read_billboard(page))
+
+    def read_description(self, kind: ModelKind) -> Described:
+        """Read model.json, all of whose parts must be there."""
+        if self.finished:
+            return self.read_json(MODEL, kind)
+        raise InputError(
+            f"{self.path} holds a run that was not finished; call fit again with the same arguments to continue it."
+            if self.begun
+            else f"{self.path} is not a model folder: it has no model.json."
+        )
+
+    def read_json(self, name: str, kind: ModelKind) -> Described:
+        """Read model.json or run.json, as a folder of this kind has them."""
+        with self.damage(name):
+            described: Described = json.loads((self.path / name).read_text())
+            kind.check(described, self.path / name)
+        return described
+
+    def read_ledger(self) -> Ledger:
+        with self.damage(LEDGER):
+            return read_ledger(self.ledger)
+
+    def ledger_so_far(self, budget: Budget, *, seeded: bool) -> Ledger:
+        """Read the ledger; of a run that has not begun to spend, return one of its budget."""
+        if not self.finished and not (self.ledger.is_file() and self.ledger.stat().st_size > 0):
+            return Ledger(budget, seeded=seeded)
+        return self.read_ledger()
+
+    def read_billboard(self, page: str | None = None) -> Billboard:
+        """Read every page; `page` must be among them."""
+        with self.damage(BILLBOARD):
+            billboard = Billboard.read(self.path / BILLBOARD)
+            if page is not None and page not in billboard:
+                raise ValueError(f"there is no page {page!r} in it")
+        return billboard
+
+    @contextmanager
+    def damage(self, part: str) -> Iterator[None]:
+        """Turn whatever goes wrong in reading a part of the folder into one sentence that names both."""
+        try:
+            yield
+        except PermissionError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, OSError, pa.ArrowException) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+            if isinstance(error, InputError) and str(self.path) in reason:
+                raise  # says it already
+            raise InputError(
+                f"{self.path} is damaged ({part}: {reason.rstrip('.')}); restore it from a copy."
+            ) from None
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a JSON file as a whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(data, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def _difference(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str:
+    """Name the first place where two descriptions differ."""
+    if not isinstance(stands, dict):
+        return within or RUN
+    for key in (*wanted, *stands):
+        if key not in stands or key not in wanted:
+            return f"{within}{key}"
+        if stands[key] != wanted[key]:
+            inner = isinstance(wanted[key], dict) and isinstance(stands[key], dict)
+            return _difference(stands[key], wanted[key], f"{within}{key}.") if inner else f"{within}{key}"
+    return "nothing"

@@ -1,0 +1,65 @@
+"""Inspecting a folder of any kind of model, finished or not. Needs no PyTorch, and changes nothing in the folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from privrep.errors import InputError
+from privrep.models.description import Columns, Config
+from privrep.models.folder import RUN, ModelFolder
+from privrep.models.model import load
+from privrep.models.networks import inspect_network
+from privrep.models.pairs import inspect_pairs
+from privrep.models.sections import Inspection
+from privrep.models.spending import releases, share_spent
+from privrep.models.words import TableFacts, table_json, table_sections
+from privrep.privacy.accounting import event_to_json, total_mu
+from privrep.privacy.ledger import Budget
+
+_BY_FORMAT = {"privrep-neural": inspect_network, "privrep-clip": inspect_pairs}  # all others are tables
+
+
+def inspect_folder(path: Path) -> Inspection:
+    """Read a model folder or the folder of a run that was not finished."""
+    folder = ModelFolder(path)
+    return _BY_FORMAT.get(folder.format.partition("/")[0], _inspect_table)(folder)
+
+
+def _inspect_table(folder: ModelFolder) -> Inspection:
+    found = read_table_facts(folder.path)
+    report, spent = found.privacy, releases(found.privacy)
+    events = [
+        {"name": each.name, **event_to_json(event), "share": each.share}
+        for each, (_, event) in zip(spent, report.events, strict=True)
+    ]
+    return Inspection(
+        found.folder,
+        found.finished,
+        report,
+        share_spent(report),
+        spent,
+        table_sections(found),
+        events,
+        table_json(found),
+        mu=total_mu(event for _, event in report.events),
+    )
+
+
+def read_table_facts(path: Path) -> TableFacts:
+    """Read a folder of tables, finished or not."""
+    folder = ModelFolder(path)
+    if folder.finished:
+        model = load(path)
+        users = None if model.heads is None else len(model.heads.ids)
+        return TableFacts(str(path), True, model.config, model.columns, model.privacy, model.representation, users)
+    if not folder.begun:
+        missing = "is a file" if path.exists() else "does not exist"
+        what = "has no model.json and no run.json" if path.is_dir() else missing
+        raise InputError(f"{path} is not a folder of privrep: it {what}.")
+    with folder.damage(RUN):
+        described = json.loads((path / RUN).read_text())
+        config, columns = Config.from_json(described["config"]), Columns.from_json(described["columns"])
+    budget = Budget(config.epsilon, config.delta, config.relation)
+    ledger = folder.ledger_so_far(budget, seeded=config.seed is not None)
+    return TableFacts(str(path), False, config, columns, ledger.report(), None, None)

@@ -1,0 +1,111 @@
+"""Learning the representation of a table: lists of categories and classes first, where they are not declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from privrep.data.categories import MOST_CLASSES, Categories
+from privrep.errors import InputError
+from privrep.linear.alternation import AlternationSettings
+from privrep.models.description import Columns, Config, loss_of
+from privrep.models.folder import ModelFolder
+from privrep.models.model import CLASSES_PAGE, TABLE, Model, describe
+from privrep.privacy.ledger import Budget
+from privrep.privacy.protocol import Users
+from privrep.privacy.run import Run
+from privrep.users.holders import KeyHolders
+
+KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories and classes that are not declared together
+
+
+@dataclass(frozen=True)
+class PendingColumns:
+    """Users whose rows wait for lists of categories or classes, which are private until they are selected.
+
+    `holders` has, by column, who holds which category, where no list was declared; `labels` who has which label, where
+    no classes were. `make` makes the users once all lists are known, in the order of `Columns.categorical`.
+    """
+
+    holders: dict[str, KeyHolders]
+    make: Callable[[Columns], Users]
+    labels: KeyHolders | None = None
+
+
+def learn(
+    users: Users | PendingColumns,
+    config: Config,
+    *,
+    folder: Path | None = None,
+    columns: Columns | None = None,
+    on_page: Callable[[str], None] | None = None,
+) -> Model:
+    """Learn the representation privately. With a folder every charge and page is on disk before it is used.
+
+    Calling it again on the same folder continues a run that was stopped: pages that stand are read, not asked again.
+    Formal guarantee: the returned model without heads, and the folder, are (epsilon, delta)-DP as its ledger states.
+    """
+    columns = columns or Columns()
+    config.check()
+    config.check_columns(columns)
+    if not isinstance(users, PendingColumns):
+        config.check(users.facts.features)
+        config.check_users(users)
+    if not isinstance(users, PendingColumns) or users.labels is None:
+        loss_of(config, columns)  # refuses labels whose classes are neither there nor to be selected
+    if folder is not None:
+        claim(folder, config, columns, users)
+    budget, told = Budget(config.epsilon, config.delta, config.relation), on_page or (lambda page: None)
+    known = None if isinstance(users, PendingColumns) else users
+    with Run.open(known, budget, seed=config.seed, folder=folder, on_release=lambda page, step: told(page)) as run:
+        if isinstance(users, PendingColumns):
+            columns = _select(users, columns, run)
+            run = run.with_users(users.make(columns))
+            config.check(run.users.facts.features)
+            config.check_users(run.users)
+        loss = loss_of(config, columns)
+        representation = config.learner.learn(run, config.problem(run.users.facts.features, loss))
+    return Model(config, representation, run.ledger.report(), run.ledger, run.billboard, columns)
+
+
+def claim(folder: Path, config: Config, columns: Columns, users: Users | PendingColumns) -> None:
+    """Make the folder of a run, or check that the one that stands is of this very run."""
+    wanted = describe(config, columns)
+    if not isinstance(users, PendingColumns):
+        wanted["feature_count"] = users.facts.features
+        if config.relation == "replace-one-user":
+            wanted["user_count"] = users.facts.users  # a public fact under this relation only
+    ModelFolder(folder).claim(TABLE, wanted)
+
+
+def _select(users: PendingColumns, columns: Columns, run: Run) -> Columns:
+    """Return the columns with all their lists; select those privately that were not declared."""
+    share, budget = KEYS_SHARE / max(len(users.holders) + (users.labels is not None), 1), run.ledger.budget
+    mu_squared, delta = share * budget.mu**2, share * budget.delta
+    if users.labels is not None:
+        columns = replace(columns, classes=_enough(run.select(CLASSES_PAGE, users.labels, mu_squared, delta)))
+    lists = dict(zip(columns.categorical, columns.categories, strict=True))
+    for number, (column, holders) in enumerate(users.holders.items(), start=1):
+        lists[column] = run.select(f"keys-{number}", holders, mu_squared, delta)
+        if not lists[column]:
+            raise InputError(
+                f"no value of column {column!r} is held by enough users to be named at this epsilon: declare the "
+                "list of its values if it is public. What was spent on finding out is spent."
+            )
+    return replace(columns, categories=tuple(lists[name] for name in columns.categorical))
+
+
+def _enough(classes: Categories) -> Categories:
+    if 2 <= len(classes) <= MOST_CLASSES:
+        return classes
+    what = (
+        "fewer than two classes are held by enough users to be named at this epsilon: declare them"
+        if len(classes) < 2
+        else f"there are {len(classes):,} classes, more than {MOST_CLASSES:,}: merge some, or declare those that matter"
+    )
+    raise InputError(f"{what} (--classes, classes=) if they are public. What was spent on finding out is spent.")
+
+
+PAGES = AlternationSettings().rounds + 4
+"""About the most pages a fit asks for: what a progress bar counts to."""

@@ -1,0 +1,131 @@
+"""Folders of networks (`Centaur`), and what they say about themselves."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from privrep.errors import InputError
+from privrep.heads.store import has_heads
+from privrep.models.folder import BILLBOARD, MODEL, RUN, Described, ModelFolder, ModelKind
+from privrep.models.sections import (
+    COVERED,
+    NOT_THERE_YET,
+    Inspection,
+    Section,
+    in_words,
+    not_protected,
+    privacy_sections,
+)
+from privrep.models.spending import releases_with_samples, share_of
+from privrep.privacy.accounting import Batched, Sampled
+from privrep.privacy.ledger import Budget, PrivacyReport
+
+FORMAT = "privrep-neural/1"
+PAGE = "network"  # of the billboard, on which the shared part is
+_PARTS = {"config": dict, "plan": dict, "user_count": int, "feature_count": int}
+_PURPOSE = {
+    "centre": "mean of the public features",
+    "look": "whether a class means the same to all",
+    "scatter": "directions in which classes differ",
+    "round": "step on the shared part",
+    "short": "next clipping norm",
+    "heads": "how heads weigh the shared part",
+}
+
+
+def _check(described: Any, path: Path) -> None:
+    if described["format"] != FORMAT:
+        raise InputError(f"{path} is not a neural model that this version of privrep can read ({FORMAT}).")
+    for part, kind in _PARTS.items():
+        if not isinstance(described[part], kind):
+            raise ValueError(f"{part} is no {kind.__name__}")
+    for key in ("epsilon", "delta", "seed", "classes"):
+        described["config"][key]
+    described["plan"]["words"]
+
+
+NETWORK = ModelKind(FORMAT, _check, "settings, weights or users")
+
+
+def is_network(path: Path) -> bool:
+    """Return whether a folder holds a network, or a run of one that was not finished."""
+    return ModelFolder(path).format.startswith("privrep-neural/")
+
+
+def inspect_network(folder: ModelFolder) -> Inspection:
+    """Read a folder that names the format of networks."""
+    described = folder.read_json(MODEL if folder.finished else RUN, NETWORK)
+    config = described["config"]
+    ledger = folder.ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
+    report, share = ledger.report(), share_of(ledger)
+    releases = releases_with_samples(report, share, _purpose)
+    facts = _Facts(folder, described, report, _shared(folder) if folder.finished else None)
+    return Inspection(
+        str(folder.path),
+        folder.finished,
+        report,
+        share,
+        releases,
+        facts.sections(),
+        [asdict(spent) for spent in releases],
+        {part: described[part] for part in _PARTS},
+    )
+
+
+@dataclass(frozen=True)
+class _Facts:
+    folder: ModelFolder
+    described: Described
+    report: PrivacyReport
+    shared: str | None  # what the plan came to; None: the run is not finished
+
+    def sections(self) -> tuple[Section, ...]:
+        return (
+            *privacy_sections(self.report, str(self.folder.path), COVERED),
+            not_protected(self.report),
+            Section("The method", tuple(self._method())),
+            Section("The classes", (self._classes(),)),
+            Section("The model", tuple(self._model())),
+        )
+
+    def _method(self) -> list[str]:
+        plan = self.described["plan"]
+        other = plan.get("otherwise")
+        if other is not None and self.shared == other["share"]:
+            plan = other
+        lines = ["CENTAUR: a part that all share, learned privately, and a head of everyone's own.", plan["words"]]
+        if other is not None and self.shared is None:
+            lines.append(f"Or, if a class turns out not to mean the same to everybody: {other['words']}")
+        rates = {event.rate for _, event in self.report.events if isinstance(event, Sampled | Batched)}
+        if rates:
+            lines.append(f"Each round asks a secret sample of the users, each with probability {min(rates):g}.")
+        return lines
+
+    def _classes(self) -> str:
+        classes = self.described["config"]["classes"]
+        listed = in_words(tuple(classes)) if isinstance(classes, list) else f"{classes:,}"
+        return f"{listed}. Declared: taken as a public fact, not computed from the users, and so not protected."
+
+    def _model(self) -> list[str]:
+        if not self.folder.finished:
+            return [NOT_THERE_YET]
+        there, users = has_heads(self.folder.path), self.described["user_count"]
+        heads = f"heads of {users:,} users in private/" if there else "no heads here"
+        load = f"privrep.Centaur.load({str(self.folder.path)!r})"
+        return [
+            f"Rows of {self.described['feature_count']:,} numbers; {heads}.",
+            f"To predict and for new users: {load}, then predict or personalize.",
+        ]
+
+
+def _shared(folder: ModelFolder) -> str:
+    billboard = folder.read_billboard()
+    with folder.damage(BILLBOARD):
+        return str(billboard[PAGE].facts["derived"]["share"])
+
+
+def _purpose(name: str) -> str:
+    page, _, statistic = name.partition("/")
+    return _PURPOSE.get(statistic) or _PURPOSE.get(page.split("-")[0], "")

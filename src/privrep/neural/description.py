@@ -1,0 +1,219 @@
+"""A neural model in public facts: what a run must agree in to be continued, and what a model is made of again.
+
+Modules are not written: code that a folder brings along could do anything. Of those that were passed, a hash of their
+weights is kept, so that a run goes on, and a model is loaded, with the very module it was made with.
+
+Functions that read a description raise ValueError, LookupError or TypeError where it is not whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import nn
+
+from privrep.errors import InputError
+from privrep.heads.gradient import HeadFit
+from privrep.heads.neural import CANDIDATES
+from privrep.neural.checks import known_classes
+from privrep.neural.features import FeatureMap, Frozen, from_json
+from privrep.neural.plan import SharingPlan
+from privrep.neural.rounds import TrainingSettings
+from privrep.neural.training import Leading, PriorHeads, Shape, SharedPart, directions_split, linear_split
+from privrep.nn.fingerprint import fingerprints
+from privrep.nn.flat_module import split
+from privrep.privacy.billboard import Post
+
+Described = dict[str, Any]
+
+
+class Parameters(Protocol):
+    """What a fit was asked for: the parameters of `Centaur`."""
+
+    representation: Any
+    head: Any
+    classes: Any
+    epsilon: Any
+    delta: Any
+    share: Any
+    pretrained: Any
+    image: Any
+    features: Any
+    rows: Any
+    rounds: Any
+    settings: Any
+    random_state: Any
+
+
+def describe(model: Parameters, plan: SharingPlan, users: int, features: int) -> Described:
+    """Return all public facts of a fit.
+
+    Args:
+        model: the parameters of the fit.
+        plan: what is shared.
+        users: how many there are.
+        features: numbers of a row.
+    """
+    module: Any = model.representation
+    if isinstance(module, nn.Module):
+        module = {"class": type(module).__name__, **fingerprints(module)}
+    map_: Any = model.features
+    if map_ is not None and map_ != "auto":
+        map_ = map_.to_json() | (fingerprints(map_.module) if isinstance(map_, Frozen) else {})
+    config = {
+        "representation": module,
+        "head": None if model.head is None else fingerprints(model.head),
+        "classes": known_classes(model.classes, model.head),
+        "epsilon": float(model.epsilon),
+        "delta": float(model.delta),
+        "share": model.share,
+        "pretrained": bool(model.pretrained),
+        "image": None if model.image is None else [int(size) for size in model.image],
+        "features": map_,
+        "rows": int(model.rows),
+        "rounds": None if model.rounds is None else int(model.rounds),
+        "settings": settings_to_json(model.settings),
+        "seed": None if model.random_state is None else int(model.random_state),
+    }
+    return {"config": config, "user_count": users, "feature_count": features, "plan": asdict(plan)}
+
+
+def check_names(described: Described) -> None:
+    """Raise InputError if classes have names that JSON cannot hold."""
+    classes = described["config"]["classes"]
+    if isinstance(classes, list) and not all(isinstance(name, str | int | float) for name in classes):
+        raise InputError("a model can be saved only if its classes are named by texts or numbers; rename them.")
+
+
+def restore(
+    plan: SharingPlan, page: Post, given: tuple[nn.Module, nn.Module] | None, shape: Shape, own: int
+) -> SharedPart:
+    """Return the shared part of a model: its weights from the billboard, and the modules they belong to.
+
+    Args:
+        plan: of the model.
+        page: "network" of the billboard.
+        given: representation and head, where the plan shares one.
+        shape: of rows and classes.
+        own: numbers of a row's public features.
+    """
+    facts, centre = page.facts["derived"], np.asarray(page.arrays["centre"])
+    weights = np.asarray(page.arrays["weights"], dtype=np.float32)
+    size, advantage = float(facts["size"]), float(facts["advantage"])
+    shared, alone = CANDIDATES[int(facts["shared"])], CANDIDATES[int(facts["alone"])]
+    shares = next((each for each in _plans(plan) if each.share == facts["share"]), None)
+    if shares is None or centre.shape != (own,) or not np.isfinite(weights).all():
+        raise ValueError("its page 'network' is of another model")
+    if given is not None:
+        both = split(Leading(given[0], shape.raw), given[1], shape.raw + own)
+    elif shares.share == "directions":
+        both = directions_split(centre, weights.reshape(-1, own).T.astype(np.float64), shape)
+    else:
+        both = linear_split(centre, size, shape, shares.features)
+    if weights.shape != (both.representation.size,):
+        raise ValueError("its weights are of another network")
+    return SharedPart(shares, both, weights, centre, size, shape.raw, shared, alone, advantage)
+
+
+def plan_from_json(fields: Mapping[str, Any]) -> SharingPlan:
+    """Return the plan that a description holds."""
+    other = fields["otherwise"]
+    return SharingPlan(**{**fields, "otherwise": None if other is None else plan_from_json(other)})
+
+
+def _plans(plan: SharingPlan) -> list[SharingPlan]:
+    """Return the plan and what it comes to otherwise."""
+    return [plan, *([] if plan.otherwise is None else _plans(plan.otherwise))]
+
+
+def arguments(
+    described: Described,
+    folder: Path,
+    representation: nn.Module | None,
+    head: nn.Module | None,
+    features: FeatureMap | None,
+) -> dict[str, Any]:
+    """Return the parameters of the `Centaur` of a folder; modules that it needs must be given, as they were.
+
+    Args:
+        described: what model.json holds.
+        folder: named by refusals.
+        representation: the module of the fit, where one was passed.
+        head: for another fit.
+        features: the frozen map of the fit, where one was passed.
+    """
+    config, share = dict(described["config"]), plan_from_json(described["plan"]).share
+    image, kept = config["image"], ("epsilon", "delta", "share", "pretrained", "rows", "rounds", "classes")
+    same = {name: config[name] for name in kept}
+    public = _public_map(folder, config["features"], features)
+    module = _representation(folder, config, share, representation)
+    return {
+        **same,
+        "pretrained": config["pretrained"] and module is not None,
+        "representation": module,
+        "head": head,
+        "image": None if image is None else tuple(image),
+        "features": public,
+        "settings": settings_from_json(config["settings"]),
+        "random_state": config["seed"],
+    }
+
+
+def _representation(
+    folder: Path, config: Mapping[str, Any], share: str, given: nn.Module | None
+) -> nn.Module | str | None:
+    """Return the network that was named, or the module that was passed, where it is part of what is shared."""
+    named = config["representation"]
+    if named is None or isinstance(named, str):
+        if given is not None:
+            raise InputError(f"{folder} needs no representation to be loaded; leave it out.")
+        return named
+    mapped = config["pretrained"] and config["features"] == "auto" and share not in ("all", "adapters")
+    if share in ("all", "adapters") or mapped:
+        what = f"the representation of {folder} is a module of yours, {named['class']}"
+        _check_same(what, given, named, "frozen" if share == "all" else "all", "representation")
+    return given
+
+
+def _public_map(folder: Path, known: Any, given: FeatureMap | None) -> FeatureMap | str | None:
+    if not isinstance(known, dict):
+        return known
+    settings = {name: value for name, value in known.items() if name not in ("all", "frozen")}
+    if settings["map"] != "frozen":
+        return from_json(settings)
+    what = f"the features of {folder} are those of {settings['name']}, a module of yours"
+    _check_same(what, getattr(given, "module", None), known, "all", "features")
+    return given
+
+
+def _check_same(what: str, module: nn.Module | None, prints: Mapping[str, Any], part: str, option: str) -> None:
+    if module is None:
+        raise InputError(f"{what}; pass it again: Centaur.load(folder, {option}=...).")
+    if fingerprints(module)[part] != prints[part]:
+        raise InputError(f"{what}, and the one given has other layers or weights; pass the one of the fit.")
+
+
+def settings_to_json(settings: TrainingSettings | None) -> dict[str, Any] | None:
+    """Return settings in JSON; heads of a kind that privrep does not know are named by their class and values."""
+    if settings is None:
+        return None
+    fit: Any = settings.head_fit
+    values = asdict(fit) if is_dataclass(fit) and not isinstance(fit, type) else {"is": repr(fit)}
+    own = {name: value for name, value in vars(settings).items() if name != "head_fit"}
+    return {**own, "head_fit": {"kind": type(fit).__name__, **values}}
+
+
+def settings_from_json(fields: Mapping[str, Any] | None) -> TrainingSettings | None:
+    """Return the settings of a description; None if their kind of head must be passed again."""
+    if fields is None:
+        return None
+    values = dict(fields["head_fit"])
+    kinds: dict[str, Any] = {"HeadFit": HeadFit, "PriorHeads": PriorHeads}
+    kind = values.pop("kind")
+    if kind not in kinds:
+        return None
+    return TrainingSettings(**{**fields, "head_fit": kinds[kind](**values)})
