@@ -498,10 +498,10 @@ def test_a_user_on_whom_a_step_fails_sends_zeros_and_stops_nobody(
     _, files = write_files(tmp_path / "with", marked)
     original = FeatureSizes.__call__
 
-    def fails(self: FeatureSizes, X: Any, y: Any) -> Any:
-        if (X == 4711.0).any():
+    def fails(self: FeatureSizes, batch: UserBatch) -> Any:
+        if (batch.X == 4711.0).any():
             raise ZeroDivisionError("user 7 is rich")
-        return original(self, X, y)
+        return original(self, batch)
 
     monkeypatch.setattr(FeatureSizes, "__call__", fails)
     with federation(TASK, without, tmp_path / "a") as fed, federation(TASK, files, tmp_path / "b") as other:
