@@ -521,11 +521,11 @@ def test_a_step_that_fails_on_made_up_rows_is_refused_whatever_users_hold(
     """Else a server could learn from refusals, which cost nothing, what users hold."""
     original, seen = FeatureSizes.__call__, []
 
-    def fails(self: FeatureSizes, X: Any, y: Any) -> Any:
-        if where == "everywhere" or (np.shape(X)[:2] == (1, 8) and X.dtype == np.float32):
+    def fails(self: FeatureSizes, batch: UserBatch) -> Any:
+        if where == "everywhere" or (np.shape(batch.X)[:2] == (1, 8) and batch.X.dtype == np.float32):
             raise ZeroDivisionError("user 7 is rich")
-        seen.append(len(X))
-        return original(self, X, y)
+        seen.append(len(batch))
+        return original(self, batch)
 
     monkeypatch.setattr(FeatureSizes, "__call__", fails)
     with federation(TASK, files, tmp_path) as fed:
