@@ -510,10 +510,10 @@ def test_a_user_on_whom_a_step_fails_sends_zeros_and_stops_nobody(
     _, files = write_files(tmp_path / "with", marked)
     original = FeatureSizes.__call__
 
-    def fails(self: FeatureSizes, X: Any, y: Any) -> Any:
-        if (X == 4711.0).any():
+    def fails(self: FeatureSizes, batch: UserBatch) -> Any:
+        if (batch.X == 4711.0).any():
             raise ZeroDivisionError("user 7 is rich")
-        return original(self, X, y)
+        return original(self, batch)
 
     monkeypatch.setattr(FeatureSizes, "__call__", fails)
     with federation(TASK, without, tmp_path / "a") as fed, federation(TASK, files, tmp_path / "b") as other:
@@ -533,11 +533,11 @@ def test_a_step_that_fails_on_made_up_rows_is_refused_whatever_users_hold(
     """Else a server could learn from refusals, which cost nothing, what users hold."""
     original, seen = FeatureSizes.__call__, []
 
-    def fails(self: FeatureSizes, X: Any, y: Any) -> Any:
-        if where == "everywhere" or (np.shape(X)[:2] == (1, 8) and X.dtype == np.float32):
+    def fails(self: FeatureSizes, batch: UserBatch) -> Any:
+        if where == "everywhere" or (np.shape(batch.X)[:2] == (1, 8) and batch.X.dtype == np.float32):
             raise ZeroDivisionError("user 7 is rich")
-        seen.append(len(X))
-        return original(self, X, y)
+        seen.append(len(batch))
+        return original(self, batch)
 
     monkeypatch.setattr(FeatureSizes, "__call__", fails)
     with federation(TASK, files, tmp_path) as fed:

@@ -124,13 +124,15 @@ def published(model: Path, folder: Path) -> Path:
 def federated(task: Task, paths: Sequence[Path], folder: Path, pages: list[str]) -> tuple[Path, list[Path]]:
     """The folder of a server, and those of its nodes."""
     task = task_from_json(json.loads(json.dumps(task.to_json())))
-    total = sum(task.facts(path)["users"] for path in paths)
+    total = sum(task.facts(path).users for path in paths)
     task = task_from_json(json.loads(json.dumps(task.with_users(total).to_json())))
     with ExitStack() as opened:
         nodes = [opened.enter_context(task.open(path)) for path in paths]
         task.learn(SeveralUsers(nodes), folder / "server", pages.append)
         kept = [published(folder / "server", folder / f"kept-{n}") for n in range(len(nodes))]
-        assert [task.keep(where, node) for where, node in zip(kept, nodes, strict=True)] == [n.count for n in nodes]
+        assert [task.keep(where, node) for where, node in zip(kept, nodes, strict=True)] == [
+            n.facts.users for n in nodes
+        ]
     return folder / "server", kept
 
 
@@ -394,7 +396,7 @@ def test_tables_and_archives_of_images_are_read_as_arrays_are(tmp_path: Path) ->
         (table, write(written, tmp_path / "rows.parquet")),
         (images, tmp_path / "images.npz"),
     ):
-        assert task.facts(path) == {"users": 6, "features": 36, "targets": 1, "sparse": False}
+        assert task.facts(path) == Facts(6, 36, 1, False)
         with task.open(path) as engine:
             assert isinstance(engine, InMemoryUsers)
             assert engine.facts.features == task.features

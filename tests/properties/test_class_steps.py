@@ -107,7 +107,7 @@ def test_nor_do_those_with_many_rows(loss: Loss, intercept: bool) -> None:
 def test_nor_do_those_of_sparse_rows(loss: Loss, rows: int, dtype: type) -> None:
     matrix, y = sparse_crowd("few entries", rows, dtype, np.random.default_rng([rows, loss.classes]))
     for name, (step, _) in steps_of(loss, 17, 3, True).items():
-        if step.sparse and "whitened" not in name:
+        if step.spec.accepts_sparse and "whitened" not in name:
             assert_alone_as_in_company(step, functools.partial(chosen_sparse, matrix, y, rows))
 
 

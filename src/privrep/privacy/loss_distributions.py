@@ -57,9 +57,11 @@ TOLERANCE = 1e-4  # of `most_mu` and `most_pure`: enough for a plan
 
 @dataclass(frozen=True)
 class Draw:
-    """One release about a sample: its noise over its sensitivity, the rate, whether neighbours replace a user. If it is
-    `batch_level`, neighbours replace a user, and it is what `privacy.batches` says; else a sum over a Poisson
-    sample."""
+    """One release about a sample: its noise over its sensitivity, the rate, whether neighbours replace a user.
+
+    If it is `batch_level`, neighbours replace a user, and it is what `privacy.batches` says. Else it is a sum over a
+    Poisson sample.
+    """
 
     multiplier: float
     rate: float
