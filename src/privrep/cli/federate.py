@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from privrep.cli.shared import console, note, right, say, shout
+from privrep.cli.console import console, note, right, say, shout
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privrep.cli import options
+from privrep.cli.console import note
 from privrep.cli.declared import read_categories, read_classes, read_covariance, read_items, read_scale
 from privrep.cli.folders import check_out, standing
 from privrep.cli.learning import learn_table, undecided
-from privrep.cli.shared import TablePath, check_relation, note, split_names
+from privrep.cli.options import TablePath, check_relation, split_names
 from privrep.cli.summary import summarise
 from privrep.errors import InputError
 
