@@ -21,7 +21,7 @@ import pytest
 
 import privrep
 from privrep import PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, cli
-from privrep.cli.shared import Bar
+from privrep.cli.console import Bar
 from privrep.data.synthetic import make_class_population, make_population
 from privrep.linear.registry import DEFAULT, ESTIMATORS
 from privrep.models import model as models
@@ -459,7 +459,7 @@ def test_a_killed_fit_is_continued_by_the_same_command(
     die = (
         "import os, sys\n"
         "from privrep import cli\n"
-        "from privrep.cli.shared import Bar\n"
+        "from privrep.cli.console import Bar\n"
         "Bar.page = lambda bar, name: os._exit(9) if name == 'round-1' else None\n"
         "cli.main(sys.argv[1:])\n"
     )

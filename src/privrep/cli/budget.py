@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from privrep.cli.shared import NOISE_MULTIPLIER, check_relation, console, right, say
+from privrep.cli.console import NOISE_MULTIPLIER, console, right, say
+from privrep.cli.options import check_relation
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privrep.cli.shared import note, say
+from privrep.cli.console import note, say
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from privrep.cli.shared import console, progress, right, say
+from privrep.cli.console import console, progress, right, say
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from privrep.cli.config import say_checked
-from privrep.cli.shared import console, note, right, say, shout
+from privrep.cli.console import console, note, right, say, shout
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import typer
 
 from privrep.cli import options
 from privrep.cli.config import say_checked
+from privrep.cli.console import note
 from privrep.cli.declared import read_categories, read_classes, read_covariance, read_items, read_scale
 from privrep.cli.fit_request import BESIDES, FitRequest, in_keys, refuse_options
 from privrep.cli.folders import check_out, standing
 from privrep.cli.learning import learn_table, undecided
-from privrep.cli.shared import note
 from privrep.cli.summary import summarise
 from privrep.errors import InputError
 from privrep.linear.registry import DEFAULT

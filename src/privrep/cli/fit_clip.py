@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privrep.cli.config import files_are_missing
+from privrep.cli.console import Bar, note, progress, say, shout
 from privrep.cli.learning import stoppable
-from privrep.cli.shared import Bar, note, progress, say, shout
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privrep.cli.config import files_are_missing
+from privrep.cli.console import note, progress, say, shout
 from privrep.cli.learning import stoppable
-from privrep.cli.shared import note, progress, say, shout
 from privrep.errors import InputError, NothingLearned
 
 if TYPE_CHECKING:

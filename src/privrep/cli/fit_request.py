@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privrep.cli.declared import Declared
-from privrep.cli.shared import check_relation, split_names
+from privrep.cli.options import check_relation, split_names
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

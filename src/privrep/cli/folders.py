@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from privrep.cli.shared import note
+from privrep.cli.console import note
 from privrep.errors import InputError, ResumeError
 
 if TYPE_CHECKING:

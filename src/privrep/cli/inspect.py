@@ -10,7 +10,7 @@ import typer
 from rich.padding import Padding
 from rich.table import Table
 
-from privrep.cli.shared import NOISE_MULTIPLIER, console, right, shout
+from privrep.cli.console import NOISE_MULTIPLIER, console, right, shout
 
 if TYPE_CHECKING:
     from privrep.models.sections import Inspection

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from privrep.cli.console import note, progress
 from privrep.cli.folders import make_room
-from privrep.cli.shared import note, progress
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,13 +1,17 @@
-"""The options of `privrep fit`, one type each."""
+"""Options and arguments of commands, one type each."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privrep.errors import InputError
 from privrep.linear.registry import DEFAULT, name_methods
+
+if TYPE_CHECKING:
+    from privrep.privacy.accounting import Relation
 
 TableOrConfig = Annotated[
     Path,
@@ -84,3 +88,26 @@ UserAsText = Annotated[
 Workdir = Annotated[Path | None, typer.Option(help="Folder for temporary files; the system's if left out.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model or another run in --out.")]
 Check = Annotated[bool, typer.Option("--check", help="Say whether this can be done, without a look at the table.")]
+
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder, as `fit` made it.")]
+TablePath = Annotated[Path, typer.Argument(metavar="TABLE", help="A Parquet or CSV file.")]
+UserColumn = Annotated[str | None, typer.Option("--user", help="User column, if it is not named as in the fit.")]
+FeatureColumns = Annotated[
+    str | None, typer.Option("--features", help="Columns of numbers A,B,C, if not named as in the fit.")
+]
+ItemColumn = Annotated[
+    str | None, typer.Option("--item", help="Ratings: item column, if it is not named as in the fit.")
+]
+
+
+def split_names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def check_relation(text: str) -> Relation:
+    from privrep.privacy.accounting import RELATIONS
+
+    if text not in RELATIONS:
+        raise InputError(f"--relation must be one of {', '.join(RELATIONS)}. Got {text!r} instead.")
+    return text

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from privrep.cli.shared import say, shout
+from privrep.cli.console import say, shout
 from privrep.linear.registry import DEFAULT
 
 if TYPE_CHECKING:

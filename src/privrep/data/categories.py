@@ -155,7 +155,7 @@ def one_hot(numeric: NDArray[Any], coded: NDArray[np.int32], sizes: Sequence[int
 
 
 def item_column(items: Any) -> Any:
-    """One Arrow array of integers or of text; numbers of integers that came as floats, for some are missing, too."""
+    """Return items as one Arrow array of integers or of text; whole numbers may come as floats."""
     try:
         column = items if isinstance(items, pa.Array | pa.ChunkedArray) else pa.array(items, from_pandas=True)
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -174,7 +174,7 @@ def _refuse_items() -> Any:
 
 
 def item_codes(items: Any, listed: Categories) -> NDArray[np.int32]:
-    """Where each item is in the list, or -1."""
+    """Return the place of each item in the list, or -1."""
     column = item_column(items)
     if pa.types.is_null(column.type):
         return np.full(len(column), -1, dtype=np.int32)

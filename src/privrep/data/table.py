@@ -176,5 +176,5 @@ def _as_floats(values: Any) -> Floats:
 
 
 def plain(values: Any) -> Any:
-    """Arrow columns as arrays; anything else as it came (scikit-learn reads frames and Arrow tables by itself)."""
+    """Return Arrow columns as arrays, and anything else as it came: scikit-learn reads frames and tables itself."""
     return values.to_numpy() if isinstance(values, pa.ChunkedArray) else values

@@ -20,21 +20,22 @@ _STEPS = 8  # of the surrogate for rank 3 and more
 
 
 def first_half(rows: int) -> int:
-    """How many rows choose the representation: the first half, and of an odd number one more."""
+    """Return how many rows choose the representation: the first half, and of an odd number one more."""
     return (rows + 1) // 2
 
 
 def signs(y: Floats) -> Floats:
+    """Return 1 for the second class and -1 for the first."""
     return np.where(y > 0, np.float32(1), np.float32(-1))
 
 
 def count_right(right: Floats) -> Floats:
-    """Over the rows of (users, m, WIDTH)."""
+    """Return how many rows of (users, m, WIDTH) are right."""
     return np.add.reduce(right, axis=1, dtype=np.int32)
 
 
 def dot_rows(Q: Floats, V: Floats) -> Floats:
-    """(users, m, WIDTH): <q, v> of rows (users, m, k, WIDTH) and heads (users, k, WIDTH)."""
+    """Return <q, v>, (users, m, WIDTH), of rows (users, m, k, WIDTH) and heads (users, k, WIDTH)."""
     total = Q[:, :, 0] * V[:, None, 0]
     for a in range(1, Q.shape[2]):
         total += Q[:, :, a] * V[:, None, a]

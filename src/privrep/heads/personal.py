@@ -37,7 +37,7 @@ class PersonalHead:
 
 
 def has_probabilities(model: Any) -> bool:
-    """Outputs of the hinge loss tell which class, not how likely it is."""
+    """Raise AttributeError for the hinge loss, whose outputs tell which class, not how likely it is."""
     loss = model.loss.name if isinstance(model.loss, Loss) else model.loss
     if loss != "log":
         raise AttributeError(f"predict_proba is there for the log loss only. The loss of this model is {loss!r}.")

@@ -195,10 +195,10 @@ def _inverse_hessian(rows: Floats, curve: Floats, penalty: Floats) -> Floats:
 
 
 def decided(outputs: Array) -> NDArray[np.int64]:
-    """Which class each row's outputs, (rows,) or (rows, classes), stand for."""
+    """Return the class that each row's outputs, (rows,) or (rows, classes), stand for."""
     return (outputs > 0).astype(np.int64) if outputs.ndim == 1 else outputs.argmax(axis=1)
 
 
 def probabilities(loss: Loss, outputs: Array) -> Array:
-    """(rows, classes), of outputs (rows,) or (rows, classes)."""
+    """Return the probabilities of classes, (rows, classes), of outputs (rows,) or (rows, classes)."""
     return np.asarray(loss.probabilities(outputs[None] if outputs.ndim == 1 else outputs.T).T)
