@@ -342,6 +342,14 @@ PIECES = {
     "classes to select, rank too large": (["--task", "classification", "--rank", "7"], "rank"),
     "classes to select, nowhere to sort": (["--task", "classification", "--workdir", "nowhere"], "nowhere"),
     "method": (["--method", "fast"], "method"),
+    "fedavg and classes": (["--method", "fedavg", "--task", "classification"], "private-fedrep or centaur"),
+    "fedavg and several targets": (["--method", "fedavg", "--target", "y,x0"], "fedavg takes one target"),
+    "fedavg and categories": (["--method", "fedavg", "--categorical", "x0"], "fedavg takes dense features"),
+    "fedavg and a start": (["--method", "fedavg", "--start", "spectral"], "fedavg has no start"),
+    "fedavg, number of users not public": (
+        ["--method", "fedavg", "--relation", "add-or-remove-one-user"],
+        "use replace-one-user",
+    ),
     "paper without a rank": (["--paper", "--no-intercept"], "rank"),
     "paper with intercepts": (["--paper", "--rank", "2"], "intercepts"),
     "paper, number of users not public": (

@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 
 from privrep import (
     CentaurLinear,
+    DPFedAvg,
     InputError,
     NothingLearned,
     PrivAltMin,
@@ -279,7 +280,11 @@ class GroupedAltMin(_GroupedByPosition, PrivAltMin): ...
 class GroupedCentaur(_GroupedByPosition, CentaurLinear): ...
 
 
-GROUPED = [kind(rank=1, epsilon=1e4, random_state=0) for kind in (GroupedFedRep, GroupedAltMin, GroupedCentaur)]
+class GroupedFedAvg(_GroupedByPosition, DPFedAvg): ...
+
+
+KINDS = (GroupedFedRep, GroupedAltMin, GroupedCentaur, GroupedFedAvg)
+GROUPED = [kind(rank=1, epsilon=1e4, random_state=0) for kind in KINDS]
 
 
 @pytest.mark.filterwarnings("ignore")

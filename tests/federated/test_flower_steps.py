@@ -29,6 +29,7 @@ from privrep.federated.wire.step_codec import AXES, HELD, OTHER_AXES, STEPS, WID
 from privrep.linear.class_steps import Encoded
 from privrep.linear.methods.centaur import centaur_linear, paper_centaur
 from privrep.linear.methods.factorization import TasteImage, private_factorization
+from privrep.linear.methods.fedavg import fedavg, paper_fedavg
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.methods.margin_selection import margin_selection
 from privrep.linear.methods.priv_altmin import QuarterEquations, paper_altmin, priv_altmin
@@ -170,6 +171,8 @@ FITS: dict[str, tuple[Callable[[], Run], Callable[[Run], Any]]] = {
     "centaur, sparse": (lambda: run_of(numbers(kind="sparse")), lambda run: centaur_linear(run, 2)),
     "paper fedrep": (lambda: run_of(numbers()), lambda run: paper_fedrep(run, 2)),
     "paper altmin": (lambda: run_of(numbers()), lambda run: paper_altmin(run, 2)),
+    "fedavg": (lambda: run_of(numbers()), lambda run: fedavg(run)),
+    "paper fedavg": (lambda: run_of(numbers()), lambda run: paper_fedavg(run)),
     "paper centaur": (lambda: run_of(numbers()), lambda run: paper_centaur(run, 2)),
     "classes": (lambda: run_of(labels(2)), lambda run: private_fedrep(run, 2, loss=Loss("log", 2))),
     "5 classes": (lambda: run_of(labels(5)), lambda run: private_fedrep(run, 2, loss=Loss("log", 5))),

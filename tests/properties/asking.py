@@ -20,6 +20,7 @@ from privrep.data.table import UserTable
 from privrep.heads.regression import Preference
 from privrep.linear.methods import factorization as fact
 from privrep.linear.methods.factorization import TasteImage, TasteMeans, TasteMoments
+from privrep.linear.methods.fedavg import ModelUpdate
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs
 from privrep.linear.steps import (
     CELLS,
@@ -106,6 +107,7 @@ def of_papers(d: int, k: int, intercept: bool) -> dict[str, Question]:
             {"votes": Bound(1.0, 3, acute=True)},
         ),
         "dp-fedavg": (LocalUpdate(np.ones(d + 1), 0.1, intercept), move),
+        "fedavg": (ModelUpdate(np.ones(d), frames(d)[1], 0.1, intercept), {**move, "update": Bound(0.3, d)}),
     }
 
 

@@ -18,6 +18,7 @@ from privrep.data.sparse import SparseRows
 from privrep.heads.classification import class_own, class_shared
 from privrep.heads.regression import Preference, own_candidate, shared_candidate
 from privrep.linear.methods.factorization import TasteImage, TasteMeans, TasteMoments
+from privrep.linear.methods.fedavg import ModelUpdate
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs
 from privrep.linear.steps import (
     FeatureSizes,
@@ -75,6 +76,8 @@ DENSE = {
     "paper's moments": FirstHalfPairs(),
     "paper's gradient": BatchGradient(U, "paper-round-1"),
     "federated averaging": LocalUpdate(np.append(U[:, 0], 0.5), 1.0, True),
+    "fedavg": ModelUpdate(U[:, 0], WHITENED, 0.1, True),
+    "fedavg, no intercept": ModelUpdate(U[:, 0], SCALED, 0.1, False),
     "preference": Preference(WHITENED.original(U), WHITENED, True),
     "preference, no intercept": Preference(SCALED.original(U), SCALED, False),
 }
@@ -95,6 +98,8 @@ ONE_TARGET = {
     "paper's moments",
     "paper's gradient",
     "federated averaging",
+    "fedavg",
+    "fedavg, no intercept",
     "preference",
     "preference, no intercept",
 }

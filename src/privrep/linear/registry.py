@@ -22,6 +22,7 @@ _REGISTERED = {  # by name: the file in linear/methods/, and the estimator of nu
     "private-fedrep": ("private_fedrep", "PrivateFedRep"),
     "priv-altmin": ("priv_altmin", "PrivAltMin"),
     "centaur": ("centaur", "CentaurLinear"),
+    "fedavg": ("fedavg", "DPFedAvg"),
 }
 _RATINGS = ("factorization", "PrivateFactorization")
 _SHARED = ("transform", "starts", "alternation", "prior", "nets")  # in linear/: they ask for pages of many methods

@@ -38,6 +38,7 @@ from privrep.privacy.protocol import Step
 
 TABLE_STEPS = (
     "privrep.linear.methods.centaur:HalfLossGradient",
+    "privrep.linear.methods.fedavg:ModelUpdate",
     "privrep.linear.methods.private_fedrep:BatchGradient",
     "privrep.linear.methods.private_fedrep:FirstHalfPairs",
     "privrep.users.projected:ProjectedStep",
