@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -103,6 +103,7 @@ class HeadRule(Protocol):
 class HeadFit:
     """Full-batch gradient descent on the mean cross-entropy plus ridge/2 |head - start|^2."""
 
+    fills: ClassVar[type] = HeadRule  # what fields of steps that travel declare
     steps: int = 15
     rate: float = 0.01
     momentum: float = 0.0

@@ -18,7 +18,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Counts
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Floats, Matrix
 
 SHARED, OWN, CONSTANT = 0, 1, 2
 KINDS = ("shared", "own", "constant")
@@ -141,7 +141,7 @@ class Preference:
     """One vote per user: which of the three did best by leave-one-out. Users with too few rows to tell do not vote."""
 
     spec: ClassVar[StepSpec] = StepSpec()
-    matrix: Array
+    matrix: Matrix
     frame: FeatureTransform
     intercept: bool
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from privrep.errors import InputError
 from privrep.linear.margins import WIDTH, Net
 from privrep.privacy.protocol import Step
 from privrep.privacy.run import Run
-from privrep.typing import Array
+from privrep.typing import Array, Matrix
 
 PURPOSES = {"choice": "one of many candidates"}
 """What the pages that this module asks for are for; see `method.Method.purposes`."""
@@ -35,11 +36,12 @@ class RandomNet:
     are drawn WIDTH at a time and never all held.
     """
 
+    fills: ClassVar[type] = Net  # what fields of steps that travel declare
     name: str
     size: int
     dimension: int
     rank: int
-    centre: Array | None = None
+    centre: Matrix | None = None
     angle: float = 0.0
 
     def chunk(self, number: int) -> Array:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.data.sparse import SparseRows
-from privrep.typing import Array, Floats
+from privrep.typing import Floats, Matrix
 
 
 @dataclass(frozen=True)
 class Projection:
     """Rows scaled into the ball of `radius` if they are outside it, times the transpose of a public matrix (k', d)."""
 
-    matrix: Array | None  # None: no projection
+    matrix: Matrix | None  # None: no projection
     radius: float
 
     def __call__(self, X: Floats | SparseRows) -> Floats:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Floats, Matrix, Vector
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class FeatureTransform:
     every coordinate does the same harm everywhere.
     """
 
-    scale: Array  # (d,)
-    whitening: Array | None = None  # W, (d, d), symmetric; None is the identity
-    target_scale: Array | None = None  # (q,); None where there is one target, whose scale does not matter
+    scale: Vector  # (d,)
+    whitening: Matrix | None = None  # W, (d, d), symmetric; None is the identity
+    target_scale: Vector | None = None  # (q,); None where there is one target, whose scale does not matter
 
     @classmethod
     def plain(cls, features: int) -> FeatureTransform:

@@ -27,7 +27,7 @@ from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Products, RowMoments, packed_size, unpack
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.typing import Array
+from privrep.typing import Array, Vector
 
 FLOOR = 0.5  # of the noise of a scatter, added to its eigenvalues
 SEEN = 1.5  # standard deviations by which a sum of squares must exceed that of noise: classes mostly do agree
@@ -40,7 +40,7 @@ class ClassMoments:
     rows_per_user: int
     classes: int
     raw: int
-    centre: Array
+    centre: Vector
 
     @property
     def spec(self) -> StepSpec:

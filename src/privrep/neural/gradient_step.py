@@ -29,7 +29,7 @@ from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Concatenated, Products, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.typing import Singles
+from privrep.typing import Weights
 
 NUMBERS_AT_ONCE = 1 << 24  # that a forward pass may hold: 64 MB
 
@@ -39,8 +39,8 @@ class GradientStep:
     """Users fit their heads, then send -step_size times the gradient of their mean loss in the shared weights."""
 
     split: Split
-    weights: Singles
-    head_start: Singles
+    weights: Weights
+    head_start: Weights
     head_fit: HeadRule
     step_size: float
     rows_per_user: int

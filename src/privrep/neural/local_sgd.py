@@ -31,7 +31,7 @@ from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.typing import Singles
+from privrep.typing import Weights
 
 NUMBERS_IN_CACHE = 1 << 20  # weights of as many users at a time as have this many: 4 MB
 
@@ -143,8 +143,8 @@ class LocalSgdStep:
     """Users fit their heads, take local steps on the representation, and send how far they got."""
 
     split: Split
-    weights: Singles
-    head_start: Singles
+    weights: Weights
+    head_start: Weights
     head_fit: HeadRule
     step_size: float
     rows_per_user: int
