@@ -167,7 +167,7 @@ RULES = {
         (
             "privacy/noise.py",
             "data/synthetic.py",
-            "cli/demo_run.py",  # a synthetic population, made with data/synthetic.py
+            "cli/demo.py",  # a synthetic population, made with data/synthetic.py
             "cli/federated_demo.py",  # the same
             "linear/starts.py",  # public random bases, seeded by their name and size
             "linear/methods/margin_selection.py",  # a public projection, seeded by its size
@@ -202,7 +202,7 @@ RULES = {
         (
             "privacy/sampling.py",
             "privacy/release.py",
-            "cli/demo_run.py",  # of a synthetic population
+            "cli/demo.py",  # of a synthetic population
             "cli/federated_demo.py",  # the same
         ),
     ),

@@ -13,10 +13,8 @@ from pydantic import ValidationError
 
 from privrep.errors import InputError
 from privrep.schema.clip import PairsConfig
-from privrep.schema.federate import FederateFile, Federation
-from privrep.schema.fit import FitConfig
+from privrep.schema.commands import FederateFile, Federation, FitConfig, NeuralConfig
 from privrep.schema.machinery import Configuration, choices_of
-from privrep.schema.neural import NeuralConfig
 from privrep.schema.sections import Network, Relation, Share, Training
 
 FIT: dict[str, Any] = {

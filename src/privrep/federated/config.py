@@ -11,7 +11,7 @@ from privrep.data.categories import Categories, checked_classes, checked_lists
 from privrep.errors import InputError
 from privrep.federated.settings import FederationSettings
 from privrep.models.description import Columns, Config
-from privrep.schema.federate import FederateFile, Federation, SharedNetwork, SharedTable
+from privrep.schema.commands import FederateFile, Federation, SharedNetwork, SharedTable
 from privrep.schema.sections import RelationBudget, Training
 
 if TYPE_CHECKING:
