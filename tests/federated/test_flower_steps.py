@@ -38,8 +38,7 @@ from privrep.linear.nets import Zooming
 from privrep.linear.starts import INITIALISERS
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, PowerStep
 from privrep.local.losses import Loss
-from privrep.local.projection import Projection
-from privrep.local.transform import FeatureTransform
+from privrep.local.transform import FeatureTransform, Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.ledger import Budget, Ledger
@@ -294,7 +293,7 @@ def test_every_class_of_the_list_was_sent_by_a_fit() -> None:
 
 
 def test_every_step_of_users_is_on_the_list() -> None:
-    exceptions = {"privrep.local.projection:Projection"}  # makes rows of rows; `ProjectedStep` holds one
+    exceptions = {"privrep.local.transform:Projection"}  # makes rows of rows; `ProjectedStep` holds one
     packages = [privrep.local, privrep.heads, privrep.linear, privrep.linear.methods]
     modules = [each.name for one in packages for each in pkgutil.iter_modules(one.__path__, f"{one.__name__}.")]
     found = set()

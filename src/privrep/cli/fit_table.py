@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from privrep.users.holders import KeyHolders
     from privrep.users.streaming import StreamingUsers
 
+_NOT_PRIVATE = "(not private: for your eyes)"
+
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Refuse a folder that cannot be the model's, before anything is read."""
@@ -196,9 +198,6 @@ def stoppable(out: Path) -> Iterator[None]:
         after = kept if (out / "run.json").is_file() else "nothing was written."
         print(f"privrep: stopped; {after}", file=sys.stderr)
         raise typer.Exit(130) from None
-
-
-_NOT_PRIVATE = "(not private: for your eyes)"
 
 
 def summarise(fitted: Model, out: Path, asked: Columns) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 
 from privrep.data.table import UserTable, find_users
 from privrep.errors import InputError, NothingLearned
-from privrep.heads.own import OwnHeads, fit_own_heads
+from privrep.heads.neural import OwnHeads, fit_own_heads
 from privrep.heads.personal import PersonalNetwork, softmax
 from privrep.heads.store import FILE, has_heads, read_own_heads
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder

@@ -45,6 +45,10 @@ from privrep.schema.sections import (
     Training,
 )
 
+_NATURAL = {"npz": "writers", "folder": "folders", "parquet": "column"}
+ImageData = IdxFiles | CifarFolder | ImageArchive | ImageFolder | ImageParquet
+HOST, PORT = "127.0.0.1", 9092
+
 
 class TableFile(Section):
     """The table."""
@@ -92,10 +96,6 @@ class FitConfig(Configuration):
     privacy: RelationBudget = entry("The budget.")
     model: FitModel = entry("What is learned.")
     output: Output = entry("Where the model goes.")
-
-
-_NATURAL = {"npz": "writers", "folder": "folders", "parquet": "column"}
-ImageData = IdxFiles | CifarFolder | ImageArchive | ImageFolder | ImageParquet
 
 
 class Partition(Section):
@@ -176,9 +176,6 @@ class NeuralConfig(Configuration):
                 'model.keep says how many features to keep; it goes with model.features = "edges" or "dct".'
             )
         return self
-
-
-HOST, PORT = "127.0.0.1", 9092
 
 
 class ModelOfKind(SectionOfKind):
