@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privrep.data.table import UserTable
-from privrep.heads.gradient import labels_of, one_thread
+from privrep.heads.gradient import labels_of
+from privrep.nn.threads import one_thread
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
