@@ -46,8 +46,8 @@ from federation import (
 )
 from privrep.errors import InputError
 from privrep.federated.agreement import Agreement
+from privrep.federated.config import FederationSettings
 from privrep.federated.node import Host
-from privrep.federated.settings import FederationSettings
 from privrep.federated.task import TableTask
 from privrep.federated.wire.messages import REFUSALS, VERSION, Answer, Question, packed, unpacked
 from privrep.federated.wire.rounds import Conversation

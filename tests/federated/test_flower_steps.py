@@ -30,7 +30,6 @@ from privrep.federated.wire import travelling
 from privrep.federated.wire.step_codec import WIDEST, decode, encode
 from privrep.federated.wire.travelling import HELD, INNER_STEPS, PART, STEPS
 from privrep.linear.class_steps import Encoded
-from privrep.linear.margins import Net
 from privrep.linear.methods.centaur import centaur_linear, paper_centaur
 from privrep.linear.methods.factorization import TasteImage, private_factorization
 from privrep.linear.methods.fedavg import fedavg, paper_fedavg
@@ -38,12 +37,11 @@ from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.methods.margin_selection import margin_selection
 from privrep.linear.methods.priv_altmin import QuarterEquations, paper_altmin, priv_altmin
 from privrep.linear.methods.private_fedrep import paper_fedrep, private_fedrep
-from privrep.linear.nets import RandomNet, Zooming
+from privrep.linear.nets import Net, RandomNet, Zooming
 from privrep.linear.starts import INITIALISERS
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, PowerStep
 from privrep.local.losses import Loss
-from privrep.local.projection import Projection
-from privrep.local.transform import FeatureTransform
+from privrep.local.transform import FeatureTransform, Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.ledger import Budget, Ledger
@@ -299,7 +297,7 @@ def test_every_class_of_the_list_was_sent_by_a_fit() -> None:
 
 
 def test_every_step_of_users_is_on_the_list() -> None:
-    exceptions = {"privrep.local.projection:Projection"}  # makes rows of rows; `ProjectedStep` holds one
+    exceptions = {"privrep.local.transform:Projection"}  # makes rows of rows; `ProjectedStep` holds one
     packages = [privrep.local, privrep.heads, privrep.linear, privrep.linear.methods]
     modules = [each.name for one in packages for each in pkgutil.iter_modules(one.__path__, f"{one.__name__}.")]
     found = set()
@@ -410,7 +408,7 @@ def test_what_stands_for_a_protocol_is_held_and_says_so_itself() -> None:
         "privrep.heads.gradient:HeadFit": "HeadRule",
         "privrep.neural.training:SharedPart": "View",
     }
-    holder, net = "privrep.linear.margins:MarginLosses", RandomNet("net", 4, 3, 1)
+    holder, net = "privrep.linear.methods.margin_selection:MarginLosses", RandomNet("net", 4, 3, 1)
     assert travelling.fits(net, Net, holder)
     assert not travelling.fits(net, HeadRule, holder)
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from privrep.nn.fingerprint import fingerprint, fingerprints  # noqa: E402
+from privrep.nn.flat_module import fingerprint, fingerprints  # noqa: E402
 
 
 def module(seed: int = 0, frozen: int = 0) -> nn.Module:

@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privrep.heads.gradient import labels_of, one_thread
+from privrep.heads.gradient import labels_of
 from privrep.heads.neural import one_hot
 from privrep.linear.starts import top_eigenvectors
+from privrep.nn.threads import one_thread
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Products, RowMoments, packed_size, unpack

@@ -17,17 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from privrep.heads.gradient import (
-    HeadRule,
-    cross_entropy,
-    labels_of,
-    one_thread,
-    own_copy,
-    representation_gradient,
-    rows_of,
-)
-from privrep.neural.gradient_step import NUMBERS_AT_ONCE, numbers_per_row
+from privrep.heads.gradient import HeadRule, cross_entropy, labels_of, representation_gradient
+from privrep.neural.gradient_step import NUMBERS_AT_ONCE
 from privrep.nn.flat_module import FlatModule, Split
+from privrep.nn.ghost_clipping import numbers_per_row
+from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch

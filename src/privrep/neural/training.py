@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from privrep.heads.gradient import HeadRule, labels_of, own_copy, row_weights
+from privrep.heads.gradient import HeadRule, labels_of, row_weights
 from privrep.heads.neural import (
     CANDIDATES,
     MOST_DIFFERENT,
@@ -44,6 +44,7 @@ from privrep.neural.models import initialise
 from privrep.neural.plan import SharingPlan
 from privrep.neural.rounds import Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.nn.flat_module import FlatModule, Split, split
+from privrep.nn.threads import own_copy
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
