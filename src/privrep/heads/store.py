@@ -1,6 +1,6 @@
 """Heads in a folder: folder/private/heads.parquet, which its owner alone can read.
 
-Heads of tables (`fitting.Heads`) and of networks (`own.OwnHeads`) have columns of their own in a file of that name.
+Heads of tables (`fitting.Heads`) and of networks (`neural.OwnHeads`) have columns of their own in a file of that name.
 """
 
 from __future__ import annotations

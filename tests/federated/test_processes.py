@@ -1,6 +1,6 @@
 """A federation of real processes: TLS and keys on loopback, and what is left when some of them are killed.
 
-`PRIVREP_KILLS=10 pytest -s tests/test_federated_processes.py -k killed` kills at ten moments and prints a table.
+`PRIVREP_KILLS=10 pytest -s tests/federated/test_processes.py -k killed` kills at ten moments and prints a table.
 """
 
 from __future__ import annotations
