@@ -208,7 +208,7 @@ RULES = {
     ),
     "sampled releases are priced": Rule(
         calls("Sampled", "Batched"),
-        ("privacy/sampling.py", "privacy/accounting.py"),  # the latter reads them from a ledger
+        ("privacy/sampling.py", "privacy/events.py"),  # the latter reads them from a ledger
     ),
     "bounded sums are made": Rule(constructs("BoundedSum"), ("users/", "federated/wire/")),
     "contributions are clipped": Rule(_clipping, ("privacy/bounds.py",)),
@@ -275,6 +275,7 @@ RULES = {
     ),
     "files are read that could run code": Rule(_unsafe_loading, ()),
 }
+EVENTS = Rule(imports("privrep.privacy.accounting"), ())  # events are data: what they cost is not theirs to say
 EINSUM = Rule(calls("einsum"), ())  # it rounds the numbers of one user otherwise than those of several
 LOCAL = Rule(
     imports(
@@ -331,6 +332,7 @@ def test_only_where_it_should_be(rule: str) -> None:
         (("users/",), CORE),
         (("privacy/",), EINSUM),
         (("privacy/",), KERNEL),
+        (("privacy/events.py",), EVENTS),
         (("privacy/", "users/", "linear/", "heads/"), DECLARED),
     ],
 )
@@ -417,6 +419,7 @@ def test_the_rule_sees_what_it_forbids(rule: str, code: str) -> None:
     [
         (DECLARED, "slots = getattr(step, 'slots', None)"),
         (DECLARED, "if hasattr(users, 'noisy_sums'): ..."),
+        (EVENTS, "from privrep.privacy.accounting import total_mu"),
         (KERNEL, "from privrep.users.summing import map_blocks"),
         (KERNEL, "from privrep.data.sparse import SparseRows"),
         (LOCAL, "from privrep.privacy.run import Run"),

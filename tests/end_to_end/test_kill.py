@@ -173,7 +173,7 @@ def state(folder: Path) -> dict[str, Any]:
     """What a folder says: the ledger's report, the pages' files by their hashes, and what is on the pages."""
     from privrep.errors import InputError
     from privrep.privacy import billboard as boards
-    from privrep.privacy.accounting import event_to_json
+    from privrep.privacy.events import event_to_json
     from privrep.privacy.ledger import read_report
 
     try:

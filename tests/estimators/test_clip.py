@@ -25,9 +25,10 @@ from privrep.multimodal.encoders import Projection, blank  # noqa: E402
 from privrep.multimodal.pairs import captioned, labelled  # noqa: E402
 from privrep.multimodal.towers import layout_of, towers  # noqa: E402
 from privrep.multimodal.training import ClipSettings, Question, moved, planned_multiplier, start_state, train  # noqa: E402
-from privrep.privacy.accounting import Batched, Gaussian, Sampled, epsilon_spent  # noqa: E402
+from privrep.privacy.accounting import epsilon_spent  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402
+from privrep.privacy.events import Batched, Gaussian, Sampled  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import grid_step, simulated_noise  # noqa: E402
 from privrep.privacy.run import Run  # noqa: E402

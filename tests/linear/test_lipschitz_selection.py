@@ -13,9 +13,9 @@ from privrep.heads.margin import LOSSES
 from privrep.linear.lipschitz import LipschitzLosses
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.nets import RandomNet, Zooming
-from privrep.privacy.accounting import Pure
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
+from privrep.privacy.events import Pure
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.run import Run

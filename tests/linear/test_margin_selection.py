@@ -24,9 +24,9 @@ from privrep.linear.margins import MarginLosses
 from privrep.linear.methods.margin_selection import margin_selection, projected_dimension
 from privrep.linear.nets import RandomNet, Zooming, sign_matrix
 from privrep.local.projection import Projection
-from privrep.privacy.accounting import Pure
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
+from privrep.privacy.events import Pure
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.run import Run

@@ -19,26 +19,13 @@ from scipy.stats import chi2
 from privrep.data.readers import TableSource
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.accounting import (
-    SAMPLED,
-    Batched,
-    Event,
-    Gaussian,
-    Relation,
-    Sampled,
-    accountant_of,
-    epsilon_by_pld,
-    epsilon_spent,
-    event_from_json,
-    event_to_json,
-    total_mu,
-    within_budget,
-)
+from privrep.privacy.accounting import SAMPLED, accountant_of, epsilon_by_pld, epsilon_spent, total_mu, within_budget
 from privrep.privacy.batches import batch_deltas
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound, clipped_sum
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Concatenated, NormAtMost, Summed, Vectors
+from privrep.privacy.events import Batched, Event, Gaussian, Relation, Sampled, event_from_json, event_to_json
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise

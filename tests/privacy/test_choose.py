@@ -15,11 +15,11 @@ import pytest
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
-from privrep.privacy.accounting import Gaussian, Pure
 from privrep.privacy.billboard import Billboard, Choice
 from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Losses, Vectors
+from privrep.privacy.events import Gaussian, Pure
 from privrep.privacy.exponential import scale_in_levels
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import secure_noise, simulated_noise

@@ -18,11 +18,11 @@ from scipy.stats import chi2
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
-from privrep.privacy.accounting import Gaussian
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, BoundedSum, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
+from privrep.privacy.events import Gaussian
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.node_noise import Noisy, NoisyUsers

@@ -19,26 +19,12 @@ from scipy.stats import binom, norm
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, ResumeError
-from privrep.privacy.accounting import (
-    SAMPLED,
-    Event,
-    Gaussian,
-    Pure,
-    Relation,
-    Sampled,
-    Selection,
-    accountant_of,
-    epsilon_by_pld,
-    epsilon_spent,
-    event_from_json,
-    event_to_json,
-    total_mu,
-    within_budget,
-)
+from privrep.privacy.accounting import SAMPLED, accountant_of, epsilon_by_pld, epsilon_spent, total_mu, within_budget
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
+from privrep.privacy.events import Event, Gaussian, Pure, Relation, Sampled, Selection, event_from_json, event_to_json
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise

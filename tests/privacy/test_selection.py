@@ -19,10 +19,11 @@ from scipy.stats import binom, norm
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
 from privrep.privacy import release as module
-from privrep.privacy.accounting import Relation, Selection, gaussian_delta
+from privrep.privacy.accounting import gaussian_delta
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
+from privrep.privacy.events import Relation, Selection
 from privrep.privacy.groups import hashes
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise

@@ -12,11 +12,11 @@ import pytest
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, ResumeError
-from privrep.privacy.accounting import Batched, Gaussian, Sampled
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Vectors
+from privrep.privacy.events import Batched, Gaussian, Sampled
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
-from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import LossBound
 from privrep.privacy.contributions import Losses
+from privrep.privacy.events import Relation
 from privrep.privacy.exponential import scale_in_levels
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers

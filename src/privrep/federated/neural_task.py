@@ -42,8 +42,8 @@ from privrep.neural.features import Dct, Edges
 from privrep.neural.plan import Share
 from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import LINEAR, WHOLE, PriorHeads
-from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import MAX_USERS
+from privrep.privacy.events import Relation
 from privrep.privacy.protocol import Facts, Users
 from privrep.schema.sent import read_fields, read_mapping, read_some_fields
 from privrep.users.memory import InMemoryUsers
