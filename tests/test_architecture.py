@@ -273,6 +273,10 @@ RULES = {
     "the insides of ledger and billboard are touched": Rule(
         reads("_entries", "_pages", "_capacity"), ("privacy/ledger.py", "privacy/billboard.py")
     ),
+    "what sizes memory alone is read": Rule(
+        reads("floats_per_user", "floats_per_sparse_user", "workers", "regroup_bytes", "workdir"),
+        ("users/",),  # no question and no answer depends on them
+    ),
     "files are read that could run code": Rule(_unsafe_loading, ()),
 }
 EVENTS = Rule(imports("privrep.privacy.accounting"), ())  # events are data: what they cost is not theirs to say
@@ -402,6 +406,8 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("budget is spent", "ledger.charge({})"),
         ("releases are made", "Release(total, 0.0, 1.0, 1.0)"),
         ("the insides of ledger and billboard are touched", "ledger._entries.clear()"),
+        ("what sizes memory alone is read", "Bound(1.0, step.spec.floats_per_user)"),
+        ("what sizes memory alone is read", "Bound(1.0 / users.performance.workers, 3)"),
         ("files are read that could run code", "import pickle"),
         ("files are read that could run code", "eval(text)"),
         ("files are read that could run code", "torch.load(path)"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from privrep.privacy.protocol import EVERYONE
+from privrep.users.performance import Performance
 
 torch = pytest.importorskip("torch")
 
@@ -93,7 +94,7 @@ def question(pairs, settings, *, learn=True, slots=1, temperature=0.5):
 
 def run_on(pairs, noise=None, epsilon=3.0, relation="replace-one-user"):
     budget = Budget(epsilon, 1e-3, relation)
-    return Run(InMemoryUsers(pairs.table, 1), Ledger(budget, seeded=True), Billboard(), noise or Silence())
+    return Run(InMemoryUsers(pairs.table, Performance(1)), Ledger(budget, seeded=True), Billboard(), noise or Silence())
 
 
 def silent(pairs, settings, **options):

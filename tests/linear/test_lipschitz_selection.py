@@ -20,6 +20,7 @@ from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 USERS, ROWS = 1000, 8
 
@@ -35,7 +36,12 @@ def table(truth):
 
 
 def run_on(table, epsilon, seed=0):
-    return Run(InMemoryUsers(table, 1), Ledger(Budget(epsilon, 0.0), seeded=True), Billboard(), simulated_noise(seed))
+    return Run(
+        InMemoryUsers(table, Performance(1)),
+        Ledger(Budget(epsilon, 0.0), seeded=True),
+        Billboard(),
+        simulated_noise(seed),
+    )
 
 
 @pytest.mark.parametrize("loss", LOSSES)

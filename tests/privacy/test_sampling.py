@@ -32,6 +32,7 @@ from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson, Sample, noise_multiplier_for
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from stepping import RowsStep
 
 REPLACE: Relation = "replace-one-user"
@@ -361,7 +362,7 @@ HALF = Poisson(0.5)
 
 @pytest.fixture
 def users(population: Callable[..., UserTable]) -> InMemoryUsers:
-    return InMemoryUsers(population(n=50, d=3), 1)
+    return InMemoryUsers(population(n=50, d=3), Performance(1))
 
 
 def test_a_page_is_charged_then_drawn_then_passed_over_then_made_noisy(

@@ -32,6 +32,7 @@ from privrep.privacy.selection import COUNTED, MOST_KEYS, chance, counts_bound, 
 from privrep.users import holders as engine
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from stepping import RowsStep
 
 BUDGET = Budget(2.0, 1e-6)
@@ -54,7 +55,7 @@ def counts_of(holders: KeyHolders) -> dict[Any, float]:
 @pytest.fixture
 def run_with(population: Callable[..., UserTable]) -> Callable[..., Run]:
     def make(noise: NoiseSource, ledger: Ledger | None = None, board: Billboard | None = None) -> Run:
-        users = InMemoryUsers(population(n=3), 1)
+        users = InMemoryUsers(population(n=3), Performance(1))
         return Run(users, ledger or Ledger(BUDGET), Billboard() if board is None else board, noise)
 
     return make

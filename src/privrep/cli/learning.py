@@ -35,6 +35,7 @@ def learn_table(
     from privrep.heads.fitting import fit_heads
     from privrep.models import model as models
     from privrep.models.learning import PAGES, PendingColumns, learn
+    from privrep.users.performance import Performance
     from privrep.users.streaming import StreamingUsers
 
     with stoppable(out):
@@ -46,7 +47,7 @@ def learn_table(
                 lists: Any = {"categories": known.by_category or None, "classes": known.classes or None}
                 listed = replace(source, features=known.features, **lists)
                 _check_rank(config, len(listed.feature_names))
-                opened.append(files.enter_context(StreamingUsers.open(listed, workdir)))
+                opened.append(files.enter_context(StreamingUsers.open(listed, Performance(workdir=workdir))))
                 return opened[-1]
 
             users: StreamingUsers | PendingColumns

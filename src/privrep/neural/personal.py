@@ -31,7 +31,8 @@ from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.protocol import UserBatch
 from privrep.typing import Singles
 from privrep.users.batching import batch_size, finite_batch, padded_batches, positions_of
-from privrep.users.summing import default_workers, map_blocks
+from privrep.users.performance import Performance
+from privrep.users.summing import map_blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +119,7 @@ def of_all(
         with one_thread(), torch.no_grad():
             return positions_of(batch), function(finite_batch(batch))
 
-    yield from map_blocks(with_positions, padded_batches(table.blocks(), rows_per_user, size), default_workers())
+    yield from map_blocks(with_positions, padded_batches(table.blocks(), rows_per_user, size), Performance())
 
 
 def descended(
