@@ -294,6 +294,22 @@ LOCAL = Rule(
 )
 CORE = Rule(imports("privrep.linear", "privrep.estimators", "privrep.models", "privrep.heads", "privrep.cli"), ())
 DECLARED = Rule(_guessed, ())  # what a step, a kind of contributions, a bound, noise or users are, their types say
+GUESSES = {
+    ("cli/node.py", "__metadata__"): "a parameter of a command may be annotated",
+    ("cli/tables.py", "value_type"): "Arrow's types of dictionaries and of lists",
+    ("data/categories.py", "__iter__"): "callers give lists of many kinds",
+    ("data/readers.py", "__iter__"): "the same",
+    ("data/table.py", "__array__"): "arrays of NumPy, and series of pandas and polars",
+    ("estimators/base.py", "feature_names_in_"): "scikit-learn sets it where columns have names",
+    ("estimators/network.py", "learned_"): "scikit-learn's sign that an estimator was fitted",
+    ("multimodal/encoders.py", "config_class"): "classes of transformers: tokenizers have none",
+    ("multimodal/encoders.py", "text_config"): "transformers' configurations: some have two inside",
+    ("multimodal/encoders.py", "vision_config"): "the same",
+    ("neural/checks.py", "__len__"): "callers give lists of many kinds",
+    ("neural/checks.py", "tolist"): "arrays of NumPy, and series of pandas and polars",
+    ("neural/gradient_step.py", "inplace"): "some of torch's layers",
+}
+"""Attributes that are looked for by name on objects that other libraries or callers made: where, which, and why."""
 KERNEL = Rule(
     lambda tree: (
         (line, found)
@@ -347,6 +363,15 @@ def test_what_users_compute_knows_nothing_of_budgets_and_the_core_nothing_of_alg
     assert len(inside) >= len(places)
     broken = [line for name, path in inside.items() for line in rule.broken_by(name, ast.parse(path.read_text()))]
     assert not broken, "\n".join(broken)
+
+
+def guesses(name: str, tree: ast.AST) -> set[tuple[str, str]]:
+    return {(name, ast.literal_eval(found.rpartition(" with ")[2])) for _, found in _guessed(tree)}
+
+
+def test_attributes_are_looked_for_by_name_on_objects_of_other_libraries_alone() -> None:
+    found = [guesses(name, ast.parse(path.read_text())) for name, path in MODULES.items()]
+    assert set().union(*found) == set(GUESSES)
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.allowed])
@@ -436,6 +461,11 @@ def test_the_rule_sees_what_it_forbids(rule: str, code: str) -> None:
 def test_rules_of_packages_see_what_they_forbid(rule: Rule, code: str) -> None:
     assert rule.broken_by("elsewhere.py", ast.parse(code))
     assert not rule.broken_by("elsewhere.py", ast.parse("from privrep.errors import InputError\ngetattr(x, name)"))
+
+
+def test_a_guess_is_seen_wherever_it_is() -> None:
+    for code in ("getattr(step, 'slots', None)", "hasattr(event, 'count')", "getattr(users, 'noisy_sums')"):
+        assert guesses("estimators/base.py", ast.parse(code)) - set(GUESSES)
 
 
 # Strings that name classes import them, too
