@@ -27,6 +27,7 @@ from privrep.neural.models import mlp
 from privrep.nn.flat_module import Split, split
 from privrep.privacy.bounds import Bound
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 USERS, ROWS, FEATURES, CLASSES = 1_000, 60, 784, 10
 RATE, CLIP, FIT, TIMES = 0.01, 0.25, HeadFit(steps=15, rate=0.01), 2
@@ -79,7 +80,7 @@ def main() -> None:
     parts, table = split(*mlp(FEATURES, classes=CLASSES), FEATURES), population()
     public = (parts, parts.representation.weights(), parts.head.weights(), FIT, RATE, ROWS)
     bound = {"update": Bound(CLIP, parts.representation.size)}
-    users, own_choice = InMemoryUsers(table, workers=2), torch.get_num_threads()
+    users, own_choice = InMemoryUsers(table, Performance(2)), torch.get_num_threads()
     print(f"one round, {USERS:,} users x {ROWS} images x {FEATURES}, {parts.representation.size:,} shared weights")
     for name, step, batch in (
         ("one step on all rows", GradientStep(*public), ROWS),

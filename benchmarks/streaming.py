@@ -28,8 +28,8 @@ from privrep.data.regroup import Seen
 from privrep.linear.steps import SIZES, LeaveOneOutGradient, gradient_size
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound
+from privrep.users.performance import Performance, default_workers
 from privrep.users.streaming import StreamingUsers
-from privrep.users.summing import default_workers
 
 ROWS, FEATURES, RANK = 10, 50, 2
 STEP = LeaveOneOutGradient(np.eye(FEATURES, RANK), FeatureTransform.plain(FEATURES), 0.15, 0.02, intercept=True)
@@ -82,7 +82,7 @@ def _opened(path: Path) -> StreamingUsers:
     seen = Seen(sampled=False)
     seen.rows = pq.ParquetFile(path).metadata.num_rows
     seen.users = seen.rows // ROWS
-    return StreamingUsers(source, source, seen, default_workers(), ExitStack())
+    return StreamingUsers(source, source, seen, Performance(), ExitStack())
 
 
 RUNS: dict[str, Callable[[Path], None]] = {

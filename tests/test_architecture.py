@@ -208,7 +208,7 @@ RULES = {
     ),
     "sampled releases are priced": Rule(
         calls("Sampled", "Batched"),
-        ("privacy/sampling.py", "privacy/accounting.py"),  # the latter reads them from a ledger
+        ("privacy/sampling.py", "privacy/events.py"),  # the latter reads them from a ledger
     ),
     "bounded sums are made": Rule(constructs("BoundedSum"), ("users/", "federated/wire/")),
     "contributions are clipped": Rule(_clipping, ("privacy/bounds.py",)),
@@ -273,8 +273,13 @@ RULES = {
     "the insides of ledger and billboard are touched": Rule(
         reads("_entries", "_pages", "_capacity"), ("privacy/ledger.py", "privacy/billboard.py")
     ),
+    "what sizes memory alone is read": Rule(
+        reads("floats_per_user", "floats_per_sparse_user", "workers", "regroup_bytes", "workdir"),
+        ("users/",),  # no question and no answer depends on them
+    ),
     "files are read that could run code": Rule(_unsafe_loading, ()),
 }
+EVENTS = Rule(imports("privrep.privacy.accounting"), ())  # events are data: what they cost is not theirs to say
 EINSUM = Rule(calls("einsum"), ())  # it rounds the numbers of one user otherwise than those of several
 LOCAL = Rule(
     imports(
@@ -289,6 +294,22 @@ LOCAL = Rule(
 )
 CORE = Rule(imports("privrep.linear", "privrep.estimators", "privrep.models", "privrep.heads", "privrep.cli"), ())
 DECLARED = Rule(_guessed, ())  # what a step, a kind of contributions, a bound, noise or users are, their types say
+GUESSES = {
+    ("cli/node.py", "__metadata__"): "a parameter of a command may be annotated",
+    ("cli/tables.py", "value_type"): "Arrow's types of dictionaries and of lists",
+    ("data/categories.py", "__iter__"): "callers give lists of many kinds",
+    ("data/readers.py", "__iter__"): "the same",
+    ("data/table.py", "__array__"): "arrays of NumPy, and series of pandas and polars",
+    ("estimators/base.py", "feature_names_in_"): "scikit-learn sets it where columns have names",
+    ("estimators/network.py", "learned_"): "scikit-learn's sign that an estimator was fitted",
+    ("multimodal/encoders.py", "config_class"): "classes of transformers: tokenizers have none",
+    ("multimodal/encoders.py", "text_config"): "transformers' configurations: some have two inside",
+    ("multimodal/encoders.py", "vision_config"): "the same",
+    ("neural/checks.py", "__len__"): "callers give lists of many kinds",
+    ("neural/checks.py", "tolist"): "arrays of NumPy, and series of pandas and polars",
+    ("nn/ghost_clipping.py", "inplace"): "some of torch's layers",
+}
+"""Attributes that are looked for by name on objects that other libraries or callers made: where, which, and why."""
 KERNEL = Rule(
     lambda tree: (
         (line, found)
@@ -334,6 +355,7 @@ def test_only_where_it_should_be(rule: str) -> None:
         (("users/",), CORE),
         (("privacy/",), EINSUM),
         (("privacy/",), KERNEL),
+        (("privacy/events.py",), EVENTS),
         (("privacy/", "users/", "linear/", "heads/"), DECLARED),
     ],
 )
@@ -379,6 +401,15 @@ def test_what_users_compute_beside_a_server_knows_nothing_of_budgets_or_of_einsu
 )
 def test_a_step_that_knows_of_budgets_is_seen(code: str) -> None:
     assert _known_of_budgets(ast.parse(code), ("Step",))
+
+
+def guesses(name: str, tree: ast.AST) -> set[tuple[str, str]]:
+    return {(name, ast.literal_eval(found.rpartition(" with ")[2])) for _, found in _guessed(tree)}
+
+
+def test_attributes_are_looked_for_by_name_on_objects_of_other_libraries_alone() -> None:
+    found = [guesses(name, ast.parse(path.read_text())) for name, path in MODULES.items()]
+    assert set().union(*found) == set(GUESSES)
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.allowed])
@@ -438,6 +469,8 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("budget is spent", "ledger.charge({})"),
         ("releases are made", "Release(total, 0.0, 1.0, 1.0)"),
         ("the insides of ledger and billboard are touched", "ledger._entries.clear()"),
+        ("what sizes memory alone is read", "Bound(1.0, step.spec.floats_per_user)"),
+        ("what sizes memory alone is read", "Bound(1.0 / users.performance.workers, 3)"),
         ("files are read that could run code", "import pickle"),
         ("files are read that could run code", "eval(text)"),
         ("files are read that could run code", "torch.load(path)"),
@@ -455,6 +488,7 @@ def test_the_rule_sees_what_it_forbids(rule: str, code: str) -> None:
     [
         (DECLARED, "slots = getattr(step, 'slots', None)"),
         (DECLARED, "if hasattr(users, 'noisy_sums'): ..."),
+        (EVENTS, "from privrep.privacy.accounting import total_mu"),
         (KERNEL, "from privrep.users.summing import map_blocks"),
         (KERNEL, "from privrep.data.sparse import SparseRows"),
         (LOCAL, "from privrep.privacy.run import Run"),
@@ -465,6 +499,11 @@ def test_the_rule_sees_what_it_forbids(rule: str, code: str) -> None:
 def test_rules_of_packages_see_what_they_forbid(rule: Rule, code: str) -> None:
     assert rule.broken_by("elsewhere.py", ast.parse(code))
     assert not rule.broken_by("elsewhere.py", ast.parse("from privrep.errors import InputError\ngetattr(x, name)"))
+
+
+def test_a_guess_is_seen_wherever_it_is() -> None:
+    for code in ("getattr(step, 'slots', None)", "hasattr(event, 'count')", "getattr(users, 'noisy_sums')"):
+        assert guesses("estimators/base.py", ast.parse(code)) - set(GUESSES)
 
 
 # Strings that name classes import them, too

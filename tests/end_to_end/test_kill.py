@@ -108,6 +108,7 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     from privrep.privacy.run import Run
     from privrep.users.holders import KeyHolders
     from privrep.users.memory import InMemoryUsers
+    from privrep.users.performance import Performance
 
     rng = np.random.default_rng(0)
     X, heads = rng.normal(size=(300, 5, 3)), rng.normal(size=(300, 1, 1))
@@ -142,7 +143,7 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
     ledger = Ledger(Budget(40.0, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
     board, whole = Billboard(folder / "billboard"), ledger.budget.mu**2
     held = KeyHolders(("common", "rare"), (np.arange(300) < 3).astype(np.int64), np.arange(301))
-    run = Run(InMemoryUsers(table, 1), ledger, board, noise)
+    run = Run(InMemoryUsers(table, Performance(1)), ledger, board, noise)
     keys = run.select("keys-1", held, 0.05 * whole, 5e-8)
     chosen = run.choose("choice-1", Step(), 3, 2.0)
     learned = private_fedrep(run, 1, settings=AlternationSettings(rounds=2))
@@ -173,7 +174,7 @@ def state(folder: Path) -> dict[str, Any]:
     """What a folder says: the ledger's report, the pages' files by their hashes, and what is on the pages."""
     from privrep.errors import InputError
     from privrep.privacy import billboard as boards
-    from privrep.privacy.accounting import event_to_json
+    from privrep.privacy.events import event_to_json
     from privrep.privacy.ledger import read_report
 
     try:

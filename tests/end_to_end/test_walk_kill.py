@@ -19,6 +19,7 @@ import numpy as np
 import test_kill as kill
 
 from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.users.performance import Performance
 
 STEPS = 3
 
@@ -70,7 +71,7 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
             raise NotImplementedError
 
     X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
-    users = InMemoryUsers(UserTable(X, np.zeros(40, np.float32), np.arange(41), np.arange(40)), 1)
+    users = InMemoryUsers(UserTable(X, np.zeros(40, np.float32), np.arange(41), np.arange(40)), Performance(1))
     folder.mkdir(exist_ok=True)
     kill.haunt(death, folder / "ledger.jsonl")
     ledger = Ledger(Budget(8.0, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")

@@ -31,7 +31,7 @@ from privrep.data.synthetic import make_class_population
 from privrep.models import learning
 from privrep.models import model as model_module
 from privrep.models.description import Columns, Config
-from privrep.privacy.accounting import Selection
+from privrep.privacy.events import Selection
 from privrep.privacy.ledger import Budget, read_ledger
 
 NAMES = np.array(["ash", "birch", "cedar"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from privrep.privacy.protocol import EVERYONE
+from privrep.users.performance import Performance
 
 torch = pytest.importorskip("torch")
 
@@ -22,7 +23,7 @@ from privrep.estimators.clip import DPClip  # noqa: E402
 from privrep.multimodal.encoders import Projection, blank  # noqa: E402
 from privrep.multimodal.pairs import captioned, labelled  # noqa: E402
 from privrep.multimodal.towers import layout_of, towers  # noqa: E402
-from privrep.multimodal.training import (  # noqa: E402  # noqa: E402
+from privrep.multimodal.training import (  # noqa: E402
     CAREFUL,
     LOGIT_NOISE,
     ClipSettings,
@@ -34,9 +35,10 @@ from privrep.multimodal.training import (  # noqa: E402  # noqa: E402
     train,
 )
 from privrep.nn.threads import one_thread  # noqa: E402
-from privrep.privacy.accounting import Batched, Gaussian, Sampled, epsilon_spent  # noqa: E402
+from privrep.privacy.accounting import epsilon_spent  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402
+from privrep.privacy.events import Batched, Gaussian, Sampled  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import grid_step, simulated_noise  # noqa: E402
 from privrep.privacy.run import Run  # noqa: E402
@@ -101,7 +103,7 @@ def question(pairs, settings, *, learn=True, slots=1, temperature=0.5):
 
 def run_on(pairs, noise=None, epsilon=3.0, relation="replace-one-user"):
     budget = Budget(epsilon, 1e-3, relation)
-    return Run(InMemoryUsers(pairs.table, 1), Ledger(budget, seeded=True), Billboard(), noise or Silence())
+    return Run(InMemoryUsers(pairs.table, Performance(1)), Ledger(budget, seeded=True), Billboard(), noise or Silence())
 
 
 def silent(pairs, settings, **options):

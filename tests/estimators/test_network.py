@@ -17,7 +17,7 @@ from privrep import Centaur  # noqa: E402
 from privrep.errors import InputError, NothingLearned  # noqa: E402
 from privrep.neural.features import Dct, Frozen  # noqa: E402
 from privrep.neural.rounds import TrainingSettings  # noqa: E402
-from privrep.privacy.accounting import Gaussian, Sampled  # noqa: E402
+from privrep.privacy.events import Gaussian, Sampled  # noqa: E402
 
 SIDE, ROWS = 8, 16
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]

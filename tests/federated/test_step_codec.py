@@ -51,6 +51,7 @@ from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
 from privrep.typing import Array, Axes, Matrix, Vector
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.projected import ProjectedStep, ProjectedUsers
 
 
@@ -111,7 +112,7 @@ class Users:
 
 
 def run_of(table: Any, epsilon: float = 8.0, delta: float = 1e-6) -> Run:
-    users = Users(table if isinstance(table, ProjectedUsers) else InMemoryUsers(table, 1))
+    users = Users(table if isinstance(table, ProjectedUsers) else InMemoryUsers(table, Performance(1)))
     return Run(users, Ledger(Budget(epsilon, delta), seeded=True), Billboard(), simulated_noise(0))
 
 

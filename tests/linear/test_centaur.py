@@ -23,6 +23,7 @@ from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 
 def rng(*seed):
@@ -91,9 +92,9 @@ def test_no_replacement_moves_a_sum_by_more_than_its_sensitivity(dtype, table_of
         strange = [
             (a * rng(7).normal(size=(m, 3)), b * rng(8).normal(size=m)) for a in sizes for b in sizes for m in (2, 7)
         ]
-        here = InMemoryUsers(table_of(ordinary, 3, dtype), 1).sums(step, bounds)["gradient"]
+        here = InMemoryUsers(table_of(ordinary, 3, dtype), Performance(1)).sums(step, bounds)["gradient"]
         for stranger in strange:
-            users = InMemoryUsers(table_of([stranger, *ordinary[1:]], 3, dtype), 1)
+            users = InMemoryUsers(table_of([stranger, *ordinary[1:]], 3, dtype), Performance(1))
             there = users.sums(step, bounds)["gradient"]
             assert np.linalg.norm(here.total - there.total) <= here.sensitivity("replace-one-user")
 

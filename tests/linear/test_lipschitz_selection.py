@@ -12,13 +12,14 @@ from privrep.estimators.margin import PrivateMarginSelector
 from privrep.heads.margin import LOSSES
 from privrep.linear.methods.lipschitz_selection import LipschitzLosses, lipschitz_selection
 from privrep.linear.nets import RandomNet, Zooming
-from privrep.privacy.accounting import Pure
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
+from privrep.privacy.events import Pure
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 USERS, ROWS = 1000, 8
 
@@ -34,7 +35,12 @@ def table(truth):
 
 
 def run_on(table, epsilon, seed=0):
-    return Run(InMemoryUsers(table, 1), Ledger(Budget(epsilon, 0.0), seeded=True), Billboard(), simulated_noise(seed))
+    return Run(
+        InMemoryUsers(table, Performance(1)),
+        Ledger(Budget(epsilon, 0.0), seeded=True),
+        Billboard(),
+        simulated_noise(seed),
+    )
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -23,13 +23,14 @@ from privrep.heads.margin import zero_one_heads
 from privrep.linear.methods.margin_selection import MarginLosses, margin_selection, projected_dimension
 from privrep.linear.nets import RandomNet, Zooming, sign_matrix
 from privrep.local.transform import Projection
-from privrep.privacy.accounting import Pure
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
+from privrep.privacy.events import Pure
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.projected import project
 from privrep.users.streaming import StreamingUsers
 
@@ -60,7 +61,7 @@ def fitted(table, groups):
 def run_on(table, epsilon, seed, folder=None, **more):
     ledger = Ledger(Budget(epsilon, 0.0), seeded=True, path=folder / "ledger.jsonl" if folder else None)
     billboard = Billboard(folder / "billboard" if folder else None)
-    return Run(InMemoryUsers(table, 1), ledger, billboard, simulated_noise(seed), **more)
+    return Run(InMemoryUsers(table, Performance(1)), ledger, billboard, simulated_noise(seed), **more)
 
 
 def test_it_finds_the_directions_that_decide(fitted, truth, table):
@@ -107,7 +108,7 @@ def test_choices_have_the_probabilities_of_the_exponential_mechanism():
     table = truth.sample(np.random.default_rng(6))
     epsilon, draws = 0.25, 1_000
     net = RandomNet("margin-1", 5, 12, 2)
-    users = project(InMemoryUsers(table, 1), Projection(None, 1.0))
+    users = project(InMemoryUsers(table, Performance(1)), Projection(None, 1.0))
     step = MarginLosses(net, 0.4, 1.0, True)
     totals = users.sums(step, {"losses": LossBound(5)})["losses"].total / LEVELS
     members, found = [net.member(i) for i in range(5)], np.zeros(5)

@@ -41,6 +41,7 @@ from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
 
 
@@ -280,7 +281,7 @@ def test_no_replacement_moves_a_sum_by_more_than_its_sensitivity(name, dtype, ta
     ordinary = [(rng(13, u).normal(size=(8, 3)), rng(14, u).normal(size=8)) for u in range(6)]
 
     def totals(users):
-        return InMemoryUsers(table_of(users, 3, dtype), workers=1).sums(step, bounds)
+        return InMemoryUsers(table_of(users, 3, dtype), Performance(1)).sums(step, bounds)
 
     here, without = totals(ordinary), totals(ordinary[1:])
     for stranger in strange_users(dtype):
@@ -447,7 +448,9 @@ def test_engines_agree_and_a_resumed_run_repeats_nothing(tmp_path):
     run = run_on(table, 5.0)
     for method in (priv_altmin, paper_altmin):
         here = method(run_on(table, 5.0), 2)
-        with StreamingUsers.open(TableSource(tmp_path / "rows.parquet", "user", "y"), tmp_path, workers=1) as users:
+        with StreamingUsers.open(
+            TableSource(tmp_path / "rows.parquet", "user", "y"), Performance(workdir=tmp_path, workers=1)
+        ) as users:
             there = method(run_on(users, 5.0), 2)
         np.testing.assert_allclose(here.basis, there.basis, atol=1e-6)
     first, second = priv_altmin(run, 2), priv_altmin(run, 2)

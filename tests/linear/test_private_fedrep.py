@@ -23,6 +23,7 @@ from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import StepSpec
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.summing import sum_blocks
 
 
@@ -163,7 +164,7 @@ def test_many_features_are_taken_in_portions():
         whole, "__class__", type("Whole", (LeaveOneOutGradient,), {"spec": StepSpec(accepts_sparse=True)})
     )
     bound = {"step": Bound(0.5, gradient_size(400, 4))}
-    a, b = (sum_blocks(table.blocks(), step, bound, 2)["step"].total for step in (local, whole))
+    a, b = (sum_blocks(table.blocks(), step, bound, Performance(2))["step"].total for step in (local, whole))
     assert np.allclose(a, b, rtol=1e-12)
 
 

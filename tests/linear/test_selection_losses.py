@@ -23,6 +23,7 @@ from privrep.local.transform import Projection
 from privrep.privacy.bounds import LossBound
 from privrep.privacy.protocol import Facts, UserBatch
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.projected import ProjectedUsers, project
 
 CIRCLE = np.linspace(0, 2 * math.pi, 20_001)[:-1]
@@ -230,8 +231,8 @@ def test_users_projected_once_say_what_users_projected_every_time_say():
     table, projection = ragged(), Projection(sign_matrix(8, 50), 6.0)
     step = MarginLosses(RandomNet("test", 100, 8, 2), 0.3, 1.0, True)
     bounds = {"losses": LossBound(100)}
-    once = project(InMemoryUsers(table, 2), projection)
-    every = ProjectedUsers(InMemoryUsers(table, 1), projection)
+    once = project(InMemoryUsers(table, Performance(2)), projection)
+    every = ProjectedUsers(InMemoryUsers(table, Performance(1)), projection)
     assert isinstance(once, InMemoryUsers)
     assert once.facts == Facts(300, 8, 1, False)
     assert every.facts == Facts(300, 8, 1, False)

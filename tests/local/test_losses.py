@@ -22,6 +22,7 @@ from privrep.privacy.bounds import LEVELS, MAX_SIZE, MAX_USERS, Bound, LossBound
 from privrep.privacy.contributions import Counts, Losses, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
 
 any_float = st.floats(allow_nan=True, allow_infinity=True, width=32)
@@ -119,19 +120,21 @@ def test_the_sum_is_the_same_bits_in_every_engine_and_every_block(
 ) -> None:
     table = population(n=300, d=3)
     step = Distances(np.random.default_rng(0).normal(size=40), dtype)
-    whole = sums(InMemoryUsers(table, 1), step)
+    whole = sums(InMemoryUsers(table, Performance(1)), step)
     columns = {"user": np.repeat(table.ids, table.sizes), "y": table.y}
     columns |= {f"x{j}": table.X[:, j] for j in range(3)}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    with StreamingUsers.open(TableSource(tmp_path / "rows.parquet", "user", "y"), tmp_path, workers=2) as streamed:
+    with StreamingUsers.open(
+        TableSource(tmp_path / "rows.parquet", "user", "y"), Performance(workdir=tmp_path, workers=2)
+    ) as streamed:
         assert np.array_equal(sums(streamed, step), whole)
     for workers, floats in ((2, 0), (1, 1 << 22), (2, 1 << 20)):  # one user, four users at a time
         cut = Distances(step.points, dtype, floats)
-        assert np.array_equal(sums(InMemoryUsers(table, workers), cut), whole)
+        assert np.array_equal(sums(InMemoryUsers(table, Performance(workers)), cut), whole)
     for rows in (1, 37, 500):
         monkeypatch.setattr("privrep.data.table.block_rows", lambda *a, rows=rows: rows)
         assert len(list(table.blocks())) > (1 if rows < 500 else 0)
-        assert np.array_equal(sums(InMemoryUsers(table, 2), step), whole)
+        assert np.array_equal(sums(InMemoryUsers(table, Performance(2)), step), whole)
     assert np.array_equal(np.rint(whole), whole)
 
 
@@ -139,7 +142,7 @@ def test_users_in_any_order_add_up_to_the_same_bits(table_of: Callable[..., User
     rng = np.random.default_rng(1)
     users = [(rng.normal(size=(4, 2)), rng.normal(size=4)) for _ in range(60)]
     step = Distances(rng.normal(size=9))
-    whole = sums(InMemoryUsers(table_of(users, 2), 1), step)
+    whole = sums(InMemoryUsers(table_of(users, 2), Performance(1)), step)
     for _ in range(5):
         rng.shuffle(users)
-        assert np.array_equal(sums(InMemoryUsers(table_of(users, 2), 1), step), whole)
+        assert np.array_equal(sums(InMemoryUsers(table_of(users, 2), Performance(1)), step), whole)

@@ -22,7 +22,7 @@ from privrep.models.inspection import inspect_folder
 from privrep.models.learning import learn
 from privrep.models.picture import _bars
 from privrep.models.sections import Inspection
-from privrep.privacy.accounting import Event, Gaussian, Selection
+from privrep.privacy.events import Event, Gaussian, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
 from privrep.users.memory import InMemoryUsers

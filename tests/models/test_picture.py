@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from privrep.models.picture import _bars, draw_fit
-from privrep.privacy.accounting import Event, Gaussian, Selection
+from privrep.privacy.events import Event, Gaussian, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
 

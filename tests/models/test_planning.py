@@ -21,7 +21,8 @@ from privrep.models.planning import (
     predicted_error,
     users_needed,
 )
-from privrep.privacy.accounting import Gaussian, epsilon_spent
+from privrep.privacy.accounting import epsilon_spent
+from privrep.privacy.events import Gaussian
 from privrep.privacy.ledger import Budget
 from privrep.users.memory import InMemoryUsers
 

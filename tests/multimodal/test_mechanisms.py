@@ -11,6 +11,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from privrep.privacy.protocol import UserBatch
+from privrep.users.performance import Performance
 
 torch = pytest.importorskip("torch")
 
@@ -391,7 +392,7 @@ def total_of(step, bound, X, y):
     offsets = np.cumsum([0, *(len(targets) for _, targets in users)]).astype(np.int64)
     flat = np.concatenate([rows for rows, _ in users]), np.concatenate([targets for _, targets in users])
     table = table_of(*flat, offsets)
-    return InMemoryUsers(table, 1).sums(step, {"gradient": bound})["gradient"].total
+    return InMemoryUsers(table, Performance(1)).sums(step, {"gradient": bound})["gradient"].total
 
 
 def table_of(X, y, offsets):

@@ -12,6 +12,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from privrep.privacy.protocol import UserBatch
+from privrep.users.performance import Performance
 
 torch = pytest.importorskip("torch")
 
@@ -389,7 +390,7 @@ def test_the_clipped_sum_moves_by_the_sensitivity_at_most(name, kind):
         offsets = np.cumsum([0, *(len(labels) for _, labels in users)]).astype(np.int64)
         flat = np.concatenate([x for x, _ in users]), np.concatenate([labels for _, labels in users])
         table = UserTable(*flat, offsets, np.arange(len(users)))
-        return InMemoryUsers(table, 2).sums(step, {"update": bound})["update"]
+        return InMemoryUsers(table, Performance(2)).sums(step, {"update": bound})["update"]
 
     before = total(rows)
     moved = []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from privrep.privacy.protocol import UserBatch
+from privrep.users.performance import Performance
 
 torch = pytest.importorskip("torch")
 
@@ -62,7 +63,7 @@ def population(seed=0):
 
 def new_run(table, noise=None, epsilon=1.0):
     ledger = Ledger(Budget(epsilon, 1e-5), seeded=True)
-    return Run(InMemoryUsers(table, workers=2), ledger, Billboard(None), noise or Silence())
+    return Run(InMemoryUsers(table, Performance(2)), ledger, Billboard(None), noise or Silence())
 
 
 def rows_of(table, user):
@@ -283,7 +284,7 @@ def test_a_user_moves_a_sum_by_no_more_than_its_bound_and_nobody_elses_own(name,
     for others in (table, swapped(table, user, kind)):
         start, make_step = kept_of(name, settings, others)
         bounds = {"update": Bound(settings.clip, len(start))}
-        users, totals = InMemoryUsers(others, workers=2), []
+        users, totals = InMemoryUsers(others, Performance(2)), []
         for t in range(3):  # the same public weights, whatever the sums were
             weights = start + np.float32(0.01 * t) * np.sin(np.arange(len(start), dtype=np.float32))
             totals.append(users.sums(make_step(weights), bounds)["update"].total)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.users.performance import Performance
 
 torch = pytest.importorskip("torch")
 
@@ -75,7 +76,7 @@ def network():
 def run_on(table, epsilon=5.0, *, noise=None, billboard=None, ledger=None, relation="replace-one-user", workers=2):
     ledger = ledger or Ledger(Budget(epsilon, 1e-6, relation), seeded=True)
     billboard = Billboard() if billboard is None else billboard
-    return Run(InMemoryUsers(table, workers), ledger, billboard, noise or simulated_noise(9))
+    return Run(InMemoryUsers(table, Performance(workers)), ledger, billboard, noise or simulated_noise(9))
 
 
 def silent(table, **options):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from privrep.privacy.protocol import UserBatch
+from privrep.users.performance import Performance
 
 torch = pytest.importorskip("torch")
 
@@ -118,7 +119,9 @@ def test_the_clipped_sum_moves_by_the_sensitivity_at_most(name: str) -> None:
     def total(users):
         offsets = np.cumsum([0, *(len(labels) for _, labels in users)]).astype(np.int64)
         flat = np.concatenate([x for x, _ in users]), np.concatenate([labels for _, labels in users])
-        return InMemoryUsers(UserTable(*flat, offsets, np.arange(len(users))), 2).sums(step, {key: bound})[key]
+        return InMemoryUsers(UserTable(*flat, offsets, np.arange(len(users))), Performance(2)).sums(step, {key: bound})[
+            key
+        ]
 
     before = total(rows)
     moved = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import dp_accounting
@@ -15,21 +14,17 @@ from scipy.stats import norm
 from privrep.errors import InputError, PrivrepError
 from privrep.privacy.accounting import (
     CLOSED_FORM,
-    Event,
-    Gaussian,
-    Selection,
     accountant_of,
     check_budget,
     delta_left,
     epsilon_by_pld,
     epsilon_spent,
-    event_from_json,
-    event_to_json,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
     total_mu,
 )
+from privrep.privacy.events import Event, Gaussian, Selection
 from privrep.privacy.groups import Group
 
 EPSILONS = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4)
@@ -228,12 +223,6 @@ def test_a_selection_takes_its_part_of_delta_and_of_mu() -> None:
     assert epsilon_spent(events, 5e-7) == epsilon_by_pld(events, 5e-7) == math.inf
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-9, math.nan])
-def test_a_selection_sets_something_aside(delta: float) -> None:
-    with pytest.raises(InputError, match="sets a part of delta aside"):
-        Selection(3.0, delta)
-
-
 def test_the_accountant_says_what_it_did() -> None:
     assert accountant_of([Gaussian(1.0)]) == CLOSED_FORM
     words = accountant_of([Gaussian(1.0, Group("a", 0, 2)), Selection(3.0, 2.5e-8)])
@@ -300,43 +289,6 @@ def test_unknown_events_are_refused_by_name(event: object) -> None:
         with pytest.raises(InputError) as caught:
             account([Gaussian(1.0), event])
         assert repr(event) in str(caught.value)
-
-
-@pytest.mark.parametrize("data", [{"kind": "laplace", "scale": 1.0}, {"noise_multiplier": 3.0}, {}])
-def test_unknown_recorded_events_are_refused_by_name(data: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="unknown privacy event") as caught:
-        event_from_json(data)
-    assert repr(data.get("kind")) in str(caught.value)
-
-
-@given(st.floats(1e-6, 1e12))
-def test_events_survive_json_exactly(multiplier: float) -> None:
-    assert event_from_json(event_to_json(Gaussian(multiplier))) == Gaussian(multiplier)
-
-
-@given(st.floats(1e-6, 1e12), st.text(), st.integers(0, 9), st.floats(1e-300, 0.99))
-def test_groups_and_selections_survive_json_exactly(multiplier: float, split: str, index: int, delta: float) -> None:
-    for event in (Gaussian(multiplier, Group(split, index, 10)), Selection(multiplier, delta)):
-        assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
-
-
-def test_a_release_to_all_is_recorded_as_it_always_was() -> None:
-    assert event_to_json(Gaussian(3.0)) == {"kind": "gaussian", "noise_multiplier": 3.0}
-    assert event_from_json({"kind": "gaussian", "noise_multiplier": 3.0}) == Gaussian(3.0)
-
-
-@pytest.mark.parametrize("group", [["a", 2, 2], ["a", 0.5, 2], ["a", 0], None, 5, ["a", "0", 2], [1, 0, 2]])
-def test_a_recorded_group_that_is_none_is_refused(group: object) -> None:
-    with pytest.raises((InputError, TypeError)):
-        event_from_json({"kind": "gaussian", "noise_multiplier": 3.0, "group": group})
-
-
-@pytest.mark.parametrize("multiplier", [0.0, -1.0, math.nan, math.inf])
-def test_a_noise_multiplier_must_mean_something(multiplier: float) -> None:
-    with pytest.raises(InputError, match="noise_multiplier"):
-        Gaussian(multiplier)
-    with pytest.raises(InputError, match="noise_multiplier"):
-        Selection(multiplier, 1e-7)
 
 
 @pytest.mark.parametrize(

@@ -19,26 +19,13 @@ from scipy.stats import chi2
 from privrep.data.readers import TableSource
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.accounting import (
-    SAMPLED,
-    Batched,
-    Event,
-    Gaussian,
-    Relation,
-    Sampled,
-    accountant_of,
-    epsilon_by_pld,
-    epsilon_spent,
-    event_from_json,
-    event_to_json,
-    total_mu,
-    within_budget,
-)
+from privrep.privacy.accounting import SAMPLED, accountant_of, epsilon_by_pld, epsilon_spent, total_mu, within_budget
 from privrep.privacy.batches import batch_deltas
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound, clipped_sum
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Concatenated, NormAtMost, Summed, Vectors
+from privrep.privacy.events import Batched, Event, Gaussian, Relation, Sampled, event_from_json, event_to_json
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
@@ -46,6 +33,7 @@ from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, FixedSample, Poisson, noise_multiplier_for
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
 
 REPLACE: Relation = "replace-one-user"
@@ -372,7 +360,7 @@ def test_a_row_that_makes_a_whole_step_fail_is_not_heard_of_and_a_broken_step_is
 def test_calls_of_a_fixed_batch_are_cut_from_its_order_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("privrep.users.summing.batch_size", lambda *_: 4)
     users, step, sample = table(), Sum(), FixedSample(14, b"b" * 32)
-    total = InMemoryUsers(users, 1).sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].total
+    total = InMemoryUsers(users, Performance(1)).sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].total
     places = sample.ordered(30)
     assert [at.tolist() for _, _, at in step.seen] == [
         places[:4].tolist(),
@@ -393,10 +381,10 @@ def test_a_file_gives_the_same_batches_as_memory_but_no_whole_ones(tmp_path: Pat
     frame["y"], frame["user"] = users.y, np.repeat(users.ids, users.sizes)
     frame.to_parquet(tmp_path / "rows.parquet")
     sample, steps = FixedSample(11, b"c" * 32), (Sum(), Sum())
-    with StreamingUsers.open(TableSource(tmp_path / "rows.parquet", "user", "y"), workers=1) as streamed:
+    with StreamingUsers.open(TableSource(tmp_path / "rows.parquet", "user", "y"), Performance(workers=1)) as streamed:
         totals = [
             engine.sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].total
-            for engine, step in zip((streamed, InMemoryUsers(users, 1)), steps, strict=True)
+            for engine, step in zip((streamed, InMemoryUsers(users, Performance(1))), steps, strict=True)
         ]
         with pytest.raises(InputError, match="rows in memory"):
             streamed.sums(Mean(), WHOLE)

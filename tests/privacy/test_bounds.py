@@ -20,6 +20,7 @@ from privrep.privacy.kronecker import kronecker
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 RELATIONS = ("replace-one-user", "add-or-remove-one-user")
 any_float = st.floats(allow_nan=True, allow_infinity=True, width=64)
@@ -166,7 +167,7 @@ def test_more_users_than_the_error_analysis_covers_are_refused(
     table = population(n=20, d=3)
     monkeypatch.setattr(base, "MAX_USERS", 19)
     with pytest.raises(InputError, match="at most 19 users"):
-        InMemoryUsers(table, 1).sums(FirstRow(), {"row": Bound(1.0, 3)})
+        InMemoryUsers(table, Performance(1)).sums(FirstRow(), {"row": Bound(1.0, 3)})
 
 
 # What is stated
@@ -209,7 +210,7 @@ def test_the_float_slack_covers_the_stated_error_of_the_largest_population() -> 
 def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callable[..., UserTable]) -> None:
     table = population(n=3000, d=5)
     bounds = {"row": Bound(1.0, 5)}
-    one, four = (InMemoryUsers(table, workers).sums(FirstRow(), bounds)["row"].total for workers in (1, 4))
+    one, four = (InMemoryUsers(table, Performance(workers)).sums(FirstRow(), bounds)["row"].total for workers in (1, 4))
     assert np.array_equal(one, four)
     first = table.X[table.offsets[:-1]]
     clipped = first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1.0)
@@ -218,7 +219,7 @@ def test_the_result_depends_neither_on_workers_nor_on_blocks(population: Callabl
 
 def test_no_users_no_sum() -> None:
     table = UserTable(np.zeros((0, 3)), np.zeros(0), np.zeros(1, dtype=np.int64), np.zeros(0))
-    total = InMemoryUsers(table, 1).sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].total
+    total = InMemoryUsers(table, Performance(1)).sums(FirstRow(), {"row": Bound(1.0, 3)})["row"].total
     assert np.array_equal(total, np.zeros(3))
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
-from privrep.privacy.accounting import Gaussian, Pure
 from privrep.privacy.billboard import Billboard, Choice
 from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Losses, Vectors
+from privrep.privacy.events import Gaussian, Pure
 from privrep.privacy.exponential import scale_in_levels
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import secure_noise, simulated_noise
@@ -27,6 +27,7 @@ from privrep.privacy.protocol import EVERYONE, Audience, Facts, StepSpec, UserBa
 from privrep.privacy.release import choose, release
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 PURE = Budget(1.0, 0.0)
 ADD = Budget(1.0, 0.0, "add-or-remove-one-user")
@@ -81,7 +82,7 @@ class Watched:
 @pytest.fixture
 def users(table_of: Callable[..., UserTable]) -> Watched:
     targets = np.random.default_rng(0).normal(3.0, 0.5, size=40)
-    return Watched(InMemoryUsers(table_of([(np.ones((2, 2)), np.full(2, y)) for y in targets], 2), 1))
+    return Watched(InMemoryUsers(table_of([(np.ones((2, 2)), np.full(2, y)) for y in targets], 2), Performance(1)))
 
 
 def ask(run: Run, page: str = "page", epsilon: float = 0.5, candidates: int = CANDIDATES) -> int:

@@ -17,21 +17,16 @@ from privrep.errors import InputError
 from privrep.privacy import composition
 from privrep.privacy.accounting import (
     CLOSED_FORM,
-    Event,
-    Gaussian,
-    Pure,
-    Selection,
     accountant_of,
     epsilon_by_pld,
     epsilon_spent,
-    event_from_json,
-    event_to_json,
     gaussian_delta,
     gaussian_epsilon,
     pure_epsilons,
     total_mu,
 )
 from privrep.privacy.composition import composed_epsilon, composition_fits, log_composed_delta, most_gaussian, most_pure
+from privrep.privacy.events import Event, Gaussian, Pure, Selection, event_from_json, event_to_json
 
 MIXES = [
     (0.5, [0.5]),

@@ -15,16 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privrep.errors import BudgetExceeded, InputError, PrivrepError
-from privrep.privacy.accounting import (
-    CLOSED_FORM,
-    Event,
-    Gaussian,
-    Selection,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
-    total_mu,
-)
+from privrep.privacy.accounting import CLOSED_FORM, gaussian_delta, gaussian_epsilon, gaussian_mu, total_mu
+from privrep.privacy.events import Event, Gaussian, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import FORMAT, Budget, Ledger, noise_multiplier, read_report
 

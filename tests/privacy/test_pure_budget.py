@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.models import spending
 from privrep.models.sections import meaning
-from privrep.privacy.accounting import Event, Gaussian, Pure, Selection, epsilon_by_pld, pure_epsilons, total_mu
+from privrep.privacy.accounting import epsilon_by_pld, pure_epsilons, total_mu
 from privrep.privacy.composition import log_composed_delta
+from privrep.privacy.events import Event, Gaussian, Pure, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier, read_ledger, read_report
 

@@ -18,11 +18,11 @@ from scipy.stats import chi2
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
-from privrep.privacy.accounting import Gaussian
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, BoundedSum, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
+from privrep.privacy.events import Gaussian
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.node_noise import Noisy, NoisyUsers
@@ -32,6 +32,7 @@ from privrep.privacy.release import release
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 REPLACE = Budget(2.0, 1e-6)
 ADD = Budget(2.0, 1e-6, "add-or-remove-one-user")
@@ -70,7 +71,7 @@ class Watched:
 
 @pytest.fixture
 def users(population: Callable[..., UserTable]) -> Watched:
-    return Watched(InMemoryUsers(population(n=50, d=3), 1))
+    return Watched(InMemoryUsers(population(n=50, d=3), Performance(1)))
 
 
 def queries(share: float = SHARE, norm: float = 1.5) -> dict[str, Query]:
@@ -303,7 +304,7 @@ def test_a_page_that_stands_but_answers_another_question_is_refused(users: Watch
 def test_a_group_is_asked_alone_and_charged_alone(population: Callable[..., UserTable], spy: Any) -> None:
     table = population(n=50, d=3)
     ledger = Ledger(REPLACE)
-    run = Run(InMemoryUsers(table, 1), ledger, Billboard(), spy)
+    run = Run(InMemoryUsers(table, Performance(1)), ledger, Billboard(), spy)
     whole = REPLACE.mu**2
     groups = [Group("rounds", t, 4) for t in range(4)]
     asked = [run.release(f"round-{t}", Means(), queries(whole / 2), group) for t, group in enumerate(groups)]
@@ -318,7 +319,7 @@ def test_a_group_is_asked_alone_and_charged_alone(population: Callable[..., User
 
 
 def test_a_page_of_another_group_answers_another_question(population: Callable[..., UserTable], spy: Any) -> None:
-    run = Run(InMemoryUsers(population(n=50, d=3), 1), Ledger(REPLACE), Billboard(), spy)
+    run = Run(InMemoryUsers(population(n=50, d=3), Performance(1)), Ledger(REPLACE), Billboard(), spy)
     run.release("page", Means(), queries(), Group("rounds", 0, 2))
     for other in (Group("rounds", 1, 2), Group("other", 0, 2), None):
         with pytest.raises(ResumeError):

@@ -19,6 +19,7 @@ from privrep.privacy.protocol import StepSpec
 from privrep.privacy.run import Run
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from stepping import RowsStep
 
 BUDGET = Budget(4.0, 1e-6)
@@ -28,7 +29,7 @@ MEANS = RowsStep(lambda X, y: {"mean": Vectors(X.mean(axis=1))})
 
 @pytest.fixture
 def users(population: Callable[..., UserTable]) -> InMemoryUsers:
-    return InMemoryUsers(population(n=20, d=3), 1)
+    return InMemoryUsers(population(n=20, d=3), Performance(1))
 
 
 def test_a_run_with_a_folder_is_continued_and_its_ledger_is_closed_whatever_happens(

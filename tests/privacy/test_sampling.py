@@ -19,26 +19,12 @@ from scipy.stats import binom, norm
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, ResumeError
-from privrep.privacy.accounting import (
-    SAMPLED,
-    Event,
-    Gaussian,
-    Pure,
-    Relation,
-    Sampled,
-    Selection,
-    accountant_of,
-    epsilon_by_pld,
-    epsilon_spent,
-    event_from_json,
-    event_to_json,
-    total_mu,
-    within_budget,
-)
+from privrep.privacy.accounting import SAMPLED, accountant_of, epsilon_by_pld, epsilon_spent, total_mu, within_budget
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
+from privrep.privacy.events import Event, Gaussian, Pure, Relation, Sampled, Selection, event_from_json, event_to_json
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
@@ -46,6 +32,7 @@ from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson, Sample, noise_multiplier_for
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from stepping import RowsStep
 
 REPLACE: Relation = "replace-one-user"
@@ -375,7 +362,7 @@ HALF = Poisson(0.5)
 
 @pytest.fixture
 def users(population: Callable[..., UserTable]) -> InMemoryUsers:
-    return InMemoryUsers(population(n=50, d=3), 1)
+    return InMemoryUsers(population(n=50, d=3), Performance(1))
 
 
 def test_a_page_is_charged_then_drawn_then_passed_over_then_made_noisy(

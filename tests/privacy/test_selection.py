@@ -19,10 +19,11 @@ from scipy.stats import binom, norm
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
 from privrep.privacy import release as module
-from privrep.privacy.accounting import Relation, Selection, gaussian_delta
+from privrep.privacy.accounting import gaussian_delta
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
+from privrep.privacy.events import Relation, Selection
 from privrep.privacy.groups import hashes
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
@@ -31,6 +32,7 @@ from privrep.privacy.selection import COUNTED, MOST_KEYS, chance, counts_bound, 
 from privrep.users import holders as engine
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from stepping import RowsStep
 
 BUDGET = Budget(2.0, 1e-6)
@@ -53,7 +55,7 @@ def counts_of(holders: KeyHolders) -> dict[Any, float]:
 @pytest.fixture
 def run_with(population: Callable[..., UserTable]) -> Callable[..., Run]:
     def make(noise: NoiseSource, ledger: Ledger | None = None, board: Billboard | None = None) -> Run:
-        users = InMemoryUsers(population(n=3), 1)
+        users = InMemoryUsers(population(n=3), Performance(1))
         return Run(users, ledger or Ledger(BUDGET), Billboard() if board is None else board, noise)
 
     return make

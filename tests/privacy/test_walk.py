@@ -12,11 +12,11 @@ import pytest
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, ResumeError
-from privrep.privacy.accounting import Batched, Gaussian, Sampled
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Vectors
+from privrep.privacy.events import Batched, Gaussian, Sampled
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
@@ -24,6 +24,7 @@ from privrep.privacy.release import release_about_sample
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed, FixedSample, Poisson
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 REPLACE = "replace-one-user"
 BUDGET = Budget(3.0, 1e-5)
@@ -97,7 +98,7 @@ def walk(run: Run, steps: int = 4, among: Any = EVERYONE, kind: Any = Towards, *
 @pytest.fixture
 def users() -> InMemoryUsers:
     X = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
-    return InMemoryUsers(UserTable(X, np.zeros(20, np.float32), np.arange(21), np.arange(20)), 1)
+    return InMemoryUsers(UserTable(X, np.zeros(20, np.float32), np.arange(21), np.arange(20)), Performance(1))
 
 
 def test_a_walk_is_charged_once_then_draws_a_key_and_noise_at_every_step(

@@ -36,9 +36,9 @@ from privrep.linear.steps import (
 )
 from privrep.linear.transform import SPARSE_COLUMNS
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum, Contributions
 from privrep.privacy.contributions import packed_size
+from privrep.privacy.events import Relation
 from privrep.privacy.protocol import Step, StepSpec, UserBatch, Users
 
 D, K = 3, 2

@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
-from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import LossBound
 from privrep.privacy.contributions import Losses
+from privrep.privacy.events import Relation
 from privrep.privacy.exponential import scale_in_levels
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 C = 5
 BOUND = LossBound(C)
@@ -44,7 +45,7 @@ class FirstRow:
 
 def totals(users: list[list[float]], step: FirstRow) -> np.ndarray:
     table = table_of([(np.array([[*row, 0.0]]), np.zeros(1)) for row in users], np.float64, C + 1)
-    return InMemoryUsers(table, 1).sums(step, {"losses": BOUND})["losses"].total
+    return InMemoryUsers(table, Performance(1)).sums(step, {"losses": BOUND})["losses"].total
 
 
 def log_probabilities(total: np.ndarray, scale: int) -> np.ndarray:

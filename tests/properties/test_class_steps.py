@@ -26,6 +26,7 @@ from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.contributions import packed_size
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 LOSSES = [Loss("log", 2), Loss("log", 3), Loss("hinge", 2), Loss("hinge", 3)]
 
@@ -123,7 +124,8 @@ def test_replacing_and_removing_a_user(loss: Loss, intercept: bool, tmp_path: Pa
         replaced = [*users[:position], data.draw(user(dtype, False)), *users[position + 1 :]]
         removed = [*users[:position], *users[position + 1 :]]
         here, there, without = (
-            InMemoryUsers(table_of(u, dtype), workers=2).sums(every, every.bounds()) for u in (users, replaced, removed)
+            InMemoryUsers(table_of(u, dtype), Performance(2)).sums(every, every.bounds())
+            for u in (users, replaced, removed)
         )
         assert_within(here, there, REPLACE)
         assert_within(here, without, ADD)

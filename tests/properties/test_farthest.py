@@ -34,6 +34,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum
 from privrep.privacy.contributions import packed_size
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 
 def rated(items: list[int], ratings: list[float], d: int = D) -> User:
@@ -116,7 +117,9 @@ def moved_by(question: Question, one: User, other: User, thin: bool) -> tuple[fl
     d = one[0].shape[1]
     make, third = (sparse_table_of if thin else table_of), (np.zeros((1, d)), np.ones(1))
     step, bounds = question
-    here, there = (InMemoryUsers(make([third, u, third], np.float64, d), 1).sums(step, bounds) for u in (one, other))
+    here, there = (
+        InMemoryUsers(make([third, u, third], np.float64, d), Performance(1)).sums(step, bounds) for u in (one, other)
+    )
     key = next(iter(bounds))
     return float(np.linalg.norm(here[key].total - there[key].total)), here[key]
 
@@ -169,10 +172,10 @@ def test_any_user_in_place_of_any_other(thin: bool) -> None:
         asked = sparse_questions(D, K, intercept) | taste_questions(D, 1) if thin else questions(D, K, intercept)
         every = Every(asked)
         sums = [
-            InMemoryUsers(make([*rest, someone], np.float64), 1).sums(every, every.bounds())
+            InMemoryUsers(make([*rest, someone], np.float64), Performance(1)).sums(every, every.bounds())
             for someone in LONG.values()
         ]
-        without = InMemoryUsers(make(rest, np.float64), 1).sums(every, every.bounds())
+        without = InMemoryUsers(make(rest, np.float64), Performance(1)).sums(every, every.bounds())
         for here in sums:
             assert_within(here, without, ADD)
             for there in sums:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
+from privrep.users.performance import Performance
 
 torch = pytest.importorskip("torch")
 
@@ -135,7 +136,7 @@ def bank(model: Towers, users: list[User], seats: int, sample: Any) -> tuple[np.
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
         patched.setattr(base, "batch_size", lambda *_: seats)
         bounds = {"gradient": Bound(CLIP, step.step.size)}
-        return InMemoryUsers(table(users), 1).sums(step, bounds, sample)["gradient"].total, step
+        return InMemoryUsers(table(users), Performance(1)).sums(step, bounds, sample)["gradient"].total, step
 
 
 def assert_others_alike(one: Watched, other: Watched, user: int) -> None:
@@ -206,7 +207,7 @@ def test_one_user_can_move_the_sum_almost_that_far() -> None:
     for target in range(CAPTIONS):
         some = [*users[:3], (X, np.array([float(target)])), *users[4:]]
         bound = Bound(1e-4, step.size)
-        totals.append(InMemoryUsers(table(some), 1).sums(step, {"gradient": bound})["gradient"].total)
+        totals.append(InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].total)
     apart = max(float(np.linalg.norm(one - other)) for one in totals for other in totals)
     assert 1.2e-4 < apart <= 2e-4 * (1 + FLOAT_SLACK)
 
@@ -223,7 +224,7 @@ def test_functions_of_a_batch_move_by_twice_the_clip(
     step = BatchStep(*common, chunk=3) if mechanism == "batch" else InsideStep(*common, users=count)
     bound = Bound(clip, step.size, terms_per_user=1) if isinstance(step, BatchStep) else step.bound(clip)
     before, after = (
-        InMemoryUsers(table(some), 1).sums(step, {"gradient": bound})["gradient"].total
+        InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].total
         for some in (users, [*users[:who], SWAPS[name](rng), *users[who + 1 :]])
     )
     assert np.isfinite(after).all()
@@ -245,7 +246,7 @@ def test_the_test_would_see_a_step_that_looks_at_the_others() -> None:
         found = MODELS["layer by layer"]
         step = Careless(BankStep(found, found.weights(0.3), LAYOUT, 0.3, SLOTS))
         bounds = {"gradient": Bound(CLIP, step.step.size)}
-        InMemoryUsers(table([someone, *users[1:]]), 1).sums(step, bounds)
+        InMemoryUsers(table([someone, *users[1:]]), Performance(1)).sums(step, bounds)
         steps.append(step)
     with pytest.raises(AssertionError):
         assert_others_alike(*steps, 0)

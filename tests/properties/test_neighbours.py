@@ -48,6 +48,7 @@ from privrep.data.table import UserTable
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, BoundedSum
 from privrep.privacy.protocol import UserBatch, Users
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
 
 # Engines
@@ -55,7 +56,7 @@ from privrep.users.streaming import StreamingUsers
 
 @contextmanager
 def in_memory(table: UserTable, folder: Path) -> Iterator[Users]:
-    yield InMemoryUsers(table, workers=2)
+    yield InMemoryUsers(table, Performance(2))
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def streaming(table: UserTable, folder: Path) -> Iterator[Users]:
     columns |= {f"x{j}": np.ascontiguousarray(table.X[:, j]) for j in range(table.n_features)}
     path = folder / "rows.parquet"
     pq.write_table(pa.table(columns), path)
-    with StreamingUsers.open(TableSource(path, "user", "y"), folder, workers=1) as users:
+    with StreamingUsers.open(TableSource(path, "user", "y"), Performance(workdir=folder, workers=1)) as users:
         yield users
 
 
@@ -251,6 +252,6 @@ def test_a_neighbour_who_is_not_finite_changes_nobody_else(spoil: float) -> None
         zeroed[3], spoilt[3, 2, 1] = 0.0, spoil
         targets = y.copy()
         targets[3] = 0.0
-        sums = [InMemoryUsers(swapped(x, targets, 6, 1.0), 1).sums(step, bounds) for x in (zeroed, spoilt)]
+        sums = [InMemoryUsers(swapped(x, targets, 6, 1.0), Performance(1)).sums(step, bounds) for x in (zeroed, spoilt)]
         for key in bounds:
             assert np.array_equal(sums[0][key].total, sums[1][key].total), name

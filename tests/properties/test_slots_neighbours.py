@@ -18,6 +18,7 @@ from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.privacy.sampling import Sample
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 
 FEATURES, HIDDEN, SLOTS = 9, 6, 4
 W = np.random.default_rng(0).normal(size=(FEATURES, HIDDEN)).astype(np.float32)
@@ -99,7 +100,7 @@ def answers(users: list[User], seats: int, mask: Any = None) -> tuple[dict[str, 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(base, "batch_size", lambda *_: seats)
         sample = EVERYONE if mask is None else Known(0.5, b"", mask)
-        sums = InMemoryUsers(table(users), 1).sums(step, BOUNDS, sample)
+        sums = InMemoryUsers(table(users), Performance(1)).sums(step, BOUNDS, sample)
     return {key: found.total for key, found in sums.items()}, step
 
 
@@ -161,6 +162,6 @@ def test_the_test_would_see_a_step_that_looks_at_the_others() -> None:
 
     steps = Careless(), Careless()
     for step, someone in zip(steps, (users[0], SWAPS["huge"](rng)), strict=True):
-        InMemoryUsers(table([someone, *users[1:]]), 1).sums(step, BOUNDS)
+        InMemoryUsers(table([someone, *users[1:]]), Performance(1)).sums(step, BOUNDS)
     with pytest.raises(AssertionError):
         assert_others_alike(*steps, 0)

@@ -204,7 +204,7 @@ def test_files_that_are_missing_are_told_and_folders_to_write_are_not(tmp_path: 
 def test_names_are_those_of_the_code() -> None:
     from privrep.federated.config import FederationSettings, NoiseBy
     from privrep.neural import plan
-    from privrep.privacy.accounting import RELATIONS
+    from privrep.privacy.events import RELATIONS
 
     assert get_args(Relation) == RELATIONS
     assert get_args(Share) == get_args(plan.Share)

@@ -29,6 +29,7 @@ from privrep.privacy.sampling import Sample
 from privrep.users import batching as module
 from privrep.users.batching import batch_size
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.projected import ProjectedUsers
 from privrep.users.streaming import StreamingUsers
 from stepping import RowsStep
@@ -75,7 +76,7 @@ def few_seats(monkeypatch: pytest.MonkeyPatch, seats: int) -> None:
 
 def test_rows_are_padded_and_cut_and_users_come_in_order(table: UserTable) -> None:
     step = Watching(3)
-    InMemoryUsers(table, 1).sums(step, BOUNDS)
+    InMemoryUsers(table, Performance(1)).sums(step, BOUNDS)
     ((X, y, places),) = step.seen
     assert X.shape == (7, 3, 3)
     assert X.flags.c_contiguous
@@ -95,7 +96,7 @@ def test_a_label_that_is_not_finite_takes_all_rows_of_its_user(table: UserTable,
     y = table.y.copy()
     y[0] = spoilt
     step = Watching(2)
-    InMemoryUsers(UserTable(table.X, y, table.offsets, table.ids), 1).sums(step, BOUNDS)
+    InMemoryUsers(UserTable(table.X, y, table.offsets, table.ids), Performance(1)).sums(step, BOUNDS)
     assert (step.seen[0][1][0] == -1).all()
     assert (step.seen[0][0][0] == 0).all()
 
@@ -117,7 +118,7 @@ def test_calls_are_the_same_whatever_rows_users_have(
     shapes = []
     for users in (table, other):
         step = Watching(2)
-        InMemoryUsers(users, 1).sums(step, BOUNDS)
+        InMemoryUsers(users, Performance(1)).sums(step, BOUNDS)
         shapes.append([(X.shape, places.tolist()) for X, _, places in step.seen])
     assert shapes[0] == shapes[1]
     assert [place for _, places in shapes[0] for place in places] == list(range(7))
@@ -127,7 +128,7 @@ def test_calls_are_the_same_whatever_rows_users_have(
 def test_sums_do_not_depend_on_workers(population: Callable[..., UserTable], monkeypatch: pytest.MonkeyPatch) -> None:
     few_seats(monkeypatch, 7)
     table = population(n=60, d=3)
-    totals = [InMemoryUsers(table, w).sums(Watching(5), BOUNDS)["sum"].total for w in (1, 4)]
+    totals = [InMemoryUsers(table, Performance(w)).sums(Watching(5), BOUNDS)["sum"].total for w in (1, 4)]
     assert np.array_equal(*totals)
     rows = [table.X[a:b][:5].sum(axis=0) + 1 for a, b in zip(table.offsets[:-1], table.offsets[1:], strict=True)]
     plain = np.array([row * min(1.0, 1 / np.linalg.norm(row)) for row in rows]).sum(axis=0)
@@ -144,12 +145,12 @@ def test_a_file_gives_the_same_calls_as_memory(
     frame.to_parquet(tmp_path / "rows.parquet")
     source = TableSource(tmp_path / "rows.parquet", "user", "y")
     sample = Sample(0.5, b"k" * 32)
-    with StreamingUsers.open(source, workers=1) as users:
+    with StreamingUsers.open(source, Performance(workers=1)) as users:
         for among in (EVERYONE, Group("half", 0, 2), sample):
             steps = Watching(5), Watching(5)
             totals = [
                 engine.sums(step, BOUNDS, among)["sum"].total
-                for engine, step in zip((users, InMemoryUsers(table, 1)), steps, strict=True)
+                for engine, step in zip((users, InMemoryUsers(table, Performance(1))), steps, strict=True)
             ]
             assert np.array_equal(*totals)
             assert steps[0].places == steps[1].places
@@ -160,7 +161,7 @@ def test_a_group_is_packed_into_calls(table: UserTable, monkeypatch: pytest.Monk
     few_seats(monkeypatch, 2)
     group = Group("a", 0, 2)
     step = Watching(2)
-    InMemoryUsers(table, 1).sums(step, BOUNDS, group)
+    InMemoryUsers(table, Performance(1)).sums(step, BOUNDS, group)
     assert step.places == np.flatnonzero(group.members(table.ids)).tolist()
     assert [len(places) for _, _, places in step.seen[:-1]] == [2] * (len(step.seen) - 1)
 
@@ -173,7 +174,7 @@ def test_members_of_a_sample_sit_at_their_own_seats_and_empty_seats_count_for_no
     sample = Sample(0.4, b"a" * 32)
     members = np.flatnonzero(sample.members(60))
     step = Watching(6)
-    total = InMemoryUsers(table, 1).sums(step, BOUNDS, sample)["sum"].total
+    total = InMemoryUsers(table, Performance(1)).sums(step, BOUNDS, sample)["sum"].total
     for X, y, places in step.seen:
         assert X.shape == (4, 6, 3)
         taken = places >= 0
@@ -212,15 +213,15 @@ def test_empty_seats_count_for_no_losses(table: UserTable, monkeypatch: pytest.M
             return {"losses": Losses(np.ones((len(X), 2)))}
 
     sample = Sample(0.6, b"c" * 32)
-    total = InMemoryUsers(table, 1).sums(All(), {"losses": LossBound(2)}, sample)["losses"].total
+    total = InMemoryUsers(table, Performance(1)).sums(All(), {"losses": LossBound(2)}, sample)["losses"].total
     assert total.tolist() == [float(sample.members(7).sum() * LEVELS)] * 2
 
 
 def test_what_slots_cannot_do_is_refused(table: UserTable, spy: Any) -> None:
-    users, sample = InMemoryUsers(table, 1), Sample(0.5, b"d" * 32)
+    users, sample = InMemoryUsers(table, Performance(1)), Sample(0.5, b"d" * 32)
     rows = UserTable(sparse.csr_array(table.X), table.y, table.offsets, table.ids)
     with pytest.raises(InputError, match="dense rows"):
-        InMemoryUsers(rows, 1).sums(Watching(2), BOUNDS)
+        InMemoryUsers(rows, Performance(1)).sums(Watching(2), BOUNDS)
     with pytest.raises(InputError, match="a step with slots"):
         users.sums(RowsStep(lambda X, y: {"sum": Vectors(X.sum(axis=1))}), BOUNDS, sample)
     with pytest.raises(InputError, match="no steps with slots"):
@@ -236,7 +237,7 @@ def test_what_slots_cannot_do_is_refused(table: UserTable, spy: Any) -> None:
 
 def test_no_users_no_calls(table_of: Callable[..., UserTable]) -> None:
     step = Watching(2)
-    total = InMemoryUsers(table_of([], 3), 1).sums(step, BOUNDS)["sum"].total
+    total = InMemoryUsers(table_of([], 3), Performance(1)).sums(step, BOUNDS)["sum"].total
     assert total.tolist() == [0.0, 0.0, 0.0]
     assert step.seen == []
 

@@ -29,6 +29,7 @@ from privrep.privacy.contributions import SparseColumns, Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.protocol import Facts, StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
 
 D = 6
@@ -126,7 +127,7 @@ def test_agrees_with_memory(tmp_path: Path, order: str, ids: str, dtype: Any) ->
 def test_agrees_with_memory_for_csv(tmp_path: Path, order: str) -> None:
     for ids in ("integers", "text"):
         source = write(rows_of(ragged(), ids, np.float64, order), tmp_path / "t.csv")
-        with StreamingUsers.open(source, tmp_path) as users:
+        with StreamingUsers.open(source, Performance(workdir=tmp_path)) as users:
             assert_same_blocks(users, read_table(source))
             assert_same_sums(users, read_table(source))
             assert {path.name for path in tmp_path.glob("privrep-*/*")} == {"lock", Path(users.source.path).name}
@@ -175,7 +176,7 @@ def test_regrouping_holds_no_more_than_its_limit(
     monkeypatch.setattr(regroup, "_by_user", lambda table: [held.append(table.nbytes), by_user(table)][1])
     monkeypatch.setattr(regroup._Sample, "cuts", lambda self, n: [rounds.append(n), cuts(self, n)][1])
     table = read_table(source)
-    with StreamingUsers.open(source, tmp_path, limit=limit) as users:
+    with StreamingUsers.open(source, Performance(workdir=tmp_path, regroup_bytes=limit)) as users:
         assert_same_blocks(users, table)
         assert_same_sums(users, table)
         assert {path.name for path in tmp_path.glob("privrep-*/*")} == {"lock", "users.parquet"}
@@ -186,22 +187,15 @@ def test_regrouping_holds_no_more_than_its_limit(
 def test_all_rows_of_one_user(tmp_path: Path) -> None:
     rows = pa.concat_tables([rows_of([3000], "integers", np.float32, "sorted", seed) for seed in (3, 3)])
     source = write(rows, tmp_path / "t.parquet")
-    with StreamingUsers.open(source, limit=1000) as users:
+    with StreamingUsers.open(source, Performance(regroup_bytes=1000)) as users:
         assert users.facts.users == 1
         assert_same_blocks(users, read_table(source), max_rows=10)
     late = pa.concat_tables([rows, rows_of([1], "integers", np.float32, "sorted", 4)])
     for table in (late, late.take(np.arange(late.num_rows)[::-1])):
         source = write(table, tmp_path / "t.parquet")
-        with StreamingUsers.open(source, limit=1000) as users:
+        with StreamingUsers.open(source, Performance(regroup_bytes=1000)) as users:
             assert users.facts.users == 2
             assert_same_blocks(users, read_table(source), max_rows=10)
-
-
-def test_result_does_not_depend_on_workers(tmp_path: Path) -> None:
-    source = write(rows_of(ragged(), "integers", np.float32, "sorted"), tmp_path / "t.parquet")
-    bounds = {"means": Bound(0.7, D)}
-    totals = {StreamingUsers.open(source, workers=n).sums(Means(), bounds)["means"].total.tobytes() for n in (1, 2, 5)}
-    assert len(totals) == 1
 
 
 def test_without_a_target_there_are_rows_but_no_sums(tmp_path: Path) -> None:
@@ -221,7 +215,7 @@ def test_temporary_files_are_private_and_go_away(tmp_path: Path, name: str) -> N
     source = write(rows_of([3, 4, 5], "text", np.float64, "shuffled"), tmp_path / name)
     work = tmp_path / "work"
     work.mkdir()
-    users = StreamingUsers.open(source, work)
+    users = StreamingUsers.open(source, Performance(workdir=work))
     (folder,) = work.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     users.close()
@@ -237,7 +231,7 @@ def test_a_sorted_parquet_file_needs_no_temporary_file(tmp_path: Path) -> None:
     source = write(rows_of([3, 4, 5], "text", np.float64, "sorted"), tmp_path / "t.parquet")
     work = tmp_path / "work"
     work.mkdir()
-    with StreamingUsers.open(source, work):
+    with StreamingUsers.open(source, Performance(workdir=work)):
         assert not list(work.iterdir())
 
 
@@ -247,7 +241,7 @@ def test_temporary_files_go_away_after_an_error(tmp_path: Path, monkeypatch: pyt
     work.mkdir()
 
     def works_and_fails() -> None:
-        with StreamingUsers.open(source, work):
+        with StreamingUsers.open(source, Performance(workdir=work)):
             assert list(work.iterdir())
             raise ZeroDivisionError
 
@@ -261,7 +255,7 @@ def test_temporary_files_go_away_after_an_error(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(regroup._Bucket, "finish", fails)
     with pytest.raises(KeyboardInterrupt):
-        StreamingUsers.open(source, work, limit=1000)
+        StreamingUsers.open(source, Performance(workdir=work, regroup_bytes=1000))
     assert not list(work.iterdir())
 
 
@@ -272,21 +266,23 @@ def test_a_bad_value_late_in_the_file_leaves_no_temporary_file(tmp_path: Path, m
     for name in ("t.parquet", "t.csv"):
         source = write(pa.Table.from_pandas(rows), tmp_path / name)
         with pytest.raises(InputError, match=r"column 'x3' of .* in row 1101;"):
-            StreamingUsers.open(source, tmp_path)
+            StreamingUsers.open(source, Performance(workdir=tmp_path))
         assert not list(tmp_path.glob("privrep-*"))
 
 
 def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
     source = write(rows_of([30, 40, 50], "integers", np.float64, "shuffled"), tmp_path / "t.parquet")
     code = (
-        "import os, sys; from privrep.data.readers import TableSource; from privrep.users.streaming import *; "
-        "users = StreamingUsers.open(TableSource(sys.argv[1], 'user', 'y'), sys.argv[2]); os._exit(9)"
+        "import os, sys; from privrep.data.readers import TableSource; "
+        "from privrep.users.performance import Performance; from privrep.users.streaming import StreamingUsers; "
+        "users = StreamingUsers.open(TableSource(sys.argv[1], 'user', 'y'), Performance(workdir=sys.argv[2])); "
+        "os._exit(9)"
     )
-    with StreamingUsers.open(source, tmp_path) as living:
+    with StreamingUsers.open(source, Performance(workdir=tmp_path)) as living:
         (kept,) = tmp_path.glob("privrep-*")
         assert subprocess.run([sys.executable, "-c", code, str(source.path), str(tmp_path)]).returncode == 9
         assert len(list(tmp_path.glob("privrep-*"))) == 2
-        with StreamingUsers.open(source, tmp_path) as users:
+        with StreamingUsers.open(source, Performance(workdir=tmp_path)) as users:
             assert set(tmp_path.glob("privrep-*")) == {kept, Path(users.source.path).parent}
         assert_same_blocks(living, read_table(source))
     assert not list(tmp_path.glob("privrep-*"))
@@ -295,14 +291,14 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> 
 def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(rows_of([3, 4], "integers", np.float64, "shuffled"), tmp_path / "t.parquet")
     with pytest.raises(InputError, match="workdir: there is no folder"):
-        StreamingUsers.open(source, tmp_path / "missing")
+        StreamingUsers.open(source, Performance(workdir=tmp_path / "missing"))
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(regroup._Writer, "write", full)
     with pytest.raises(InputError, match=r"workdir: .*No space left on device.* make room"):
-        StreamingUsers.open(source, tmp_path)
+        StreamingUsers.open(source, Performance(workdir=tmp_path))
     assert not list(tmp_path.glob("privrep-*"))
 
 
@@ -338,6 +334,7 @@ PEAK = """
 import sys
 import numpy as np
 from privrep.data.readers import TableSource
+from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import Vectors
@@ -346,7 +343,7 @@ class First:
     spec = StepSpec()
     def __call__(self, batch):
         return {"first": Vectors(batch.X[:, 0])}
-with StreamingUsers.open(TableSource(sys.argv[1], "user", "y"), limit=16 << 20) as users:
+with StreamingUsers.open(TableSource(sys.argv[1], "user", "y"), Performance(regroup_bytes=16 << 20)) as users:
     users.sums(First(), {"first": Bound(1.0, users.facts.features)})
 print(next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
@@ -385,7 +382,7 @@ def test_sums_over_a_group_leave_the_others_out(tmp_path: Path, ids: str, order:
             spoilt = replace(table, X=np.where(np.repeat(inside, table.sizes)[:, None], table.X, 1e300))
             streamed, kept, blind = (
                 engine.sums(Means(), bounds, group)["means"].total
-                for engine in (users, InMemoryUsers(table, 1), InMemoryUsers(spoilt, 3))
+                for engine in (users, InMemoryUsers(table, Performance(1)), InMemoryUsers(spoilt, Performance(3)))
             )
             np.testing.assert_allclose(kept, clipped[inside].sum(axis=0), rtol=1e-9)
             assert streamed.tobytes() == kept.tobytes() == blind.tobytes()
@@ -457,7 +454,7 @@ def test_categories(tmp_path: Path, name: str, order: str, features: tuple[str, 
     kept = read_table(source)
     d = len(features) + 304
     assert kept.X.shape == (table.num_rows, d)
-    with StreamingUsers.open(source, tmp_path, limit=1 << 20) as users:
+    with StreamingUsers.open(source, Performance(workdir=tmp_path, regroup_bytes=1 << 20)) as users:
         assert users.facts == Facts(kept.n_users, d, 1, True)
         assert users.rows == kept.n_rows
         for max_rows in (None, 700):
@@ -483,11 +480,11 @@ def test_a_missing_category_is_no_error_but_a_missing_number_is(tmp_path: Path) 
     pq.write_table(broken, tmp_path / "t.parquet")
     source = TableSource(tmp_path / "t.parquet", "user", "y", ["x0"], categories=CATEGORIES)
     with pytest.raises(InputError, match=r"column 'x0' of .* has no finite number in row 1;"):
-        StreamingUsers.open(source, tmp_path)
+        StreamingUsers.open(source, Performance(workdir=tmp_path))
     empty = table.set_column(table.num_columns - 2, "word", pa.nulls(table.num_rows, pa.string()))
     pq.write_table(empty, tmp_path / "t.parquet")
     source = TableSource(tmp_path / "t.parquet", "user", "y", (), categories={"word": CATEGORIES["word"]})
-    with StreamingUsers.open(source, tmp_path) as users:
+    with StreamingUsers.open(source, Performance(workdir=tmp_path)) as users:
         assert [block.X.nnz for block in users.blocks()] == [0]
 
 
@@ -507,7 +504,7 @@ def test_labels(tmp_path: Path, name: str, order: str, dtype: Any) -> None:
     assert kept.y.dtype == kept.X.dtype == (np.float32 if single else np.float64)
     assert sorted(set(kept.y.tolist())) == [-1.0, 0.0, 1.0, 2.0]
     assert (kept.y == -1).sum() == (which == 2).sum()
-    with StreamingUsers.open(source, tmp_path, limit=1 << 20) as users:
+    with StreamingUsers.open(source, Performance(workdir=tmp_path, regroup_bytes=1 << 20)) as users:
         assert (users.facts.targets, users.facts.features) == (1, D)
         assert_same_blocks(users, kept)
         step, bounds = Means(), {"means": Bound(0.7, D)}

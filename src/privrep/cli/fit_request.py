@@ -14,7 +14,7 @@ from privrep.cli.options import check_relation, split_names
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
-    from privrep.privacy.accounting import Relation
+    from privrep.privacy.events import Relation
     from privrep.schema.commands import FitConfig
 
 BESIDES = ("out", "workdir", "overwrite", "check")  # options that go with a file

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from privrep.models.model import Model
     from privrep.models.words import TableFacts
     from privrep.users.holders import KeyHolders
+    from privrep.users.performance import Performance
     from privrep.users.streaming import StreamingUsers
 
 _NOT_PRIVATE = "(not private: for your eyes)"
@@ -124,7 +125,7 @@ def learn_table(
                 lists: Any = {"categories": known.by_category or None, "classes": known.classes or None}
                 listed = replace(source, features=known.features, **lists)
                 _check_rank(config, len(listed.feature_names))
-                opened.append(files.enter_context(StreamingUsers.open(listed, workdir)))
+                opened.append(files.enter_context(StreamingUsers.open(listed, Performance(workdir=workdir))))
                 return opened[-1]
 
             users: StreamingUsers | PendingColumns

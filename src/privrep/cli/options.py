@@ -11,7 +11,7 @@ from privrep.errors import InputError
 from privrep.linear.registry import DEFAULT, name_methods
 
 if TYPE_CHECKING:
-    from privrep.privacy.accounting import Relation
+    from privrep.privacy.events import Relation
 
 TableOrConfig = Annotated[
     Path,
@@ -106,7 +106,7 @@ def split_names(text: str | None) -> list[str] | None:
 
 
 def check_relation(text: str) -> Relation:
-    from privrep.privacy.accounting import RELATIONS
+    from privrep.privacy.events import RELATIONS
 
     if text not in RELATIONS:
         raise InputError(f"--relation must be one of {', '.join(RELATIONS)}. Got {text!r} instead.")

@@ -21,7 +21,7 @@ from privrep.linear.registry import find_estimator
 from privrep.local.representation import Representation
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
-from privrep.privacy.accounting import Relation
+from privrep.privacy.events import Relation
 from privrep.typing import Array
 
 Groups = Sequence[Hashable] | NDArray[Any]

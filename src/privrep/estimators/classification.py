@@ -26,7 +26,7 @@ from privrep.local.losses import Loss, decided, probabilities
 from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns
-from privrep.privacy.accounting import Relation
+from privrep.privacy.events import Relation
 from privrep.privacy.protocol import Users
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders

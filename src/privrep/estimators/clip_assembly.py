@@ -58,7 +58,7 @@ class Sides:
 
     image_rows: Callable[[NDArray[Any]], Singles]
     text_rows: Callable[[Sequence[str]], Singles] | None  # None where texts come as features
-    modules: Callable[[int, Singles, int, nn.Module | None], Modules]  # numbers of an image, the bank, those of a text
+    modules: Callable[[int, Singles, int, nn.Linear | None], Modules]  # numbers of an image, the bank, those of a text
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ def keep_texts(folder: Path, text: nn.Module) -> None:
         os.chmod(folder / TEXT_SPACE, 0o644)  # made of public texts, as public as the rest of the folder
 
 
-def _kept_texts(folder: Path) -> nn.Module | None:
+def _kept_texts(folder: Path) -> nn.Linear | None:
     path = folder / TEXT_SPACE
     if not path.is_file():
         return None
@@ -227,13 +227,14 @@ def _wheels(asked: PairsConfig, side: int, once: Once) -> Sides:
         assert texts is not None
         return texts.prepare(list(some)) if whole and asked.both else once(texts, list(some))
 
-    def modules(numbers: int, bank: Singles, text_numbers: int, kept: nn.Module | None) -> Modules:
+    def modules(numbers: int, bank: Singles, text_numbers: int, kept: nn.Linear | None) -> Modules:
         dim = DIM if encoders.dim is None else encoders.dim
+        text: nn.Module
         if not asked.both:
             if kept is None and len(bank) < 2:
                 raise InputError('there are no public texts: name data.bank, or say encoders.learn = "both".')
-            text = kept if kept is not None else TextSpace(bank, dim)
-            dim = int(getattr(text, "out_features", dim))
+            space = kept if kept is not None else TextSpace(bank, dim)
+            text, dim = space, space.out_features
         elif whole:
             assert texts is not None
             text = projected(texts, dim, seed=2).module

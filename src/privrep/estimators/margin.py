@@ -19,7 +19,7 @@ from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.methods.margin_selection import margin_selection
 from privrep.linear.nets import Zooming
 from privrep.local.representation import Representation
-from privrep.privacy.accounting import Relation
+from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget
 from privrep.privacy.run import Run
 from privrep.typing import Array

@@ -21,7 +21,7 @@ from privrep.heads.store import ids_to_arrow
 from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
-from privrep.privacy.accounting import Relation
+from privrep.privacy.events import Relation
 from privrep.privacy.protocol import Users
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders

@@ -17,7 +17,7 @@ from privrep.linear.registry import ESTIMATORS, METHODS
 from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns
-from privrep.privacy.accounting import Relation
+from privrep.privacy.events import Relation
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 

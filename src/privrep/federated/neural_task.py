@@ -42,8 +42,8 @@ from privrep.neural.features import Dct, Edges
 from privrep.neural.plan import Share
 from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import LINEAR, WHOLE, PriorHeads
-from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import MAX_USERS
+from privrep.privacy.events import Relation
 from privrep.privacy.protocol import Facts, Users
 from privrep.schema.sent import read_fields, read_mapping, read_some_fields
 from privrep.users.memory import InMemoryUsers
@@ -91,7 +91,8 @@ class NeuralTask:
             and not isinstance(self.feature_map, Dct | Edges)
         ):
             raise InputError(f"a federation's features are a map that has a name, edges or dct: {_OWN}.")
-        if self.settings is not None and type(getattr(self.settings, "head_fit", None)) not in (HeadFit, PriorHeads):
+        kind = type(self.settings.head_fit) if isinstance(self.settings, TrainingSettings) else None
+        if self.settings is not None and kind not in (HeadFit, PriorHeads):
             raise InputError(f"a federation's heads are fitted by HeadFit or PriorHeads: {_OWN}.")
         if self.settings is not None and self.training:
             raise InputError("give settings as a whole, or in training those that differ from the usual ones.")

@@ -27,7 +27,7 @@ from privrep.heads.store import write_heads
 from privrep.models import model as models
 from privrep.models.description import Columns, Config, loss_of
 from privrep.models.learning import learn
-from privrep.privacy.accounting import Relation
+from privrep.privacy.events import Relation
 from privrep.privacy.protocol import Facts, Users
 from privrep.schema.sent import check_names, read_fields, read_mapping, shortly
 from privrep.users.memory import InMemoryUsers

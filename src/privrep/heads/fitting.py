@@ -40,7 +40,8 @@ from privrep.local.losses import Loss
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.typing import Array
-from privrep.users.summing import default_workers, finite_rows, map_blocks
+from privrep.users.performance import Performance
+from privrep.users.summing import finite_rows, map_blocks
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def fit_heads(
     intercept: bool = True,
     safety_net: bool = True,
     loss: Loss | None = None,
-    workers: int | None = None,
+    performance: Performance | None = None,
 ) -> Heads:
     """A head for every user of the blocks (`table.blocks()`). Without the safety net every head is a shared one.
 
@@ -109,7 +110,7 @@ def fit_heads(
     outputs, all of one kind.
     """
     fit = partial(fit_block, representation=representation, intercept=intercept, safety_net=safety_net, loss=loss)
-    return Heads.join(map_blocks(fit, blocks, workers or default_workers()))
+    return Heads.join(map_blocks(fit, blocks, performance or Performance()))
 
 
 def fit_block(
@@ -192,9 +193,9 @@ class MarginRule:
     second_half: bool  # whether the rows that chose the representation are left out
 
 
-def fit_margin_heads(blocks: Iterable[UserTable], rule: MarginRule, workers: int | None = None) -> Array:
+def fit_margin_heads(blocks: Iterable[UserTable], rule: MarginRule, performance: Performance | None = None) -> Array:
     """Return a head for every user of the blocks, (users, k)."""
-    return np.concatenate(list(map_blocks(partial(_margin_block, rule=rule), blocks, workers or default_workers())))
+    return np.concatenate(list(map_blocks(partial(_margin_block, rule=rule), blocks, performance or Performance())))
 
 
 def _margin_block(block: UserTable, rule: MarginRule) -> Array:

@@ -12,7 +12,7 @@ from privrep.linear.registry import DEFAULT, METHODS, check_accepted, find_metho
 from privrep.linear.starts import INITIALISERS
 from privrep.linear.transform import declared_frame
 from privrep.local.losses import LOSSES, Loss, LossName
-from privrep.privacy.accounting import Relation
+from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget
 from privrep.privacy.protocol import Users
 

@@ -14,7 +14,8 @@ from privrep.models.pairs import inspect_pairs
 from privrep.models.sections import Inspection
 from privrep.models.spending import releases, share_spent
 from privrep.models.words import TableFacts, table_json, table_sections
-from privrep.privacy.accounting import event_to_json, total_mu
+from privrep.privacy.accounting import total_mu
+from privrep.privacy.events import event_to_json
 from privrep.privacy.ledger import Budget
 
 _BY_FORMAT = {"privrep-neural": inspect_network, "privrep-clip": inspect_pairs}  # all others are tables

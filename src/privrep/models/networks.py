@@ -19,7 +19,7 @@ from privrep.models.sections import (
     privacy_sections,
 )
 from privrep.models.spending import releases_with_samples, share_of
-from privrep.privacy.accounting import Batched, Sampled
+from privrep.privacy.events import Batched, Sampled
 from privrep.privacy.ledger import Budget, PrivacyReport
 
 FORMAT = "privrep-neural/1"

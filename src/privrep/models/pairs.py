@@ -10,7 +10,7 @@ from privrep.errors import InputError
 from privrep.models.folder import MODEL, RUN, Described, ModelFolder, ModelKind
 from privrep.models.sections import NOT_THERE_YET, USERS, Inspection, Section, Unit, privacy_sections
 from privrep.models.spending import releases_with_samples, share_of
-from privrep.privacy.accounting import Batched, Sampled
+from privrep.privacy.events import Batched, Sampled
 from privrep.privacy.ledger import Budget, PrivacyReport
 
 FORMAT = "privrep-clip/1"

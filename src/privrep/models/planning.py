@@ -28,8 +28,9 @@ from dataclasses import dataclass
 
 from privrep.errors import InputError
 from privrep.linear.alternation import AlternationSettings
-from privrep.privacy.accounting import Gaussian, Relation, epsilon_spent
+from privrep.privacy.accounting import epsilon_spent
 from privrep.privacy.bounds import MAX_USERS
+from privrep.privacy.events import Gaussian, Relation
 from privrep.privacy.ledger import Budget, noise_multiplier
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from privrep.data.categories import Categories
 from privrep.errors import InputError
 from privrep.models.spending import Spent, count_releases
-from privrep.privacy.accounting import Relation
+from privrep.privacy.events import Relation
 from privrep.privacy.ledger import PrivacyReport
 
 SEEDED = (

@@ -8,19 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from privrep.linear.registry import find_purposes
-from privrep.privacy.accounting import (
-    Batched,
-    Event,
-    Gaussian,
-    Pure,
-    Sampled,
-    Selection,
-    delta_left,
-    gaussian_mu,
-    pure_epsilons,
-    total_mu,
-)
+from privrep.privacy.accounting import delta_left, gaussian_mu, pure_epsilons, total_mu
 from privrep.privacy.composition import most_gaussian
+from privrep.privacy.events import Batched, Event, Gaussian, Pure, Sampled, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger, PrivacyReport
 

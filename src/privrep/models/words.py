@@ -9,7 +9,7 @@ from privrep.local.representation import Representation
 from privrep.models.description import Columns, Config
 from privrep.models.model import CLASSES_PAGE
 from privrep.models.sections import COVERED, Section, in_words, not_protected, privacy_sections
-from privrep.privacy.accounting import Selection
+from privrep.privacy.events import Selection
 from privrep.privacy.ledger import PrivacyReport
 
 OTHER_LABELS = "Other labels are ignored; the features of those rows still count for scales and users' means."

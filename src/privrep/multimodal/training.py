@@ -56,7 +56,8 @@ class ClipSettings:
     floor: float = 1e-6  # of Adam's divisor
     average: float = 0.0  # the share of the steps, the last ones, whose weights are averaged
     page: int = 50  # steps of a page
-    chunk: int = 256  # rows that are differentiated at a time ("batch")
+    # ---- memory alone: what follows changes neither gradients, but for rounding, nor what they cost
+    chunk: int = 256  # rows that are differentiated at a time ("batch"); here because files keep it with the others
 
     def __post_init__(self) -> None:
         if self.mechanism not in ("bank", "batch", "inside"):

@@ -13,7 +13,7 @@ from torch import nn
 
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.neural.features import FeatureMap
+from privrep.neural.features import FeatureMap, Frozen
 from privrep.neural.plan import Share
 from privrep.neural.rounds import TrainingSettings
 from privrep.nn.flat_module import Split
@@ -147,7 +147,7 @@ def _taken(features: Any) -> int | None:
     """How many numbers of a row a public map takes."""
     if features is None or features == "auto":
         return None
-    sizes = getattr(features, "shape", None) or (features.height, features.width, features.channels)
+    sizes = features.shape if isinstance(features, Frozen) else (features.height, features.width, features.channels)
     return math.prod(sizes)
 
 

@@ -185,7 +185,7 @@ def _public_map(folder: Path, known: Any, given: FeatureMap | None) -> FeatureMa
     if settings["map"] != "frozen":
         return from_json(settings)
     what = f"the features of {folder} are those of {settings['name']}, a module of yours"
-    _check_same(what, getattr(given, "module", None), known, "all", "features")
+    _check_same(what, given.module if isinstance(given, Frozen) else None, known, "all", "features")
     return given
 
 

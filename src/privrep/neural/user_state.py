@@ -30,7 +30,8 @@ from privrep.privacy.bounds import Contributions
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Singles
 from privrep.users.batching import batch_size, finite_batch, padded_batches, positions_of
-from privrep.users.summing import default_workers, map_blocks
+from privrep.users.performance import Performance
+from privrep.users.summing import map_blocks
 
 Advance = Callable[[Tensor, Singles, UserBatch], tuple[Tensor, Contributions]]
 """One round of several users: (their own (users, size), public weights, their rows) -> (their own, the update)."""
@@ -199,7 +200,7 @@ def of_all(
         with one_thread(), torch.no_grad():
             return positions_of(batch), function(finite_batch(batch))
 
-    yield from map_blocks(with_positions, padded_batches(table.blocks(), rows_per_user, size), default_workers())
+    yield from map_blocks(with_positions, padded_batches(table.blocks(), rows_per_user, size), Performance())
 
 
 def descended(

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.privacy.accounting import Relation
+from privrep.privacy.events import Relation
 from privrep.typing import Array
 
 FLOAT_SLACK = 2.0**-9

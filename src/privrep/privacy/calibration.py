@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from privrep.errors import InputError, ResumeError
-from privrep.privacy.accounting import Batched, Gaussian, Relation, Sampled, Selection
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound
+from privrep.privacy.events import Batched, Gaussian, Relation, Sampled, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import noise_multiplier
 from privrep.privacy.noise import WIDEST, grid_step

@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 
 from privrep.errors import InputError
-from privrep.privacy.accounting import Pure, Relation
 from privrep.privacy.bounds import LossBound
+from privrep.privacy.events import Pure, Relation
 
 
 def scale_in_levels(bound: LossBound, epsilon: float, relation: Relation) -> int:

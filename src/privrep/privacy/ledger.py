@@ -17,19 +17,11 @@ from typing import Any
 
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import (
-    RELATIONS,
-    Batched,
-    Event,
-    Relation,
-    Sampled,
-    Selection,
     accountant_of,
     check_budget,
     check_epsilon,
     delta_left,
     epsilon_spent,
-    event_from_json,
-    event_to_json,
     gaussian_mu,
     pure_epsilons,
     spending,
@@ -38,6 +30,16 @@ from privrep.privacy.accounting import (
     without_samples,
 )
 from privrep.privacy.composition import most_gaussian, most_pure
+from privrep.privacy.events import (
+    RELATIONS,
+    Batched,
+    Event,
+    Relation,
+    Sampled,
+    Selection,
+    event_from_json,
+    event_to_json,
+)
 
 FORMAT = "privrep-ledger/1"
 

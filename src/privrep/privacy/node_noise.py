@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from privrep.errors import InputError
-from privrep.privacy.accounting import Relation
 from privrep.privacy.billboard import Release
 from privrep.privacy.calibration import Query, calibrate, events_of
+from privrep.privacy.events import Relation
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger
 from privrep.privacy.protocol import EVERYONE, Everyone, Step

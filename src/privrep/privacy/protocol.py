@@ -26,12 +26,14 @@ class StepSpec:
         padded    any users, with `rows_per_user` rows each, missing ones made up. Shapes are public.
         batch     all users who are asked, in one call, padded alike. The step is a function of the whole batch.
     `accepts_sparse`: whether the step gets sparse rows as they are. Any other step gets dense rows.
-    `floats_per_user`, `floats_per_sparse_user`: how many numbers the step holds of a user. They size memory alone.
+    The fields below the line are how many numbers the step holds of a user. They size memory alone: the guarantee of
+    `privacy.bounds` holds however users are cut into calls. No step reads them to decide what it sends.
     """
 
     layout: Layout = "by_size"
     rows_per_user: int | None = None
     accepts_sparse: bool = False
+    # ---- memory alone
     floats_per_user: int = 0
     floats_per_sparse_user: int = 0
 

@@ -23,18 +23,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from privrep.errors import BudgetExceeded, InputError
-from privrep.privacy.accounting import (
-    LEAST_SAMPLED,
-    Batched,
-    Event,
-    Gaussian,
-    Relation,
-    Sampled,
-    check_rate,
-    epsilon_spent,
-    within_budget,
-)
+from privrep.privacy.accounting import epsilon_spent, within_budget
 from privrep.privacy.bounds import MAX_USERS
+from privrep.privacy.events import LEAST_SAMPLED, Batched, Event, Gaussian, Relation, Sampled, check_rate
 from privrep.privacy.ledger import Budget
 
 MOST_NOISE = 2.0**20  # of a plan; with more a release says nothing

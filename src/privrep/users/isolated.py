@@ -19,6 +19,7 @@ from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
 
 
@@ -93,12 +94,13 @@ class IsolatedUsers:
             np.zeros(PUBLIC_ROWS, np.int64),
         )
         try:
-            InMemoryUsers(made_up, 1).sums(step, bounds)
+            InMemoryUsers(made_up, ALONE).sums(step, bounds)
         except Exception as error:
             raise InputError(f"the server's step fails on any rows ({type(error).__name__}).") from None
 
 
 PUBLIC_ROWS = 8  # of a made-up user
+ALONE = Performance(workers=1)  # one user is not worth a second thread
 
 
 def _one_by_one(
@@ -112,7 +114,7 @@ def _one_by_one(
     totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     for user in np.flatnonzero(chosen).tolist():
         try:
-            found = InMemoryUsers(block.users(user, user + 1), 1).sums(step, bounds, among)
+            found = InMemoryUsers(block.users(user, user + 1), ALONE).sums(step, bounds, among)
             check_sums(bounds, {key: one.total for key, one in found.items()}, 1, slack=FLOAT_SLACK / 2)
         except Exception:
             continue

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step
-from privrep.users.summing import default_workers, sum_blocks
+from privrep.users.performance import Performance
+from privrep.users.summing import sum_blocks
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class InMemoryUsers:
     """The engine of a `UserTable`."""
 
     table: UserTable
-    workers: int = field(default_factory=default_workers)
+    performance: Performance = field(default_factory=Performance)
 
     @property
     def facts(self) -> Facts:
@@ -28,4 +29,4 @@ class InMemoryUsers:
         users = self.table.n_users
         by_position = step.spec.layout != "by_size" and users > 0  # calls are then cut by positions, not by blocks
         blocks = [self.table] if by_position else self.table.blocks()
-        return sum_blocks(blocks, step, bounds, self.workers, among, users)
+        return sum_blocks(blocks, step, bounds, self.performance, among, users)

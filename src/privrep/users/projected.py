@@ -16,6 +16,7 @@ from privrep.privacy.bounds import Bound, BoundedSum, Contributions, LossBound, 
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step, StepSpec, UserBatch, Users
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.users.memory import InMemoryUsers
+from privrep.users.performance import Performance
 from privrep.users.summing import finite_rows, map_blocks
 
 
@@ -26,7 +27,7 @@ def project(users: Users, projection: Projection) -> Users:
     about them is released about the user, at the same price.
     """
     if isinstance(users, InMemoryUsers) and projection.matrix is not None:
-        return InMemoryUsers(_projected(users.table, projection, users.workers), users.workers)
+        return InMemoryUsers(_projected(users.table, projection, users.performance), users.performance)
     return ProjectedUsers(users, projection)
 
 
@@ -70,12 +71,12 @@ class ProjectedStep:
         return self.step(replace(batch, X=self.projection(batch.X)))
 
 
-def _projected(table: UserTable, projection: Projection, workers: int) -> UserTable:
+def _projected(table: UserTable, projection: Projection, performance: Performance) -> UserTable:
     assert projection.matrix is not None
     X = np.empty((table.n_rows, len(projection.matrix)), np.float32)
     y = np.empty((table.n_rows, *table.y.shape[1:]), np.float32)
     row = 0
-    for some, targets in map_blocks(lambda block: _block(block, projection), table.blocks(), workers):
+    for some, targets in map_blocks(lambda block: _block(block, projection), table.blocks(), performance):
         X[row : row + len(some)], y[row : row + len(some)] = some, targets
         row += len(some)
     return UserTable(X, y, table.offsets - table.offsets[0], table.ids)

@@ -31,41 +31,38 @@ from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step
 from privrep.typing import Floats
-from privrep.users.summing import default_workers, sum_blocks
+from privrep.users.performance import Performance
+from privrep.users.summing import sum_blocks
 
 if sys.platform != "win32":
     import fcntl
 
-REGROUP_BYTES = 150 << 20  # most bytes of rows that regrouping holds at a time
 PREFIX = "privrep-rows-"  # of temporary folders
 
 
 class StreamingUsers:
     """The engine of a file. Make one with `open`, best in a `with` block, which removes temporary files at its end."""
 
-    def __init__(self, origin: TableSource, source: TableSource, seen: Seen, workers: int, files: ExitStack) -> None:
+    def __init__(
+        self, origin: TableSource, source: TableSource, seen: Seen, performance: Performance, files: ExitStack
+    ) -> None:
         self.origin = origin  # the file that was opened
         self.source = source  # what a pass reads, that file or a temporary one: sorted by user, checked
         self._users = seen.users
         self.rows = seen.rows
-        self.workers = workers
+        self.performance = performance
         self._files = files
         self._closed = False
 
     @classmethod
-    def open(
-        cls,
-        source: TableSource,
-        workdir: str | os.PathLike[str] | None = None,
-        *,
-        workers: int | None = None,
-        limit: int = REGROUP_BYTES,
-    ) -> StreamingUsers:
-        """Read the file once, looking at every value, and regroup it in `workdir` if it is not sorted by user.
+    def open(cls, source: TableSource, performance: Performance | None = None) -> StreamingUsers:
+        """Read the file once, looking at every value, and regroup it in the `workdir` if it is not sorted by user.
 
-        Regrouping holds at most `limit` bytes of rows in memory. The temporary file takes about the room of the
+        Regrouping holds at most `regroup_bytes` of rows in memory. The temporary file takes about the room of the
         uncompressed columns, twice that while it is being made.
         """
+        performance = performance or Performance()
+        workdir = performance.workdir
         with ExitStack() as files, _full_disks_explained(workdir):
             grouped = source
             folder: Path | None = None
@@ -78,9 +75,11 @@ class StreamingUsers:
                     seen.add(batch)
             if not seen.sorted:
                 folder = folder or _private_folder(files, workdir)
-                grouped, seen = regroup(Rows(grouped.batches, seen.nbytes, seen.sample), source, folder, limit)
+                grouped, seen = regroup(
+                    Rows(grouped.batches, seen.nbytes, seen.sample), source, folder, performance.regroup_bytes
+                )
                 (folder / "rows.parquet").unlink(missing_ok=True)
-            users = cls(source, grouped, seen, workers or default_workers(), files.pop_all())
+            users = cls(source, grouped, seen, performance, files.pop_all())
         return users
 
     @property
@@ -95,7 +94,7 @@ class StreamingUsers:
             raise InputError(f"{self.origin.path} was opened without a target; name the target column.")
         if step.spec.batch_level:
             raise InputError("a function of a whole batch is asked of rows in memory. Read the file into a table.")
-        return sum_blocks(self.blocks(), step, bounds, self.workers, among, self._users)
+        return sum_blocks(self.blocks(), step, bounds, self.performance, among, self._users)
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
         """The blocks `UserTable.blocks` would give, in the same order, each in arrays of its own; y is NaN without a

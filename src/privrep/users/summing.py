@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,30 +44,26 @@ from privrep.users.batching import (
     whole_batch,
     without_users,
 )
-
-
-def default_workers() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+from privrep.users.performance import Performance
 
 
 def sum_blocks(
     blocks: Iterable[UserTable],
     step: Step,
     bounds: Mapping[str, Bound | LossBound],
-    workers: int,
+    performance: Performance,
     among: Audience = EVERYONE,
     count: int = 0,
 ) -> dict[str, BoundedSum]:
     """Clip and add up the contributions of the users of all blocks who are asked, on several cores.
 
-    The result does not depend on the number of workers: blocks are added in the order they come.
+    The result does not depend on `performance`: blocks are added in the order they come.
 
     Args:
         blocks: of users, in the order of the population.
         step: what users compute.
         bounds: of each statistic.
-        workers: threads.
+        performance: threads of the pass.
         among: who is asked. A sample is for padded steps alone: other calls are cut by rows of users not in it.
         count: of users, for a sample of them and for a step of the whole batch.
     """
@@ -77,7 +72,7 @@ def sum_blocks(
         raise InputError("functions of a whole batch are asked for by bounds that say how much one user touched.")
     totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     users = parts = 0
-    for some, portions, sums in _block_sums(blocks, step, bounds, workers, among, count):
+    for some, portions, sums in _block_sums(blocks, step, bounds, performance, among, count):
         users += some
         parts += 1 + portions
         for key, total in sums.items():
@@ -91,7 +86,7 @@ def _block_sums(
     blocks: Iterable[UserTable],
     step: Step,
     bounds: Mapping[str, Bound | LossBound],
-    workers: int,
+    performance: Performance,
     among: Audience,
     count: int,
 ) -> Iterator[_BlockSums]:
@@ -99,7 +94,7 @@ def _block_sums(
     if spec.layout == "by_size":
         if isinstance(among, Sample | FixedSample):
             raise InputError("a sample is asked by a step with slots. Give the step a public number of rows a user.")
-        return map_blocks(lambda block: _sum_block(block, step, spec, bounds, among), blocks, workers)
+        return map_blocks(lambda block: _sum_block(block, step, spec, bounds, among), blocks, performance)
     rows = spec.padded_rows
     if spec.batch_level:
         if isinstance(among, Group):
@@ -117,7 +112,7 @@ def _block_sums(
         made = padded_batches(blocks, rows, size, among.members(count))
     else:
         made = padded_batches(blocks, rows, batch_size(rows, features, floats), among)
-    return map_blocks(lambda batch: _sum_batch(batch, step, bounds), made, workers)
+    return map_blocks(lambda batch: _sum_batch(batch, step, bounds), made, performance)
 
 
 def _positions(among: Everyone | Sample | FixedSample, count: int) -> NDArray[np.int64]:
@@ -141,8 +136,17 @@ Block = TypeVar("Block")
 Result = TypeVar("Result")
 
 
-def map_blocks(function: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[Result]:
-    """The function of each block, in order, on several cores; reads only a few blocks ahead of the result it yields."""
+def map_blocks(
+    function: Callable[[Block], Result], blocks: Iterable[Block], performance: Performance
+) -> Iterator[Result]:
+    """Yield the function of each block, in order, on several cores; read only a few blocks ahead.
+
+    Args:
+        function: of a block.
+        blocks: in order.
+        performance: threads that call the function.
+    """
+    workers = performance.workers
     _keep_freed_memory()
     if workers == 1:  # a thread of its own would cost more than a small block
         with _libraries(len(sys.modules)).limit(limits=1, user_api="blas"):

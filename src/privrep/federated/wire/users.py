@@ -22,9 +22,9 @@ import numpy as np
 from privrep.errors import InputError
 from privrep.federated.wire.messages import Answer, Question
 from privrep.federated.wire.rounds import Conversation
-from privrep.privacy.accounting import Relation
 from privrep.privacy.bounds import MAX_USERS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import Query, calibrate
+from privrep.privacy.events import Relation
 from privrep.privacy.groups import Group
 from privrep.privacy.node_noise import Noisy, NoisyUsers
 from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step

@@ -128,7 +128,7 @@ class RegressionRound:
         return NormalEquations(state.basis, outside, problem.frame, norm, norm / ratio, ridge, problem.intercept)
 
     def queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
-        unknowns = step.spec.floats_per_user
+        unknowns = step.unknowns
         normal = Bound(step.normal_norm, packed_size(unknowns), acute=True)
         return {
             "normal": Query(normal, NORMAL_SHARE * mu_squared),
@@ -289,8 +289,13 @@ class NormalEquations:
             raise InputError(f"norms must be positive. Got {self.norm} and {self.normal_norm} instead.")
 
     @property
+    def unknowns(self) -> int:
+        """Return how many numbers a move of U has."""
+        return self.U.shape[1] * self.outside.shape[1]
+
+    @property
     def spec(self) -> StepSpec:
-        return StepSpec(floats_per_user=self.U.shape[1] * self.outside.shape[1])
+        return StepSpec(floats_per_user=self.unknowns)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X

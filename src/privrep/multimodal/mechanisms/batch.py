@@ -36,6 +36,7 @@ class BatchStep:
     layout: Layout
     temperature: float
     rows_per_user: int
+    # ---- memory alone
     chunk: int = 256
 
     @property
