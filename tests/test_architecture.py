@@ -131,6 +131,12 @@ def _members(tree: ast.AST) -> Iterator[tuple[int, str]]:
     yield from calls("ordered")(tree)
 
 
+def _opening(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _dotted(node.func) in {"Run.open", "Run", "Ledger", "run.Run.open"}:
+            yield node.lineno, f"calls {_dotted(node.func)}"
+
+
 CLIP = {"clip_encoders", "clip_loss", "DPClip", "ClipSettings", "ClipPlan"}  # named after CLIP: these clip nothing
 
 
@@ -172,7 +178,6 @@ RULES = {
             "linear/starts.py",  # public random bases, seeded by their name and size
             "linear/methods/margin_selection.py",  # a public projection, seeded by its size
             "linear/nets.py",  # public candidates, seeded by the page and their number
-            "linear/methods/private_fedrep.py",  # a public permutation of row numbers, seeded by the page
             "data/partition.py",  # which public images an experiment deals to which client
             "neural/models.py",  # public starting weights, seeded by their name and shape
             "data/regroup.py",  # where to cut a file that is sorted; decides how work is cut up, not its outcome
@@ -184,6 +189,19 @@ RULES = {
             "privacy/noise.py",
             "privacy/release.py",
             "privacy/run.py",  # picks the source, and calls none
+        ),
+    ),
+    "a run is opened, with its ledger and its noise": Rule(
+        _opening,
+        (
+            "privacy/run.py",
+            "privacy/ledger.py",  # one that is read
+            "models/learning.py",
+            "models/folder.py",  # a ledger that reads what a run has spent so far
+            "estimators/margin.py",
+            "estimators/network.py",
+            "estimators/clip.py",
+            "federated/node.py",  # the node's own noise
         ),
     ),
     "a noise source is called": Rule(calls("noise", "secure_noise", "smallest"), ("privacy/release.py",)),
@@ -318,6 +336,7 @@ KERNEL = Rule(
     ),
     (),
 )
+WIRE = Rule(imports("privrep.estimators", "privrep.models", "privrep.cli"), ())
 USERS_COMPUTE = (
     "local/elementary.py",
     "local/least_squares.py",
@@ -332,10 +351,12 @@ USERS_COMPUTE = (
 """What users compute on their own rows: nothing in these files knows of budgets or engines."""
 USERS_COMPUTE_IN = {
     "linear/nets.py": ("Net", "by_candidate"),
-    "linear/methods/lipschitz_selection.py": ("LipschitzLosses",),
-    "linear/methods/margin_selection.py": ("MarginLosses", "margin_losses", "_depth"),
+    "linear/methods/factorization.py": ("_Taste", "taste", "_unit"),
+    "linear/methods/margin_selection.py": ("margin_losses", "_depth"),
+    "linear/methods/priv_altmin.py": ("_lengths",),
+    "linear/methods/private_fedrep.py": ("head_and_gradient",),
 }
-"""The same, where it stands in one file with what the server computes: these definitions know of neither."""
+"""Functions that steps call, where they stand in one file with what the server computes: they know of neither."""
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -353,6 +374,7 @@ def test_only_where_it_should_be(rule: str) -> None:
         (USERS_COMPUTE, EINSUM),
         (("privacy/",), CORE),
         (("users/",), CORE),
+        (("federated/wire/",), WIRE),
         (("privacy/",), EINSUM),
         (("privacy/",), KERNEL),
         (("privacy/events.py",), EVENTS),
@@ -385,11 +407,38 @@ def _known_of_budgets(tree: ast.Module, names: tuple[str, ...]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", USERS_COMPUTE_IN)
+def steps_in(tree: ast.Module) -> tuple[str, ...]:
+    """Return the names of the classes that are called with a `UserBatch`: steps, wherever they stand."""
+    return tuple(
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__call__"
+        if any(each.annotation is not None and "UserBatch" in ast.unparse(each.annotation) for each in method.args.args)
+    )
+
+
+COMPUTED_BY_USERS = {
+    name: steps_in(ast.parse(path.read_text())) + USERS_COMPUTE_IN.get(name, ())
+    for name, path in MODULES.items()
+    if steps_in(ast.parse(path.read_text())) or name in USERS_COMPUTE_IN
+}
+
+
+def test_steps_are_found() -> None:
+    found = {name for names in COMPUTED_BY_USERS.values() for name in names}
+    assert {"NormalEquations", "TasteMoments", "ModelUpdate", "GradientStep", "BankStep", "HeadLosses"} <= found
+    assert len(found) > 35
+
+
+@pytest.mark.parametrize("name", COMPUTED_BY_USERS)
 def test_what_users_compute_beside_a_server_knows_nothing_of_budgets_or_of_einsum(name: str) -> None:
     tree = ast.parse(MODULES[name].read_text())
-    assert not _known_of_budgets(tree, USERS_COMPUTE_IN[name])
-    assert not EINSUM.broken_by(name, tree)
+    names = COMPUTED_BY_USERS[name]
+    assert not _known_of_budgets(tree, names)
+    bodies = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names]
+    assert not [found for node in bodies for found in EINSUM.find(node)]
 
 
 @pytest.mark.parametrize(
@@ -434,6 +483,8 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("random numbers are drawn", "import os\nos.urandom(8)"),
         ("noise sources are made or called", "run.noise('a', 1.0, 3)"),
         ("noise sources are made or called", "run.noise.smallest('a', losses, 3)"),
+        ("a run is opened, with its ledger and its noise", "with Run.open(users, Budget(9.0, 1e-5)) as run: ..."),
+        ("a run is opened, with its ledger and its noise", "Run(users, Ledger(budget), board, noise)"),
         ("a noise source is called", "secure_noise.smallest('a', losses, 3)"),
         ("random numbers are drawn", "rng.choice(5)"),
         ("random numbers are drawn", "def f(rng, shape):\n    return rng.gumbel(size=shape)"),

@@ -436,6 +436,18 @@ print(told, sent.called, thread.called, installs(), utils.get_flwr_home())
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.parametrize("module", ["node", "server", "apps", "simulation", "wire.messages", "wire.in_process"])
+def test_whoever_imports_a_part_of_a_federation_silences_flower_first(module: str) -> None:
+    code = (
+        f"import privrep.federated.{module}\n"
+        "from flwr.supercore import telemetry\n"
+        "print(telemetry.FLWR_TELEMETRY_ENABLED)"
+    )
+    on = {**os.environ, "FLWR_TELEMETRY_ENABLED": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=on)
+    assert done.stdout == "0\n"
+
+
 # Files dealt to nodes
 
 

@@ -474,3 +474,13 @@ def test_a_folder_is_empty_if_nothing_but_a_torn_claim_is_in_it(tmp_path: Path) 
     assert folder.format == ""
     (folder.path / "other.tmp").write_text("{")
     assert not folder.empty
+
+
+def test_a_link_or_a_folder_is_no_torn_claim(tmp_path: Path) -> None:
+    """Whoever can write there could otherwise have a fit overwrite another file."""
+    linked, nested = ModelFolder(tmp_path / "linked"), ModelFolder(tmp_path / "nested")
+    linked.path.mkdir()
+    (linked.path / "run.tmp").symlink_to(tmp_path / "elsewhere")
+    (nested.path / "run.tmp").mkdir(parents=True)
+    assert not linked.empty
+    assert not nested.empty

@@ -17,7 +17,9 @@ from privrep.privacy.contributions import Vectors
 from privrep.privacy.ledger import Budget, read_ledger
 from privrep.privacy.protocol import StepSpec
 from privrep.privacy.run import Run
+from privrep.privacy.sampling import Fixed, FixedSample, Poisson, Sample
 from privrep.users.holders import KeyHolders
+from privrep.users.isolated import IsolatedUsers
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from stepping import RowsStep
@@ -91,3 +93,19 @@ def test_a_run_without_users_selects_keys_and_asks_nobody(users: InMemoryUsers) 
 def test_steps_that_cannot_be_called_are_refused(declared: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         StepSpec(**declared)
+
+
+@pytest.mark.parametrize("among", [Poisson(0.1), Fixed(4, 20), None, "all"])
+def test_users_refuse_an_audience_that_nobody_drew(users: InMemoryUsers, among: Any) -> None:
+    """Otherwise a sample that was paid for could be answered about everyone."""
+    for engine in (users, IsolatedUsers(users), IsolatedUsers(users, strictly=True)):
+        with pytest.raises(InputError, match="everyone, a group or a sample that was drawn"):
+            engine.sums(MEANS, {"mean": Bound(1.0, 3)}, among)
+
+
+@pytest.mark.parametrize("among", [Sample(0.5, b"key"), FixedSample(4, b"key"), None])
+def test_a_run_refuses_a_sample_that_it_did_not_draw(users: InMemoryUsers, among: Any) -> None:
+    with Run.open(users, BUDGET) as run:
+        with pytest.raises(InputError, match="a sample that it draws itself"):
+            run.release("page", MEANS, QUERY, among)
+        assert run.ledger.epsilon == 0

@@ -228,7 +228,7 @@ def _need_flower(folder: Path | None = None) -> None:
     """One sentence where Flower is not installed; else nothing of its own leaves this machine or this run's folder."""
     if importlib.util.find_spec("flwr") is None:
         raise InputError(NEEDED)
-    from privrep.federated.wire import silence as quiet  # noqa: F401 - settings that Flower reads as it is imported
+    from privrep.federated.wire import silence_flower  # noqa: F401 - settings that Flower reads as it is imported
 
     if folder is not None:
         os.environ["FLWR_HOME"] = str((folder / "flower").absolute())

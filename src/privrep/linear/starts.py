@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privrep.linear.class_steps import encoded
 from privrep.linear.steps import PairMoments, PowerStep
@@ -127,6 +128,11 @@ def _from_image(image: Array, sigma: float, rank: int | None) -> Estimate:
     k = rank if rank is not None else min(max(int((size > 1.15 * noise).sum()), 1), MAX_AUTO_RANK, d)
     error = np.minimum(d * sigma**2 / np.maximum(size[:k] ** 2 - d * sigma**2, 1e-300), 1.0)
     return Estimate(left[:, :k], np.diag(error))
+
+
+def public_order(rows: int, name: str) -> NDArray[np.int64]:
+    """Return a public permutation of row numbers, (rows,), the same for the same number and name."""
+    return np.random.default_rng([rows, *name.encode()]).permutation(rows)
 
 
 def random_basis(d: int, k: int, name: str) -> Array:

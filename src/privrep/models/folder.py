@@ -84,7 +84,7 @@ class ModelFolder:
         """Whether nothing is there but what a claim leaves behind when it is killed."""
         if not self.path.exists():
             return True
-        return self.path.is_dir() and all(file.name == _LEFT_OVER for file in self.path.iterdir())
+        return self.path.is_dir() and all(_is_left_over(file) for file in self.path.iterdir())
 
     @property
     def format(self) -> str:
@@ -229,6 +229,11 @@ class ModelFolder:
             raise InputError(
                 f"{self.path} is damaged ({part}: {reason.rstrip('.')}); restore it from a copy."
             ) from None
+
+
+def _is_left_over(file: Path) -> bool:
+    """Return whether a file is what a killed claim leaves: a plain file of that name, and no link to another."""
+    return file.name == _LEFT_OVER and file.is_file() and not file.is_symlink()
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -27,9 +27,9 @@ from privrep.neural.rounds import TrainingSettings, local_step
 from privrep.nn.flat_module import FlatModule, Split
 from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.bounds import Contributions
-from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.protocol import StepSpec, UserBatch, positions_of
 from privrep.typing import Singles
-from privrep.users.batching import batch_size, finite_batch, padded_batches, positions_of
+from privrep.users.batching import batch_size, finite_batch, padded_batches
 from privrep.users.performance import Performance
 from privrep.users.summing import map_blocks
 

@@ -118,6 +118,18 @@ PlannedAudience = Everyone | Group | Poisson | Fixed
 """Who is asked, as a run is told: a sample is drawn inside of it, once it is paid for."""
 
 
+def check_audience(among: Audience) -> None:
+    """Raise InputError unless users can be told to ask these: a plan of a sample is none, and is not everyone."""
+    if not isinstance(among, Everyone | Group | Sample | FixedSample):
+        raise InputError(f"users ask everyone, a group or a sample that was drawn. Got {among!r} instead.")
+
+
+def check_planned_audience(among: PlannedAudience) -> None:
+    """Raise InputError unless a run can be told to ask these: a sample that somebody drew has no price."""
+    if not isinstance(among, Everyone | Group | Poisson | Fixed):
+        raise InputError(f"a run asks everyone, a group, or a sample that it draws itself. Got {among!r} instead.")
+
+
 @dataclass(frozen=True)
 class Facts:
     """Public facts of users' rows.
@@ -148,3 +160,9 @@ class Users(Protocol):
     ) -> dict[str, BoundedSum]:
         """Return every statistic of the step, clipped and summed, in one pass over the users who are asked."""
         ...
+
+
+def positions_of(batch: UserBatch) -> NDArray[np.int64]:
+    """Return the positions of the users of a padded batch, ABSENT where nobody takes a batch row."""
+    assert batch.positions is not None
+    return batch.positions

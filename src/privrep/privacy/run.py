@@ -35,7 +35,16 @@ from privrep.privacy.exponential import choice_events, scale_in_levels
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.node_noise import NoisyUsers, release_by_machines
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
-from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, PlannedAudience, Step, Users
+from privrep.privacy.protocol import (
+    EVERYONE,
+    Audience,
+    Everyone,
+    Facts,
+    PlannedAudience,
+    Step,
+    Users,
+    check_planned_audience,
+)
 from privrep.privacy.release import State, choose, release, release_about_sample, release_iterated, select
 from privrep.privacy.sampling import Fixed, Poisson, Sampling
 from privrep.privacy.selection import COUNTED, Holders, Key
@@ -45,7 +54,8 @@ Planned = TypeVar("Planned", bound=PlannedAudience)
 OnRelease = Callable[[str, Step | None], None]
 """Hears of a page that stands, and of the step that was asked; None for a selection and for steps of an iteration.
 
-The step holds public values alone. Nothing that the hook computes goes back to the run, nor is it written anywhere.
+A step holds public values. One whose users keep a state of their own holds that state, too, so a hook is for the eyes
+of whoever holds the rows. Nothing that the hook computes goes back to the run, nor is it written anywhere.
 """
 
 
@@ -157,6 +167,7 @@ class Run:
 
     def _planned(self, among: Planned) -> Planned | Everyone:
         """Return who is asked, after a check: a sample of all users is everyone."""
+        check_planned_audience(among)
         if isinstance(among, Fixed):
             check_batches(among, self.ledger.budget.relation, self.users.facts.users)
         return EVERYONE if isinstance(among, Poisson | Fixed) and among.everyone else among

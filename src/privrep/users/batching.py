@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.groups import Group
-from privrep.privacy.protocol import ABSENT, EVERYONE, Everyone, UserBatch
+from privrep.privacy.protocol import ABSENT, EVERYONE, Everyone, UserBatch, positions_of
 
 NUMBERS = 1 << 23  # of the rows of one call
 VECTOR_NUMBERS = 1 << 22  # of the vectors that a step makes of one call
@@ -36,12 +36,6 @@ LOAD = 16  # calls of a sample, roughly: with many, batch rows are taken evenly,
 BATCH_CALLS = 4  # calls of a batch of fixed size, or more: some for every core
 SMALL_CALL = 1 << 21  # numbers that are not worth cutting up
 WAITING = 8  # calls of a sample that wait for their rows to be taken
-
-
-def positions_of(batch: UserBatch) -> NDArray[np.int64]:
-    """Return the positions of the users of a padded batch, ABSENT where nobody takes a batch row."""
-    assert batch.positions is not None
-    return batch.positions
 
 
 def taken_rows(batch: UserBatch) -> NDArray[np.bool_]:

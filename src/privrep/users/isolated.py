@@ -15,7 +15,7 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.privacy.bounds import FLOAT_SLACK, LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.groups import Group
-from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step
+from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step, check_audience
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
@@ -46,6 +46,7 @@ class IsolatedUsers:
     def sums(
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
+        check_audience(among)
         if isinstance(among, FixedSample):
             raise InputError("batches of a fixed size need all rows in one place.")
         users = self.facts.users

@@ -29,7 +29,7 @@ from privrep.privacy.bounds import (
     clipped_sum,
 )
 from privrep.privacy.groups import Group
-from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Step, StepSpec, UserBatch
+from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Step, StepSpec, UserBatch, check_audience
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.typing import Array
 from privrep.users.batching import (
@@ -67,6 +67,7 @@ def sum_blocks(
         among: who is asked. A sample is for padded steps alone: other calls are cut by rows of users not in it.
         count: of users, for a sample of them and for a step of the whole batch.
     """
+    check_audience(among)
     batch_level = step.spec.batch_level
     if any(batch_level != (bound.terms_per_user is not None) for bound in bounds.values()):
         raise InputError("functions of a whole batch are asked for by bounds that say how much one user touched.")

@@ -32,7 +32,17 @@ from numpy.typing import NDArray
 from privrep.data.categories import MOST_CLASSES
 from privrep.errors import InputError
 from privrep.federated.wire import travelling
-from privrep.federated.wire.travelling import ENCODED, HELD, PART, SPLIT, STEPS, TABLE_STEPS, class_of, name_of
+from privrep.federated.wire.travelling import (
+    ENCODED,
+    HELD,
+    INNER_STEPS,
+    PART,
+    SPLIT,
+    STEPS,
+    TABLE_STEPS,
+    class_of,
+    name_of,
+)
 from privrep.privacy.protocol import Step
 
 WIDEST = 4096  # a matrix of a table's step, where rows are not wider
@@ -91,6 +101,8 @@ def _check_targets(step: Any, targets: int) -> None:
         if not 2 <= step.classes <= MOST_CLASSES:
             raise _wrong(f"it is of {step.classes:,} classes, and there are 2 to {MOST_CLASSES:,}")
         _check_targets(step.step, step.classes if step.classes > 2 else 1)
+    elif name_of(step) in INNER_STEPS:  # it hands users' targets on as they are
+        _check_targets(step.step, targets)
 
 
 def _wrong(what: str) -> InputError:

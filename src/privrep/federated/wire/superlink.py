@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privrep.federated.wire import silence as quiet  # isort: skip
+from privrep.federated.wire import silence_flower  # isort: skip
 import uvicorn
 from flwr.app import Message
 from flwr.common.constant import (
@@ -174,7 +174,7 @@ def open_link(host: str, port: int, tls: Tls | None, node_keys: Mapping[str, byt
         raise InputError(
             f"without TLS and node keys a server listens on loopback alone (127.0.0.1). Got {host} instead."
         )
-    quiet.hush()
+    silence_flower.hush()
     listening = _bound(host, port)
     try:
         app = create_app()

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from privrep.federated.wire import silence as quiet  # isort: skip
+from privrep.federated.wire import silence_flower  # isort: skip
 import httpx
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
@@ -72,7 +72,7 @@ def run_node(
     """Answer messages until `done`. A server that goes away is waited for, `give_up` seconds at most. `key` is the
     node's private key (an elliptic curve key of `cryptography`); `number_file` keeps Flower's number of the node, for
     its next start."""
-    quiet.hush()
+    silence_flower.hush()
     away, since, joined = False, time.monotonic(), False
     while not done():
         try:

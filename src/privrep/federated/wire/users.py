@@ -27,7 +27,7 @@ from privrep.privacy.calibration import Query, calibrate
 from privrep.privacy.events import Relation
 from privrep.privacy.groups import Group
 from privrep.privacy.node_noise import Noisy, NoisyUsers
-from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step
+from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Facts, Step, check_audience
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.typing import Array
 from privrep.users.isolated import check_sums
@@ -76,6 +76,7 @@ class FlowerUsers:
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
         """One trip to every node, however many statistics."""
+        check_audience(among)
         if step.spec.batch_level or isinstance(among, FixedSample):
             raise InputError("batches of a fixed size, and functions of whole batches, need all rows in one place.")
         group, sample = _group(among), among if isinstance(among, Sample) else None

@@ -24,7 +24,7 @@ from privrep.errors import InputError
 from privrep.linear.alternation import AlternationSettings, Move, RoundContext, learn, moved
 from privrep.linear.class_steps import ClassGradient
 from privrep.linear.method import Method, Problem
-from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start
+from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, public_order
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, gradient_size
 from privrep.local.least_squares import least_squares_heads
 from privrep.local.losses import Loss
@@ -206,7 +206,7 @@ class BatchGradient:
         half = X.shape[1] // 2
         most = half // 2 if self.disjoint else half
         size = most if self.batch is None else min(self.batch, most)
-        order = np.random.default_rng([half, *self.page.encode()]).permutation(half)
+        order = public_order(half, self.page)
         rest = order[size : 2 * size] if self.disjoint else order[:size]
         return {"gradient": Vectors(head_and_gradient(self.U, X, y, order[:size], rest)[1])}
 
