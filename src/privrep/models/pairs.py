@@ -112,7 +112,7 @@ def _model(described: Described, folder: ModelFolder) -> list[str]:
     names = [described["modules"][side]["class"] for side in ("image", "text")]
     return [
         f"Trained weights of two modules, {names[0]} and {names[1]}, of {described['user_count']:,} users.",
-        f"To use it: privrep.estimators.clip.DPClip.load({str(folder.path)!r}, image_encoder, text_encoder), or, "
+        f"To use it: privrep.DPClip.load({str(folder.path)!r}, image_encoder, text_encoder), or, "
         "after privrep fit-clip, privrep.estimators.clip_assembly.load(CONFIG.toml).",
     ]
 

@@ -1,0 +1,86 @@
+"""Checks that what is released, saved and said stays as it was recorded: small fits, old folders, a killed run.
+
+Where a change is meant, `python tests/golden/golden_cases.py` records anew. Numbers may differ by rounding: CPUs do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_cases import CASES, KILLED, SMALL, TORCH, as_recorded, described, said, values_of
+
+ANEW = "if this change is meant, record anew: python tests/golden/golden_cases.py"
+CLOSE = {"network": (1e-4, 1e-5), "pair": (1e-4, 1e-5)}  # those compute in float32
+NAMES = [
+    pytest.param(name, marks=pytest.mark.skipif(case.needs_torch and not TORCH, reason="needs PyTorch"))
+    for name, case in CASES.items()
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with as_recorded():
+        yield
+
+
+def differences(now: Any, then: Any, close: tuple[float, float], place: str = "") -> Iterator[str]:
+    """Name places where two values differ by more than rounding."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        if sorted(now) != sorted(then):
+            yield f"{place}: has {sorted(now)}, had {sorted(then)}"
+        for key in (key for key in then if key in now):
+            yield from differences(now[key], then[key], close, f"{place}/{key}")
+    elif isinstance(now, list) and isinstance(then, list):
+        if len(now) != len(then):
+            yield f"{place}: has {len(now)} values, had {len(then)}"
+        for number, (one, other) in enumerate(zip(now, then, strict=False)):
+            yield from differences(one, other, close, f"{place}[{number}]")
+    elif isinstance(now, float) and isinstance(then, float):
+        if not (math.isclose(now, then, rel_tol=close[0], abs_tol=close[1]) or (now != now and then != then)):
+            yield f"{place}: is {now!r}, was {then!r}"
+    elif type(now) is not type(then) or now != then:
+        yield f"{place}: is {now!r}, was {then!r}"
+
+
+def same(now: Any, then: Any, name: str, what: str) -> None:
+    found = list(differences(now, then, CLOSE.get(name, (1e-7, 1e-9)), what))
+    assert not found, "\n".join([*found[:5], ANEW])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fit_releases_saves_and_says_what_it_did(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, golden = CASES[name], SMALL / name
+    model = case.fit(case.made())
+    same(case.told(model), values_of(golden / "told.json"), name, "told")
+    model.save(tmp_path / "model")
+    same(described(tmp_path / "model"), described(golden / "model"), name, "model")
+    monkeypatch.chdir(tmp_path)
+    shown = json.loads(said("inspect", "model", "--json"))
+    same(shown, values_of(golden / "inspect.json"), name, "inspect --json")
+    assert said("inspect", "model") == (golden / "inspect.txt").read_text(), ANEW
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_old_folder_loads_and_predicts_as_it_did(name: str) -> None:
+    case = CASES[name]
+    same(case.told(case.load(SMALL / name / "model")), values_of(SMALL / name / "told.json"), name, "loaded")
+
+
+def test_an_old_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    case, golden, run = CASES[KILLED], SMALL / KILLED, tmp_path / "run"
+    shutil.copytree(golden / "killed", run)
+    begun = values_of(run / "ledger.jsonl")
+    assert not (run / "model.json").exists()
+    model = case.fit(case.made(run_folder=run))
+    same(case.told(model), values_of(golden / "told.json"), KILLED, "told")
+    ended = described(run)
+    assert ended["ledger.jsonl"][: len(begun)] == begun, ANEW
+    wanted = described(golden / "model")
+    wanted["ledger.jsonl"] = values_of(golden / "resumed.jsonl")  # of a run it says more
+    same(ended, wanted, KILLED, "run")
