@@ -32,7 +32,7 @@ from privrep.federated.wire.travelling import HELD, INNER_STEPS, PART, STEPS
 from privrep.linear.class_steps import Encoded
 from privrep.linear.methods.centaur import centaur_linear, paper_centaur
 from privrep.linear.methods.factorization import TasteImage, private_factorization
-from privrep.linear.methods.fedavg import fedavg, paper_fedavg
+from privrep.linear.methods.fedavg import ModelUpdate, fedavg, paper_fedavg
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.methods.margin_selection import margin_selection
 from privrep.linear.methods.priv_altmin import QuarterEquations, paper_altmin, priv_altmin
@@ -395,6 +395,11 @@ def test_steps_for_several_targets_are_those_that_say_so_themselves() -> None:
         assert type(decode(*encode(holder), 4, 1)) is type(holder)
         with pytest.raises(InputError, match="one target"):
             decode(*encode(holder), 4, 3)
+    hidden = ProjectedStep(
+        Encoded(ModelUpdate(np.zeros(4), FeatureTransform.plain(4), 0.1, True), 3), Projection(None, 1.0)
+    )
+    with pytest.raises(InputError, match="one target"):
+        decode(*encode(hidden), 4, 1)
 
 
 def test_what_stands_for_a_protocol_is_held_and_says_so_itself() -> None:
