@@ -184,7 +184,7 @@ def numbers_per_row(split: Split) -> int:
 
 
 def supported(split: Split) -> str | None:
-    """Why `GradientStep` cannot take this representation, or None if it can; `many.ManySteps` takes any."""
+    """Why `GradientStep` cannot take this representation, or None if it can; `local_sgd.LocalSgdStep` takes any."""
     return not_by_layers(split.representation, split.features)
 
 
