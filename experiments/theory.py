@@ -90,4 +90,4 @@ def theorem_17(users: int, rows: int, rank: int, epsilon: float, reach: float) -
 
     privacy = reach^2 k / (n eps), sampling = reach / sqrt m.
     """
-    return Terms(privacy=reach**2 * rank / (users * epsilon), among=reach / rows**0.5)
+    return Terms(privacy=reach**2 * rank / (users * epsilon), sampling=reach / rows**0.5)
