@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from experiments.figure1 import DELTA, Setting, draw
 
 from privrep.data.table import UserTable
+from privrep.federated.config import FederationSettings
 from privrep.federated.credentials import make_keys, read_node_keys, server_tls
 from privrep.federated.server import serve
-from privrep.federated.settings import FederationSettings
 from privrep.federated.simulation import simulate, split_by_user
 from privrep.federated.task import TableTask
 from privrep.models import model as models

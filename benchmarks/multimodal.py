@@ -19,10 +19,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from privrep.multimodal.centre import TextSpace
 from privrep.multimodal.encoders import Projection
 from privrep.multimodal.pairs import Pairs, labelled
-from privrep.multimodal.towers import layout_of, towers, unit
+from privrep.multimodal.towers import TextSpace, layout_of, towers, unit
 from privrep.multimodal.training import ClipSettings, Mechanism, Question, planned_multiplier, train
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger

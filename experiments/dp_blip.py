@@ -33,12 +33,12 @@ from transformers import (
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
 from privrep.estimators.clip import DPClip
-from privrep.heads.gradient import one_thread
 from privrep.multimodal.blip import blip_encoders, caption, save, with_encoders
 from privrep.multimodal.captions import CaptionScores, caption_scores
 from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import CaptionedImages, Pairs, captioned, read_flickr8k, split_by_image
 from privrep.multimodal.training import ClipSettings
+from privrep.nn.threads import one_thread
 
 FLICKR8K = Path(__file__).parents[2] / "shared" / "data" / "flickr8k"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]")

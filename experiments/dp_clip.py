@@ -49,13 +49,11 @@ from experiments.figure1 import RESULTS
 from experiments.membership import membership, pair_scores
 from experiments.multimodal_references import train_openly
 from privrep.estimators.clip import DPClip
-from privrep.multimodal.centre import Centred, TextSpace
-from privrep.multimodal.defaults import settings_for
 from privrep.multimodal.encoders import Projection, blank
 from privrep.multimodal.evaluation import linear_probe, zero_shot
 from privrep.multimodal.pairs import Pairs, captions_by_class, labelled
-from privrep.multimodal.towers import layout_of, towers
-from privrep.multimodal.training import ClipSettings, Mechanism, Question
+from privrep.multimodal.towers import Centred, TextSpace, layout_of, towers
+from privrep.multimodal.training import ClipSettings, Mechanism, Question, settings_for
 from privrep.privacy.ledger import Budget
 from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers

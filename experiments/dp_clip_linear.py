@@ -152,7 +152,7 @@ def planned(budget: Budget, batch: Fixed) -> float:
 
 @lru_cache(maxsize=64)
 def _planned(budget: Budget, batch: Fixed) -> float:
-    return noise_multiplier_for(budget, batch, STEPS, whole=True)
+    return noise_multiplier_for(budget, batch, STEPS, batch_level=True)
 
 
 def run_all(path: Path, seeds: int) -> list[Row]:

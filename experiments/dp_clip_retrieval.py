@@ -37,11 +37,10 @@ from experiments.dp_clip_data import Photographs, Sources, flickr_data
 from experiments.figure1 import RESULTS
 from experiments.multimodal_references import train_openly
 from privrep.estimators.clip import DPClip
-from privrep.multimodal.centre import Centred, TextSpace, mean_of
 from privrep.multimodal.encoders import blank
 from privrep.multimodal.evaluation import retrieval
 from privrep.multimodal.pairs import Pairs, captioned
-from privrep.multimodal.towers import layout_of, towers
+from privrep.multimodal.towers import Centred, TextSpace, layout_of, mean_of, towers
 from privrep.multimodal.training import ClipSettings, Mechanism, Question
 from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers

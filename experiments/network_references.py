@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from privrep.data.table import UserTable
-from privrep.heads.gradient import labels_of, rows_of
+from privrep.heads.gradient import labels_of
 from privrep.neural.methods.fedavg import whole
-from privrep.neural.personal import Personal, descended, of_all
 from privrep.neural.rounds import TrainingSettings
-from privrep.neural.user_state import UserState, kept_heads
+from privrep.neural.user_state import Personal, UserState, descended, kept_heads, of_all
 from privrep.nn.flat_module import Split
+from privrep.nn.threads import rows_of
 from privrep.privacy.bounds import Bound
 from privrep.privacy.protocol import UserBatch, Users
 from privrep.typing import Singles

@@ -18,9 +18,9 @@ from privrep.data.table import UserTable
 from privrep.errors import NothingLearned
 from privrep.heads.gradient import HeadFit
 from privrep.neural.models import initialise, lenet, mlp
-from privrep.neural.personal import Personal, ended, fine_tuned
 from privrep.neural.registry import METHODS as NETWORK_METHODS
 from privrep.neural.rounds import TrainedWeights, TrainingSettings
+from privrep.neural.user_state import Personal, ended, fine_tuned
 from privrep.nn.flat_module import Split, split
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import BoundedSum

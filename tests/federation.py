@@ -18,9 +18,9 @@ from flwr.common.serde import recorddict_to_proto
 from numpy.typing import NDArray
 
 from privrep.federated.agreement import Agreement
+from privrep.federated.config import FederationSettings
 from privrep.federated.node import Host
 from privrep.federated.server import run_federation
-from privrep.federated.settings import FederationSettings
 from privrep.federated.task import TableTask, Task
 from privrep.federated.wire.in_process import LocalNodes
 from privrep.federated.wire.messages import packed, unpacked

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,3 +15,20 @@ Floats = NDArray[Any]
 Singles = NDArray[np.float32]
 """Numbers in single precision: rows and weights of networks."""
 Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Declare how many axes the array of a field has, as in `Annotated[Array, Axes(2)]`.
+
+    Every array of a step that travels to nodes has a declaration, and nodes refuse an array with another number of
+    axes: with one more, a user's rows could count for several users.
+    """
+
+    count: int
+
+
+Vector = Annotated[Array, Axes(1)]
+Matrix = Annotated[Array, Axes(2)]
+Weights = Annotated[Singles, Axes(1)]
+"""Weights of a network, one after the other."""

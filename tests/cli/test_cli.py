@@ -1580,10 +1580,10 @@ def test_budget_refuses(options: list[str], culprit: str, capsys: pytest.Capture
 
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import privrep.cli.demo_run
+    import privrep.cli.demo
 
-    whole = privrep.cli.demo_run.run_demo
-    monkeypatch.setattr(privrep.cli.demo_run, "run_demo", lambda folder, **more: whole(folder, users=1000, **more))
+    whole = privrep.cli.demo.run_demo
+    monkeypatch.setattr(privrep.cli.demo, "run_demo", lambda folder, **more: whole(folder, users=1000, **more))
     out = tmp_path / "demo"
     code, said, _ = run(capsys, "demo", "--out", out)
     assert code == 0

@@ -228,10 +228,9 @@ def test_images_by_the_wheels_encoders(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_clip_model_from_a_folder(train: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Images of an archive with their writers; cached features before the projections are those of CLIP."""
     pytest.importorskip("transformers")
-    from test_multimodal_encoders import write_clip
-
     from privrep.multimodal.encoders import clip_encoders
     from privrep.multimodal.sources import read_inputs
+    from tiny_clip import write_clip
 
     write_clip(tmp_path / "clip", eos=9)
     pixels = np.random.default_rng(0).integers(0, 256, (8, 9, 9, 3), dtype=np.uint8)

@@ -13,7 +13,7 @@ import pytest
 
 from privrep import cli
 from privrep.cli.fit_request import KEYS
-from privrep.schema.fit import FitConfig
+from privrep.schema.commands import FitConfig
 
 BASE: dict[str, Any] = {
     "data": {"table": "rows.parquet"},

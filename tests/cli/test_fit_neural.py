@@ -21,7 +21,7 @@ from PIL import Image
 from privrep import Centaur, cli
 from privrep.cli import fit_neural as command
 from privrep.cli.console import Bar
-from privrep.schema.neural import ImageUsers, NetworkModel, NeuralConfig
+from privrep.schema.commands import ImageUsers, NetworkModel, NeuralConfig
 
 SIDE, COUNT = 8, 360
 

@@ -20,12 +20,21 @@ from torch.nn import functional  # noqa: E402
 from privrep.errors import InputError, PrivrepError  # noqa: E402
 from privrep.estimators import clip as dp_clip  # noqa: E402
 from privrep.estimators.clip import DPClip  # noqa: E402
-from privrep.heads.gradient import one_thread  # noqa: E402
-from privrep.multimodal.defaults import CAREFUL, LOGIT_NOISE, settings_for  # noqa: E402
 from privrep.multimodal.encoders import Projection, blank  # noqa: E402
 from privrep.multimodal.pairs import captioned, labelled  # noqa: E402
 from privrep.multimodal.towers import layout_of, towers  # noqa: E402
-from privrep.multimodal.training import ClipSettings, Question, moved, planned_multiplier, start_state, train  # noqa: E402
+from privrep.multimodal.training import (  # noqa: E402
+    CAREFUL,
+    LOGIT_NOISE,
+    ClipSettings,
+    Question,
+    moved,
+    planned_multiplier,
+    settings_for,
+    start_state,
+    train,
+)
+from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.accounting import epsilon_spent  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402

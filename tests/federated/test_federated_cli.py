@@ -25,9 +25,8 @@ from privrep import cli
 from privrep.cli import federated_demo as demo
 from privrep.data.synthetic import make_population
 from privrep.errors import InputError
-from privrep.federated.config import FederateConfig, read_config
+from privrep.federated.config import FederateConfig, FederationSettings, read_config
 from privrep.federated.credentials import ServerTls, make_keys
-from privrep.federated.settings import FederationSettings
 from privrep.federated.simulation import split_by_user
 from privrep.heads.fitting import fit_heads
 from privrep.models import model as models

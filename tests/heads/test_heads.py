@@ -11,7 +11,6 @@ from scipy import sparse
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.heads.fitting import Heads, fit_block, fit_heads
-from privrep.heads.ratings import rating_candidate
 from privrep.heads.regression import (
     CONSTANT,
     OWN,
@@ -19,6 +18,7 @@ from privrep.heads.regression import (
     Preference,
     constant_candidate,
     own_candidate,
+    rating_candidate,
     shared_candidate,
 )
 from privrep.linear.methods.private_fedrep import private_fedrep

@@ -29,7 +29,7 @@ def heads_of_tables(users: int = 4, targets: int = 2, seed: int = 0) -> Heads:
 
 def heads_of_networks(users: int = 6, seed: int = 0) -> Any:
     pytest.importorskip("torch")
-    from privrep.heads.own import OwnHeads
+    from privrep.heads.neural import OwnHeads
 
     rng = np.random.default_rng(seed)
     alone = rng.random(users) < 0.5

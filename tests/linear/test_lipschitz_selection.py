@@ -10,8 +10,7 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.estimators.margin import PrivateMarginSelector
 from privrep.heads.margin import LOSSES
-from privrep.linear.lipschitz import LipschitzLosses
-from privrep.linear.methods.lipschitz_selection import lipschitz_selection
+from privrep.linear.methods.lipschitz_selection import LipschitzLosses, lipschitz_selection
 from privrep.linear.nets import RandomNet, Zooming
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound

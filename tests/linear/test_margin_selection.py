@@ -20,10 +20,9 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError, ResumeError
 from privrep.estimators.margin import PrivateMarginSelector
 from privrep.heads.margin import zero_one_heads
-from privrep.linear.margins import MarginLosses
-from privrep.linear.methods.margin_selection import margin_selection, projected_dimension
+from privrep.linear.methods.margin_selection import MarginLosses, margin_selection, projected_dimension
 from privrep.linear.nets import RandomNet, Zooming, sign_matrix
-from privrep.local.projection import Projection
+from privrep.local.transform import Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
 from privrep.privacy.events import Pure

@@ -1,4 +1,4 @@
-"""A network in two parts: flat public weights, and what is refused."""
+"""A network in two parts: flat public weights, what is refused, and hashes of modules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from privrep.errors import InputError  # noqa: E402
-from privrep.neural import gradient_step as ghost  # noqa: E402
 from privrep.neural.models import adapted, initialise, lenet, mlp  # noqa: E402
-from privrep.nn.flat_module import FlatModule, split  # noqa: E402
+from privrep.nn.flat_module import FlatModule, fingerprint, fingerprints, split  # noqa: E402
+from privrep.nn.ghost_clipping import supported  # noqa: E402
 
 
 def network():
@@ -184,7 +184,7 @@ class PositionsFirst(nn.Module):
 def test_a_layer_that_sees_rows_in_another_order_is_left_to_several_steps():
     """One pass would clip users in each other's place: the total gradient is right, each one's is not."""
     both = split(PositionsFirst(), nn.Linear(3, 2), 32)
-    assert "another order" in ghost.supported(both)
+    assert "another order" in supported(both)
 
 
 class Reduced(nn.Module):
@@ -220,3 +220,36 @@ def test_a_module_that_fails_on_some_numbers_is_refused():
     with pytest.raises(InputError, match="clamp its input"):
         split(Words(clamped=False), nn.Linear(40, 2), 10)
     assert split(Words(clamped=True), nn.Linear(40, 2), 10).rank == 40
+
+
+# Hashes of modules: what is frozen always counts, what is trained only if it is asked for
+
+
+def frozen_first(seed: int = 0, frozen: int = 0) -> nn.Module:
+    torch.manual_seed(frozen)
+    first = nn.Linear(3, 2).requires_grad_(False)
+    torch.manual_seed(seed)
+    return nn.Sequential(first, nn.Linear(2, 2))
+
+
+def test_trained_weights_count_only_where_they_are_asked_for() -> None:
+    one, other = frozen_first(seed=1), frozen_first(seed=2)
+    assert fingerprint(one, trainable=False) == fingerprint(other, trainable=False)
+    assert fingerprint(one, trainable=True) != fingerprint(other, trainable=True)
+    assert fingerprints(one) == {
+        "all": fingerprint(one, trainable=True),
+        "frozen": fingerprint(one, trainable=False),
+    }
+
+
+def test_frozen_weights_and_buffers_always_count() -> None:
+    for trainable in (True, False):
+        assert fingerprint(frozen_first(frozen=1), trainable=trainable) != fingerprint(
+            frozen_first(frozen=2), trainable=trainable
+        )
+        thawed = frozen_first().requires_grad_(True)
+        assert fingerprint(thawed, trainable=trainable) != fingerprint(frozen_first(), trainable=trainable)
+        norm = nn.BatchNorm1d(3)
+        before = fingerprint(norm, trainable=trainable)
+        norm.running_mean += 1
+        assert fingerprint(norm, trainable=trainable) != before

@@ -22,11 +22,11 @@ import test_slots_neighbours as neighbours  # noqa: E402
 from torch import nn  # noqa: E402
 
 from privrep.data.table import UserTable  # noqa: E402
-from privrep.heads.gradient import one_thread  # noqa: E402
 from privrep.multimodal.mechanisms.bank import BankStep  # noqa: E402
 from privrep.multimodal.mechanisms.batch import BatchStep  # noqa: E402
 from privrep.multimodal.mechanisms.pairwise import InsideStep  # noqa: E402
 from privrep.multimodal.towers import Layout, Towers, towers  # noqa: E402
+from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK, Bound  # noqa: E402
 from privrep.users import summing as base  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402

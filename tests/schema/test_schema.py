@@ -13,10 +13,8 @@ from pydantic import ValidationError
 
 from privrep.errors import InputError
 from privrep.schema.clip import PairsConfig
-from privrep.schema.federate import FederateFile, Federation
-from privrep.schema.fit import FitConfig
+from privrep.schema.commands import FederateFile, Federation, FitConfig, NeuralConfig
 from privrep.schema.machinery import Configuration, choices_of
-from privrep.schema.neural import NeuralConfig
 from privrep.schema.sections import Network, Relation, Share, Training
 
 FIT: dict[str, Any] = {
@@ -204,7 +202,7 @@ def test_files_that_are_missing_are_told_and_folders_to_write_are_not(tmp_path: 
 
 
 def test_names_are_those_of_the_code() -> None:
-    from privrep.federated.settings import FederationSettings, NoiseBy
+    from privrep.federated.config import FederationSettings, NoiseBy
     from privrep.neural import plan
     from privrep.privacy.events import RELATIONS
 

@@ -16,7 +16,7 @@ from scipy import sparse
 from privrep.data.readers import TableSource
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.local.projection import Projection
+from privrep.local.transform import Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, Bound, LossBound
 from privrep.privacy.calibration import Query

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from privrep.cli.demo_run import Comparison
+from privrep.cli.demo import Comparison
 from privrep.data.synthetic import Population, make_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError

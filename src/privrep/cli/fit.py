@@ -13,9 +13,7 @@ from privrep.cli.config import say_checked
 from privrep.cli.console import note
 from privrep.cli.declared import read_categories, read_classes, read_covariance, read_items, read_scale
 from privrep.cli.fit_request import BESIDES, FitRequest, in_keys, refuse_options
-from privrep.cli.folders import check_out, standing
-from privrep.cli.learning import learn_table, undecided
-from privrep.cli.summary import summarise
+from privrep.cli.fit_table import check_out, learn_table, standing, summarise, undecided
 from privrep.errors import InputError
 from privrep.linear.registry import DEFAULT
 
@@ -75,7 +73,7 @@ def _fit_file(
     context: typer.Context, path: Path, out: Path | None, workdir: Path | None, overwrite: bool, check: bool
 ) -> None:
     """Fit as a file says. Only where the model goes, and how the work is done, may be said beside it."""
-    from privrep.schema.fit import FitConfig
+    from privrep.schema.commands import FitConfig
 
     given = [
         option.opts[0]

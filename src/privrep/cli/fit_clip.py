@@ -9,7 +9,7 @@ import typer
 
 from privrep.cli.config import files_are_missing
 from privrep.cli.console import Bar, note, progress, say, shout
-from privrep.cli.learning import stoppable
+from privrep.cli.fit_table import stoppable
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

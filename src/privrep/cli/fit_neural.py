@@ -11,14 +11,14 @@ import typer
 
 from privrep.cli.config import files_are_missing
 from privrep.cli.console import note, progress, say, shout
-from privrep.cli.learning import stoppable
+from privrep.cli.fit_table import stoppable
 from privrep.errors import InputError, NothingLearned
 
 if TYPE_CHECKING:
     from privrep.data.images import Images
     from privrep.data.table import UserTable
     from privrep.estimators.network import Centaur
-    from privrep.schema.neural import NetworkModel, NeuralConfig
+    from privrep.schema.commands import NetworkModel, NeuralConfig
 
 _NOT_PRIVATE = "(not private: for your eyes)"
 
@@ -31,7 +31,7 @@ def fit_neural(
     check: Annotated[bool, typer.Option("--check", help="Say what would be shared, and spend nothing.")] = False,
 ) -> None:
     """Learn a shared part of a network privately, and every user's head, from images."""
-    from privrep.schema.neural import NeuralConfig
+    from privrep.schema.commands import NeuralConfig
 
     asked = NeuralConfig.read(config)
     if check and files_are_missing(config, asked):

@@ -15,7 +15,7 @@ from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.privacy.events import Relation
-    from privrep.schema.fit import FitConfig
+    from privrep.schema.commands import FitConfig
 
 BESIDES = ("out", "workdir", "overwrite", "check")  # options that go with a file
 KEYS = {  # of each option, what a file says in its place

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privrep.cli.console import say
-from privrep.cli.files import check_file, new_file, open_text
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
+from privrep.cli.tables import check_file, new_file, open_text
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privrep.cli.console import say
-from privrep.cli.files import check_file, new_file, open_text, suffix_of
 from privrep.cli.options import FeatureColumns, Folder, ItemColumn, TablePath, UserColumn, split_names
-from privrep.cli.tables import id_kind, open_table
+from privrep.cli.tables import check_file, id_kind, new_file, open_table, open_text, suffix_of
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

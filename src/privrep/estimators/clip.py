@@ -20,13 +20,11 @@ from torch import nn
 from privrep.errors import InputError
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
 from privrep.models.pairs import PAIRS
-from privrep.multimodal.centre import Centred, centre
-from privrep.multimodal.defaults import settings_for
 from privrep.multimodal.description import SavedPairs, describe, prints_of
 from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import Pairs
-from privrep.multimodal.towers import Layout, Towers, layout_of, towers
-from privrep.multimodal.training import ClipSettings, Mechanism, Question, planned_multiplier, train
+from privrep.multimodal.towers import Centred, Layout, Towers, centre, layout_of, towers
+from privrep.multimodal.training import ClipSettings, Mechanism, Question, planned_multiplier, settings_for, train
 from privrep.privacy.ledger import Budget, PrivacyReport
 from privrep.privacy.protocol import EVERYONE
 from privrep.privacy.run import Run

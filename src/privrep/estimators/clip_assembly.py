@@ -25,7 +25,6 @@ from privrep.errors import InputError
 from privrep.estimators.clip import DPClip
 from privrep.models.folder import MODEL, ModelFolder
 from privrep.models.pairs import PAIRS
-from privrep.multimodal.centre import TextSpace
 from privrep.multimodal.description import SavedPairs
 from privrep.multimodal.encoders import (
     MINILM_TOKENS,
@@ -43,6 +42,7 @@ from privrep.multimodal.encoders import (
 from privrep.multimodal.modules import Progress
 from privrep.multimodal.pairs import TEMPLATES, Pairs, captioned, captions_by_class, labelled, prompts
 from privrep.multimodal.sources import Inputs, public_texts, text_features
+from privrep.multimodal.towers import TextSpace
 from privrep.schema.clip import PairsConfig
 from privrep.typing import Singles
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from privrep.data.table import UserTable, find_users
 from privrep.errors import InputError, NothingLearned
-from privrep.heads.own import OwnHeads, fit_own_heads
+from privrep.heads.neural import OwnHeads, fit_own_heads
 from privrep.heads.personal import PersonalNetwork, softmax
 from privrep.heads.store import FILE, has_heads, read_own_heads
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
@@ -30,9 +30,8 @@ from privrep.neural.description import arguments, check_names, describe, plan_fr
 from privrep.neural.features import ORIENTATIONS, SCALES, Dct, Edges, FeatureMap, Frozen, frequencies
 from privrep.neural.models import adapted, initialise, lenet, mlp
 from privrep.neural.plan import ADAPTER_RANKS, Options, Share, SharingPlan, plan_sharing
-from privrep.neural.rounds import TrainingSettings
+from privrep.neural.rounds import OnLoss, TrainingSettings, report_loss
 from privrep.neural.training import Shape, SharedPart, learn
-from privrep.neural.watching import OnLoss, report_loss
 from privrep.nn.flat_module import FlatModule, check_module, split, tried
 from privrep.privacy.ledger import Budget, PrivacyReport
 from privrep.privacy.protocol import Step, Users

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from privrep.errors import InputError
-from privrep.federated.settings import FederationSettings
+from privrep.federated.config import FederationSettings
 from privrep.federated.task import Task
 from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.ledger import Budget

@@ -22,7 +22,7 @@ from privrep.errors import InputError
 from privrep.estimators.network import Centaur
 from privrep.federated.neural_task import NeuralTask, read_arrays
 from privrep.federated.task import task_from_json
-from privrep.heads.own import fit_own_heads
+from privrep.heads.neural import fit_own_heads
 from privrep.heads.store import write_heads
 from privrep.neural.checks import rows_of
 

@@ -31,7 +31,7 @@ from privrep.errors import InputError, NothingLearned
 from privrep.estimators.network import ROWS, Centaur
 from privrep.federated.task import check_users, other_task, read_columns
 from privrep.heads.gradient import HeadFit
-from privrep.heads.own import fit_own_heads
+from privrep.heads.neural import fit_own_heads
 from privrep.heads.store import write_heads
 from privrep.models.description import Columns
 from privrep.models.folder import MODEL, ModelFolder

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from privrep.errors import InputError
-from privrep.federated.settings import FederationSettings
+from privrep.federated.config import FederationSettings
 from privrep.federated.task import Task
 from privrep.federated.wire.users import read_facts
 from privrep.privacy.protocol import Facts

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.federated.agreement import nodes_view, server_view
+from privrep.federated.config import FederationSettings
 from privrep.federated.credentials import ServerTls
 from privrep.federated.run_log import RunLog
-from privrep.federated.settings import FederationSettings
 from privrep.federated.task import Task
 from privrep.federated.wire.messages import packed, unpacked
 from privrep.federated.wire.rounds import Conversation, Nodes

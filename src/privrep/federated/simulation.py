@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from privrep.data.files import file_format, file_schema
 from privrep.errors import InputError
+from privrep.federated.config import FederationSettings
 from privrep.federated.node import Host
 from privrep.federated.server import run_federation
-from privrep.federated.settings import FederationSettings
 from privrep.federated.task import Task
 from privrep.federated.wire.in_process import LocalNodes
 

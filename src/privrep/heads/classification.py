@@ -22,7 +22,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Floats, Matrix
 
 PRECISIONS = (8.0, 1.0, 0.125)  # of the prior of a head on the representation, whose coordinates are of one size
 MANY_ROWS = 4  # times as many as features: enough for Newton's method
@@ -253,10 +253,10 @@ class ClassPrior:
     """
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
-    matrix: Array
+    matrix: Matrix
     intercept: bool
     loss: Loss
-    centre: Array | None = None
+    centre: Matrix | None = None
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
@@ -289,12 +289,12 @@ class ClassPreference:
     """One vote per user: which of the two did best by leave-one-out. Users with too few rows to tell do not vote."""
 
     spec: ClassVar[StepSpec] = StepSpec()
-    matrix: Array
+    matrix: Matrix
     frame: FeatureTransform
     intercept: bool
     loss: Loss
     precision: float
-    centre: Array | None = None
+    centre: Matrix | None = None
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X

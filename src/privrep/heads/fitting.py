@@ -24,7 +24,6 @@ from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.heads.classification import class_constant, class_own, class_shared
 from privrep.heads.margin import LossName, first_half, lipschitz_fit, shortened, zero_one_heads
-from privrep.heads.ratings import rating_candidate
 from privrep.heads.regression import (
     CONSTANT,
     OWN,
@@ -33,6 +32,7 @@ from privrep.heads.regression import (
     constant_candidate,
     images,
     own_candidate,
+    rating_candidate,
     shared_candidate,
 )
 from privrep.heads.regression import KINDS as KINDS

@@ -1,9 +1,9 @@
 """Heads that choose one of two classes, or predict by a 1-Lipschitz loss, of many users by many representations.
 
 A row x with label y = +-1 is seen by a candidate U as p = U^T x, and q = y p is all that counts. Selections score
-candidates by these heads (`linear.margins`, `linear.lipschitz`), and users keep one for the representation that was
-chosen. A user's numbers are its own to the last bit: all is elementwise over users and candidates, by operations that
-are rounded correctly.
+candidates by these heads (`margin_selection`, `lipschitz_selection`), and users keep one for the representation that
+was chosen. A user's numbers are its own to the last bit: all is elementwise over users and candidates, by operations
+that are rounded correctly.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from privrep.local.losses import Loss, decided, probabilities
 from privrep.typing import Array, Singles
 
 if TYPE_CHECKING:
-    from privrep.heads.own import LearnedPart, OwnHeads
+    from privrep.heads.neural import LearnedPart, OwnHeads
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What a user's model can be, tried by leave-one-out on the user's own rows, for many users of equal size at once.
 
 Each user's numbers are a function of its own rows to the last bit (see `least_squares`), because `Preference` turns
-comparisons of them into a release.
+comparisons of them into a release. Heads of ratings are a user's mean, spread and taste, on the public offsets and
+factors of the items.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
-from privrep.local.least_squares import centred
+from privrep.local.least_squares import ROUNDING, centred
+from privrep.local.representation import Ratings
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Counts
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Floats, Matrix
 
 SHARED, OWN, CONSTANT = 0, 1, 2
 KINDS = ("shared", "own", "constant")
@@ -141,7 +143,7 @@ class Preference:
     """One vote per user: which of the three did best by leave-one-out. Users with too few rows to tell do not vote."""
 
     spec: ClassVar[StepSpec] = StepSpec()
-    matrix: Array
+    matrix: Matrix
     frame: FeatureTransform
     intercept: bool
 
@@ -160,3 +162,21 @@ class Preference:
             clear = np.isfinite(losses).all(axis=0)
             votes[:, 0] = np.where(clear, losses.argmin(axis=0), -1)
         return {"votes": Counts(votes, len(KINDS))}
+
+
+def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
+    """A user's mean, and its taste: a normal prior of the head with unit covariance, in units of the user's own spread.
+
+    y / spread = a + offset + <factors, v> + rest, the variance of the rest public; P has offset and factors. A user
+    with few ratings thus keeps close to the items' offsets, and one whose ratings are all alike to their mean.
+    """
+    m = y.shape[1]
+    spread = np.sqrt((centred(y) ** 2).mean(axis=1))
+    rows = centred(P[:, :, 1:])
+    unit = np.where(spread > ROUNDING * np.abs(y).max(axis=1), spread, 0.0)
+    left = centred(y) - centred(P[:, :, 0]) * unit[:, None]
+    gram = rows.transpose(0, 2, 1) @ rows + ratings.residual * np.eye(rows.shape[2])
+    taste = np.linalg.solve(gram, rows.transpose(0, 2, 1) @ left[:, :, None])[:, :, 0]
+    head = np.concatenate([unit[:, None], taste], axis=1)
+    loss = (left - (rows @ taste[:, :, None])[:, :, 0]) ** 2
+    return Fit(SHARED, loss.sum(axis=1) / m, intercepts(P, y, head, True), head)

@@ -1,6 +1,6 @@
 """Heads in a folder: folder/private/heads.parquet, which its owner alone can read.
 
-Heads of tables (`fitting.Heads`) and of networks (`own.OwnHeads`) have columns of their own in a file of that name.
+Heads of tables (`fitting.Heads`) and of networks (`neural.OwnHeads`) have columns of their own in a file of that name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from privrep.errors import InputError
 from privrep.heads.fitting import Heads
 
 if TYPE_CHECKING:
-    from privrep.heads.own import OwnHeads
+    from privrep.heads.neural import OwnHeads
 
 FILE = "private/heads.parquet"
 
@@ -97,7 +97,7 @@ def read_heads(folder: Path) -> Heads:
 
 def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:
     """Read the heads of a network's model; raise ValueError if they are of another shared part."""
-    from privrep.heads.own import OwnHeads
+    from privrep.heads.neural import OwnHeads
 
     table = pq.read_table(folder / FILE)
     alone = table["alone"].to_numpy()

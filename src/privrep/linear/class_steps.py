@@ -16,7 +16,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions, Losses
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import Step, StepSpec, UserBatch
-from privrep.typing import Array, Floats
+from privrep.typing import Floats, Matrix
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ClassGradient(LeaveOneOutGradient):
     """
 
     loss: Loss
-    centre: Array | None = None
+    centre: Matrix | None = None
 
     def _pull(self, P: Floats, y: Floats) -> tuple[Floats, Floats]:
         m = P.shape[1]
@@ -75,11 +75,11 @@ class PooledGradient:
     mean loss, and its curvature in each coordinate, as one vector: their ratio is Newton's step."""
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
-    U: Array
+    U: Matrix
     frame: FeatureTransform
     intercept: bool
     loss: Loss
-    centre: Array
+    centre: Matrix
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X

@@ -3,6 +3,9 @@
 A random finite set drawn without looking at the data is a legitimate range of the exponential mechanism. Zooming: every
 round has candidates around the one chosen before, nearer than the round before. What each round costs adds up; nothing
 else is released, because a round's candidates are functions of its page's name and the choices before it.
+
+A user's losses are the same to the last bit whoever stands beside it and however many candidates there are: candidates
+come WIDTH at a time, always, one product per user; all else is elementwise, by operations that are rounded correctly.
 """
 
 from __future__ import annotations
@@ -10,19 +13,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.linear.margins import WIDTH, Net
+from privrep.privacy.bounds import Losses
 from privrep.privacy.protocol import Step
 from privrep.privacy.run import Run
-from privrep.typing import Array
+from privrep.typing import Array, Floats, Matrix
+
+WIDTH = 256  # candidates that are scored at a time; the last ones of a net are filled up
+_USERS = 64  # users at a time: their images by WIDTH candidates stay in a core's cache
 
 PURPOSES = {"choice": "one of many candidates"}
 """What the pages that this module asks for are for; see `method.Method.purposes`."""
 
 _SWAPPED = (np.arange(WIDTH) % 4 == 3)[:, None, None]  # candidates with a fresh direction
+
+
+class Net(Protocol):
+    """Finitely many candidates, drawn without looking at the data."""
+
+    @property
+    def size(self) -> int: ...
+
+    def chunk(self, number: int) -> Array:
+        """(dimension, rank, WIDTH): candidates number * WIDTH and following."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,11 +53,12 @@ class RandomNet:
     are drawn WIDTH at a time and never all held.
     """
 
+    fills: ClassVar[type] = Net  # what fields of steps that travel declare
     name: str
     size: int
     dimension: int
     rank: int
-    centre: Array | None = None
+    centre: Matrix | None = None
     angle: float = 0.0
 
     def chunk(self, number: int) -> Array:
@@ -116,3 +135,18 @@ def sign_matrix(rows: int, columns: int) -> Array:
     generator = np.random.default_rng([rows, columns, *b"johnson-lindenstrauss"])
     signs = 2.0 * generator.integers(0, 2, (rows, columns), dtype=np.int8) - 1.0
     return np.asarray(signs / math.sqrt(rows))
+
+
+def by_candidate(net: Net, rows: Floats, evaluate: Callable[[Floats, slice], Floats]) -> Losses:
+    """The losses (users, candidates) that `evaluate` finds in images (users, m, rank, WIDTH), for a slice of users."""
+    users, m, _ = rows.shape
+    losses = np.empty((users, net.size), np.float32)
+    for number, start in enumerate(range(0, net.size, WIDTH)):
+        C = net.chunk(number)
+        flat = np.ascontiguousarray(C, dtype=np.float32).reshape(len(C), -1)
+        stop = min(start + WIDTH, net.size)
+        for first in range(0, users, _USERS):
+            some = slice(first, first + _USERS)
+            images = (rows[some] @ flat).reshape(-1, m, C.shape[1], WIDTH)
+            losses[some, start:stop] = evaluate(images, some)[:, : stop - start]
+    return Losses(losses)

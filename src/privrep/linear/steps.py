@@ -33,7 +33,7 @@ from privrep.privacy.contributions import (
     packed_size,
 )
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Floats, Matrix, Vector
 
 LOWEST, CELLS = -40, 81  # histograms of sizes: one cell an octave, from 2^-40 to 2^40, the ends open
 WIDE_LOWEST, WIDE_CELLS = -100, 181  # the same for gradients, which go with the square of the target's unit
@@ -55,6 +55,7 @@ class FeatureSizes:
     and, where there are several, the targets. Of sparse features the size is that of the entries that are not zero.
     """
 
+    several_targets: ClassVar[bool] = True
     # of few users at a time: all get as many cells as the one who has most
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True, floats_per_sparse_user=4096)
     intercept: bool
@@ -97,6 +98,7 @@ class FeatureSizes:
 class SecondMoments:
     """1/m sum x x^T over a user's rows (around their mean if there is an intercept), in a public frame."""
 
+    several_targets: ClassVar[bool] = True
     spec: ClassVar[StepSpec] = StepSpec()
     frame: FeatureTransform
     intercept: bool
@@ -116,8 +118,9 @@ class Frequencies:
     with the rest, so that the ratio is the mean square in the clipped population.
     """
 
+    several_targets: ClassVar[bool] = True
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
-    scale: Array
+    scale: Vector
     unit: float = 1.0
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
@@ -137,6 +140,7 @@ class PairMoments:
     With several targets the sum of their Z. `normalised` brings every row to length one first (003, Algorithm 3).
     """
 
+    several_targets: ClassVar[bool] = True
     spec: ClassVar[StepSpec] = StepSpec()
     frame: FeatureTransform
     intercept: bool
@@ -167,8 +171,9 @@ class ResidualMoments:
     which adds nothing on average outside its span.
     """
 
+    several_targets: ClassVar[bool] = True
     spec: ClassVar[StepSpec] = StepSpec()
-    U: Array
+    U: Matrix
     frame: FeatureTransform
     ridge: float
     intercept: bool
@@ -232,7 +237,8 @@ class LeaveOneOutGradient:
     Products with X are in its own precision: float32 rows whose mean is 10,000 times their spread lose digits.
     """
 
-    U: Array
+    several_targets: ClassVar[bool] = True
+    U: Matrix
     frame: FeatureTransform
     heads_weight: float
     ridge: float
@@ -291,7 +297,8 @@ class PowerStep:
     representation are as large as the targets' mean square, those of Z are zero, so that Z needs fewer rounds.
     """
 
-    basis: Array
+    several_targets: ClassVar[bool] = True
+    basis: Matrix
     frame: FeatureTransform
     intercept: bool
     own_rows: bool = False

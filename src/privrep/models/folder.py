@@ -28,7 +28,7 @@ from privrep.privacy.ledger import Budget, Ledger, read_ledger
 
 if TYPE_CHECKING:
     from privrep.heads.fitting import Heads
-    from privrep.heads.own import OwnHeads
+    from privrep.heads.neural import OwnHeads
 
 Described = dict[str, Any]
 MODEL, RUN, LEDGER, BILLBOARD = "model.json", "run.json", "ledger.jsonl", "billboard"

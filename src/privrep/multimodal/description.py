@@ -20,10 +20,9 @@ import numpy as np
 from torch import nn
 
 from privrep.errors import InputError
-from privrep.multimodal.centre import PAGE, mean_of
-from privrep.multimodal.towers import Layout
+from privrep.multimodal.towers import CENTRE_PAGE, Layout, mean_of
 from privrep.multimodal.training import ClipSettings, Question
-from privrep.nn.fingerprint import fingerprints
+from privrep.nn.flat_module import fingerprints
 from privrep.privacy.billboard import Billboard, Iterated
 from privrep.privacy.ledger import Budget
 from privrep.typing import Singles
@@ -108,7 +107,7 @@ class SavedPairs:
         """Return what was taken off the images' features; zeros if nothing was."""
         if not self.described["config"]["centre"]:
             return np.zeros(self.layout.image_numbers, np.float32)
-        mean = mean_of(self.billboard.releases(PAGE)["sum"].value, int(self.described["user_count"]))
+        mean = mean_of(self.billboard.releases(CENTRE_PAGE)["sum"].value, int(self.described["user_count"]))
         if mean.shape != (self.layout.image_numbers,) or not np.isfinite(mean).all():
             raise ValueError("its mean is of other features")
         return mean

@@ -1,5 +1,8 @@
 """Training as a walk of noisy steps: charge, sample, clip, add noise, move; some steps a page, so that a killed run
-goes on from the last page without drawing any noise twice."""
+goes on from the last page without drawing any noise twice.
+
+`settings_for` decides what is done if nobody says otherwise, from public numbers: users, budget, sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from torch import nn
 
 from privrep.errors import InputError
 from privrep.multimodal.mechanisms.bank import BankStep
 from privrep.multimodal.mechanisms.batch import BatchStep
 from privrep.multimodal.mechanisms.pairwise import InsideStep, check_inside
-from privrep.multimodal.towers import Layout, Towers
-from privrep.neural.rounds import Optimiser
+from privrep.multimodal.towers import Centred, Layout, Towers
 from privrep.neural.rounds import TrainingSettings as Server
+from privrep.nn.optimiser import Optimiser
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
@@ -29,6 +33,12 @@ from privrep.typing import Array, Singles
 Mechanism = Literal["bank", "batch", "inside"]
 Sampler = Literal["poisson", "fixed"]
 Step = BankStep | BatchStep | InsideStep
+
+STEPS = 40
+LOGIT_NOISE = 1.1  # standard deviation that noise may add to the logits of a row of length one, from a start of zeros
+CAREFUL = 0.35  # the same, from a start that knows something
+CLIP = 0.2  # far below most gradients: those of rows that are told apart well count, too
+FASTEST = 200.0  # rate with that clip: beyond it steps overshoot
 
 
 @dataclass(frozen=True)
@@ -199,3 +209,30 @@ def moved(state: State, gradient: Array, settings: ClipSettings) -> State:
         "average": mean,
         "taken": np.array([steps + 1.0]),
     }
+
+
+def settings_for(mechanism: Mechanism, model: Towers, users: int, mu: float, temperature: float) -> ClipSettings:
+    """Settings of the steps.
+
+    A linear projection of unit features with free lengths (`cosine=False`) has a convex loss under "bank". T steps of
+    rate r on everyone, clipped to C, leave noise of standard deviation 2 C r T / (users mu) in every weight: the rate
+    is such that the logits of a row have noise of LOGIT_NOISE, or FASTEST if that is less. So a small budget goes a
+    short way, and stops early; and less noise is let into weights that are good for something as they are.
+    """
+    convex = linear(model.image.module) and not model.cosine and not model.text.size
+    if mechanism == "bank" and convex:
+        noise = CAREFUL if model.image.weights().any() else LOGIT_NOISE
+        rate = min(FASTEST, noise * temperature * users * mu / (2 * CLIP * STEPS))
+        return ClipSettings("bank", STEPS, None, clip=CLIP, rate=rate, optimiser="sgd", average=0.5, page=10)
+    batch = max(min(users // 4, 1024), min(users, 2))
+    sampling: Sampler = "fixed" if mechanism == "inside" else "poisson"
+    return ClipSettings(
+        mechanism, 4 * STEPS, batch, sampling=sampling, clip=0.1 if mechanism == "batch" else 1.0, rate=1e-3
+    )
+
+
+def linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer on features, centred or not."""
+    if isinstance(module, nn.Sequential):
+        return len(module) == 2 and isinstance(module[0], Centred) and isinstance(module[1], nn.Linear)
+    return isinstance(module, nn.Linear)

@@ -19,15 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privrep.heads.gradient import labels_of, one_thread
+from privrep.heads.gradient import labels_of
 from privrep.heads.neural import one_hot
 from privrep.linear.starts import top_eigenvectors
+from privrep.nn.threads import one_thread
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Products, RowMoments, packed_size, unpack
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.typing import Array
+from privrep.typing import Array, Vector
 
 FLOOR = 0.5  # of the noise of a scatter, added to its eigenvalues
 SEEN = 1.5  # standard deviations by which a sum of squares must exceed that of noise: classes mostly do agree
@@ -40,7 +41,7 @@ class ClassMoments:
     rows_per_user: int
     classes: int
     raw: int
-    centre: Array
+    centre: Vector
 
     @property
     def spec(self) -> StepSpec:

@@ -24,8 +24,7 @@ from privrep.neural.features import FeatureMap, Frozen, from_json
 from privrep.neural.plan import SharingPlan
 from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import Leading, PriorHeads, Shape, SharedPart, directions_split, linear_split
-from privrep.nn.fingerprint import fingerprints
-from privrep.nn.flat_module import split
+from privrep.nn.flat_module import fingerprints, split
 from privrep.privacy.billboard import Post
 
 Described = dict[str, Any]

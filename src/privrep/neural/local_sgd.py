@@ -17,21 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from privrep.heads.gradient import (
-    HeadRule,
-    cross_entropy,
-    labels_of,
-    one_thread,
-    own_copy,
-    representation_gradient,
-    rows_of,
-)
-from privrep.neural.gradient_step import NUMBERS_AT_ONCE, numbers_per_row
+from privrep.heads.gradient import HeadRule, cross_entropy, labels_of, representation_gradient
+from privrep.neural.gradient_step import NUMBERS_AT_ONCE
 from privrep.nn.flat_module import FlatModule, Split
+from privrep.nn.ghost_clipping import numbers_per_row
+from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.typing import Singles
+from privrep.typing import Weights
 
 NUMBERS_IN_CACHE = 1 << 20  # weights of as many users at a time as have this many: 4 MB
 
@@ -143,8 +137,8 @@ class LocalSgdStep:
     """Users fit their heads, take local steps on the representation, and send how far they got."""
 
     split: Split
-    weights: Singles
-    head_start: Singles
+    weights: Weights
+    head_start: Weights
     head_fit: HeadRule
     step_size: float
     rows_per_user: int

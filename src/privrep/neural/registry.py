@@ -16,8 +16,8 @@ from privrep.neural.methods.centaur import CentaurMethod
 from privrep.neural.methods.fedavg import FedAvgMethod
 from privrep.neural.methods.pmtl import PmtlMethod
 from privrep.neural.methods.ppsgd import PpsgdMethod
-from privrep.neural.personal import Personal
 from privrep.neural.rounds import TrainedWeights, TrainingSettings
+from privrep.neural.user_state import Personal
 from privrep.nn.flat_module import Split
 from privrep.privacy.run import Run
 from privrep.typing import Singles

@@ -3,22 +3,31 @@
 Formal guarantee: every round is one page of `Run.release`, which clips, charges and adds noise; all else is computed
 from what the pages say and from public facts: the server's optimiser, the next bound, the ratio of signal to noise. So
 a run that is continued reads the pages that stand, repeats the arithmetic, and ends with the same weights.
+
+`report_loss` estimates the training loss for the operator's screen. The estimate is NOT PRIVATE, and written nowhere.
+It is computed beside the run, from rows that the operator has anyway, and nothing of it goes back: a watched run
+releases and spends what one that is not watched does.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 
+from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.heads.gradient import HeadFit, HeadRule
-from privrep.neural.gradient_step import GradientStep, supported
+from privrep.heads.gradient import HeadFit, HeadRule, cross_entropy, head_scores, labels_of
+from privrep.neural.gradient_step import GradientStep
 from privrep.neural.local_sgd import LocalSgdStep
 from privrep.nn.flat_module import Split
+from privrep.nn.ghost_clipping import supported
+from privrep.nn.optimiser import Optimiser
+from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions, Losses
 from privrep.privacy.calibration import Query
@@ -26,8 +35,12 @@ from privrep.privacy.contributions import NormAtMost
 from privrep.privacy.protocol import Step, StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
-from privrep.typing import Array, Singles
+from privrep.typing import Singles
+from privrep.users.batching import finite_batch, padded_batches
 
+OnLoss = Callable[[str, float], None]
+
+WATCHED = 64  # users, the first of the table
 GREW = 1.6  # times the least bound so far
 HALF = Bound(0.5, 1)  # of what a user says of its update's length: one half if it is short, minus one half if not
 
@@ -171,31 +184,27 @@ def _facts(update: Release, clip: float, asked: float) -> Round:
     return Round(clip, math.sqrt(expected) / asked, math.sqrt(signal) / asked)
 
 
-@dataclass(frozen=True, eq=False)
-class Optimiser:
-    """The server's, in float64: weights, and averages of past updates and of their squares."""
+def report_loss(on_loss: OnLoss, rows: UserTable, page: str, step: Step | None) -> None:
+    """Tell `on_loss`, of a round that is over, the mean loss of a few users as the round began.
 
-    settings: TrainingSettings
-    weights: Array
-    first: Array | None = None
-    second: Array | None = None
-    steps: int = 0
+    Args:
+        on_loss: hears the page and the loss.
+        rows: of the users, as steps get them.
+        page: of the round. Pages that are not of rounds are passed over.
+        step: what users were asked in it.
+    """
+    inner = step.step if isinstance(step, MeasuredStep) else step
+    if isinstance(inner, GradientStep | LocalSgdStep):
+        on_loss(page, training_loss(inner, rows))
 
-    def settled(self) -> Optimiser:
-        """With a smaller rate, and at rest."""
-        slower = replace(self.settings, server_rate=self.settings.server_rate * self.settings.settle)
-        return self if slower == self.settings else Optimiser(slower, self.weights)
 
-    def moved(self, update: Array) -> Optimiser:
-        s, first, second = self.settings, self.first, self.second
-        steps = self.steps + 1
-        if s.server == "sgd":
-            move = update
-        elif s.server == "momentum":
-            move = first = update + (0.0 if first is None else s.momentum * first)
-        else:
-            first = (1 - s.momentum) * update + (0.0 if first is None else s.momentum * first)
-            second = (1 - s.second_momentum) * update**2 + (0.0 if second is None else s.second_momentum * second)
-            size = np.sqrt(second / (1 - s.second_momentum**steps))
-            move = first / (1 - s.momentum**steps) / (size + s.floor)
-        return Optimiser(s, self.weights + s.server_rate * move, first, second, steps)
+def training_loss(step: GradientStep | LocalSgdStep, table: UserTable) -> float:
+    """Mean cross-entropy of the first users' rows by heads fitted to those very rows, at the step's weights."""
+    some = min(WATCHED, table.n_users)
+    batch = finite_batch(next(padded_batches([table.users(0, some)], step.rows_per_user, some)))
+    split, labels = step.split, labels_of(batch.y, step.split.classes)
+    with one_thread(), torch.no_grad():
+        Z = own_copy(split.representation)(torch.tensor(step.weights), rows_of(batch.X).flatten(0, 1))
+        Z = Z.reshape(*labels.shape, -1)
+        heads = step.head_fit.fit(torch.tensor(step.head_start), Z, labels, split.head)
+        return float(cross_entropy(head_scores(heads, Z, split.head), labels).mean())

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from privrep.heads.gradient import labels_of, own_copy, row_weights
+from privrep.heads.gradient import HeadRule, labels_of, row_weights
 from privrep.heads.neural import (
     CANDIDATES,
     MOST_DIFFERENT,
@@ -34,6 +34,7 @@ from privrep.heads.neural import (
     Candidate,
     HeadInputs,
     HeadLosses,
+    View,
     log_frequencies,
     one_hot,
 )
@@ -43,13 +44,14 @@ from privrep.neural.models import initialise
 from privrep.neural.plan import SharingPlan
 from privrep.neural.rounds import Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.nn.flat_module import FlatModule, Split, split
+from privrep.nn.threads import own_copy
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import noise_multiplier_for
-from privrep.typing import Array, Singles
+from privrep.typing import Array, Singles, Vector, Weights
 
 CENTRE_SHARE = 0.05
 LOOK_SHARE = 0.05
@@ -61,6 +63,7 @@ CLEAR = 3.0  # standard deviations that a released difference must have to count
 class PriorHeads:
     """Heads of the rounds of a linear layer: its scores as they are, plus how often the user has each class."""
 
+    fills: ClassVar[type] = HeadRule  # what fields of steps that travel declare
     pseudo_count: float = 0.3
 
     def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
@@ -144,10 +147,11 @@ class Shape:
 class SharedPart:
     """What a fit makes public, and how heads see rows through it."""
 
+    fills: ClassVar[type] = View  # what fields of steps that travel declare
     plan: SharingPlan
     split: Split
-    weights: Singles
-    centre: Array  # of the public features, zero where none was released
+    weights: Weights
+    centre: Vector  # of the public features, zero where none was released
     size: float
     raw: int
     shared: Candidate

@@ -1,30 +1,37 @@
-"""What users of a network keep of their own between rounds: heads, or a whole model.
+"""What users of a network keep of their own: heads, or a whole model, between rounds and in the end.
 
 It is never released: it is a function of the user's own rows and of the public weights of all rounds so far, and what
 the user sends next follows from the two. A run that is continued computes it again from the pages that stand. Users of
 a secret sample would have to remember in which rounds they were, so that methods with such users ask everyone.
+
+`Personal` is what users end with. `Personal.accuracy` is for experiments: one number per user, NOT PRIVATE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.heads.gradient import HeadRule, one_thread
+from privrep.heads.gradient import HeadRule, cross_entropy, head_scores, labels_of, scores_gradient
 from privrep.neural.gradient_step import GradientStep
-from privrep.neural.local_sgd import LocalSgdStep
+from privrep.neural.local_sgd import LocalSgdStep, batches, is_stack, stack_sgd
 from privrep.neural.rounds import TrainingSettings, local_step
 from privrep.nn.flat_module import FlatModule, Split
+from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Singles
-from privrep.users.batching import positions_of
+from privrep.users.batching import batch_size, finite_batch, padded_batches, positions_of
+from privrep.users.performance import Performance
+from privrep.users.summing import map_blocks
 
 Advance = Callable[[Tensor, Singles, UserBatch], tuple[Tensor, Contributions]]
 """One round of several users: (their own (users, size), public weights, their rows) -> (their own, the update)."""
@@ -107,3 +114,117 @@ def kept_heads(split: Split, start: Singles, settings: TrainingSettings, users: 
 def check_everyone(settings: TrainingSettings) -> None:
     if settings.rate != 1:
         raise InputError("users who keep something of their own are all asked in every round. Use a rate of 1.")
+
+
+@dataclass(frozen=True, eq=False)
+class Personal:
+    """What everyone ends with: a representation, one for all (1, size) or one each (users, size), and a head each."""
+
+    split: Split
+    representation: Tensor
+    heads: Tensor  # (users, size)
+
+    def accuracy(self, table: UserTable) -> NDArray[np.float64]:
+        """Of each user, the part of its rows in this table that are predicted right; nan where it has none.
+
+        NOT PRIVATE, for experiments: one number per user.
+        """
+        if table.n_users != len(self.heads):
+            raise InputError(f"there are {len(self.heads):,} users with heads. Got {table.n_users:,} in the table.")
+        found = np.empty(table.n_users)
+        for positions, (right, rows) in of_all(self._right, table, self.split, self.representation.shape[-1]):
+            found[positions] = np.divide(right, rows, out=np.full(len(rows), np.nan), where=rows > 0)
+        return found
+
+    def _right(self, batch: UserBatch) -> tuple[NDArray[Any], NDArray[Any]]:
+        labels, theirs = labels_of(batch.y, self.split.classes), torch.from_numpy(positions_of(batch))
+        shared = len(self.representation) == 1
+        weights = self.representation[0] if shared else self.representation[theirs]
+        scores = head_scores(self.heads[theirs], represented(self.split, weights, batch.X), self.split.head)
+        right = (scores.argmax(dim=-1) == labels) & (labels >= 0)
+        return right.sum(dim=1).numpy(), (labels >= 0).sum(dim=1).numpy()
+
+
+def represented(split: Split, weights: Tensor, X: NDArray[Any]) -> Tensor:
+    """(users, rows, rank): representations by the same weights (size,) or by each one's own (users, size)."""
+    part, rows = own_copy(split.representation), rows_of(X)
+    with torch.no_grad():
+        if weights.ndim == 1:
+            return part(weights, rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+        return torch.stack([part(mine, some) for mine, some in zip(weights, rows, strict=True)])
+
+
+def fine_tuned(
+    split: Split, representation: Tensor, start: Tensor, fit: HeadRule, table: UserTable, rows_per_user: int
+) -> Personal:
+    """Users fit their heads on their own rows, from `start` (size,) or (users, size), the representation fixed."""
+    heads = torch.empty(table.n_users, split.head.size)
+
+    def fitted(batch: UserBatch) -> Tensor:
+        theirs = torch.from_numpy(positions_of(batch))
+        weights = representation[0] if len(representation) == 1 else representation[theirs]
+        Z, labels = represented(split, weights, batch.X), labels_of(batch.y, split.classes)
+        return fit.fit(start if start.ndim == 1 else start[theirs], Z, labels, split.head)
+
+    for positions, found in of_all(fitted, table, split, representation.shape[-1], rows_per_user):
+        heads[torch.from_numpy(positions)] = found
+    return Personal(split, representation, heads)
+
+
+def ended(
+    split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
+) -> Personal:
+    """Return what users have after the last round: heads fitted once more, to the last representation.
+
+    Args:
+        split: The network, as a representation and a head.
+        weights: Shared weights, (size,): of the representation, and of the head after them where `own` is None.
+        own: Heads that users kept, (users, head size); None where the head was shared, too.
+        fit: How heads are fitted.
+        table: The users' rows.
+        rows_per_user: Rows of a user that a fit looks at.
+    """
+    size = split.representation.size
+    representation, head = torch.tensor(weights)[None, :size], torch.tensor(weights)[size:]
+    return fine_tuned(split, representation, head if own is None else own, fit, table, rows_per_user)
+
+
+def of_all(
+    function: Callable[[UserBatch], Any], table: UserTable, split: Split, floats: int, rows_per_user: int | None = None
+) -> Iterator[tuple[NDArray[np.int64], Any]]:
+    """The function of all users of a table, some at a time: their positions, and what it said, where they are."""
+    rows_per_user = max(int(table.sizes.max(initial=1)), 1) if rows_per_user is None else rows_per_user
+    size = max(batch_size(rows_per_user, split.features, floats) // 4, 1)
+
+    def with_positions(batch: UserBatch) -> tuple[NDArray[np.int64], Any]:
+        with one_thread(), torch.no_grad():
+            return positions_of(batch), function(finite_batch(batch))
+
+    yield from map_blocks(with_positions, padded_batches(table.blocks(), rows_per_user, size), Performance())
+
+
+def descended(
+    network: FlatModule, start: Tensor, rows: Tensor, labels: Tensor, rate: float, batch: int | None, epochs: int
+) -> Tensor:
+    """(users, size): each user's descent on the mean cross-entropy of a network that is all its own."""
+    if is_stack(network):
+        return stack_sgd(
+            network, lambda scores, classes, _: scores_gradient(scores, classes), start, rows, labels,
+            torch.zeros(len(rows), 0), rate=rate, batch=batch, epochs=epochs,
+        )  # fmt: skip
+    each = zip(start.expand(len(rows), network.size), rows, labels, strict=True)
+    part = own_copy(network)
+    return torch.stack([_descended_alone(part, mine.clone(), X, y, rate, batch, epochs) for mine, X, y in each])
+
+
+def _descended_alone(
+    network: FlatModule, weights: Tensor, rows: Tensor, labels: Tensor, rate: float, batch: int | None, epochs: int
+) -> Tensor:
+    """One user's. Of convolutions with weights that differ from user to user, one at a time is the fastest way."""
+    for some in batches(len(rows), batch, epochs):
+        if (labels[some] >= 0).any():
+            with torch.enable_grad():
+                weights.requires_grad_()
+                (slope,) = torch.autograd.grad(cross_entropy(network(weights, rows[some]), labels[some]), weights)
+            weights = weights.detach().sub_(slope, alpha=rate)
+    return weights.detach()

@@ -3,10 +3,13 @@
 Public weights travel as one flat float32 vector: the trainable parameters of a module, in the module's own order. What
 has `requires_grad=False` is frozen: public, part of the module, in no release. So adapters on a frozen module, or a
 layer on top of a public feature map, are ordinary modules.
+
+Fingerprints are hashes by which a run or a model folder knows the modules it was made with.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -179,3 +182,20 @@ def _reason(layer: nn.Module) -> str | None:
         ),
     ]
     return next((reason for applies, reason in checks if applies(layer)), None)
+
+
+def fingerprints(module: nn.Module) -> dict[str, str]:
+    """Return the hash of all numbers of a module, and that of its frozen ones."""
+    return {"all": fingerprint(module, trainable=True), "frozen": fingerprint(module, trainable=False)}
+
+
+def fingerprint(module: nn.Module, *, trainable: bool) -> str:
+    """Return a hash of the module's names, sizes and numbers; of what is trainable the numbers count if `trainable`."""
+    found = hashlib.sha256()
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    frozen |= {name for name, _ in module.named_buffers()}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {name in frozen}\n".encode())
+        if trainable or name in frozen:
+            found.update(tensor.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()[:32]

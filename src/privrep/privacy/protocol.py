@@ -94,6 +94,10 @@ class Step(Protocol):
 
     Of a step that is not of the whole batch, a user's contribution must be a function of that user's rows alone, to the
     last bit: see `local.least_squares`.
+
+    A class whose calls also keep users apart where rows have several targets declares, in its own body,
+    `several_targets: ClassVar[bool] = True`. Nodes with several targets a row refuse any other class. Subclasses do not
+    inherit the declaration, and steps that hold another do not take it over.
     """
 
     @property

@@ -12,10 +12,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from privrep.schema.clip import PairsConfig
-from privrep.schema.federate import FederateFile, SharedTable
-from privrep.schema.fit import FitConfig, FitModel
+from privrep.schema.commands import FederateFile, FitConfig, FitModel, NeuralConfig, SharedTable
 from privrep.schema.machinery import Configuration, Section, Shown, choices_of, kind_of, kinds_of, marks
-from privrep.schema.neural import NeuralConfig
 
 COMMANDS: dict[str, type[Configuration]] = {
     "fit": FitConfig,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.local.projection import Projection
+from privrep.local.transform import Projection
 from privrep.privacy.bounds import Bound, BoundedSum, Contributions, LossBound, Losses
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step, StepSpec, UserBatch, Users
 from privrep.privacy.sampling import FixedSample, Sample

@@ -18,7 +18,7 @@ Kept = TypeVar("Kept")
 
 
 class Pace(Protocol):
-    """Seconds, and how many users it takes: see `federated.settings.FederationSettings`."""
+    """Seconds, and how many users it takes: see `federated.config.FederationSettings`."""
 
     @property
     def min_users(self) -> int: ...

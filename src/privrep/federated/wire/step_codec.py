@@ -2,133 +2,40 @@
 
 The text is a tree. Numbers, texts, booleans, None and lists are themselves; whatever else is an object of one kind:
 
-  {"class": "module:name", "fields": {...}}   a dataclass of the list below, with all its fields
+  {"class": "module:name", "fields": {...}}   a dataclass of the lists, with all its fields
   {"array": "a0", "strides": [...]}           an array that was sent beside the text; strides where it is not in C order
   {"scalar": "a1"}                            a number of NumPy's, sent as an array without axes
   {"bits": "7ff0000000000000"}                a float that is not finite
   {"tuple": [...]}, {"dict": {...}}
-  {"part": {...}}                             a torch module, see `modules`
+  {"part": {...}}                             a torch module, see `module_codec`
 
-Formal guarantee: whatever the text says, `decode` imports nothing but modules of the list, calls nothing but the
-constructors of its dataclasses and of the layers in `modules`, and raises nothing but InputError. Fields have the types
-that the dataclasses declare and arrays as many axes as a step expects, and steps are for rows such as the node's, so
-that a step which `decode` made, told of the node's rows, makes of each user's one contribution, a function of those.
-What `encode` wrote is read as it was, to the last bit, the order of arrays in memory included, by which products round.
+Formal guarantee: whatever the text says, `decode` imports nothing but modules of the lists in `travelling`, calls
+nothing but the constructors of their dataclasses and of the layers in `module_codec`, and raises nothing but
+InputError. Fields have the types, and arrays the numbers of axes, that the dataclasses declare. Steps are for rows such
+as the node's, so that a step which `decode` made, told of the node's rows, makes of each user's one contribution, a
+function of those. What `encode` wrote is read as it was, to the last bit, the order of arrays in memory included, by
+which products round.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import struct
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.categories import MOST_CLASSES
 from privrep.errors import InputError
+from privrep.federated.wire import travelling
+from privrep.federated.wire.travelling import ENCODED, HELD, PART, SPLIT, STEPS, TABLE_STEPS, class_of, name_of
 from privrep.privacy.protocol import Step
 
-TABLE_STEPS = (
-    "privrep.linear.methods.centaur:HalfLossGradient",
-    "privrep.linear.methods.fedavg:ModelUpdate",
-    "privrep.linear.methods.private_fedrep:BatchGradient",
-    "privrep.linear.methods.private_fedrep:FirstHalfPairs",
-    "privrep.users.projected:ProjectedStep",
-    "privrep.heads.regression:Preference",
-    "privrep.heads.classification:ClassPreference",
-    "privrep.heads.classification:ClassPrior",
-    "privrep.linear.class_steps:ClassGradient",
-    "privrep.linear.class_steps:Encoded",
-    "privrep.linear.class_steps:PooledGradient",
-    "privrep.linear.lipschitz:LipschitzLosses",
-    "privrep.linear.margins:MarginLosses",
-    "privrep.linear.methods.factorization:TasteImage",
-    "privrep.linear.methods.factorization:TasteMeans",
-    "privrep.linear.methods.factorization:TasteMoments",
-    "privrep.linear.methods.priv_altmin:DisjointPairs",
-    "privrep.linear.methods.priv_altmin:NormalEquations",
-    "privrep.linear.methods.priv_altmin:QuarterEquations",
-    "privrep.linear.steps:FeatureSizes",
-    "privrep.linear.steps:Frequencies",
-    "privrep.linear.steps:LeaveOneOutGradient",
-    "privrep.linear.steps:PairMoments",
-    "privrep.linear.steps:PowerStep",
-    "privrep.linear.steps:ResidualMoments",
-    "privrep.linear.steps:SecondMoments",
-)
-"""What a node can be asked for of a table: steps whose users have equally many rows."""
-
-NETWORK_STEPS = (
-    "privrep.neural.training:MeanRow",
-    "privrep.neural.gradient_step:GradientStep",
-    "privrep.neural.local_sgd:LocalSgdStep",
-    "privrep.neural.class_moments:ClassMoments",
-    "privrep.neural.class_moments:Scatter",
-    "privrep.heads.neural:HeadLosses",
-    "privrep.neural.rounds:MeasuredStep",
-)
-"""What a node can be asked for of networks: steps whose calls have a fixed shape."""
-
-STEPS = TABLE_STEPS + NETWORK_STEPS
-"""What a node can be asked for."""
-
-HELD = (
-    "privrep.linear.nets:RandomNet",
-    "privrep.local.losses:Loss",
-    "privrep.local.transform:FeatureTransform",
-    "privrep.local.projection:Projection",
-    "privrep.neural.plan:SharingPlan",
-    "privrep.neural.training:SharedPart",
-    "privrep.neural.training:PriorHeads",
-    "privrep.heads.gradient:HeadFit",
-    "privrep.heads.neural:Candidate",
-    "privrep.neural.rounds:Round",
-    "privrep.nn.flat_module:Split",
-)
-"""What steps are made of."""
-
-SEVERAL_TARGETS = tuple(
-    name
-    for name in STEPS
-    if name.startswith("privrep.linear.steps:") or name == "privrep.linear.methods.priv_altmin:NormalEquations"
-)
-"""What can be asked of users with several targets a row; of others, it could lay users' rows over each other."""
-
-PART = "privrep.nn.flat_module:FlatModule"
 WIDEST = 4096  # a matrix of a table's step, where rows are not wider
-ENCODED = "privrep.linear.class_steps:Encoded"  # makes a target of each class
-FILLS = {
-    "Net": ("privrep.linear.nets:RandomNet",),
-    "HeadRule": ("privrep.neural.training:PriorHeads", "privrep.heads.gradient:HeadFit"),
-    "View": ("privrep.neural.training:SharedPart",),
-}
-"""Which classes can stand where a field declares a protocol."""
-
-INNER_STEPS = {
-    ENCODED: TABLE_STEPS,
-    "privrep.users.projected:ProjectedStep": TABLE_STEPS,
-    "privrep.neural.rounds:MeasuredStep": NETWORK_STEPS,
-}
-"""Which steps a step that is made of another can hold."""
-
-AXES = {
-    **{"U": 2, "basis": 2, "matrix": 2, "outside": 2, "whitening": 2, "centre": 2},
-    **{"scale": 1, "target_scale": 1, "items": 1, "tail": 1, "weights": 1, "head_start": 1},
-}
-"""How many axes the array of a field has: with one more, a user's rows could count for several users."""
-OTHER_AXES = {
-    "privrep.neural.training:SharedPart": {"centre": 1},
-    "privrep.neural.class_moments:ClassMoments": {"centre": 1},
-}
-
 DTYPES = frozenset(np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
 MOST_NESTED, MOST_ARRAYS = 40, 1024
 MOST_SPREAD = 1 << 20  # numbers of memory over which the numbers of a small array may lie
@@ -139,7 +46,7 @@ Arrays = dict[str, NDArray[Any]]
 def encode(step: Step) -> tuple[str, Arrays]:
     """The step as a text and the arrays it names; the same for the same step."""
     arrays: Arrays = {}
-    if _name(step) not in STEPS:
+    if name_of(step) not in STEPS:
         raise _cannot_be_sent(step)
     return json.dumps(_written(step, arrays, 0), allow_nan=False, separators=(",", ":")), arrays
 
@@ -155,10 +62,10 @@ def decode(text: str, arrays: Mapping[str, NDArray[Any]], features: int | None =
             raise _wrong(f"it has {len(arrays):,} arrays, and the most is {MOST_ARRAYS:,}")
         reader = _Reader(dict(arrays), features)
         step = reader.read(json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant), 0)
-        if _name(step) not in STEPS:
+        if name_of(step) not in STEPS:
             raise _wrong("it is no step that a node knows")
         _check_targets(step, targets)
-        if _name(step) in TABLE_STEPS:
+        if name_of(step) in TABLE_STEPS:
             _check_width(arrays, WIDEST if features is None else max(features, WIDEST))
         if reader.arrays:
             raise _wrong(f"the array {_short(next(iter(reader.arrays)))} was sent and is named nowhere")
@@ -178,9 +85,9 @@ def _check_width(arrays: Mapping[str, NDArray[Any]], most: int) -> None:
 
 
 def _check_targets(step: Any, targets: int) -> None:
-    if targets > 1 and _name(step) not in SEVERAL_TARGETS:
+    if targets > 1 and not travelling.takes_several_targets(name_of(step)):
         raise _wrong(f"it is for rows with one target, and rows have {targets:,} here")
-    if _name(step) == ENCODED:
+    if name_of(step) == ENCODED:
         if not 2 <= step.classes <= MOST_CLASSES:
             raise _wrong(f"it is of {step.classes:,} classes, and there are 2 to {MOST_CLASSES:,}")
         _check_targets(step.step, step.classes if step.classes > 2 else 1)
@@ -202,28 +109,8 @@ def _short(text: object) -> str:
 def _cannot_be_sent(value: object) -> InputError:
     return InputError(
         f"a local step with a {type(value).__module__}.{type(value).__qualname__} cannot be sent to nodes. Use a "
-        "method whose steps are on the list of privrep.federated.wire.step_codec."
+        "method whose steps are on the list of privrep.federated.wire.travelling."
     )
-
-
-def _name(value: object) -> str:
-    """Of its class, as the lists have it; empty if it is on none."""
-    kind = type(value)
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    return name if (name in STEPS or name in HELD or name == PART) and _class(name) is kind else ""
-
-
-@cache
-def _class(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
-
-
-@cache
-def _declared(name: str) -> dict[str, Any]:
-    """The types of the fields, in order."""
-    hints = get_type_hints(_class(name))
-    return {each.name: hints[each.name] for each in dataclasses.fields(_class(name))}
 
 
 def _written(value: Any, arrays: Arrays, depth: int) -> Any:
@@ -243,14 +130,14 @@ def _written(value: Any, arrays: Arrays, depth: int) -> Any:
         return {"tuple": [_written(each, arrays, depth + 1) for each in value]}
     if type(value) is dict and all(type(key) is str for key in value):
         return {"dict": {key: _written(each, arrays, depth + 1) for key, each in value.items()}}
-    name = _name(value)
+    name = name_of(value)
     if not name:
         raise _cannot_be_sent(value)
     if name == PART:
         from privrep.federated.wire import module_codec as modules
 
         return {"part": modules.written(value.module, lambda array: _written_array(array, arrays))}
-    fields = {each: _written(getattr(value, each), arrays, depth + 1) for each in _declared(name)}
+    fields = {each: _written(getattr(value, each), arrays, depth + 1) for each in travelling.fields_of(name)}
     return {"class": name, "fields": fields}
 
 
@@ -326,7 +213,7 @@ class _Reader:
             case {"part": dict(layer), **rest} if not rest:
                 from privrep.federated.wire import module_codec as modules
 
-                return _class(PART)(modules.read(layer, self.array, MOST_NESTED - depth))
+                return class_of(PART)(modules.read(layer, self.array, MOST_NESTED - depth))
         raise _wrong(f"it has an object with {_short(sorted(tree))}")
 
     def array(self, tree: Any) -> NDArray[Any]:
@@ -360,47 +247,16 @@ class _Reader:
     def _dataclass(self, name: str, fields: dict[str, Any], depth: int) -> Any:
         if name not in STEPS and name not in HELD:
             raise _wrong(f"it has a {_short(name)}, which no step is made of")
-        declared = _declared(name)
+        declared = travelling.fields_of(name)
         if fields.keys() != declared.keys():
             raise _wrong(f"the fields of its {name.partition(':')[2]} are not {', '.join(declared) or 'none'}")
         values = {each: self.read(fields[each], depth + 1) for each in declared}
-        axes = AXES | OTHER_AXES.get(name, {})
         for each, value in values.items():
-            if not _fits(value, declared[each], name) or (type(value) is np.ndarray and value.ndim != axes[each]):
+            if not travelling.fits(value, declared[each], name):
                 raise _wrong(f"the field {each} of its {name.partition(':')[2]} cannot be what was sent")
-        made = _class(name)(**values)
-        if name.endswith(":Split"):
+        made = class_of(name)(**values)
+        if name == SPLIT:
             from privrep.federated.wire import module_codec as modules
 
             modules.check_split(made, self.features)
         return made
-
-
-def _fits(value: Any, declared: Any, holder: str) -> bool:
-    """Return whether a field of this class that declares this type may have this value."""
-    origin = get_origin(declared)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, each, holder) for each in get_args(declared))
-    if origin is Literal:
-        return type(value) is str and value in get_args(declared)
-    if origin is tuple:
-        return type(value) is tuple and all(_fits(each, get_args(declared)[0], holder) for each in value)
-    if origin is np.ndarray:  # of the kind that is declared: a mask of integers would be a list of places
-        return type(value) is np.ndarray and value.dtype.kind in _kinds(get_args(declared)[1])
-    if declared is float:
-        return type(value) in (int, float) or isinstance(value, np.floating | np.integer)
-    if declared is int:
-        return type(value) is int or isinstance(value, np.integer)
-    if declared is bool:
-        return isinstance(value, bool | np.bool_)
-    if declared is Step:
-        return _name(value) in INNER_STEPS[holder]
-    if declared.__name__ in FILLS:
-        return _name(value) in FILLS[declared.__name__]
-    return type(value) is declared
-
-
-def _kinds(dtype: Any) -> str:
-    """Of the numbers that arrays of this declared type may hold."""
-    (number,) = get_args(dtype) or (Any,)
-    return np.dtype(number).kind if isinstance(number, type) and issubclass(number, np.generic) else "bif"

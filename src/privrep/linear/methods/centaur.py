@@ -41,7 +41,7 @@ from privrep.privacy.contributions import Vectors
 from privrep.privacy.groups import hashes
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Floats, Matrix
 
 
 def centaur_linear(
@@ -179,7 +179,7 @@ class HalfLossGradient:
     Rows are drawn without replacement in a public order that depends on the page and the number of rows alone.
     """
 
-    U: Array
+    U: Matrix
     page: str
     batch: int | None = None
 

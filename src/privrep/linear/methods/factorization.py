@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Concatenated, NonNegative, RowMoments, SparseColumns, packed_size, unpack
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Axes, Floats, Matrix
 
 MEAN_WEIGHT, PRESENCE_WEIGHT = 0.3, 0.3  # a and b: of the offsets and of the counts against the covariance
 MOST_PAIRED = 1024  # items
@@ -249,7 +249,7 @@ class TasteMoments:
     direction is zero. They are acute: the first is positive semi-definite, the second has no negative entry.
     """
 
-    items: NDArray[np.int64]  # those it is about: direction and presence are of these alone
+    items: Annotated[NDArray[np.int64], Axes(1)]  # those it is about: direction and presence are of these alone
     mean_weight: float  # a
     presence_weight: float  # b
 
@@ -291,8 +291,8 @@ class TasteImage:
     """
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
-    basis: Array  # (d, k), zero outside the head
-    tail: NDArray[np.bool_]  # (d,)
+    basis: Matrix  # (d, k), zero outside the head
+    tail: Annotated[NDArray[np.bool_], Axes(1)]  # (d,)
 
     def __post_init__(self) -> None:
         if self.tail.dtype != np.bool_:

@@ -38,7 +38,7 @@ from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Floats, Vector
 
 ROUNDS = 8
 SIZES_SHARE = 0.1  # of what the rounds have: the histograms of all passes together
@@ -163,7 +163,7 @@ class ModelUpdate:
     """
 
     spec: ClassVar[StepSpec] = StepSpec()
-    weights: Array  # (d,), in the coordinates of the transform
+    weights: Vector  # (d,), in the coordinates of the transform
     transform: FeatureTransform
     ridge: float
     intercept: bool

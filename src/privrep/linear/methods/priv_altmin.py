@@ -47,7 +47,7 @@ from privrep.privacy.groups import Group
 from privrep.privacy.kronecker import kronecker
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Floats, Matrix
 
 MOST_UNKNOWNS = 4096  # d k: the normal equations have their square, half of which is released
 
@@ -275,8 +275,9 @@ class NormalEquations:
     With several targets a user has a head for each, and sends the sums over them.
     """
 
-    U: Array  # (d, k)
-    outside: Array  # (d, d - k)
+    several_targets: ClassVar[bool] = True
+    U: Matrix  # (d, k)
+    outside: Matrix  # (d, d - k)
     frame: FeatureTransform
     norm: float  # of b
     normal_norm: float  # of A
@@ -331,7 +332,7 @@ class QuarterEquations:
     there are many); targets are held within [-`zeta`, `zeta`]. Users with fewer than four rows send zero.
     """
 
-    U: Array
+    U: Matrix
     eta: float
     zeta: float
 

@@ -36,7 +36,7 @@ from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors, packed_size, unpack
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.typing import Array, Floats
+from privrep.typing import Array, Floats, Matrix
 
 
 def private_fedrep(
@@ -195,7 +195,7 @@ class BatchGradient:
     """
 
     spec: ClassVar[StepSpec] = StepSpec()
-    U: Array
+    U: Matrix
     page: str
     batch: int | None = None
     disjoint: bool = True

@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from privrep.heads.gradient import one_thread, own_copy, rows_of
 from privrep.multimodal.towers import AT_ONCE, Layout, Towers, unit
-from privrep.neural.gradient_step import captured, gradients, joined, not_by_layers
 from privrep.nn.flat_module import FlatModule
+from privrep.nn.ghost_clipping import captured, gradients, joined, not_by_layers
+from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Concatenated, Products, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch

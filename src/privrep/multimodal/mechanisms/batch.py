@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from privrep.heads.gradient import rows_of
 from privrep.multimodal.towers import Layout, Towers, unit
 from privrep.nn.flat_module import FlatModule
+from privrep.nn.threads import rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import BatchTerm
 from privrep.privacy.protocol import StepSpec, UserBatch

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privrep.errors import InputError
-from privrep.heads.gradient import rows_of
 from privrep.multimodal.towers import Layout, Towers
 from privrep.nn.flat_module import FlatModule
+from privrep.nn.threads import rows_of
 from privrep.privacy.bounds import MAX_USERS, Bound, Contributions
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.similarities import Similarities, changed_terms

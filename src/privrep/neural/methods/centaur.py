@@ -8,9 +8,8 @@ from torch import Tensor
 
 from privrep.data.table import UserTable
 from privrep.heads.gradient import HeadRule
-from privrep.neural.personal import Personal, ended
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, train
-from privrep.neural.user_state import UserState, kept_heads
+from privrep.neural.user_state import Personal, UserState, ended, kept_heads
 from privrep.nn.flat_module import Split
 from privrep.privacy.run import Run
 from privrep.typing import Singles

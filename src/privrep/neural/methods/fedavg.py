@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from privrep.data.table import UserTable
 from privrep.heads.gradient import HeadFit, HeadRule
-from privrep.neural.personal import Personal, ended
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, train
+from privrep.neural.user_state import Personal, ended
 from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.run import Run
 from privrep.typing import Singles

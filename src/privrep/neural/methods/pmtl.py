@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from privrep.data.table import UserTable
-from privrep.heads.gradient import HeadRule, labels_of, rows_of
+from privrep.heads.gradient import HeadRule, labels_of
 from privrep.neural.local_sgd import batches
 from privrep.neural.methods.fedavg import whole
-from privrep.neural.personal import Personal, descended, fine_tuned
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, train
-from privrep.neural.user_state import UserState, check_everyone
+from privrep.neural.user_state import Personal, UserState, check_everyone, descended, fine_tuned
 from privrep.nn.flat_module import FlatModule, Split
+from privrep.nn.threads import rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.gradient import HeadFit, HeadRule, is_linear
-from privrep.neural.personal import Personal
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, train
-from privrep.neural.user_state import UserState, kept_heads
+from privrep.neural.user_state import Personal, UserState, kept_heads
 from privrep.nn.flat_module import FlatModule, Split
 from privrep.privacy.run import Run
 from privrep.typing import Singles

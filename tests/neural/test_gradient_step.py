@@ -21,12 +21,14 @@ from torch.nn import functional  # noqa: E402
 
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
-from privrep.heads.gradient import HeadFit, labels_of, one_thread  # noqa: E402
+from privrep.heads.gradient import HeadFit, labels_of  # noqa: E402
 from privrep.neural import gradient_step as ghost  # noqa: E402
-from privrep.neural.gradient_step import GradientStep, supported  # noqa: E402
+from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.local_sgd import LocalSgdStep, is_stack, local_sgd, stack_sgd  # noqa: E402
 from privrep.neural.models import adapted, lenet, mlp  # noqa: E402
 from privrep.nn.flat_module import FlatModule, Split, split  # noqa: E402
+from privrep.nn.ghost_clipping import numbers_per_row, supported  # noqa: E402
+from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
@@ -261,7 +263,7 @@ def test_users_may_be_cut_up_into_groups(monkeypatch):
     parts = small("lenet")
     X, y = crowd(parts.features)
     whole = vectors(sent(GradientStep(**public(parts)), X, y), USERS)
-    monkeypatch.setattr(ghost, "NUMBERS_AT_ONCE", 2 * SLOTS * ghost.numbers_per_row(parts))
+    monkeypatch.setattr(ghost, "NUMBERS_AT_ONCE", 2 * SLOTS * numbers_per_row(parts))
     assert np.allclose(
         vectors(sent(GradientStep(**public(parts)), X, y), USERS), whole, atol=1e-5 * np.abs(whole).max()
     )

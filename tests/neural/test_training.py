@@ -14,8 +14,16 @@ torch = pytest.importorskip("torch")
 
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
-from privrep.heads.neural import CANDIDATES, Candidate, HeadInputs, HeadLosses, fit, left_out_loss, predict  # noqa: E402
-from privrep.heads.own import fit_own_heads  # noqa: E402
+from privrep.heads.neural import (  # noqa: E402
+    CANDIDATES,
+    Candidate,
+    HeadInputs,
+    HeadLosses,
+    fit,
+    fit_own_heads,
+    left_out_loss,
+    predict,
+)
 from privrep.neural.class_moments import ClassMoments, Scatter, classes_agree, directions  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402

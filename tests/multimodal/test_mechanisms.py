@@ -20,13 +20,13 @@ from torch.nn import functional  # noqa: E402
 
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
-from privrep.heads.gradient import one_thread  # noqa: E402
 from privrep.multimodal.mechanisms import bank as bank_module  # noqa: E402
 from privrep.multimodal.mechanisms.bank import BankStep  # noqa: E402
 from privrep.multimodal.mechanisms.batch import BatchStep, clip_loss  # noqa: E402
 from privrep.multimodal.mechanisms.pairwise import InsideStep, check_inside  # noqa: E402
 from privrep.multimodal.pairs import Pairs  # noqa: E402
 from privrep.multimodal.towers import Layout, layout_of, towers, unit  # noqa: E402
+from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy import contributions as kinds  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, clipped_sum  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402

@@ -23,8 +23,8 @@ pytest.importorskip("torch")
 import torch
 
 from privrep import Centaur, cli
+from privrep.federated.config import FederationSettings
 from privrep.federated.neural_task import NeuralTask
-from privrep.federated.settings import FederationSettings
 from privrep.federated.simulation import simulate
 from privrep.heads.store import read_own_heads
 from privrep.models.description import Columns

@@ -16,10 +16,10 @@ from privrep.data.synthetic import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.margin import LOSSES, first_half, lipschitz_fit, shortened, surrogate_heads, zero_one_heads
-from privrep.linear.lipschitz import LipschitzLosses
-from privrep.linear.margins import WIDTH, MarginLosses, margin_losses
-from privrep.linear.nets import RandomNet, Zooming, sign_matrix
-from privrep.local.projection import Projection
+from privrep.linear.methods.lipschitz_selection import LipschitzLosses
+from privrep.linear.methods.margin_selection import MarginLosses, margin_losses
+from privrep.linear.nets import WIDTH, RandomNet, Zooming, sign_matrix
+from privrep.local.transform import Projection
 from privrep.privacy.bounds import LossBound
 from privrep.privacy.protocol import Facts, UserBatch
 from privrep.users.memory import InMemoryUsers

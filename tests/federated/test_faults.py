@@ -46,10 +46,10 @@ from federation import (
 )
 from privrep.errors import InputError
 from privrep.federated.agreement import Agreement
+from privrep.federated.config import FederationSettings
 from privrep.federated.node import Host
-from privrep.federated.settings import FederationSettings
 from privrep.federated.task import TableTask
-from privrep.federated.wire.messages import REFUSALS, VERSION, Answer, packed, unpacked
+from privrep.federated.wire.messages import REFUSALS, VERSION, Answer, Question, packed, unpacked
 from privrep.federated.wire.rounds import Conversation
 from privrep.federated.wire.users import FlowerUsers
 from privrep.linear.steps import CELLS, FeatureSizes
@@ -58,6 +58,7 @@ from privrep.models.description import Config
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, LossBound, OfUsers
 from privrep.privacy.calibration import Query, calibrate
+from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, read_ledger
 from privrep.users.isolated import IsolatedUsers
 
@@ -495,6 +496,33 @@ def test_malformed_questions_get_a_refusal_or_an_answer_and_never_a_reason(files
         assert sum(counts.values()) - counts["answered"] > 200
         new = {path for path in set(tmp_path.rglob("*")) - before if outside / "nodes" / "a" not in path.parents}
         assert not new
+
+
+def test_a_question_about_a_group_and_a_sample_at_once_is_refused_before_the_pass(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = list[object]()
+    original = FeatureSizes.__call__
+
+    def counted(self: FeatureSizes, batch: UserBatch) -> Any:
+        passes.append(batch)
+        return original(self, batch)
+
+    monkeypatch.setattr(FeatureSizes, "__call__", counted)
+    with federation(TASK, files, tmp_path) as fed:
+        fed.engine()
+        host = fed.hosts["a"]
+        group = Question(RUN, 1, STEP, BOUNDS, Group("split", 0, 2))
+        assert Answer.of(host.sums(group.content())).users == NODES["a"]  # a group alone is answered
+        assert passes
+        passes.clear()
+        both = replace(group, chosen=np.ones(NODES["a"], bool), rate=0.5)
+        with pytest.raises(InputError, match="Ask a group or a sample, not both"):
+            host.sums(both.content())
+        noisy = replace(both, page="page-1", mu_squared={"sizes": 0.1})
+        with pytest.raises(InputError, match="another kind of sums"):
+            host.sums(noisy.content())
+    assert not passes
 
 
 # Steps that fail

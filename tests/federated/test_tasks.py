@@ -137,7 +137,7 @@ def federated(task: Task, paths: Sequence[Path], folder: Path, pages: list[str])
 
 
 def fitted(task: TableTask, path: Path, out: Path) -> models.Model:
-    """What `privrep fit` makes of one file (see `cli.learning.learn_table`)."""
+    """What `privrep fit` makes of one file (see `cli.fit_table.learn_table`)."""
     columns = task.columns
     lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
     source = TableSource(path, columns.user, columns.targets, columns.features, **lists)

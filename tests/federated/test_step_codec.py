@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import sparse
 
 import privrep.heads
@@ -25,7 +26,9 @@ from privrep.data.synthetic import make_class_population, make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.federated.wire import step_codec as steps_module
-from privrep.federated.wire.step_codec import AXES, HELD, OTHER_AXES, STEPS, WIDEST, decode, encode
+from privrep.federated.wire import travelling
+from privrep.federated.wire.step_codec import WIDEST, decode, encode
+from privrep.federated.wire.travelling import HELD, INNER_STEPS, PART, STEPS
 from privrep.linear.class_steps import Encoded
 from privrep.linear.methods.centaur import centaur_linear, paper_centaur
 from privrep.linear.methods.factorization import TasteImage, private_factorization
@@ -34,22 +37,22 @@ from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.methods.margin_selection import margin_selection
 from privrep.linear.methods.priv_altmin import QuarterEquations, paper_altmin, priv_altmin
 from privrep.linear.methods.private_fedrep import paper_fedrep, private_fedrep
-from privrep.linear.nets import Zooming
+from privrep.linear.nets import Net, RandomNet, Zooming
 from privrep.linear.starts import INITIALISERS
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, PowerStep
 from privrep.local.losses import Loss
-from privrep.local.projection import Projection
-from privrep.local.transform import FeatureTransform
+from privrep.local.transform import FeatureTransform, Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
-from privrep.privacy.protocol import EVERYONE, Facts
+from privrep.privacy.protocol import EVERYONE, Facts, Step
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
+from privrep.typing import Array, Axes, Matrix, Vector
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
-from privrep.users.projected import ProjectedUsers
+from privrep.users.projected import ProjectedStep, ProjectedUsers
 
 
 def travelled(step: Any, features: int | None = None, targets: int = 1) -> Any:
@@ -291,11 +294,11 @@ def test_steps_that_travelled_give_the_same_clipped_sums(name: str) -> None:
 def test_every_class_of_the_list_was_sent_by_a_fit() -> None:
     pytest.importorskip("torch")
     seen = {name: value for fit in (*FITS, *NETWORKS) for name, value in asked(fit).seen.items()}
-    assert set(seen) == {*STEPS, *HELD, steps_module.PART}
+    assert set(seen) == {*STEPS, *HELD, PART}
 
 
 def test_every_step_of_users_is_on_the_list() -> None:
-    exceptions = {"privrep.local.projection:Projection"}  # makes rows of rows; `ProjectedStep` holds one
+    exceptions = {"privrep.local.transform:Projection"}  # makes rows of rows; `ProjectedStep` holds one
     packages = [privrep.local, privrep.heads, privrep.linear, privrep.linear.methods]
     modules = [each.name for one in packages for each in pkgutil.iter_modules(one.__path__, f"{one.__name__}.")]
     found = set()
@@ -309,17 +312,118 @@ def test_every_step_of_users_is_on_the_list() -> None:
     assert exceptions <= found & set(HELD)
 
 
-def test_every_array_of_the_list_has_a_number_of_axes() -> None:
+def test_every_array_of_the_list_declares_its_number_of_axes() -> None:
     pytest.importorskip("torch")
-    fields = {
-        (name, each): steps_module._fits(np.zeros(1), declared, name)
-        for name in (*STEPS, *HELD)
-        for each, declared in steps_module._declared(name).items()
+    listed = [*STEPS, *HELD]
+    assert {name: lacking for name in listed if (lacking := travelling.undeclared(travelling.class_of(name)))} == {}
+    arrays = [
+        (name, each)
+        for name in listed
+        for each, declared in travelling.fields_of(name).items()
+        if any(travelling.fits(np.zeros((1,) * axes, kind), declared, name) for axes in (1, 2) for kind in "f?i")
+    ]
+    assert len(arrays) == 34
+
+
+@dataclass(frozen=True)
+class Undeclared:
+    """A step whose arrays do not all say how many axes they have."""
+
+    known: Matrix
+    mask: Annotated[NDArray[np.bool_], Axes(1)]
+    perhaps: Vector | None
+    several: tuple[Vector, ...]
+    bare: Array
+    bare_perhaps: Array | None
+    bare_several: tuple[Array, ...]
+    around: Annotated[Array | None, Axes(2)]
+    twice: Annotated[Matrix, Axes(1)]
+    otherwise: Annotated[Array, 2]
+    any_array: np.ndarray
+    number: float = 0.0
+
+
+def test_a_class_with_an_array_of_unknown_axes_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = ["bare", "bare_perhaps", "bare_several", "around", "twice", "otherwise", "any_array"]
+    assert travelling.undeclared(Undeclared) == lacking
+    name = f"{__name__}:Undeclared"
+    monkeypatch.setattr(travelling, "HELD", (*HELD, name))
+    with pytest.raises(TypeError, match=f"arrays of {', '.join(lacking)}.$"):
+        travelling.fields_of(name)
+    step = PairMoments(Undeclared(*[np.eye(2)] * 11), True)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="cannot travel"):
+        encode(step)
+    assert not any(
+        travelling.fits(value, declared, name)
+        for declared in (Array, Array | None, Annotated[Matrix, Axes(1)], Annotated[Array, 2])
+        for value in (np.zeros(2), np.eye(2))
+    )
+
+
+def test_no_array_of_any_step_is_taken_with_an_axis_more_or_less() -> None:
+    pytest.importorskip("torch")
+    tried = 0
+    for step in (*sent_steps(False), *sent_steps(True)):
+        text, arrays = encode(step)
+        assert type(decode(text, arrays)) is type(step)
+        for name, array in arrays.items():
+            for changed in (array[None], array[..., None], array.ravel() if array.ndim != 1 else array.sum()):
+                with pytest.raises(InputError):
+                    decode(text, arrays | {name: np.asarray(changed)})
+                tried += 1
+    assert tried > 100
+
+
+def test_steps_for_several_targets_are_those_that_say_so_themselves() -> None:
+    pytest.importorskip("torch")
+    declared = {name for name in (*STEPS, *HELD) if travelling.takes_several_targets(name)}
+    assert declared == {
+        "privrep.linear.methods.priv_altmin:NormalEquations",
+        "privrep.linear.steps:FeatureSizes",
+        "privrep.linear.steps:Frequencies",
+        "privrep.linear.steps:LeaveOneOutGradient",
+        "privrep.linear.steps:PairMoments",
+        "privrep.linear.steps:PowerStep",
+        "privrep.linear.steps:ResidualMoments",
+        "privrep.linear.steps:SecondMoments",
     }
-    arrays = [where for where, holds in fields.items() if holds]
-    assert len(arrays) > 20
-    assert all(each in AXES for _, each in arrays)
-    assert all(fields[name, each] for name, other in OTHER_AXES.items() for each in other)
+    inherits = travelling.class_of("privrep.linear.class_steps:ClassGradient")
+    assert inherits.several_targets  # of its base, which does not count
+    inner = PairMoments(FeatureTransform.plain(4), True)
+    assert isinstance(decode(*encode(inner), 4, 3), PairMoments)
+    for holder in (Encoded(inner, 3), ProjectedStep(inner, Projection(None, 1.0))):
+        assert type(decode(*encode(holder), 4, 1)) is type(holder)
+        with pytest.raises(InputError, match="one target"):
+            decode(*encode(holder), 4, 3)
+
+
+def test_what_stands_for_a_protocol_is_held_and_says_so_itself() -> None:
+    pytest.importorskip("torch")
+    from privrep.heads.gradient import HeadRule
+
+    listed = {name: travelling.class_of(name) for name in (*STEPS, *HELD)}
+    declared = {name: vars(kind)["fills"].__name__ for name, kind in listed.items() if "fills" in vars(kind)}
+    assert declared == {
+        "privrep.linear.nets:RandomNet": "Net",
+        "privrep.neural.training:PriorHeads": "HeadRule",
+        "privrep.heads.gradient:HeadFit": "HeadRule",
+        "privrep.neural.training:SharedPart": "View",
+    }
+    holder, net = "privrep.linear.methods.margin_selection:MarginLosses", RandomNet("net", 4, 3, 1)
+    assert travelling.fits(net, Net, holder)
+    assert not travelling.fits(net, HeadRule, holder)
+
+    class Own(RandomNet):
+        fills: ClassVar[type] = Net
+
+    for stranger in (Own("net", 4, 3, 1), type("Stranger", (), {"fills": Net})(), FeatureTransform.plain(3), None):
+        assert not travelling.fits(stranger, Net, holder)
+
+
+def test_every_step_that_holds_another_says_which() -> None:
+    pytest.importorskip("torch")
+    holding = {name for name in (*STEPS, *HELD) if Step in travelling.fields_of(name).values()}
+    assert holding == set(INNER_STEPS)
 
 
 # What a value is, it stays

@@ -19,12 +19,11 @@ from experiments import network_references  # noqa: E402
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import BudgetExceeded, InputError  # noqa: E402
 from privrep.heads.gradient import HeadFit  # noqa: E402
-from privrep.neural import personal as personal_module  # noqa: E402
+from privrep.neural import user_state  # noqa: E402
 from privrep.neural.methods import centaur, fedavg, pmtl, ppsgd  # noqa: E402
 from privrep.neural.models import mlp  # noqa: E402
-from privrep.neural.personal import ended  # noqa: E402
 from privrep.neural.rounds import TrainingSettings  # noqa: E402
-from privrep.neural.user_state import kept_heads  # noqa: E402
+from privrep.neural.user_state import ended, kept_heads  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
@@ -376,7 +375,7 @@ def test_networks_of_any_kind_descend_as_stacks_of_layers_do(batch, monkeypatch)
     table, settings = population(), replace(PLAIN, batch=batch)
     trained, kept = method("pmtl", new_run(table), settings)
     own = network_references.alone(network(), table, SLOTS, rate=0.1, batch=batch, epochs=3)
-    monkeypatch.setattr(personal_module, "is_stack", lambda part: False)
+    monkeypatch.setattr(user_state, "is_stack", lambda part: False)
     slowly, again = method("pmtl", new_run(table), settings)
     assert_close(slowly.weights, trained.weights)
     assert_close(again.own, kept.own)

@@ -18,12 +18,13 @@ from torch.nn import functional  # noqa: E402
 
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import BudgetExceeded, InputError  # noqa: E402
-from privrep.heads.gradient import HeadFit, one_thread  # noqa: E402
+from privrep.heads.gradient import HeadFit  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.local_sgd import LocalSgdStep  # noqa: E402
 from privrep.neural.models import mlp  # noqa: E402
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, train  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
+from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.contributions import Vectors  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402

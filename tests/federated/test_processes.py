@@ -1,6 +1,6 @@
 """A federation of real processes: TLS and keys on loopback, and what is left when some of them are killed.
 
-`PRIVREP_KILLS=10 pytest -s tests/test_federated_processes.py -k killed` kills at ten moments and prints a table.
+`PRIVREP_KILLS=10 pytest -s tests/federated/test_processes.py -k killed` kills at ten moments and prints a table.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object
 
 from federation import NODES, NUMBERS, TASK, USERS, made_up, write_files
 from privrep.data.table import find_users
+from privrep.federated.config import FederationSettings
 from privrep.federated.credentials import make_keys, read_node_keys
 from privrep.federated.node import _own_key
-from privrep.federated.settings import FederationSettings
 from privrep.federated.wire import supernode
 from privrep.federated.wire.messages import packed
 from privrep.federated.wire.rounds import Conversation

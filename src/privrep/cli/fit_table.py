@@ -1,0 +1,257 @@
+"""What `privrep fit` does once it knows what was asked for: read the table, learn, make heads, write the folder.
+
+First comes the folder: what stands there, and whether this fit may continue or replace it. Then the fit, and what
+`privrep fit` says it did.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from privrep.cli.console import note, progress, say, shout
+from privrep.errors import InputError, ResumeError
+from privrep.linear.registry import DEFAULT
+
+if TYPE_CHECKING:
+    from privrep.data.readers import TableSource
+    from privrep.heads.fitting import Heads
+    from privrep.models.description import Columns, Config
+    from privrep.models.model import Model
+    from privrep.models.words import TableFacts
+    from privrep.users.holders import KeyHolders
+    from privrep.users.performance import Performance
+    from privrep.users.streaming import StreamingUsers
+
+_NOT_PRIVATE = "(not private: for your eyes)"
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that cannot be the model's, before anything is read."""
+    from privrep.models.folder import ModelFolder
+
+    folder = ModelFolder(out)
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"--out: {out} is a file; name a folder.")
+    if folder.finished:
+        if not overwrite:
+            raise InputError(f"--out: {out} holds a finished model; choose another folder, or pass --overwrite.")
+    elif not folder.begun and not folder.empty:
+        raise InputError(f"--out: {out} is not empty and holds no run of privrep; choose another folder.")
+
+
+def standing(out: Path, config: Config, columns: Columns, overwrite: bool) -> TableFacts | None:
+    """What is in the folder `out`; an error if this fit can neither continue nor replace it."""
+    from privrep.models.folder import ModelFolder
+    from privrep.models.inspection import read_table_facts
+
+    check_out(out, overwrite)
+    if ModelFolder(out).empty:
+        return None
+    found = read_table_facts(out)
+    if not (found.finished or overwrite or _same_run(found, config, columns)):
+        raise ResumeError(
+            f"{out} holds a run with other settings or columns; continue it with the same options, choose another "
+            "--out, or pass --overwrite to drop it."
+        )
+    return found
+
+
+def _same_run(found: TableFacts, config: Config, columns: Columns) -> bool:
+    return not found.finished and (found.config, found.columns) == (config, columns)
+
+
+def make_room(out: Path, config: Config, columns: Columns, overwrite: bool) -> None:
+    """Say that a run is continued, or remove what --overwrite replaces: a model, or a run with other settings."""
+    found = standing(out, config, columns, overwrite)
+    if found is None:
+        return
+    spent = f"epsilon {found.privacy.epsilon:.4g} at delta {found.privacy.delta:g}"
+    if _same_run(found, config, columns):
+        note(f"Continuing the run in {out}; {spent} was spent before.")
+        return
+    with _sole_owner(out / "ledger.jsonl"):
+        shutil.rmtree(out)
+    note(f"Replaced {out}. It had spent {spent}: for users who are in both, the two fits add up.")
+
+
+@contextmanager
+def _sole_owner(ledger: Path) -> Iterator[None]:
+    """Refuse to touch a run that another process is working on."""
+    import fcntl
+
+    if not ledger.is_file():
+        yield
+        return
+    with open(ledger, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"{ledger.parent} is in use by another process; wait for it, or choose another --out."
+            ) from None
+        yield
+
+
+def undecided(columns: Columns) -> list[str]:
+    """The columns of features whose lists of values are to be selected privately."""
+    return [name for name, listed in columns.by_category.items() if not listed]
+
+
+def learn_table(
+    source: TableSource, config: Config, columns: Columns, out: Path, workdir: Path | None, overwrite: bool
+) -> Model:
+    """The representation, then the heads, all of it written to the folder `out`."""
+    from privrep.heads.fitting import fit_heads
+    from privrep.models import model as models
+    from privrep.models.learning import PAGES, PendingColumns, learn
+    from privrep.users.streaming import StreamingUsers
+
+    with stoppable(out):
+        with progress(out) as bar, ExitStack() as files:
+            bar.begin("reading", PAGES)
+            opened: list[StreamingUsers] = []
+
+            def make(known: Columns) -> StreamingUsers:
+                lists: Any = {"categories": known.by_category or None, "classes": known.classes or None}
+                listed = replace(source, features=known.features, **lists)
+                _check_rank(config, len(listed.feature_names))
+                opened.append(files.enter_context(StreamingUsers.open(listed, Performance(workdir=workdir))))
+                return opened[-1]
+
+            users: StreamingUsers | PendingColumns
+            to_select = [*undecided(columns), *(source.targets if config.loss and not columns.classes else ())]
+            if to_select:
+                holders, count = _holders(source, to_select, workdir)
+                labels = holders.pop(source.targets[0], None)
+                users = PendingColumns(holders, make, labels)
+            else:
+                users = make(columns)
+                count = users.facts.users
+            _check_count(source, config, count)
+            make_room(out, config, columns, overwrite)
+            fitted = learn(users, config, folder=out, columns=columns, on_page=bar.page)
+            blocks = bar.heads(opened[0].blocks(), count)
+            net = config.safety_net
+            heads = fit_heads(
+                blocks, fitted.representation, intercept=config.intercept, safety_net=net, loss=fitted.loss
+            )
+        fitted = models.with_heads(fitted, heads)
+        models.finish(fitted, out)
+    return fitted
+
+
+def _holders(source: TableSource, names: list[str], workdir: Path | None) -> tuple[dict[str, KeyHolders], int]:
+    """Who holds which value of these columns, and how many users there are.
+
+    Selecting values costs, so whatever is wrong with the table is found before: every value in it is looked at.
+    """
+    import pyarrow.compute as pc
+
+    from privrep.data.readers import checked_batches, read_columns
+    from privrep.users.holders import KeyHolders
+
+    if workdir is not None and not workdir.is_dir():
+        raise InputError(f"workdir: there is no folder {workdir}; make it or name another.")
+    for _ in checked_batches(source):
+        pass
+    rows = read_columns(source.path, [source.user, *names], source.user_as_text)
+    users, columns = rows[source.user], {name: rows[name] for name in names}
+    if source.format == "csv":  # an empty cell is a missing value, not a category
+        columns = {name: pc.if_else(pc.equal(column, ""), None, column) for name, column in columns.items()}
+    holders = {name: KeyHolders.from_columns(users, column) for name, column in columns.items()}
+    return holders, int(pc.count_distinct(users).as_py())
+
+
+def _check_rank(config: Config, features: int) -> None:
+    if config.rank is not None and config.rank > features:
+        raise InputError(
+            f"--rank must be at most the number of {'items' if config.ratings else 'features'} that could be named, "
+            f"{features:,}. Got {config.rank} instead. What was spent on finding out is spent."
+        )
+
+
+def _check_count(source: TableSource, config: Config, count: int) -> None:
+    from privrep.privacy.bounds import MAX_USERS
+
+    if count > MAX_USERS:
+        raise InputError(f"{source.path} has {count:,} users; one fit takes at most {MAX_USERS:,}.")
+    if config.relation == "replace-one-user" and config.delta * count >= 1:
+        note(f"delta {config.delta:g} is a weak promise to {count:,} users: keep it far below 1 in them.")
+
+
+@contextmanager
+def stoppable(out: Path) -> Iterator[None]:
+    """Ctrl-C ends with a word on how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"{out} keeps what was done: run the same command to continue; nothing is spent twice."
+        after = kept if (out / "run.json").is_file() else "nothing was written."
+        print(f"privrep: stopped; {after}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def summarise(fitted: Model, out: Path, asked: Columns) -> None:
+    report = fitted.privacy
+    assert fitted.heads is not None
+    say(f"Model: {out}")
+    say(
+        f"Privacy: epsilon {report.epsilon:.4g} of {report.epsilon_budget:g} spent, delta {report.delta:g}, "
+        f"{report.unit} level, {report.relation}"
+    )
+    for line in _contents(fitted, fitted.heads, asked):
+        say(line)
+    if fitted.representation.mostly_noise:
+        what = "NO FACTORS WERE" if fitted.config.ratings else "NOTHING WAS"
+        shout(f"{what} LEARNED: the representation is mostly noise. It takes more users or a larger epsilon.")
+    if report.seeded:
+        shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
+    else:
+        say(f"All of {out} but {out / 'private'} may be published; the heads in there belong to their users.")
+    say(f"Predict with: privrep predict {out} TABLE --out FILE     What it means: privrep inspect {out}")
+
+
+def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
+    """What is in the model, a line each."""
+    from privrep.models.sections import in_words
+
+    c, (features, rank) = fitted.config, fitted.representation.basis.shape
+    label = "" if c.relation == "replace-one-user" else f" {_NOT_PRIVATE}"  # else their number is no public fact
+    if c.ratings:
+        yield f"{len(heads.ids):,} users{label}, {features:,} items, rank {rank}"
+    else:
+        yield f"Users: {len(heads.ids):,}{label}; rank {rank} of {features:,} features"
+    if (c.method, c.configuration) != (DEFAULT, "default"):
+        yield f"Method: {c.method}{', as its paper has it' if c.configuration == 'paper' else ''}"
+    if c.loss is not None:
+        how = "selected privately" if fitted.classes_selected else "declared"
+        yield f"Classes: {in_words(fitted.columns.classes)}, {how}; other labels are ignored"
+    elif heads.targets > 1:
+        yield f"Targets: {', '.join(fitted.columns.targets)}; a head for each"
+    for name, listed in fitted.columns.by_category.items():
+        how = "declared" if asked.by_category[name] else "selected privately"
+        other = "other items are predicted with a user's mean" if c.ratings else "rows with others have no such feature"
+        yield f"Values of {name}: {len(listed):,} named ({how}); {other}"
+    if not c.ratings:
+        yield _kinds(heads, c.loss is not None)
+
+
+def _kinds(heads: Heads, labels: bool) -> str:
+    """How many users use which kind of head. Computed on users' data: for the owner's eyes."""
+    kinds = heads.kind[:: heads.targets] if labels else heads.kind  # a classifier's outputs are all of one kind
+    counts = [int((kinds == kind).sum()) for kind in range(3)]
+    own = "classifier" if labels else "regression"
+    return (
+        f"Heads: {counts[0]:,} on the shared representation, {counts[1]:,} a {own} of their own, {counts[2]:,} a "
+        f"constant {_NOT_PRIVATE}"
+    )

@@ -1,0 +1,186 @@
+"""What may travel to nodes: classes of steps and of what they are made of, one line each, and what their fields hold.
+
+Classes declare the rest themselves, where they are defined: fields their types, arrays their number of axes
+(`typing.Axes`), steps whether rows may have several targets (`privacy.protocol.Step`), and what a step holds which
+protocol it stands for (`fills`).
+
+Formal guarantee: a declaration counts for classes of the lists alone, and is read from the class, never from what was
+sent. What is not declared is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from privrep.privacy.protocol import Step
+from privrep.typing import Axes
+
+TABLE_STEPS = (
+    "privrep.linear.methods.centaur:HalfLossGradient",
+    "privrep.linear.methods.fedavg:ModelUpdate",
+    "privrep.linear.methods.private_fedrep:BatchGradient",
+    "privrep.linear.methods.private_fedrep:FirstHalfPairs",
+    "privrep.users.projected:ProjectedStep",
+    "privrep.heads.regression:Preference",
+    "privrep.heads.classification:ClassPreference",
+    "privrep.heads.classification:ClassPrior",
+    "privrep.linear.class_steps:ClassGradient",
+    "privrep.linear.class_steps:Encoded",
+    "privrep.linear.class_steps:PooledGradient",
+    "privrep.linear.methods.lipschitz_selection:LipschitzLosses",
+    "privrep.linear.methods.margin_selection:MarginLosses",
+    "privrep.linear.methods.factorization:TasteImage",
+    "privrep.linear.methods.factorization:TasteMeans",
+    "privrep.linear.methods.factorization:TasteMoments",
+    "privrep.linear.methods.priv_altmin:DisjointPairs",
+    "privrep.linear.methods.priv_altmin:NormalEquations",
+    "privrep.linear.methods.priv_altmin:QuarterEquations",
+    "privrep.linear.steps:FeatureSizes",
+    "privrep.linear.steps:Frequencies",
+    "privrep.linear.steps:LeaveOneOutGradient",
+    "privrep.linear.steps:PairMoments",
+    "privrep.linear.steps:PowerStep",
+    "privrep.linear.steps:ResidualMoments",
+    "privrep.linear.steps:SecondMoments",
+)
+"""What a node can be asked for of a table: steps whose users have equally many rows."""
+
+NETWORK_STEPS = (
+    "privrep.neural.training:MeanRow",
+    "privrep.neural.gradient_step:GradientStep",
+    "privrep.neural.local_sgd:LocalSgdStep",
+    "privrep.neural.class_moments:ClassMoments",
+    "privrep.neural.class_moments:Scatter",
+    "privrep.heads.neural:HeadLosses",
+    "privrep.neural.rounds:MeasuredStep",
+)
+"""What a node can be asked for of networks: steps whose calls have a fixed shape."""
+
+STEPS = TABLE_STEPS + NETWORK_STEPS
+"""What a node can be asked for."""
+
+HELD = (
+    "privrep.linear.nets:RandomNet",
+    "privrep.local.losses:Loss",
+    "privrep.local.transform:FeatureTransform",
+    "privrep.local.transform:Projection",
+    "privrep.neural.plan:SharingPlan",
+    "privrep.neural.training:SharedPart",
+    "privrep.neural.training:PriorHeads",
+    "privrep.heads.gradient:HeadFit",
+    "privrep.heads.neural:Candidate",
+    "privrep.neural.rounds:Round",
+    "privrep.nn.flat_module:Split",
+)
+"""What steps are made of."""
+
+PART = "privrep.nn.flat_module:FlatModule"  # travels as layers and weights, see `module_codec`
+SPLIT = "privrep.nn.flat_module:Split"  # its parts are tried on rows without numbers
+ENCODED = "privrep.linear.class_steps:Encoded"  # makes a target of each class
+
+INNER_STEPS = {
+    ENCODED: TABLE_STEPS,
+    "privrep.users.projected:ProjectedStep": TABLE_STEPS,
+    "privrep.neural.rounds:MeasuredStep": NETWORK_STEPS,
+}
+"""Which steps a step that is made of another can hold."""
+
+
+def name_of(value: object) -> str:
+    """Return the name of a value's class, as the lists have it, or nothing if it is on none."""
+    kind = type(value)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return name if (name in STEPS or name in HELD or name == PART) and class_of(name) is kind else ""
+
+
+@cache
+def class_of(name: str) -> Any:
+    """Return the class that a list has by this name."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+@cache
+def fields_of(name: str) -> dict[str, Any]:
+    """Return the declared types of a listed class's fields, in order.
+
+    Raises:
+        TypeError: the class has an array without a number of axes, and cannot be on a list.
+    """
+    kind = class_of(name)
+    if lacking := undeclared(kind):
+        raise TypeError(f"{name} cannot travel. Declare with privrep.typing.Axes the arrays of {', '.join(lacking)}.")
+    return _hints(kind)
+
+
+def undeclared(kind: type) -> list[str]:
+    """Return the fields of a dataclass that may hold an array and do not declare its number of axes."""
+    return [each for each, declared in _hints(kind).items() if _has_bare_array(declared)]
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
+
+
+def _has_bare_array(declared: Any) -> bool:
+    if _declared_array(declared) is not None:
+        return False
+    bare = declared is np.ndarray or get_origin(declared) is np.ndarray
+    return bare or any(_has_bare_array(each) for each in get_args(declared))
+
+
+def _declared_array(declared: Any) -> tuple[int, str] | None:
+    """Return the number of axes and the kinds of numbers of a declared array, or None if this is not exactly one."""
+    if get_origin(declared) is not Annotated:
+        return None
+    array, *facts = get_args(declared)
+    if get_origin(array) is not np.ndarray or len(facts) != 1 or not isinstance(facts[0], Axes):
+        return None
+    (number,) = get_args(get_args(array)[1]) or (Any,)
+    known = isinstance(number, type) and issubclass(number, np.generic)
+    return facts[0].count, np.dtype(number).kind if known else "bif"
+
+
+def takes_several_targets(name: str) -> bool:
+    """Return whether a step may be asked of users with several targets a row.
+
+    Any other step could lay users' rows over each other there. The class declares it in its own body. What its bases
+    declare, or the steps that it holds, does not count.
+    """
+    return name in STEPS and vars(class_of(name)).get("several_targets") is True
+
+
+def fits(value: Any, declared: Any, holder: str) -> bool:
+    """Return whether a field of the class `holder` that declares this type may have this value."""
+    array = _declared_array(declared)
+    if array is not None:  # of the kind that is declared: a mask of integers would be a list of places
+        return type(value) is np.ndarray and value.ndim == array[0] and value.dtype.kind in array[1]
+    origin = get_origin(declared)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, each, holder) for each in get_args(declared))
+    if origin is Literal:
+        return type(value) is str and value in get_args(declared)
+    if origin is tuple:
+        return type(value) is tuple and all(fits(each, get_args(declared)[0], holder) for each in value)
+    if declared is float:
+        return type(value) in (int, float) or isinstance(value, np.floating | np.integer)
+    if declared is int:
+        return type(value) is int or isinstance(value, np.integer)
+    if declared is bool:
+        return isinstance(value, bool | np.bool_)
+    if declared is Step:
+        return name_of(value) in INNER_STEPS[holder]
+    return declared is type(value) or declared is _filled(value)
+
+
+def _filled(value: Any) -> type | None:
+    """Return the protocol that a held value's class declares in its own body to stand for."""
+    found = vars(type(value)).get("fills") if name_of(value) in HELD else None
+    return found if isinstance(found, type) else None
