@@ -40,6 +40,7 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 benchmark: $(VENV)/core   ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks.fit

@@ -427,7 +427,9 @@ def test_sums_clipped_to_another_bound_are_not_released(users: InMemoryUsers) ->
 
     spy, board = Spy(), Billboard()
     with pytest.raises(InputError, match="another bound"):
-        Run(Lax(users.table, 1), Ledger(Budget(2.0, 1e-5)), board, spy).release("page", Sums(), QUERIES, among=HALF)
+        Run(Lax(users.table, Performance(1)), Ledger(Budget(2.0, 1e-5)), board, spy).release(
+            "page", Sums(), QUERIES, among=HALF
+        )
     assert spy.calls == ["key page"]
     assert "page" not in board
 

@@ -201,7 +201,7 @@ def _made(
 
 
 def _adapted(layer: nn.Module, down: nn.Module, up: nn.Module) -> Adapted:
-    """As `models.adapted` makes them: sums of what has other axes could lay rows over each other."""
+    """As `neural.models.adapted` makes them: sums of what has other axes could lay rows over each other."""
     for known in (nn.Linear, nn.Conv2d):
         if type(layer) is type(down) is type(up) is known and layer.weight.shape[0] == up.weight.shape[0]:
             return Adapted(layer, down, up)
