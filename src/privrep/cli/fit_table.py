@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from privrep.models.model import Model
     from privrep.models.words import TableFacts
     from privrep.users.holders import KeyHolders
-    from privrep.users.performance import Performance
     from privrep.users.streaming import StreamingUsers
 
 _NOT_PRIVATE = "(not private: for your eyes)"
@@ -114,6 +113,7 @@ def learn_table(
     from privrep.heads.fitting import fit_heads
     from privrep.models import model as models
     from privrep.models.learning import PAGES, PendingColumns, learn
+    from privrep.users.performance import Performance
     from privrep.users.streaming import StreamingUsers
 
     with stoppable(out):
