@@ -549,7 +549,7 @@ def test_a_user_on_whom_a_step_fails_sends_zeros_and_stops_nobody(
         assert not other.heard("left out")
         assert not other.heard("cannot")
         first = fed.hosts["a"]._users.users.table.users(0, 1)
-        own = type(fed.hosts["a"]._users.users)(first, 1).sums(STEP, BOUNDS)["sizes"].total
+        own = type(fed.hosts["a"]._users.users)(first).sums(STEP, BOUNDS)["sizes"].total
     assert 0 < np.linalg.norm(clean - disturbed) <= 1 + FLOAT_SLACK
     np.testing.assert_allclose(disturbed, clean - own, atol=1e-12)
 

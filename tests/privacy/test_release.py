@@ -321,7 +321,7 @@ def test_a_group_is_asked_alone_and_charged_alone(population: Callable[..., User
 def test_a_page_of_another_group_answers_another_question(population: Callable[..., UserTable], spy: Any) -> None:
     run = Run(InMemoryUsers(population(n=50, d=3), Performance(1)), Ledger(REPLACE), Billboard(), spy)
     run.release("page", Means(), queries(), Group("rounds", 0, 2))
-    for other in (Group("rounds", 1, 2), Group("other", 0, 2), None):
+    for other in (Group("rounds", 1, 2), Group("other", 0, 2), EVERYONE):
         with pytest.raises(ResumeError):
             run.release("page", Means(), queries(), other)
     run.release("page", Means(), queries(), Group("rounds", 0, 2))
