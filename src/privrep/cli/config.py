@@ -75,7 +75,7 @@ def _registries() -> Registries:
 
 def say_checked(config: Path, missing: list[Path]) -> None:
     """Say that a configuration can be used, and which files a run of it would not find."""
-    for path in missing:
+    for path in dict.fromkeys(missing):
         note(f"There is nothing at {path} yet; {config} names it.")
     say(f"Checked: {config} can be used. No data was read and nothing was spent.")
 

@@ -5,6 +5,7 @@ folder/model.json        settings and sizes; written last, so a folder without i
 folder/ledger.jsonl      every charge
 folder/billboard/        every release and what was computed from it
 folder/private/          the heads, readable by the owner only; all the rest is safe to publish
+Some kinds add a file: federation.json says who added the noise, texts.safetensors holds the public texts of pairs.
 """
 
 from __future__ import annotations

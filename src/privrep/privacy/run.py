@@ -1,6 +1,6 @@
 """A private computation under way: the doors through which users are asked, and the record of what was answered.
 
-A run charges its ledger, draws, and posts what it drew, in this order, through the functions of `privacy.release`.
+A run charges its ledger and draws (`privacy.release`, or `privacy.node_noise` where nodes add the noise), then posts.
 """
 
 from __future__ import annotations

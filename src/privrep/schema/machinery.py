@@ -1,7 +1,8 @@
-"""Read a configuration by its pydantic model, and say every mistake in one sentence that names file and key.
+"""Read a configuration by its pydantic model, and say what is wrong in one sentence that names file and key.
 
 A section is a frozen model that refuses keys it does not know and converts nothing: "1" is no number, and true is no
-whole number. A section that is left out is an empty one, so that all keys it must have are named at once.
+whole number. A section that is left out is an empty one, so that all keys it must have are named at once. What a
+key asks of others is checked after that.
 """
 
 from __future__ import annotations

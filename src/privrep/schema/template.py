@@ -74,7 +74,8 @@ def template(command: str, names: Registries) -> str:
     model = COMMANDS[command]
     intro = (
         f"{model.__doc__} Lines that begin with # and no space after it are keys that may be left out; they show the "
-        f"default, or an example. To check this file: privrep {_RUN.get(command, command)} CONFIG.toml --check"
+        "default, or what is marked as an example. "
+        f"To check this file: privrep {_RUN.get(command, command)} CONFIG.toml --check"
     )
     parts = ["\n".join(_comment(intro))]
     parts += ["\n".join(_section(name, field, names)) for name, field in model.model_fields.items()]
@@ -84,7 +85,7 @@ def template(command: str, names: Registries) -> str:
 def _section(name: str, field: FieldInfo, names: Registries) -> Iterator[str]:
     kinds = kinds_of(field.annotation)
     chosen = kinds[0] if len(kinds) == 1 else next(each for each in kinds if kind_of(each) in _SHOWN_KINDS)
-    yield from _comment(chosen.__doc__ or "")
+    yield from _comment((field.description if "kind" in (field.description or "") else chosen.__doc__) or "")
     yield f"[{name}]"
     if len(kinds) > 1:
         yield from _comment("Which kind it is: one of " + ", ".join(kind_of(each) for each in kinds) + ".")
@@ -114,7 +115,8 @@ def _key(name: str, field: FieldInfo, names: Registries) -> Iterator[str]:
     yield from _comment(about)
     shown = field.is_required() or any(isinstance(each, Shown) for each in marks(field))
     value = field.examples[0] if field.examples else field.default
-    yield f"{'' if shown else '#'}{name} = {to_toml(value)}"
+    example = bool(field.examples) and not field.is_required() and value != field.default
+    yield f"{'' if shown else '#'}{name} = {to_toml(value)}{'  # an example' if example and not shown else ''}"
 
 
 def _comment(text: str) -> list[str]:

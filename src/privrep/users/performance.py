@@ -16,7 +16,7 @@ def default_workers() -> int:
 
 @dataclass(frozen=True)
 class Performance:
-    """What users may set freely: nothing here can change what is released, to the last bit.
+    """What a caller may set freely: nothing here can change what is released, to the last bit.
 
     `tests/users/test_performance.py` holds it to that. A setting that moves a rounding error belongs elsewhere, even if
     the guarantee covers the error: in which blocks users are added up follows from their rows alone.

@@ -1,8 +1,8 @@
 """What may travel to nodes: classes of steps and of what they are made of, one line each, and what their fields hold.
 
 Classes declare the rest themselves, where they are defined: fields their types, arrays their number of axes
-(`typing.Axes`), steps whether rows may have several targets (`privacy.protocol.Step`), and what a step holds which
-protocol it stands for (`fills`).
+(`typing.Axes`), steps whether rows may have several targets (`privacy.protocol.Step`), and a class that a step
+holds says which protocol it stands for (`fills`).
 
 Formal guarantee: a declaration counts for classes of the lists alone, and is read from the class, never from what was
 sent. What is not declared is refused.
