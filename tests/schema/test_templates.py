@@ -89,6 +89,7 @@ def test_a_schema_is_one_whose_references_are_there(command: str, capsys: pytest
     assert set(schema["required"]) <= set(schema["properties"]) == set(COMMANDS[command].model_fields)
     assert "privacy" in schema["required"]
     assert "output" not in schema["required"]
+    assert ("users" in schema["required"]) == (command == "fit-neural")  # who the users are must be said there
     referred = set(re.findall(r'"#/\$defs/(\w+)"', out))
     assert referred == set(schema["$defs"])
     assert '"null"' not in out

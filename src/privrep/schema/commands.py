@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from privrep.errors import InputError
 from privrep.schema.machinery import (
@@ -109,6 +109,8 @@ class Partition(Section):
 
 class ImageUsers(Section):
     """Who the users are: as the data tells, or made up."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["by"]}, {"required": ["partition"]}]})
 
     by: Annotated[Literal["writers", "folders", "column"] | None, Shown()] = entry(
         "How the data tells users: writers of an archive, folders, or a column of a Parquet file.",

@@ -63,7 +63,7 @@ def json_schema(command: str, names: Registries) -> dict[str, Any]:
 def _needed(whole: Mapping[str, Any], section: Mapping[str, Any]) -> bool:
     if "$ref" not in section:
         return True  # it has kinds, and one must be said
-    return "required" in whole["$defs"][section["$ref"].rsplit("/", 1)[1]]
+    return not {"required", "anyOf"}.isdisjoint(whole["$defs"][section["$ref"].rsplit("/", 1)[1]])
 
 
 # Templates
