@@ -164,7 +164,7 @@ def in_place_of(private: Representation, U: Array) -> Representation:
     left, _, right = np.linalg.svd(np.linalg.qr(U)[0].T @ Q)
     columns = np.linalg.qr(U)[0] @ (left @ right) @ R
     scale = private.scale
-    return replace(private, basis=columns * scale[:, None], frame=FeatureTransform(scale), spread=np.ones(1))
+    return replace(private, basis=columns * scale[:, None], transform=FeatureTransform(scale), spread=np.ones(1))
 
 
 def ratio_with_error(above: Array, below: Array) -> tuple[float, float]:

@@ -212,9 +212,9 @@ def without_noise(trial: Trial) -> Initialiser:
     exact = fedrep(InMemoryUsers(trial.table), trial.point.rank, intercept=False, rounds=0).matrix
 
     def start(asked: Start) -> Estimate:
-        seen = exact * asked.frame.scale[:, None]
-        if asked.frame.whitening is not None:
-            seen = np.linalg.solve(asked.frame.whitening, seen)
+        seen = exact * asked.transform.scale[:, None]
+        if asked.transform.whitening is not None:
+            seen = np.linalg.solve(asked.transform.whitening, seen)
         return given(np.linalg.qr(seen)[0], trial.distance(exact))(asked)
 
     return start

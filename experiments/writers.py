@@ -155,7 +155,7 @@ def split(digits: Digits, labelled: int, seed: int, whole: int | None = None) ->
 def learn(table: UserTable, epsilon: float, seed: int) -> Representation:
     noise = simulated_noise(int(np.random.SeedSequence([SEED, seed, round(1_000 * epsilon)]).generate_state(1)[0]))
     run = Run(InMemoryUsers(table), Ledger(Budget(epsilon, DELTA), seeded=True), Billboard(None), noise)
-    return private_fedrep(run, RANK, loss=DIGITS, frame=FeatureTransform.plain(FEATURES))
+    return private_fedrep(run, RANK, loss=DIGITS, transform=FeatureTransform.plain(FEATURES))
 
 
 def random_model(like: Representation) -> Representation:

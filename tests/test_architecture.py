@@ -133,7 +133,9 @@ def _members(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _opening(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _dotted(node.func) in {"Run.open", "Run", "Ledger", "run.Run.open"}:
+        if isinstance(node, ast.Call) and (
+            _called(node) in {"Run", "Ledger"} or _dotted(node.func).endswith("Run.open")
+        ):
             yield node.lineno, f"calls {_dotted(node.func)}"
 
 
@@ -485,6 +487,8 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("noise sources are made or called", "run.noise.smallest('a', losses, 3)"),
         ("a run is opened, with its ledger and its noise", "with Run.open(users, Budget(9.0, 1e-5)) as run: ..."),
         ("a run is opened, with its ledger and its noise", "Run(users, Ledger(budget), board, noise)"),
+        ("a run is opened, with its ledger and its noise", "privacy.run.Run.open(users, budget)"),
+        ("a run is opened, with its ledger and its noise", "kernel.Ledger(budget)"),
         ("a noise source is called", "secure_noise.smallest('a', losses, 3)"),
         ("random numbers are drawn", "rng.choice(5)"),
         ("random numbers are drawn", "def f(rng, shape):\n    return rng.gumbel(size=shape)"),

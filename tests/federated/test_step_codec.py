@@ -437,8 +437,8 @@ def test_every_step_that_holds_another_says_which() -> None:
 def gradient(d: int = 50, k: int = 2) -> LeaveOneOutGradient:
     """Of Figure 1: 50 features, rank 2, correlated coordinates."""
     rng = np.random.default_rng(3)
-    frame = FeatureTransform(rng.uniform(1, 2, d), rng.normal(size=(d, d)))
-    return LeaveOneOutGradient(np.linalg.qr(rng.normal(size=(d, k)))[0], frame, 0.1, 1e-3, True)
+    transform = FeatureTransform(rng.uniform(1, 2, d), rng.normal(size=(d, d)))
+    return LeaveOneOutGradient(np.linalg.qr(rng.normal(size=(d, k)))[0], transform, 0.1, 1e-3, True)
 
 
 def test_a_message_is_about_as_large_as_its_arrays() -> None:
@@ -564,7 +564,7 @@ def message(change: Callable[[dict[str, Any]], Any]) -> tuple[str, dict[str, np.
 
 
 LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "no step": lambda tree: tree["fields"]["frame"],
+    "no step": lambda tree: tree["fields"]["transform"],
     "a number": lambda tree: 3,
     "a function": lambda tree: {"class": "os:system", "fields": {"command": "true"}},
     "another class of the module": lambda tree: tree.update({"class": "privrep.linear.steps:Slots"}),
@@ -575,17 +575,17 @@ LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a key more": lambda tree: tree.update({"more": 1}),
     "another array": lambda tree: tree["fields"]["U"].update({"array": "a9"}),
     "an array twice": lambda tree: tree["fields"]["U"].update({"array": "a1"}),
-    "an array left over": lambda tree: tree["fields"]["frame"]["fields"].update({"whitening": None}),
+    "an array left over": lambda tree: tree["fields"]["transform"]["fields"].update({"whitening": None}),
     "no name of an array": lambda tree: tree["fields"]["U"].update({"array": [1]}),
     "an array of another shape": lambda tree: tree["fields"].update(
-        {"U": tree["fields"]["frame"]["fields"]["scale"],
-         "frame": {**tree["fields"]["frame"], "fields": {**tree["fields"]["frame"]["fields"],
+        {"U": tree["fields"]["transform"]["fields"]["scale"],
+         "transform": {**tree["fields"]["transform"], "fields": {**tree["fields"]["transform"]["fields"],
                                                          "scale": tree["fields"]["U"]}}}
     ),
     "a text for a number": lambda tree: tree["fields"].update({"ridge": "1"}),
     "a number for a boolean": lambda tree: tree["fields"].update({"intercept": 1}),
     "a number for an array": lambda tree: tree["fields"].update({"U": 1.0}),
-    "a step for a frame": lambda tree: tree["fields"].update({"frame": {"class": STEPS[2], "fields": {}}}),
+    "a step for a transform": lambda tree: tree["fields"].update({"transform": {"class": STEPS[2], "fields": {}}}),
     "an array for a number": lambda tree: tree["fields"].update({"ridge": {"scalar": "a0"}}),
     "strides that overlap": lambda tree: tree["fields"]["U"].update({"strides": [0, 1]}),
     "strides too far": lambda tree: tree["fields"]["U"].update({"strides": [1 << 40, 1]}),
@@ -595,7 +595,7 @@ LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "bits of no float": lambda tree: tree["fields"].update({"ridge": {"bits": "zz" * 8}}),
     "a head that cannot be": lambda tree: {"class": "privrep.heads.gradient:HeadFit", "fields": {
         "steps": -1, "rate": 0.1, "momentum": 0.0, "ridge": 0.0}},
-    "a part that is none": lambda tree: tree["fields"].update({"frame": {"part": {}}}),
+    "a part that is none": lambda tree: tree["fields"].update({"transform": {"part": {}}}),
 }  # fmt: skip
 
 

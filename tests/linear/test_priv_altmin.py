@@ -58,9 +58,9 @@ def basis(d, k):
     return np.linalg.qr(rng(d, k).standard_normal((d, k)))[0]
 
 
-def equations(d, k, intercept, norms=(1e9, 1e9), ridge=0.01, frame=None):
+def equations(d, k, intercept, norms=(1e9, 1e9), ridge=0.01, transform=None):
     whole = np.linalg.qr(basis(d, k), mode="complete")[0]
-    return NormalEquations(whole[:, :k], whole[:, k:], frame or FeatureTransform.plain(d), *norms, ridge, intercept)
+    return NormalEquations(whole[:, :k], whole[:, k:], transform or FeatureTransform.plain(d), *norms, ridge, intercept)
 
 
 # Contributions
@@ -153,7 +153,7 @@ def test_both_parts_of_a_user_shrink_by_one_factor():
 def test_several_targets_add_up():
     generator = rng(6)
     X, y = generator.normal(size=(4, 8, 5)), generator.normal(size=(4, 8, 2))
-    step = equations(5, 2, True, frame=FeatureTransform(np.ones(5), None, np.array([1.0, 4.0])))
+    step = equations(5, 2, True, transform=FeatureTransform(np.ones(5), None, np.array([1.0, 4.0])))
     both, one, other = step(UserBatch(X, y)), step(UserBatch(X, y[:, :, 0])), step(UserBatch(X, y[:, :, 1] / 4))
     np.testing.assert_allclose(both["right"].values, one["right"].values + other["right"].values, atol=1e-12)
     sums = [sent["normal"].weighted_sum(np.ones(4)) for sent in (both, one, other)]
@@ -219,7 +219,7 @@ def questions(d, k):
     paper = {"right": Bound(6.0, d * k), "normal": Bound(4.0, packed_size(d * k), acute=True)}
     scaled = FeatureTransform(np.ldexp(1.0, np.arange(d) % 5 - 2), np.eye(d) + 0.1)
     return {
-        "normal equations": (equations(d, k, True, (0.5, 2.0), frame=scaled), norms),
+        "normal equations": (equations(d, k, True, (0.5, 2.0), transform=scaled), norms),
         "normal equations, no intercept": (equations(d, k, False, (0.5, 2.0)), norms),
         "normal equations, no ridge, other norms": (equations(d, k, True, ridge=0.0), loose),
         "quarters": (QuarterEquations(basis(d, k), 2.0, 3.0), paper),

@@ -74,7 +74,7 @@ def test_spends_its_budget_and_no_more(epsilon, relation):
 def test_declared_scales_cost_nothing():
     table, _ = population(2000)
     run = run_on(table)
-    private_fedrep(run, 2, frame=FeatureTransform.plain(20))
+    private_fedrep(run, 2, transform=FeatureTransform.plain(20))
     assert "scales" not in run.billboard
     assert "covariance" not in run.billboard
     assert run.ledger.epsilon == pytest.approx(1.0, rel=1e-6)

@@ -13,9 +13,9 @@ from privrep.heads.fitting import fit_heads
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.steps import CELLS, LOWEST
 from privrep.linear.transform import (
-    declared_frame,
+    declared_transform,
     feature_scales,
-    find_frame,
+    find_transform,
     find_whitening,
     frequency_scales,
     octave_quantile,
@@ -62,11 +62,11 @@ def test_scales_are_within_an_octave_and_the_number_of_users_roughly_right():
     X, y = rows()
     scale = 10.0 ** np.linspace(-6, 6, 6)
     run = run_on(X * scale + 3 * scale, y)
-    frame, users = feature_scales(run, all_of(run), True)
-    assert np.abs(np.log2(frame.scale / scale)).max() <= 1
-    assert np.all(np.log2(frame.scale) == np.rint(np.log2(frame.scale)))
-    assert frame.whitening is None
-    assert frame.target_scale is None  # one target needs none
+    transform, users = feature_scales(run, all_of(run), True)
+    assert np.abs(np.log2(transform.scale / scale)).max() <= 1
+    assert np.all(np.log2(transform.scale) == np.rint(np.log2(transform.scale)))
+    assert transform.whitening is None
+    assert transform.target_scale is None  # one target needs none
     assert users == pytest.approx(3000, rel=0.05)
     assert run.ledger.remaining == pytest.approx(0.0, abs=1e-9)
 
@@ -74,25 +74,25 @@ def test_scales_are_within_an_octave_and_the_number_of_users_roughly_right():
 def test_scales_of_several_targets():
     X, y = rows()
     run = run_on(X, np.column_stack([y * 1e6, y * 1e-6 + 1, np.full_like(y, 0.1)]))
-    frame, _ = feature_scales(run, all_of(run), True)
-    assert frame.scale.shape == (6,)
-    assert np.abs(np.log2(frame.target_scale[:2] / [1e6, 1e-6])).max() <= 1
-    assert np.isfinite(frame.target_scale).all()
-    assert (frame.target_scale > 0).all()  # of one that never varies, too
+    transform, _ = feature_scales(run, all_of(run), True)
+    assert transform.scale.shape == (6,)
+    assert np.abs(np.log2(transform.target_scale[:2] / [1e6, 1e-6])).max() <= 1
+    assert np.isfinite(transform.target_scale).all()
+    assert (transform.target_scale > 0).all()  # of one that never varies, too
 
 
 def test_constant_features_get_the_scale_of_the_others():
     X, y = rows()
     run = run_on(np.column_stack([X * 16, np.full(len(X), 0.1), np.zeros(len(X))]), y)
-    frame, _ = feature_scales(run, all_of(run), True)
-    assert np.all(frame.scale == 16.0)
+    transform, _ = feature_scales(run, all_of(run), True)
+    assert np.all(transform.scale == 16.0)
 
 
 def test_scales_lost_in_noise_are_one():
     X, y = rows(20, 5)
     run = run_on(X * 100, y, 0.01)
-    frame, users = feature_scales(run, all_of(run), True)
-    assert np.all(frame.scale == 1.0)
+    transform, users = feature_scales(run, all_of(run), True)
+    assert np.all(transform.scale == 1.0)
     assert abs(users) < 1e5
 
 
@@ -103,10 +103,10 @@ def test_sparse_scales_are_those_of_the_entries_and_frequencies_bring_all_to_one
     X = np.where(rng.random((40_000, 4)) < often, rng.choice([-1.0, 1.0], (40_000, 4)), 0.0) * size
     y = rng.normal(size=(40_000, 2)) * [1e3, 1.0]
     run = run_on(sparse.csr_array(X), y[:, 0] if targets == 1 else y, 50.0)
-    frame, _ = feature_scales(run, 0.5 * all_of(run), True)
-    assert np.abs(np.log2(frame.scale / size)).max() <= 1
-    assert (frame.target_scale is None) == (targets == 1)
-    scale = frequency_scales(run, frame.scale, 0.5 * all_of(run))
+    transform, _ = feature_scales(run, 0.5 * all_of(run), True)
+    assert np.abs(np.log2(transform.scale / size)).max() <= 1
+    assert (transform.target_scale is None) == (targets == 1)
+    scale = frequency_scales(run, transform.scale, 0.5 * all_of(run))
     assert np.sqrt((X**2).mean(axis=0)) == pytest.approx(scale, rel=0.15)
     assert run.ledger.remaining == pytest.approx(0.0, abs=1e-9)
 
@@ -116,9 +116,9 @@ def test_a_sparse_feature_that_nobody_has_is_no_trouble():
     X = np.where(rng.random((8000, 5)) < 0.3, 1.0, 0.0)
     X[:, 4] = 0.0
     run = run_on(sparse.csr_array(X), rng.normal(size=8000), 10.0)
-    frame, spent = find_frame(run, 0.3 * all_of(run), 0.3 * all_of(run), True)
-    assert np.isfinite(frame.scale).all()
-    assert (frame.scale > 0).all()
+    transform, spent = find_transform(run, 0.3 * all_of(run), 0.3 * all_of(run), True)
+    assert np.isfinite(transform.scale).all()
+    assert (transform.scale > 0).all()
     assert spent == pytest.approx(0.6 * all_of(run))
 
 
@@ -131,9 +131,9 @@ def correlated(condition, d=6, seed=1):
     return turn * np.sqrt(condition ** -np.linspace(0, 1, d)) @ turn.T
 
 
-def whitened_eigenvalues(frame, covariance):
-    """Of the features' covariance in the frame's coordinates, over their mean."""
-    W = (np.eye(len(covariance)) if frame.whitening is None else frame.whitening) / frame.scale
+def whitened_eigenvalues(transform, covariance):
+    """Of the features' covariance in the transform's coordinates's coordinates, over their mean."""
+    W = (np.eye(len(covariance)) if transform.whitening is None else transform.whitening) / transform.scale
     values = np.linalg.eigvalsh(W @ covariance @ W.T)
     return values / values.mean()
 
@@ -162,8 +162,8 @@ def test_a_covariance_lost_in_noise_is_left_alone_or_not_asked_for():
     run = run_on(X @ correlated(1000.0).T, y, 0.05)
     assert find_whitening(run, FeatureTransform.plain(6), all_of(run), True) is None
     run = run_on(X, y, 0.05)
-    frame, spent = find_frame(run, 0.3 * all_of(run), 0.3 * all_of(run), True)
-    assert frame.whitening is None
+    transform, spent = find_transform(run, 0.3 * all_of(run), 0.3 * all_of(run), True)
+    assert transform.whitening is None
     assert "covariance" not in run.billboard
     assert spent == pytest.approx(0.3 * all_of(run))
     assert run.ledger.remaining == pytest.approx(0.7 * all_of(run), rel=1e-6)
@@ -173,9 +173,9 @@ def test_constant_and_duplicated_features_are_whitened_to_something_finite():
     X, y = rows(20_000, 4)
     X = np.column_stack([X, X[:, 0], np.full(len(X), 7.0), np.zeros(len(X))])
     run = run_on(X, y, 8.0)
-    frame, _ = find_frame(run, 0.5 * all_of(run), 0.5 * all_of(run), True)
-    assert np.isfinite(frame.whitening).all()
-    moved = frame.rows(X[None, :, :] - X.mean(axis=0))[0]
+    transform, _ = find_transform(run, 0.5 * all_of(run), 0.5 * all_of(run), True)
+    assert np.isfinite(transform.whitening).all()
+    moved = transform.rows(X[None, :, :] - X.mean(axis=0))[0]
     assert np.cov(moved[:, :4].T).diagonal() == pytest.approx(np.full(4, np.cov(moved[:, 1])), rel=0.6)
     assert np.abs(moved[:, 5:]).max() < 0.5
 
@@ -195,15 +195,15 @@ def test_whitening_of_a_known_matrix():
 
 
 def test_declared_sizes_and_covariances():
-    assert declared_frame(None, None, 3) is None
-    assert np.array_equal(declared_frame([1.0, 2.0, 4.0], None, 3).scale, [1.0, 2.0, 4.0])
+    assert declared_transform(None, None, 3) is None
+    assert np.array_equal(declared_transform([1.0, 2.0, 4.0], None, 3).scale, [1.0, 2.0, 4.0])
     root = np.diag([1e-3, 1.0, 1e3]) @ correlated(100.0, 3)
-    frame = declared_frame(None, (root @ root.T).tolist(), 3)
-    assert whitened_eigenvalues(frame, root @ root.T) == pytest.approx(np.ones(3), abs=1e-6)
-    diagonal = declared_frame(None, np.diag([4.0, 9.0]), 2)
+    transform = declared_transform(None, (root @ root.T).tolist(), 3)
+    assert whitened_eigenvalues(transform, root @ root.T) == pytest.approx(np.ones(3), abs=1e-6)
+    diagonal = declared_transform(None, np.diag([4.0, 9.0]), 2)
     assert diagonal.whitening is None
     assert diagonal.scale == pytest.approx([2.0, 3.0])
-    degenerate = declared_frame(None, np.diag([1.0, 0.0]), 2)
+    degenerate = declared_transform(None, np.diag([1.0, 0.0]), 2)
     assert (degenerate.scale > 0).all()
 
 
@@ -224,7 +224,7 @@ def test_declared_sizes_and_covariances():
 )
 def test_declarations_that_cannot_be(scale, covariance, sentence):
     with pytest.raises(InputError, match=sentence):
-        declared_frame(scale, covariance, 2)
+        declared_transform(scale, covariance, 2)
 
 
 # There and back
@@ -233,17 +233,17 @@ def test_declarations_that_cannot_be(scale, covariance, sentence):
 @pytest.mark.parametrize("whitening", [False, True])
 def test_a_basis_means_the_same_in_both_coordinates(whitening):
     rng = np.random.default_rng(3)
-    frame = FeatureTransform(2.0 ** rng.integers(-5, 5, 6), correlated(10.0) if whitening else None)
+    transform = FeatureTransform(2.0 ** rng.integers(-5, 5, 6), correlated(10.0) if whitening else None)
     X, basis, v = rng.normal(size=(2, 5, 6)), rng.normal(size=(6, 2)), rng.normal(size=2)
-    assert frame.rows(X) @ (basis @ v) == pytest.approx(X @ (frame.original(basis) @ v), rel=1e-9)
-    assert frame.rows(X.astype(np.float32)).dtype == np.float32
+    assert transform.rows(X) @ (basis @ v) == pytest.approx(X @ (transform.original(basis) @ v), rel=1e-9)
+    assert transform.rows(X.astype(np.float32)).dtype == np.float32
 
 
 def test_targets_come_a_column_at_a_time():
     y = np.random.default_rng(0).normal(size=(4, 5, 3))
-    frame = FeatureTransform(np.ones(2), None, np.array([1.0, 10.0, 100.0]))
-    assert frame.targets(y) == pytest.approx(np.moveaxis(y / [1.0, 10.0, 100.0], -1, 0))
-    assert np.array_equal(frame.targets(y[:, :, 0]), y[None, :, :, 0])  # one column is left alone
+    transform = FeatureTransform(np.ones(2), None, np.array([1.0, 10.0, 100.0]))
+    assert transform.targets(y) == pytest.approx(np.moveaxis(y / [1.0, 10.0, 100.0], -1, 0))
+    assert np.array_equal(transform.targets(y[:, :, 0]), y[None, :, :, 0])  # one column is left alone
 
 
 def test_a_linear_change_of_the_features_changes_no_prediction_but_by_noise():

@@ -20,7 +20,19 @@ def test_a_selection_sets_something_aside(delta: float) -> None:
         Selection(3.0, delta)
 
 
-@pytest.mark.parametrize("data", [{"kind": "laplace", "scale": 1.0}, {"noise_multiplier": 3.0}, {}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"kind": "laplace", "scale": 1.0},
+        {"noise_multiplier": 3.0},
+        {},
+        {"kind": "pure", "epsilon": 1.0, "count": 9},  # of a later version, perhaps: nine are not one
+        {"kind": "selection", "noise_multiplier": 3.0, "delta": 1e-9, "count": 9},
+        {"kind": "gaussian", "noise_multiplier": 3.0, "rate": 0.5},
+        {"kind": "gaussian", "noise_multiplier": 3.0, "count": 2},
+        {"kind": "gaussians", "noise_multiplier": 3.0},
+    ],
+)
 def test_unknown_recorded_events_are_refused_by_name(data: dict[str, object]) -> None:
     with pytest.raises(InputError, match="unknown privacy event") as caught:
         event_from_json(data)

@@ -57,7 +57,7 @@ def basis(d: int, k: int) -> np.ndarray:
     return np.linalg.qr(np.random.default_rng(5).normal(size=(d, k)))[0]
 
 
-def frames(d: int, targets: int = 1) -> tuple[FeatureTransform, FeatureTransform]:
+def transforms(d: int, targets: int = 1) -> tuple[FeatureTransform, FeatureTransform]:
     """One of scales, and one of a covariance that is far from the identity."""
     scale = np.ldexp(1.0, 1 - np.arange(d))
     mixing = np.random.default_rng(6).normal(size=(d, d))
@@ -68,7 +68,7 @@ def frames(d: int, targets: int = 1) -> tuple[FeatureTransform, FeatureTransform
 def questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[str, Question]:
     """What the algorithms ask of dense rows: their steps, with their bounds where those are fixed."""
     U = basis(d, k)
-    scaled, whitened = frames(d, targets)
+    scaled, whitened = transforms(d, targets)
     far = FeatureTransform(scaled.scale * 2.0**-60, None, scaled.target_scale)
     columns = d + (targets if targets > 1 else 0)
     directions = Bound(DIRECTION_ONLY, packed_size(d))
@@ -103,24 +103,24 @@ def of_papers(d: int, k: int, intercept: bool) -> dict[str, Question]:
         "paper's gradient": (BatchGradient(U, "page"), {"gradient": Bound(10.0, d * k)}),
         "paper's gradient, same rows": (BatchGradient(U, "page", None, False), {"gradient": Bound(1e-6, d * k)}),
         "preference": (
-            Preference(frames(d)[1].original(U), frames(d)[1], intercept),
+            Preference(transforms(d)[1].original(U), transforms(d)[1], intercept),
             {"votes": Bound(1.0, 3, acute=True)},
         ),
         "dp-fedavg": (LocalUpdate(np.ones(d + 1), 0.1, intercept), move),
-        "fedavg": (ModelUpdate(np.ones(d), frames(d)[1], 0.1, intercept), {**move, "update": Bound(0.3, d)}),
+        "fedavg": (ModelUpdate(np.ones(d), transforms(d)[1], 0.1, intercept), {**move, "update": Bound(0.3, d)}),
     }
 
 
 def sparse_questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[str, Question]:
     """What the algorithms ask of sparse rows."""
-    frame = frames(d, targets)[0]
+    transform = transforms(d, targets)[0]
     columns = d + (targets if targets > 1 else 0)
     sizes = Bound(math.sqrt(min(columns, SPARSE_COLUMNS)), columns * CELLS, acute=True)
     asked = {name: question for name, question in questions(d, k, intercept, targets).items() if "whitened" not in name}
     return asked | {
         "feature sizes": (FeatureSizes(intercept), {"sizes": sizes}),
-        "frequencies": (Frequencies(frame.scale), {"frequencies": Bound(math.sqrt(2.0), d + 1)}),
-        "power": (PowerStep(basis(d, k), frame, intercept), {"image": Bound(DIRECTION_ONLY, d * k)}),
+        "frequencies": (Frequencies(transform.scale), {"frequencies": Bound(math.sqrt(2.0), d + 1)}),
+        "power": (PowerStep(basis(d, k), transform, intercept), {"image": Bound(DIRECTION_ONLY, d * k)}),
     }
 
 

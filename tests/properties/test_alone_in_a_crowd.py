@@ -53,25 +53,25 @@ WHITENED = FeatureTransform(SCALE, np.eye(D) + MIXING @ MIXING.T, np.array([0.5,
 HEAD, TAIL = np.arange(0, D, 2), np.arange(D) % 2 == 1
 
 
-def framed(frame, intercept):
+def framed(transform, intercept):
     return {
-        "second moments": SecondMoments(frame, intercept),
-        "moments": PairMoments(frame, intercept),
-        "normalised moments": PairMoments(frame, intercept, normalised=True),
-        "residuals": ResidualMoments(U, frame, 0.01, intercept),
-        "gradient": LeaveOneOutGradient(U, frame, 0.3, 0.01, intercept),
-        "wide gradient": LeaveOneOutGradient(WIDE, frame, 0.3, 1e-3, intercept),
-        "power": PowerStep(U, frame, intercept),
-        "power, own rows": PowerStep(WIDE, frame, intercept, own_rows=True),
+        "second moments": SecondMoments(transform, intercept),
+        "moments": PairMoments(transform, intercept),
+        "normalised moments": PairMoments(transform, intercept, normalised=True),
+        "residuals": ResidualMoments(U, transform, 0.01, intercept),
+        "gradient": LeaveOneOutGradient(U, transform, 0.3, 0.01, intercept),
+        "wide gradient": LeaveOneOutGradient(WIDE, transform, 0.3, 1e-3, intercept),
+        "power": PowerStep(U, transform, intercept),
+        "power, own rows": PowerStep(WIDE, transform, intercept, own_rows=True),
         "sizes": FeatureSizes(intercept),
     }
 
 
 DENSE = {
     f"{name}, {words}{'' if intercept else ', no intercept'}": step
-    for words, frame in (("scaled", SCALED), ("whitened", WHITENED))
+    for words, transform in (("scaled", SCALED), ("whitened", WHITENED))
     for intercept in (True, False)
-    for name, step in framed(frame, intercept).items()
+    for name, step in framed(transform, intercept).items()
 } | {
     "paper's moments": FirstHalfPairs(),
     "paper's gradient": BatchGradient(U, "paper-round-1"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asking import ADD, PHASES, REPLACE, D, Every, K, assert_within, basis, frames, table_of, user
+from asking import ADD, PHASES, REPLACE, D, Every, K, assert_within, basis, table_of, transforms, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_alone_in_a_crowd import assert_alone_as_in_company, chosen, chosen_sparse, crowd, sparse_crowd
@@ -49,7 +49,7 @@ class Labelled:
 
 
 def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any, dict[str, Bound]]]:
-    U, (scaled, whitened) = basis(d, k), frames(d)
+    U, (scaled, whitened) = basis(d, k), transforms(d)
     matrix = whitened.original(U)
     centre, pooled = (
         np.linspace(-1, 1, loss.outputs * (k + 1)).reshape(loss.outputs, k + 1),

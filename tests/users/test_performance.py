@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from privrep.data.readers import TableSource, read_table
+from privrep.errors import InputError
 from privrep.heads.fitting import fit_heads
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
@@ -119,3 +121,9 @@ def test_no_head_depends_on_performance(source: TableSource) -> None:
     learned = Representation(basis, FeatureTransform.plain(D), 0.1)
     found = [fit_heads(table.blocks(200), learned, performance=one) for one in SETTINGS[:3]]
     assert len({(heads.shared.tobytes(), heads.own.tobytes()) for heads in found}) == 1
+
+
+@pytest.mark.parametrize("workers", [0, -1, True, None, 1.5])
+def test_workers_are_counted(workers: Any) -> None:
+    with pytest.raises(InputError, match="whole number, 1 or more"):
+        Performance(workers=workers)

@@ -290,7 +290,7 @@ class ClassPreference:
 
     spec: ClassVar[StepSpec] = StepSpec()
     matrix: Matrix
-    frame: FeatureTransform
+    transform: FeatureTransform
     intercept: bool
     loss: Loss
     precision: float
@@ -304,7 +304,7 @@ class ClassPreference:
             X, signs = X.astype(np.float64, copy=False), self.loss.signs(y)
             prior = self.precision, self.centre
             shared = class_shared(X, signs, self.loss, self.matrix, self.intercept, *prior).loss
-            own = class_own(X, signs, self.loss, self.frame.scale, self.intercept).loss
+            own = class_own(X, signs, self.loss, self.transform.scale, self.intercept).loss
             clear = np.isfinite(shared) & np.isfinite(own)
             votes[:, 0] = np.where(clear, np.where(shared < own, SHARED, OWN), -1)
         return {"votes": Counts(votes, len(KINDS))}

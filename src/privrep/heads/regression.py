@@ -144,7 +144,7 @@ class Preference:
 
     spec: ClassVar[StepSpec] = StepSpec()
     matrix: Matrix
-    frame: FeatureTransform
+    transform: FeatureTransform
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
@@ -155,7 +155,7 @@ class Preference:
             X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
             fits = {
                 SHARED: shared_candidate(X, y, self.matrix, self.intercept).loss,
-                OWN: own_candidate(X, y, self.frame.scale, self.intercept).loss,
+                OWN: own_candidate(X, y, self.transform.scale, self.intercept).loss,
                 CONSTANT: constant_candidate(y, self.intercept).loss,
             }
             losses = np.stack([fits[kind] for kind in range(len(KINDS))])

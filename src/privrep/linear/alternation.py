@@ -37,7 +37,7 @@ from privrep.linear.class_steps import encoded
 from privrep.linear.prior import TOO_KIND, Common, find_precision, newton_step
 from privrep.linear.starts import MOST_SQUARED, Initialiser, Start, top_eigenvectors
 from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, ResidualMoments
-from privrep.linear.transform import CLEAR, find_frame, octave_quantile
+from privrep.linear.transform import CLEAR, find_transform, octave_quantile
 from privrep.local.losses import Loss
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -105,7 +105,7 @@ class RoundContext:
     """What stays the same throughout a run."""
 
     run: Run
-    frame: FeatureTransform
+    transform: FeatureTransform
     intercept: bool
     settings: AlternationSettings
     loss: Loss | None = None  # of labels; None: the square, of numbers
@@ -143,11 +143,11 @@ def learn(
     initialiser: Initialiser,
     *,
     intercept: bool,
-    frame: FeatureTransform | None,
+    transform: FeatureTransform | None,
     settings: AlternationSettings | None,
     loss: Loss | None = None,
 ) -> Representation:
-    """Learn a shared representation. `rank=None` reads it off the first releases; `frame` declares public coordinates.
+    """Learn a shared representation. `rank=None` reads it off releases; `transform` declares public coordinates.
 
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
@@ -155,16 +155,16 @@ def learn(
     s = settings or (AlternationSettings() if loss is None else FOR_CLASSES)
     d, total = run.users.facts.features, run.ledger.capacity
     for_start, spent = s.start_share * total, 0.0
-    if frame is None:
-        frame, spent = find_frame(run, s.scales_share * total, s.covariance_share * total, intercept)
+    if transform is None:
+        transform, spent = find_transform(run, s.scales_share * total, s.covariance_share * total, intercept)
         for_start += (s.scales_share + s.covariance_share) * total - spent  # where little can be told, a start is most
     for_votes = 0.0 if run.users.facts.sparse or run.users.facts.targets > 1 else s.votes_share * total
     for_prior = s.prior_share * total
     left = total - spent - for_start - for_votes - 2 * for_prior
     if d in (rank, 1):  # all directions: there is nothing to choose
-        return publish(run, Estimate(np.eye(d), np.zeros((d, d))), frame)
-    problem = RoundContext(run, frame, intercept, s, loss)
-    state = initialiser(Start(run, frame, rank, for_start, intercept, loss))
+        return publish(run, Estimate(np.eye(d), np.zeros((d, d))), transform)
+    problem = RoundContext(run, transform, intercept, s, loss)
+    state = initialiser(Start(run, transform, rank, for_start, intercept, loss))
     state = state.first(min(state.basis.shape[1], method.most(d))) if rank is None else state
     if loss is not None:
         left -= s.look_share * total
@@ -185,14 +185,14 @@ def learn(
         state = add_weak(problem, state, rank, rank, 0.25 * left)
         state = iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
     if loss is None:
-        return publish(run, state, frame, preference=preference(problem, state, for_votes))
+        return publish(run, state, transform, preference=preference(problem, state, for_votes))
     if problem.common is not None:
         problem = centred(problem, state, s.centre_share * total, "heads-centre")
     problem = with_precision(problem, state, for_prior, "heads-prior")
     problem = replace(problem, precision=problem.precision * (TOO_KIND if loss.outputs == 1 else 1.0))
     votes = preference(problem, state, for_votes)
     centre = problem.centre_on(state.basis, _spread(state))
-    return publish(run, state, frame, preference=votes, precision=problem.precision, centre=centre)
+    return publish(run, state, transform, preference=votes, precision=problem.precision, centre=centre)
 
 
 def centred(problem: RoundContext, state: Estimate, mu_squared: float, page: str) -> RoundContext:
@@ -200,7 +200,7 @@ def centred(problem: RoundContext, state: Estimate, mu_squared: float, page: str
     assert problem.loss is not None
     if not mu_squared:
         return problem
-    asked = state.basis, problem.frame, problem.loss, problem.intercept
+    asked = state.basis, problem.transform, problem.loss, problem.intercept
     return replace(problem, common=newton_step(problem.run, page, *asked, problem.common, mu_squared))
 
 
@@ -264,7 +264,7 @@ def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int
     """
     d, k = state.basis.shape
     query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
-    step = ResidualMoments(state.basis, problem.frame, problem.settings.ridge(state), problem.intercept)
+    step = ResidualMoments(state.basis, problem.transform, problem.settings.ridge(state), problem.intercept)
     moments = unpack(problem.run.release("residuals", encoded(step, problem.loss), {"moments": query})["moments"].value)
     outside = np.eye(d) - state.basis @ state.basis.T
     weak = top_eigenvectors(outside @ moments @ outside, min(most, d) - k)
@@ -286,10 +286,10 @@ def preference(problem: RoundContext, state: Estimate, mu_squared: float) -> flo
     if not mu_squared:
         return None
     matrix, loss = _matrix(problem, state), problem.loss
-    step: Any = Preference(matrix, problem.frame, problem.intercept)
+    step: Any = Preference(matrix, problem.transform, problem.intercept)
     if loss is not None:
         prior = problem.precision, problem.centre_on(state.basis, _spread(state))
-        step = ClassPreference(matrix, problem.frame, problem.intercept, loss, *prior)
+        step = ClassPreference(matrix, problem.transform, problem.intercept, loss, *prior)
     query = Query(Bound(1.0, len(KINDS), acute=True), mu_squared)
     votes = problem.run.release("preference", step, {"votes": query})["votes"]
     shared, own = float(votes.value[SHARED]), float(votes.value[OWN])
@@ -299,7 +299,7 @@ def preference(problem: RoundContext, state: Estimate, mu_squared: float) -> flo
 
 
 def _matrix(problem: RoundContext, state: Estimate) -> Array:
-    return Representation(state.basis, problem.frame, 0.0, _spread(state)).matrix
+    return Representation(state.basis, problem.transform, 0.0, _spread(state)).matrix
 
 
 def _spread(state: Estimate) -> Array:

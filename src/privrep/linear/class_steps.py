@@ -76,7 +76,7 @@ class PooledGradient:
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
     U: Matrix
-    frame: FeatureTransform
+    transform: FeatureTransform
     intercept: bool
     loss: Loss
     centre: Matrix
@@ -85,7 +85,7 @@ class PooledGradient:
         X: Floats | SparseRows = batch.X
         y: Floats = batch.y
         m = X.shape[1]
-        P = projected(X, self.frame, self.U, self.intercept)
+        P = projected(X, self.transform, self.U, self.intercept)
         rows = np.concatenate([P, np.full((1, *P.shape[1:]), float(self.intercept))])
         signs = self.loss.signs(y)
         outputs = np.stack([sum_columns(rows * head[:, None, None]) for head in self.centre])

@@ -36,7 +36,7 @@ MOST_DIFFERENT = 0.25  # losses of a user's with different precisions, in norm
 class Common:
     """The centre of users' heads, as weights on all features: representations change, and it is seen through each."""
 
-    weights: Array  # (d, outputs), in the coordinates of a frame
+    weights: Array  # (d, outputs), in the coordinates of a transform
     intercepts: Array  # (outputs,), for features around a user's mean
 
     def on(self, basis: Array, spread: Array | float = 1.0) -> Array:
@@ -48,7 +48,7 @@ def newton_step(
     run: Run,
     page: str,
     basis: Array,
-    frame: FeatureTransform,
+    transform: FeatureTransform,
     loss: Loss,
     intercept: bool,
     common: Common | None,
@@ -60,7 +60,7 @@ def newton_step(
     """
     k = basis.shape[1]
     here = np.zeros((loss.outputs, k + 1)) if common is None else common.on(basis)
-    step = PooledGradient(basis, frame, intercept, loss, here)
+    step = PooledGradient(basis, transform, intercept, loss, here)
     query = Query(Bound(DIRECTION_ONLY, (loss.outputs + 1) * (k + 1)), mu_squared)
     move = _move(run.release(page, step, {"pooled": query})["pooled"], loss.outputs, k + 1)
     if move is None:

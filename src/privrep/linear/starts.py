@@ -43,7 +43,7 @@ class Start:
     """What an initialiser is asked."""
 
     run: Run
-    frame: FeatureTransform
+    transform: FeatureTransform
     rank: int | None  # None: as many directions as stand out from the noise
     mu_squared: float
     intercept: bool
@@ -55,12 +55,12 @@ Initialiser = Callable[[Start], Estimate]
 
 def spectral(start: Start) -> Estimate:
     """Top eigenvectors of the released sum of pair moments."""
-    return _top(start, "moments", PairMoments(start.frame, start.intercept))
+    return _top(start, "moments", PairMoments(start.transform, start.intercept))
 
 
 def normalised_pairs(start: Start) -> Estimate:
     """The same with rows of length one: users and rows of any size have the same say."""
-    return _top(start, "pairs", PairMoments(start.frame, start.intercept, normalised=True))
+    return _top(start, "pairs", PairMoments(start.transform, start.intercept, normalised=True))
 
 
 def _top(start: Start, page: str, step: PairMoments) -> Estimate:
@@ -108,7 +108,7 @@ def power_method(start: Start, *, rounds: int = 4, page: str = "power") -> Estim
     X = random_basis(d, columns, page)
     share = start.mu_squared / rounds
     for t in range(1, rounds + 1):
-        step = encoded(PowerStep(X, start.frame, start.intercept), start.loss)
+        step = encoded(PowerStep(X, start.transform, start.intercept), start.loss)
         query = Query(Bound(DIRECTION_ONLY, d * columns), share)
         released = start.run.release(f"{page}-{t}", step, {"image": query})["image"]
         image = released.value.reshape(columns, d).T
@@ -148,7 +148,7 @@ def random_start(start: Start) -> Estimate:
 
 
 def given(basis: Array, error: float) -> Initialiser:
-    """Start from `basis`, orthonormal in the coordinates of the frame, whose mean squared sine is about `error`."""
+    """Start from `basis`, orthonormal in the coordinates of the transform, whose mean squared sine is about `error`."""
     k = basis.shape[1]
     return lambda start: Estimate(basis, np.eye(k) * error)
 

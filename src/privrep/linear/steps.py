@@ -96,17 +96,17 @@ class FeatureSizes:
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """1/m sum x x^T over a user's rows (around their mean if there is an intercept), in a public frame."""
+    """1/m sum x x^T over a user's rows (around their mean if there is an intercept), in public coordinates."""
 
     several_targets: ClassVar[bool] = True
     spec: ClassVar[StepSpec] = StepSpec()
-    frame: FeatureTransform
+    transform: FeatureTransform
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X
         m = X.shape[1]
-        rows = self.frame.rows(centred(X) if self.intercept else X)
+        rows = self.transform.rows(centred(X) if self.intercept else X)
         return {"covariance": RowMoments(rows, np.full(len(X), 1 / max(m - self.intercept, 1)))}
 
 
@@ -135,14 +135,14 @@ class Frequencies:
 
 @dataclass(frozen=True)
 class PairMoments:
-    """Z = 1/(m(m-1)) sum over pairs of different rows of y y' x x'^T in a public frame (000, Algorithm 2).
+    """Z = 1/(m(m-1)) sum over pairs of different rows of y y' x x'^T in public coordinates (000, Algorithm 2).
 
     With several targets the sum of their Z. `normalised` brings every row to length one first (003, Algorithm 3).
     """
 
     several_targets: ClassVar[bool] = True
     spec: ClassVar[StepSpec] = StepSpec()
-    frame: FeatureTransform
+    transform: FeatureTransform
     intercept: bool
     normalised: bool = False
 
@@ -150,14 +150,14 @@ class PairMoments:
         X: Floats = batch.X
         y: Floats = batch.y
         m = X.shape[1]
-        rows = self.frame.rows(centred(X) if self.intercept else X)
+        rows = self.transform.rows(centred(X) if self.intercept else X)
         if self.normalised:
             lengths = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=2, keepdims=True))
             rows = (rows / np.maximum(lengths, np.finfo(np.float64).tiny)).astype(X.dtype)
         scale = np.full(len(X), 1 / (m * (m - 1)) if m > 1 else 0.0)
         parts = [
             CrossMoments(rows * (centred_targets(t).T if self.intercept else t)[:, :, None].astype(X.dtype), scale)
-            for t in self.frame.targets(y)
+            for t in self.transform.targets(y)
         ]
         return {"moments": parts[0] if len(parts) == 1 else Summed(tuple(parts))}
 
@@ -174,7 +174,7 @@ class ResidualMoments:
     several_targets: ClassVar[bool] = True
     spec: ClassVar[StepSpec] = StepSpec()
     U: Matrix
-    frame: FeatureTransform
+    transform: FeatureTransform
     ridge: float
     intercept: bool
 
@@ -182,12 +182,12 @@ class ResidualMoments:
         X: Floats = batch.X
         y: Floats = batch.y
         m = X.shape[1]
-        P = projected(X, self.frame, self.U, self.intercept)
+        P = projected(X, self.transform, self.U, self.intercept)
         inside = np.ascontiguousarray(P.transpose(2, 1, 0), dtype=X.dtype)
-        rows = self.frame.rows(centred(X) if self.intercept else X) - inside @ self.U.T.astype(X.dtype)
+        rows = self.transform.rows(centred(X) if self.intercept else X) - inside @ self.U.T.astype(X.dtype)
         scale = np.full(len(X), 1 / (m * (m - 1)) if m > self.U.shape[1] + self.intercept + 1 else 0.0)
         parts = []
-        for column in self.frame.targets(y):
+        for column in self.transform.targets(y):
             targets = centred_targets(column) if self.intercept else users_last(column)
             left = targets - sum_columns(P * ridge_fit(P, targets, self.ridge, self.intercept).heads[:, None, :])
             parts.append(CrossMoments(rows * left.T[:, :, None].astype(X.dtype), scale))
@@ -202,19 +202,19 @@ def gradient_size(d: int, k: int) -> int:
     return d * k + packed_size(k)
 
 
-def pulled(X: Floats | SparseRows, frame: FeatureTransform, pull: Floats) -> Floats | SparseColumns:
-    """sum over rows j of pull_j z_j^T, z the rows in the frame: (users, k, d) of dense rows, slots of sparse ones."""
+def pulled(X: Floats | SparseRows, transform: FeatureTransform, pull: Floats) -> Floats | SparseColumns:
+    """sum over rows j of pull_j z_j^T, z the transformed rows: (users, k, d) of dense rows, slots of sparse ones."""
     if not isinstance(X, SparseRows):
-        return frame.rows(np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ X)
+        return transform.rows(np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ X)
     users, m, d = X.shape
     user, column, T = X.slots()
     values = T @ np.ascontiguousarray(pull.transpose(2, 1, 0)).reshape(users * m, -1)
-    return SparseColumns(user, column, values / frame.scale[column, None], np.empty((users, 0)), d)
+    return SparseColumns(user, column, values / transform.scale[column, None], np.empty((users, 0)), d)
 
 
-def projected(X: Floats | SparseRows, frame: FeatureTransform, basis: Array, intercept: bool) -> Floats:
-    """(k, m, users): rows in the frame times the basis, around their user's mean if there is an intercept."""
-    matrix = frame.original(basis)
+def projected(X: Floats | SparseRows, transform: FeatureTransform, basis: Array, intercept: bool) -> Floats:
+    """(k, m, users): transformed rows times the basis, around their user's mean if there is an intercept."""
+    matrix = transform.original(basis)
     P = users_last(X.project(matrix) if isinstance(X, SparseRows) else X @ matrix.astype(X.dtype))
     return without_mean(P) if intercept else P
 
@@ -239,7 +239,7 @@ class LeaveOneOutGradient:
 
     several_targets: ClassVar[bool] = True
     U: Matrix
-    frame: FeatureTransform
+    transform: FeatureTransform
     heads_weight: float
     ridge: float
     intercept: bool
@@ -255,8 +255,8 @@ class LeaveOneOutGradient:
         k = self.U.shape[1]
         if m <= 1 + self.intercept:  # no rows are left to fit a head on when one is left out
             return {"step": nothing(users, d, k), "sizes": Counts(np.full((users, 2), -1), SIZES.size)}
-        P = projected(X, self.frame, self.U, self.intercept)
-        pulls, moments = zip(*(self._pull(P, t) for t in self.frame.targets(y)), strict=True)
+        P = projected(X, self.transform, self.U, self.intercept)
+        pulls, moments = zip(*(self._pull(P, t) for t in self.transform.targets(y)), strict=True)
         pull, moment = sum(pulls[1:], pulls[0]), sum(moments[1:], moments[0])
         step, norm = self._joined(X, P, pull, self.heads_weight * moment)
         ratio = norm / np.sqrt((moment**2).sum(axis=1))
@@ -277,7 +277,7 @@ class LeaveOneOutGradient:
 
     def _joined(self, X: Floats | SparseRows, P: Floats, pull: Floats, tail: Floats) -> tuple[Contributions, Floats]:
         """Gradient and tail as one contribution, and the gradient's norms."""
-        gradient = pulled(X, self.frame, pull)
+        gradient = pulled(X, self.transform, pull)
         if isinstance(gradient, SparseColumns):
             return replace(gradient, tail=tail), gradient.lengths()
         users, k, d = gradient.shape
@@ -299,7 +299,7 @@ class PowerStep:
 
     several_targets: ClassVar[bool] = True
     basis: Matrix
-    frame: FeatureTransform
+    transform: FeatureTransform
     intercept: bool
     own_rows: bool = False
 
@@ -311,14 +311,14 @@ class PowerStep:
         X: Floats | SparseRows = batch.X
         y: Floats = batch.y
         m = X.shape[1]
-        P = projected(X, self.frame, self.basis, self.intercept)
+        P = projected(X, self.transform, self.basis, self.intercept)
         pull = np.zeros_like(P)
-        for column in self.frame.targets(y):
+        for column in self.transform.targets(y):
             t = centred_targets(column) if self.intercept else users_last(column)
             if self.own_rows:
                 pull += t**2 * P / m
             elif m > 1:
                 weighted = t * P
                 pull += t * (sum_rows(weighted)[:, None, :] - weighted) / (m * (m - 1))
-        image = pulled(X, self.frame, without_mean(pull) if self.intercept else pull)
+        image = pulled(X, self.transform, without_mean(pull) if self.intercept else pull)
         return {"image": image if isinstance(image, SparseColumns) else Vectors(image.reshape(len(image), -1))}

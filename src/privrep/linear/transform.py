@@ -71,28 +71,30 @@ def octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> flo
     return math.ldexp(1.0, lowest + low + cell) * 2.0 ** (inside - 0.5)
 
 
-def find_frame(run: Run, sizes: float, moments: float, intercept: bool) -> tuple[FeatureTransform, float]:
+def find_transform(run: Run, sizes: float, moments: float, intercept: bool) -> tuple[FeatureTransform, float]:
     """Public coordinates found by charged releases, and what of mu^2 they cost: `sizes` for the features' scales and
     `moments` for their second moments, unless those would be lost in noise.
 
     Dense features are whitened; of sparse ones, and of so many that a matrix of all pairs is out of reach, each is
     only brought to a common mean square.
     """
-    frame, users = feature_scales(run, sizes, intercept)
+    transform, users = feature_scales(run, sizes, intercept)
     d = run.users.facts.features
     if run.users.facts.sparse:
-        return FeatureTransform(frequency_scales(run, frame.scale, moments), None, frame.target_scale), sizes + moments
+        return FeatureTransform(
+            frequency_scales(run, transform.scale, moments), None, transform.target_scale
+        ), sizes + moments
     # of a covariance with d equal eigenvalues: the radius of the noise's eigenvalues, over the mean of its own
     noise = d**1.5 / (math.sqrt(moments) * max(users, 1.0))
     if not 1 < d <= MOST_WHITENED or noise > 1:
-        return frame, sizes
-    return replace(frame, whitening=find_whitening(run, frame, moments, intercept)), sizes + moments
+        return transform, sizes
+    return replace(transform, whitening=find_whitening(run, transform, moments, intercept)), sizes + moments
 
 
 MOST_WHITENED = 1024  # features
 
 
-def find_whitening(run: Run, frame: FeatureTransform, mu_squared: float, intercept: bool) -> Array | None:
+def find_whitening(run: Run, transform: FeatureTransform, mu_squared: float, intercept: bool) -> Array | None:
     """W = C^-1/2 from a release of the users' second moments, each by its direction alone.
 
     Eigenvalues of C, relative to their mean, count no less than the noise of the release: directions lost in it are
@@ -100,7 +102,7 @@ def find_whitening(run: Run, frame: FeatureTransform, mu_squared: float, interce
     """
     d = run.users.facts.features
     bound = Bound(DIRECTION_ONLY, packed_size(d), acute=True)
-    released = run.release("covariance", SecondMoments(frame, intercept), {"covariance": Query(bound, mu_squared)})
+    released = run.release("covariance", SecondMoments(transform, intercept), {"covariance": Query(bound, mu_squared)})
     moments = unpack(released["covariance"].value)
     mean = float(np.trace(moments)) / d
     radius = released["covariance"].sigma * math.sqrt(2 * d)  # of the noise's eigenvalues
@@ -120,10 +122,10 @@ def whitening_of(covariance: Array, noise: float) -> Array | None:
     return whitening
 
 
-def declared_frame(
+def declared_transform(
     scale: Numbers | None, covariance: Sequence[Numbers] | None, features: int
 ) -> FeatureTransform | None:
-    """The frame of sizes, or of a covariance, that were declared public; None if neither was."""
+    """The transform of sizes, or of a covariance, that were declared public; None if neither was."""
     if scale is not None and covariance is not None:
         raise InputError("feature_covariance says how large features are; leave feature_scale out.")
     if covariance is not None:

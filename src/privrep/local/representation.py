@@ -17,7 +17,7 @@ from privrep.typing import Array
 class Estimate:
     """The representation so far and, in its own coordinates, how far the noise of the releases may have left it."""
 
-    basis: Array  # (d, k), orthonormal, in the coordinates of a frame
+    basis: Array  # (d, k), orthonormal, in the coordinates of a transform
     error: Array  # (k, k): second moment of the columns' estimated errors
     spread: Array | None = None  # (k,): how far users' heads reach in each column, the farthest 1; None: not known
     shrink: float = 1.0  # by how much the last step shrank the error, and so, at most, the gradients
@@ -52,13 +52,13 @@ class Ratings:
 class Representation:
     """What the run learned; every field is on the billboard.
 
-    Predictions use <x, matrix v>; `basis` has orthonormal columns in the coordinates of `frame`. The columns of
+    Predictions use <x, matrix v>; `basis` has orthonormal columns in the coordinates of `transform`. The columns of
     `matrix` are as long as users' heads reach in them, so that a head's coordinates are of one size and one ridge
     treats all of them alike. Of ratings the first column of `matrix` is the items' offset.
     """
 
     basis: Array  # (d, k)
-    frame: FeatureTransform
+    transform: FeatureTransform
     error: float  # estimated sum of squared sines between basis and truth; k where nothing was learned
     spread: Array = field(default_factory=lambda: np.ones(1))  # (k,) or (1,)
     ratings: Ratings | None = None
@@ -68,11 +68,11 @@ class Representation:
 
     @property
     def scale(self) -> Array:
-        return self.frame.scale
+        return self.transform.scale
 
     @property
     def matrix(self) -> Array:
-        columns = self.frame.original(self.basis * self.spread)
+        columns = self.transform.original(self.basis * self.spread)
         return columns if self.ratings is None else np.column_stack([self.ratings.offset, columns])
 
     @property
@@ -109,7 +109,7 @@ class Representation:
 def publish(
     run: Run,
     state: Estimate,
-    frame: FeatureTransform,
+    transform: FeatureTransform,
     ratings: Ratings | None = None,
     preference: float | None = None,
     precision: float | None = None,
@@ -117,7 +117,7 @@ def publish(
 ) -> Representation:
     """Post the representation, the last page of a run."""
     spread = np.ones(1) if state.spread is None else state.spread
-    optional = {"whitening": frame.whitening, "target_scale": frame.target_scale, "centre": centre}
+    optional = {"whitening": transform.whitening, "target_scale": transform.target_scale, "centre": centre}
     facts = {"error": state.total_error}
     if ratings is not None:
         optional["offset"] = ratings.offset
@@ -126,16 +126,16 @@ def publish(
         facts["preference"] = preference
     if precision is not None:
         facts["precision"] = precision
-    arrays = {"basis": state.basis, "scale": frame.scale, "spread": spread}
+    arrays = {"basis": state.basis, "scale": transform.scale, "spread": spread}
     run.derive("representation", arrays | {name: a for name, a in optional.items() if a is not None}, **facts)
-    return Representation(state.basis, frame, state.total_error, spread, ratings, preference, precision, centre)
+    return Representation(state.basis, transform, state.total_error, spread, ratings, preference, precision, centre)
 
 
 def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
     """What `publish` posted."""
-    frame = FeatureTransform(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
+    transform = FeatureTransform(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
     ratings = Ratings(arrays["offset"], facts["residual"]) if "offset" in arrays else None
     if ratings is not None and not 0 < ratings.residual < math.inf:
         raise ValueError("its residual is not a positive number")
     votes = facts.get("preference"), facts.get("precision"), arrays.get("centre")
-    return Representation(arrays["basis"], frame, facts["error"], arrays["spread"], ratings, *votes)
+    return Representation(arrays["basis"], transform, facts["error"], arrays["spread"], ratings, *votes)

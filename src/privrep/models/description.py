@@ -10,7 +10,7 @@ from privrep.errors import InputError
 from privrep.linear.method import Method, Problem
 from privrep.linear.registry import DEFAULT, METHODS, check_accepted, find_method
 from privrep.linear.starts import INITIALISERS
-from privrep.linear.transform import declared_frame
+from privrep.linear.transform import declared_transform
 from privrep.local.losses import LOSSES, Loss, LossName
 from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget
@@ -48,7 +48,7 @@ class Config:
         return Problem(
             rank=self.rank,
             intercept=self.intercept,
-            transform=declared_frame(self.scale, self.covariance, features),
+            transform=declared_transform(self.scale, self.covariance, features),
             start=None if self.start is None else INITIALISERS[self.start],
             loss=loss,
             configuration=self.configuration,
@@ -95,7 +95,7 @@ class Config:
             raise InputError("a random start cannot tell how many directions there are; give a rank.")
         self._check_ratings()
         if features is not None:
-            declared_frame(self.scale, self.covariance, features)
+            declared_transform(self.scale, self.covariance, features)
 
     def _check_ratings(self) -> None:
         plain = Config(self.rank, self.epsilon, self.delta, self.relation, seed=self.seed, ratings=True)

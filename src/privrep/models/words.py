@@ -173,15 +173,15 @@ def about_representation(found: TableFacts) -> list[str]:
 
 def _about_frame(found: TableFacts, learned: Representation) -> list[str]:
     """The coordinates in which features were seen."""
-    c, frame = found.config, learned.frame
+    c, transform = found.config, learned.transform
     if c.ratings:
         return ["Offsets and factors are in units of a user's own spread of ratings; no range of ratings was assumed."]
     if c.configuration == "paper":
         return ["Features as they come: the paper's method looks for neither scales nor correlations."]
     declared = c.scale is not None or c.covariance is not None
     origin = "declared as public" if declared else "found by a charged release"
-    lines = [f"Feature scales from {frame.scale.min():.4g} to {frame.scale.max():.4g}, {origin}."]
-    if frame.whitening is not None:
+    lines = [f"Feature scales from {transform.scale.min():.4g} to {transform.scale.max():.4g}, {origin}."]
+    if transform.whitening is not None:
         origin = "the declared covariance" if declared else "a charged release of their second moments"
         lines.append(
             f"Correlations of the features were taken out (whitening) by {origin}, so that noise of one size does the "
@@ -191,7 +191,7 @@ def _about_frame(found: TableFacts, learned: Representation) -> list[str]:
         lines.append("Correlations of the features were looked for; what was seen of them is small or within noise.")
     elif any(name == "frequencies/frequencies" for name, _ in found.privacy.events):
         lines.append("Scales allow for how often a feature occurs, so that rare ones count as much as common ones.")
-    if frame.target_scale is not None:
+    if transform.target_scale is not None:
         lines.append("Targets were brought to a common size, found by the same release as the feature scales.")
     return lines
 

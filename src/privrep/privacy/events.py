@@ -151,14 +151,15 @@ def event_to_json(event: Event) -> dict[str, Any]:
 
 
 def event_from_json(data: Mapping[str, Any]) -> Event:
-    """Return the event that a ledger kept. Raise InputError if its kind is not known."""
+    """Return the event that a ledger kept. Raise InputError if its kind, or a field of it, is not known."""
     kind, names, count = data.get("kind"), data.keys() - {"charge", "kind", "count"}, data.get("count", 1)
-    if kind in ("gaussian", "gaussians") and (kind == "gaussians") == ("count" in data):
+    counted = "count" in data
+    if kind == ("gaussians" if counted else "gaussian") and names - {"group"} == {"noise_multiplier"}:
         group = Group(*data["group"]) if "group" in data else None
         return Gaussian(float(data["noise_multiplier"]), group, count)
-    if kind == "selection":
+    if kind == "selection" and not counted and names == {"noise_multiplier", "delta"}:
         return Selection(float(data["noise_multiplier"]), float(data["delta"]))
-    if kind == "pure":
+    if kind == "pure" and not counted and names == {"epsilon"}:
         return Pure(float(data["epsilon"]))
     if kind in ("sampled", "batched") and names == {"noise_multiplier", "rate", "relation"}:
         fields = float(data["noise_multiplier"]), float(data["rate"]), data["relation"], count

@@ -32,6 +32,7 @@ from privrep.privacy.calibration import (
     sensitivity_of,
 )
 from privrep.privacy.exponential import choice_events, scale_in_levels
+from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.node_noise import NoisyUsers, release_by_machines
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
@@ -198,6 +199,8 @@ class Run:
             on_step: hears how many passes were made. Nobody hears more before the end.
         """
         check_name(page)
+        if isinstance(among, Group):
+            raise InputError("the steps of an iteration ask everyone or a sample, not a group.")
         if isinstance(self.users, NoisyUsers):
             raise InputError("a walk's steps are seen by nobody on their way: it is for users whose sums are exact.")
         relation, among = self.ledger.budget.relation, self._planned(among)

@@ -6,6 +6,8 @@ import os
 import sys
 from dataclasses import dataclass, field
 
+from privrep.errors import InputError
+
 REGROUP_BYTES = 150 << 20
 
 
@@ -29,3 +31,7 @@ class Performance:
     workers: int = field(default_factory=default_workers)
     regroup_bytes: int = REGROUP_BYTES
     workdir: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
+            raise InputError(f"workers must be a whole number, 1 or more. Got {self.workers!r} instead.")

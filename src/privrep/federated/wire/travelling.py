@@ -168,7 +168,8 @@ def fits(value: Any, declared: Any, holder: str) -> bool:
     if origin is Literal:
         return type(value) is str and value in get_args(declared)
     if origin is tuple:
-        return type(value) is tuple and all(fits(each, get_args(declared)[0], holder) for each in value)
+        each, *rest = get_args(declared)
+        return rest == [...] and type(value) is tuple and all(fits(one, each, holder) for one in value)
     if declared is float:
         return type(value) in (int, float) or isinstance(value, np.floating | np.integer)
     if declared is int:
@@ -177,7 +178,7 @@ def fits(value: Any, declared: Any, holder: str) -> bool:
         return isinstance(value, bool | np.bool_)
     if declared is Step:
         return name_of(value) in INNER_STEPS[holder]
-    return declared is type(value) or declared is _filled(value)
+    return declared is not None and (declared is type(value) or declared is _filled(value))
 
 
 def _filled(value: Any) -> type | None:

@@ -155,6 +155,7 @@ class NoisyFlowerUsers(FlowerUsers, NoisyUsers):
         shares = {key: query.mu_squared * self.noise_nodes for key, query in queries.items()}
         sigmas = {key: calibrate(queries[key].bound, share, relation).sigma for key, share in shares.items()}
         bounds = {key: query.bound for key, query in queries.items()}
+        check_audience(among)
         question = Question(self._run, next(self._numbers), step, bounds, _group(among), page=page, mu_squared=shares)
         answers = self._answers(question, None, partial(check_sums, bounds, sigmas=sigmas))
         if len(answers) < self.noise_nodes:

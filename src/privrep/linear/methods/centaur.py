@@ -49,14 +49,14 @@ def centaur_linear(
     rank: int | None,
     *,
     intercept: bool = True,
-    frame: FeatureTransform | None = None,
+    transform: FeatureTransform | None = None,
     initialiser: Initialiser | None = None,
     settings: AlternationSettings | None = None,
     copies: int = 1,
     accuracy: float = 0.2,
     loss: Loss | None = None,
 ) -> Representation:
-    """Learn a shared representation. `rank=None` reads it off the first releases; `frame` declares public coordinates.
+    """Learn a shared representation. `rank=None` reads it off releases; `transform` declares public coordinates.
 
     The start is the power method on pair moments, the one of `copies` copies with which most agree to `accuracy`, the
     paper's eps_i. Another `initialiser` is used once, whatever `copies` says.
@@ -65,7 +65,9 @@ def centaur_linear(
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
     start = boosted(copies, accuracy) if initialiser is None else initialiser
-    return private_fedrep(run, rank, intercept=intercept, frame=frame, initialiser=start, settings=settings, loss=loss)
+    return private_fedrep(
+        run, rank, intercept=intercept, transform=transform, initialiser=start, settings=settings, loss=loss
+    )
 
 
 class CentaurMethod(Method):
@@ -79,7 +81,9 @@ class CentaurMethod(Method):
 
     def default(self, run: Run, problem: Problem) -> Representation:
         p = problem
-        return centaur_linear(run, p.rank, intercept=p.intercept, frame=p.transform, initialiser=p.start, loss=p.loss)
+        return centaur_linear(
+            run, p.rank, intercept=p.intercept, transform=p.transform, initialiser=p.start, loss=p.loss
+        )
 
     def paper(self, run: Run, rank: int) -> Representation:
         return paper_centaur(run, rank)

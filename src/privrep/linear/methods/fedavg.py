@@ -28,7 +28,7 @@ from privrep.linear.method import Method, Problem
 from privrep.linear.methods.private_fedrep import public_count
 from privrep.linear.starts import random_basis
 from privrep.linear.steps import CELLS, octaves
-from privrep.linear.transform import CLEAR, find_frame, octave_quantile
+from privrep.linear.transform import CLEAR, find_transform, octave_quantile
 from privrep.local.least_squares import centred, centred_targets
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -84,7 +84,7 @@ def fedavg(run: Run, *, intercept: bool = True, transform: FeatureTransform | No
     n, d, total = public_count(run), run.users.facts.features, run.ledger.capacity
     s, spent = AlternationSettings(), 0.0
     if transform is None:
-        transform, spent = find_frame(run, s.scales_share * total, s.covariance_share * total, intercept)
+        transform, spent = find_transform(run, s.scales_share * total, s.covariance_share * total, intercept)
     if d == 1:  # one direction: there is nothing to choose
         return publish(run, Estimate(np.eye(1), np.zeros((1, 1))), transform)
     for_votes = s.votes_share * total

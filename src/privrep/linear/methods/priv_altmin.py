@@ -61,7 +61,7 @@ def priv_altmin(
     rank: int | None,
     *,
     intercept: bool = True,
-    frame: FeatureTransform | None = None,
+    transform: FeatureTransform | None = None,
     initialiser: Initialiser | None = None,
     settings: AlternationSettings | None = None,
 ) -> Representation:
@@ -70,7 +70,7 @@ def priv_altmin(
     check_reach(d, rank)
     start = initialiser or best_start(d, normalised_pairs)
     settings = settings or AlternationSettings(rounds=ROUNDS)
-    return learn(run, rank, RegressionRound(), start, intercept=intercept, frame=frame, settings=settings)
+    return learn(run, rank, RegressionRound(), start, intercept=intercept, transform=transform, settings=settings)
 
 
 def check_reach(features: int, rank: int | None) -> None:
@@ -103,7 +103,7 @@ class PrivAltMinMethod(Method):
 
     def default(self, run: Run, problem: Problem) -> Representation:
         p = problem
-        return priv_altmin(run, p.rank, intercept=p.intercept, frame=p.transform, initialiser=p.start)
+        return priv_altmin(run, p.rank, intercept=p.intercept, transform=p.transform, initialiser=p.start)
 
     def paper(self, run: Run, rank: int) -> Representation:
         return paper_altmin(run, rank)
@@ -125,7 +125,7 @@ class RegressionRound:
         k = state.basis.shape[1]
         outside = np.linalg.qr(state.basis, mode="complete")[0][:, k:]
         ridge = problem.settings.ridge(state)
-        return NormalEquations(state.basis, outside, problem.frame, norm, norm / ratio, ridge, problem.intercept)
+        return NormalEquations(state.basis, outside, problem.transform, norm, norm / ratio, ridge, problem.intercept)
 
     def queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
         unknowns = step.unknowns
@@ -278,7 +278,7 @@ class NormalEquations:
     several_targets: ClassVar[bool] = True
     U: Matrix  # (d, k)
     outside: Matrix  # (d, d - k)
-    frame: FeatureTransform
+    transform: FeatureTransform
     norm: float  # of b
     normal_norm: float  # of A
     ridge: float
@@ -302,10 +302,10 @@ class NormalEquations:
         y: Floats = batch.y
         users, m, _ = X.shape
         enough = m > 1 + self.intercept  # some rows are left to fit a head on when one is left out
-        P = projected(X, self.frame, self.U, self.intercept)
-        rows = (centred(X) if self.intercept else X) @ self.frame.original(self.outside).astype(X.dtype)
+        P = projected(X, self.transform, self.U, self.intercept)
+        rows = (centred(X) if self.intercept else X) @ self.transform.original(self.outside).astype(X.dtype)
         pull, heads = np.zeros_like(P), []
-        for column in self.frame.targets(y):
+        for column in self.transform.targets(y):
             targets = centred_targets(column) if self.intercept else users_last(column)
             fit = ridge_fit(P, targets if enough else 0 * targets, self.ridge, self.intercept)
             pull += fit.loo_residuals * fit.loo_heads() / m

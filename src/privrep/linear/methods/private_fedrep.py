@@ -44,14 +44,16 @@ def private_fedrep(
     rank: int | None,
     *,
     intercept: bool = True,
-    frame: FeatureTransform | None = None,
+    transform: FeatureTransform | None = None,
     initialiser: Initialiser | None = None,
     settings: AlternationSettings | None = None,
     loss: Loss | None = None,
 ) -> Representation:
     """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
     start = initialiser or best_start(run.users.facts.features)
-    return learn(run, rank, GradientRound(), start, intercept=intercept, frame=frame, settings=settings, loss=loss)
+    return learn(
+        run, rank, GradientRound(), start, intercept=intercept, transform=transform, settings=settings, loss=loss
+    )
 
 
 class PrivateFedRepMethod(Method):
@@ -73,7 +75,9 @@ class PrivateFedRepMethod(Method):
 
     def default(self, run: Run, problem: Problem) -> Representation:
         p = problem
-        return private_fedrep(run, p.rank, intercept=p.intercept, frame=p.transform, initialiser=p.start, loss=p.loss)
+        return private_fedrep(
+            run, p.rank, intercept=p.intercept, transform=p.transform, initialiser=p.start, loss=p.loss
+        )
 
     def paper(self, run: Run, rank: int) -> Representation:
         return paper_fedrep(run, rank)
@@ -95,8 +99,8 @@ class GradientRound:
         s, weight = problem.settings, problem.settings.heads_weight * ratio
         if problem.loss is not None:
             prior = problem.loss, problem.centre_on(state.basis)
-            return ClassGradient(state.basis, problem.frame, weight, problem.precision, problem.intercept, *prior)
-        return LeaveOneOutGradient(state.basis, problem.frame, weight, s.ridge(state), problem.intercept)
+            return ClassGradient(state.basis, problem.transform, weight, problem.precision, problem.intercept, *prior)
+        return LeaveOneOutGradient(state.basis, problem.transform, weight, s.ridge(state), problem.intercept)
 
     def queries(self, step: LeaveOneOutGradient, norm: float, mu_squared: float) -> dict[str, Query]:
         return {"step": Query(Bound(norm, gradient_size(*step.U.shape)), mu_squared)}
