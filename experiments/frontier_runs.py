@@ -14,7 +14,8 @@ import numpy as np
 
 from experiments.figure1 import DELTA
 from experiments.references import altmin
-from privrep.data.synthetic import Population, make_population
+from experiments.table_references import informed
+from privrep.data.synthetic import NoiseKind, Population, make_population
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
 from privrep.linear.method import Problem
@@ -48,10 +49,23 @@ class Point:
     noise: float = 0.1
     condition: float = 1.0  # of the features' covariance
     epsilon: float = 1.0
+    rows: tuple[int, int] = (ROWS, ROWS)  # fewest and most
+    intercept: float = 0.0  # what follows are arguments of `make_population`
+    level: float = 0.0
+    common: float = 0.0
+    between: float = 0.0
+    context: float = 0.0
+    constant_columns: int = 0
+    noise_kind: NoiseKind = "gaussian"
 
     @property
     def population(self) -> Point:
         return replace(self, epsilon=1.0)
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether users have intercepts, as in panels."""
+        return self.intercept > 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,8 @@ STARTS = tuple(
     Contender(method, start) for method in COMPARED for start in (*INITIALISERS, "given") if start != OWN_START[method]
 )
 REFERENCES = tuple(Contender(name, configuration="not private") for name in ("fedrep", "altmin", "alone"))
+USER_MEAN = Contender("user mean", configuration="not private")
+ALONE = (REFERENCES[2], USER_MEAN)
 
 
 @dataclass(frozen=True)
@@ -87,8 +103,11 @@ class Sweep:
     base: Point = Point()
     seeds: int = 3  # at most
     with_mse: bool = True
+    points: tuple[Point, ...] = ()  # where there is no such field: values are places in here
 
     def point(self, value: float) -> Point:
+        if self.points:
+            return self.points[int(value)]
         whole = self.field in ("users", "features", "rank")
         return replace(self.base, **{self.field: int(value) if whole else float(value)})
 
@@ -96,6 +115,20 @@ class Sweep:
 EPSILONS = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 8)
 GRID = (*DEFAULTS, *PAPERS, *REFERENCES)
 LOW, HIGH, NO_NOISE = Point(epsilon=0.2), Point(epsilon=64.0), Point(epsilon=1_000.0)
+LEVELS = Point(features=20, noise=1.0, rows=(5, 15), intercept=2.0, level=10.0)
+MEANS = replace(LEVELS, common=3.0, between=1.0, context=1.0)
+FEW = replace(MEANS, rows=(2, 5))
+PANELS = {  # populations like real panels; new ones go to the end, since the CSV has their places
+    "levels": LEVELS,
+    "levels and common slopes": replace(LEVELS, common=3.0),
+    "the same, no slopes of their own": replace(LEVELS, common=3.0, rank=0),
+    "own feature means, which levels follow": MEANS,
+    "constant columns": replace(MEANS, constant_columns=8),
+    "heavy tails": replace(MEANS, noise_kind="student"),
+    "users with two rows": FEW,
+    "all of it": replace(FEW, constant_columns=8, noise_kind="student"),
+    "all of it, 2,000 users": replace(FEW, constant_columns=8, noise_kind="student", users=2_000),
+}
 SWEEPS = {
     "epsilon": Sweep("epsilon", EPSILONS, GRID),
     "users": Sweep("users", (500, 1_500, 5_000, 20_000, 60_000, 200_000), GRID),
@@ -119,6 +152,7 @@ SWEEPS = {
     "features at 64": Sweep("features", (20, 32, 50, 80), PAPERS, HIGH, with_mse=False),
     "users at 64 floor": Sweep("users", (10_000, 40_000, 80_000), PAPERS, NO_NOISE, 1, False),
     "features at 64 floor": Sweep("features", (32, 80), PAPERS, NO_NOISE, 1, False),
+    "panels": Sweep("panel", tuple(range(len(PANELS))), (*DEFAULTS, *ALONE), points=tuple(PANELS.values())),
 }
 
 
@@ -169,26 +203,37 @@ class Trial:
     def asked(self) -> tuple[Population, UserTable]:
         """The users whose heads are fitted, and their rows."""
         c, t = min(HEADS, self.point.users), self.truth
-        few = replace(t, heads=t.heads[:c], intercepts=t.intercepts[:c], sizes=t.sizes[:c])
+        means = None if t.means is None else t.means[:c]
+        few = replace(t, heads=t.heads[:c], intercepts=t.intercepts[:c], sizes=t.sizes[:c], means=means)
         return few, self.table.users(0, c)
 
     def mse(self, model: Representation) -> float:
         truth, table = self.asked
-        heads = fit_heads(table.blocks(), model, intercept=False)
+        heads = fit_heads(table.blocks(), model, intercept=self.point.has_levels)
         return truth.population_mse(heads.weights(model), heads.intercept)
 
-    def mse_alone(self) -> float:
+    def mse_alone(self, who: Contender) -> float:
         truth, table = self.asked
-        return truth.population_mse(*alone(table, intercept=False))
+        if who == USER_MEAN:
+            means = np.add.reduceat(table.y.astype(np.float64), table.offsets[:-1]) / table.sizes
+            return truth.population_mse(np.zeros_like(truth.weights), means)
+        return truth.population_mse(*alone(table, intercept=self.point.has_levels))
 
     def oracle(self) -> float:
+        """Return the error of default heads on the true U; in panels of heads by one who knows the population."""
+        if self.point.has_levels:
+            truth, table = self.asked
+            return truth.population_mse(*informed(truth, table))
         return self.mse(Representation(self.truth.U, FeatureTransform.plain(len(self.truth.U)), 0.0))
 
-    def distance(self, matrix: Array) -> float:
+    def distance(self, matrix: Array) -> float | None:
+        """Return the squared distance of a learned representation; None if the true one has rank 0."""
+        if not self.truth.U.shape[1]:
+            return None
         scale = self.truth.feature_scale
         learned, true = (
-            np.linalg.qr(M if scale.ndim == 1 else scale @ M)[0] for M in (matrix, self.truth.U)
-        )  # a scale of one number a feature is one here
+            np.linalg.qr(scale[:, None] * M if scale.ndim == 1 else scale @ M)[0] for M in (matrix, self.truth.U)
+        )
         return min(subspace_distance(learned, true) ** 2, 1.0)
 
 
@@ -196,7 +241,9 @@ def draw(point: Point, seed: int) -> Trial:
     rng = np.random.default_rng([SEED, seed])
     p = point
     scale = None if p.condition == 1 else covariance_root(rng, p.features, p.condition)
-    truth = make_population(rng, p.users, p.features, p.rank, ROWS, p.noise, feature_scale=scale)
+    more = {name: getattr(p, name) for name in ("intercept", "level", "common", "between", "context")}
+    more |= {"noise_kind": p.noise_kind, "constant_columns": p.constant_columns}
+    truth = make_population(rng, p.users, p.features, p.rank, p.rows, p.noise, feature_scale=scale, **more)
     return Trial(point, seed, truth, truth.sample(rng, np.float32))
 
 
@@ -215,13 +262,13 @@ def without_noise(trial: Trial) -> Initialiser:
         seen = exact * asked.transform.scale[:, None]
         if asked.transform.whitening is not None:
             seen = np.linalg.solve(asked.transform.whitening, seen)
-        return given(np.linalg.qr(seen)[0], trial.distance(exact))(asked)
+        return given(np.linalg.qr(seen)[0], trial.distance(exact) or 0.0)(asked)
 
     return start
 
 
 def learn(trial: Trial, who: Contender, run: Run) -> Representation:
-    rank, users = trial.point.rank, InMemoryUsers(trial.table)
+    rank, intercept = max(trial.point.rank, 1), trial.point.has_levels
     readings: dict[str, Callable[..., Representation]] = {
         "paper": METHODS[who.method].paper if who.method in METHODS else paper_fedrep,
         "paper, its code": partial(paper_fedrep, disjoint=False),
@@ -230,20 +277,18 @@ def learn(trial: Trial, who: Contender, run: Run) -> Representation:
     if who.configuration in readings:
         return readings[who.configuration](run, rank)
     if who.configuration == "not private":
-        return (
-            fedrep(users, rank, intercept=False)
-            if who.method == "fedrep"
-            else altmin(trial.table, rank, intercept=False)
-        )
+        if who.method == "altmin":
+            return altmin(trial.table, rank, intercept=intercept)
+        return fedrep(InMemoryUsers(trial.table), rank, intercept=intercept)
     start = None if who.start == "own" else INITIALISERS.get(who.start) or without_noise(trial)
-    return METHODS[who.method].learn(run, Problem(rank=rank, intercept=False, start=start))
+    return METHODS[who.method].learn(run, Problem(rank=rank, intercept=intercept, start=start))
 
 
 def measure(trial: Trial, who: Contender, oracle: float | None) -> dict[str, float | None]:
     """The measured part of a row. Without `oracle` no heads are fitted."""
     began = time.perf_counter()
-    if who.method == "alone":
-        mse = trial.mse_alone()
+    if who in ALONE:
+        mse = trial.mse_alone(who)
         return {"mse_over_oracle": mse / oracle if oracle else None, "seconds": time.perf_counter() - began}
     run = trial.run()
     model = learn(trial, who, run)

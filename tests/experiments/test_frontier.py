@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from experiments.frontier_picture import draw_all
 from experiments.frontier_runs import (
+    ALONE,
     DEFAULTS,
+    PANELS,
     PAPERS,
     REFERENCES,
     STARTS,
@@ -27,6 +29,7 @@ from experiments.frontier_runs import (
 from experiments.frontier_tables import Results, best_of, fit_slope, proved, slope, write_tables
 
 from experiments import frontier_runs
+from privrep.data.synthetic import make_population
 
 FEDREP, ALTMIN, CENTAUR = DEFAULTS
 TINY = Point(users=200, features=6, epsilon=8.0)
@@ -187,3 +190,44 @@ def test_what_takes_too_long_is_skipped_with_the_reason(tmp_path: Path, monkeypa
     assert "normal equations of 600 unknowns" in altmin.skipped
     assert altmin.distance is None
     assert centaur.distance is not None
+
+
+def test_old_points_are_what_they_were() -> None:
+    """Fields of panels are off by default, so that rows of the CSV keep their meaning."""
+    rng = np.random.default_rng([frontier_runs.SEED, 1])
+    old = make_population(rng, 200, 6, 2, frontier_runs.ROWS, 0.1)
+    table = old.sample(rng, np.float32)
+    trial = draw(TINY, 1)
+    np.testing.assert_array_equal(trial.truth.weights, old.weights)
+    np.testing.assert_array_equal(trial.table.X, table.X)
+    np.testing.assert_array_equal(trial.table.y, table.y)
+    assert not TINY.has_levels
+
+
+def test_panels_are_measured_against_one_who_knows_the_population(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = tuple(replace(point, users=300, features=14, epsilon=8.0) for point in PANELS.values())
+    who = (FEDREP, *ALONE)
+    monkeypatch.setitem(SWEEPS, "small panels", Sweep("panel", tuple(range(len(small))), who, points=small))
+    rows = run_all(tmp_path / "frontier.csv", ["small panels"], 1)
+    read = [replace(row, seconds=0.0) for row in read_rows(tmp_path / "frontier.csv")]
+    assert read == [replace(row, seconds=0.0) for row in _rounded(rows)]
+    assert len(rows) == len(small) * len(who)
+    for row in rows:
+        assert row.mse_over_oracle is not None
+        assert row.mse_over_oracle > 1
+        assert (row.distance is None) == (row.contender in ALONE or not small[int(row.value)].rank)
+
+
+def test_panels_have_what_they_are_named_after() -> None:
+    assert SWEEPS["panels"].values == tuple(range(len(PANELS)))
+    assert len({SWEEPS["panels"].point(value) for value in SWEEPS["panels"].values}) == len(PANELS)
+    trial = draw(replace(PANELS["all of it"], users=500), 1)
+    assert trial.table.sizes.min() == 2
+    assert trial.truth.noise_kind == "student"
+    assert (trial.truth.feature_scale == 0).sum() == 8
+    assert np.linalg.norm(trial.truth.common) == pytest.approx(3)
+    assert trial.truth.intercepts.mean() == pytest.approx(10, abs=1)
+    assert trial.truth.means is not None
+    assert draw(replace(PANELS["the same, no slopes of their own"], users=50), 1).truth.U.shape == (20, 0)

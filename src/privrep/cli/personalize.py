@@ -203,7 +203,7 @@ def _write_weights(heads: Heads, fitted: Model, source: TableSource, out: Path) 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from privrep.heads.fitting import KINDS
+    from privrep.heads.fitting import HEAD_KINDS
 
     weights, features = heads.weights(fitted.representation), source.feature_names
     targets: dict[str, list[Any]] = {}
@@ -214,7 +214,7 @@ def _write_weights(heads: Heads, fitted: Model, source: TableSource, out: Path) 
     table = {
         "user": heads.ids.repeat(heads.targets).tolist(),
         **targets,
-        "kind": [KINDS[kind] for kind in heads.kind],
+        "kind": [HEAD_KINDS[kind] for kind in heads.kind],
         "intercept": heads.intercept.tolist(),
     }
     columns = {**table, **{f"weight_{name}": weights[:, j].tolist() for j, name in enumerate(features)}}

@@ -4,7 +4,8 @@
 an intercept c_i of its own. Features are centred with identity covariance before `feature_scale` and `feature_mean`
 (Snedeker, Zhou, Bassily 2025, Assumption 5), label noise has standard deviation R (Assumption 6). Every kind of feature
 and of noise here but "student" is sub-Gaussian with variance proxy one (times R^2 for the noise): E exp(t z) <=
-exp(t^2 / 2).
+exp(t^2 / 2). More options make real panels: y = <x, U v_i + common> + c_i + noise, users have feature means of their
+own, levels c_i follow these means, and some features never vary within a user.
 
 `make_class_population`: user i's label is c with probability softmax_c(<x, U v_ic> + b_ic). Features are standard
 normal. Intercepts spread the classes unevenly over users: at a `skew` of 2 most of five classes are rare with any one
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -32,8 +33,9 @@ from privrep.errors import InputError
 from privrep.typing import Array
 
 FeatureKind = Literal["gaussian", "rademacher", "uniform", "sphere", "student"]
-NoiseKind = Literal["gaussian", "rademacher", "uniform"]
+NoiseKind = Literal["gaussian", "rademacher", "uniform", "student"]
 HeadKind = Literal["unit", "gaussian"]
+Sizes = float | Array  # one for all features, or (d,)
 SUB_GAUSSIAN: tuple[FeatureKind, ...] = ("gaussian", "rademacher", "uniform", "sphere")
 STUDENT_FREEDOM = 5  # "student": unit variance, a finite fourth moment and little more; outside what the papers assume
 
@@ -51,15 +53,18 @@ class Population:
     feature_kinds: NDArray[np.str_]  # (n,): the FeatureKind of each user
     feature_scale: Array  # (d,): x = feature_mean + feature_scale * z, or (d, d): x = feature_mean + feature_scale z
     feature_mean: Array  # (d,)
+    common: Array | None = None  # (d,): slopes that all users share; None: zero
+    means: Array | None = None  # (n, d): the users' own feature means; None: all have feature_mean
 
     @property
     def weights(self) -> Array:
-        """(n, d): the best linear predictor of each user, U v_i."""
-        return self.heads @ self.U.T
+        """(n, d): the best linear predictor of each user, U v_i + common."""
+        own = self.heads @ self.U.T
+        return own if self.common is None else own + self.common
 
     @property
     def covariance(self) -> Array:
-        """(d, d): of every user's features."""
+        """(d, d): of every user's features around the user's own mean."""
         scale = np.diag(self.feature_scale) if self.feature_scale.ndim == 1 else self.feature_scale
         return scale @ scale.T
 
@@ -75,8 +80,10 @@ class Population:
                 X[chosen] = _standard(rng, str(kind), (int(chosen.sum()), d), X.dtype)
         scale = self.feature_scale.astype(X.dtype)
         X = X * scale if scale.ndim == 1 else X @ scale.T
-        X += self.feature_mean.astype(X.dtype)
+        X += (self.feature_mean if self.means is None else np.repeat(self.means, self.sizes, axis=0)).astype(X.dtype)
         y = np.einsum("rk,rk->r", X @ self.U.astype(X.dtype), np.repeat(self.heads, self.sizes, axis=0))
+        if self.common is not None:
+            y += X @ self.common.astype(X.dtype)
         y += np.repeat(self.intercepts, self.sizes)
         y += self.noise * _standard(rng, self.noise_kind, (rows, 1), np.dtype(np.float64))[:, 0]
         offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
@@ -85,11 +92,13 @@ class Population:
     def user_mse(self, weights: Array, intercepts: Array) -> Array:
         """(n,): expected squared error on a fresh row of each user, of <x, weights_i> + intercepts_i. Exact.
 
-        With e = weights_i - U v_i it is e^T Cov(x) e + (<E x, e> + intercept error)^2 + R^2.
+        With e = weights_i - U v_i - common it is e^T Cov(x) e + (<E x, e> + intercept error)^2 + R^2. Covariance and
+        mean are those of the user's own rows.
         """
         error = weights - self.weights
         spread = error * self.feature_scale if self.feature_scale.ndim == 1 else error @ self.feature_scale
-        shift = error @ self.feature_mean + intercepts - self.intercepts
+        mean = error @ self.feature_mean if self.means is None else np.einsum("nd,nd->n", error, self.means)
+        shift = mean + intercepts - self.intercepts
         return np.einsum("nd,nd->n", spread, spread) + shift**2 + self.noise**2
 
     def population_mse(self, weights: Array, intercepts: Array) -> float:
@@ -118,33 +127,38 @@ def make_population(
     feature_scale: float | Array | None = None,
     feature_mean: float | Array = 0.0,
     intercept: float = 0.0,
+    level: float = 0.0,
+    common: Sizes = 0.0,
+    between: Sizes = 0.0,
+    context: Sizes = 0.0,
+    constant_columns: int = 0,
 ) -> Population:
     """Draw who the users are. `rows` is a number, or a (low, high) range from which each user's number is drawn.
 
     `heads`: standard normal, or those scaled to unit length. `head_condition` other than 1 stretches the heads so that
     the singular values of V are spread geometrically over exactly this range, their mean square length kept.
     `per_user` gives each user its own kind of sub-Gaussian features instead of `feature_kind`. `feature_scale` is one
-    number, one a feature, or a (d, d) matrix. Intercepts are normal with standard deviation `intercept`.
+    number, one a feature, or a (d, d) matrix. Intercepts are normal with standard deviation `intercept`. A `rank`
+    of 0 needs `common` or `intercept`. What the following options draw is drawn last.
+
+    Args:
+        level: added to all intercepts.
+        common: (d,) slopes added to all users' own; a number is the length of a random direction.
+        between: standard deviation, one or (d,), of the users' feature means around `feature_mean`.
+        context: (d,) slopes of a user's level in its own mean, less `feature_mean`; or a length, too.
+        constant_columns: so many of the last features never vary within a user and have no part in U.
     """
-    if not 1 <= rank <= features:
-        raise InputError(f"rank must lie between 1 and the number of features, {features}. Got {rank} instead.")
-    for name, value, known in (
-        ("feature_kind", feature_kind, get_args(FeatureKind)),
-        ("noise_kind", noise_kind, get_args(NoiseKind)),
-        ("heads", heads, get_args(HeadKind)),
-    ):
-        if value not in known:
-            raise InputError(f"{name} must be one of {', '.join(known)}. Got {value!r} instead.")
-    U, _ = np.linalg.qr(rng.standard_normal((features, rank)))
-    V = rng.standard_normal((users, rank))
-    if heads == "unit":
-        V /= np.linalg.norm(V, axis=1, keepdims=True)
+    kinds_of = {"feature_kind": FeatureKind, "noise_kind": NoiseKind, "heads": HeadKind}
+    for (name, kind), value in zip(kinds_of.items(), (feature_kind, noise_kind, heads), strict=True):
+        if value not in get_args(kind):
+            raise InputError(f"{name} must be one of {', '.join(get_args(kind))}. Got {value!r} instead.")
+    U, V = _bases(rng, users, features - constant_columns, rank, heads, bool(np.any(common)) or intercept > 0)
     if head_condition != 1.0:
         V = conditioned(V, head_condition)
     low, high = (rows, rows) if isinstance(rows, int) else rows
     scale = np.asarray(1.0 if feature_scale is None else feature_scale, dtype=np.float64)
     kinds = rng.choice(SUB_GAUSSIAN, users) if per_user else np.full(users, feature_kind)
-    return Population(
+    plain = Population(
         U=U,
         heads=V,
         intercepts=intercept * rng.standard_normal(users),
@@ -155,6 +169,53 @@ def make_population(
         feature_scale=scale if scale.ndim == 2 else np.broadcast_to(scale, features).copy(),
         feature_mean=np.broadcast_to(np.asarray(feature_mean, dtype=np.float64), features).copy(),
     )
+    return _panel(rng, plain, level, common, between, context)
+
+
+def _bases(
+    rng: np.random.Generator, users: int, varying: int, rank: int, heads: HeadKind, levels: bool
+) -> tuple[Array, Array]:
+    """Return U, (varying, k), and V, (n, k). A rank of 0 needs `levels`: something else that tells users apart."""
+    if not (0 if levels else 1) <= rank <= varying:
+        raise InputError(
+            f"rank must lie between 1 and the number of features, {varying} without constant ones. It may be 0 with "
+            f"common slopes or intercepts. Got {rank} instead."
+        )
+    U, _ = np.linalg.qr(rng.standard_normal((varying, rank)))
+    V = rng.standard_normal((users, rank))
+    return U, V / np.linalg.norm(V, axis=1, keepdims=True) if heads == "unit" else V
+
+
+def _panel(
+    rng: np.random.Generator, plain: Population, level: float, common: Sizes, between: Sizes, context: Sizes
+) -> Population:
+    """Return the population with a level, common slopes, users' own feature means and features that never vary."""
+    d = len(plain.feature_mean)
+    constant = d - len(plain.U)
+    spread = np.broadcast_to(np.asarray(between, dtype=np.float64), d)
+    if min(constant, *spread) < 0 or not spread[len(plain.U) :].all() or (np.any(context) and not spread.any()):
+        raise InputError("between must not be negative; with context or constant columns it must be positive.")
+    if level:
+        plain = replace(plain, intercepts=plain.intercepts + level)
+    if np.any(common):
+        plain = replace(plain, common=_slopes(rng, common, d))
+    if spread.any():
+        own = spread * rng.standard_normal((len(plain.heads), d))
+        follow = own @ _slopes(rng, context, d) if np.any(context) else 0.0
+        plain = replace(plain, means=plain.feature_mean + own, intercepts=plain.intercepts + follow)
+    if constant:
+        scale = plain.feature_scale.copy()
+        scale[-constant:] = 0.0
+        plain = replace(plain, U=np.pad(plain.U, ((0, constant), (0, 0))), feature_scale=scale)
+    return plain
+
+
+def _slopes(rng: np.random.Generator, given: Sizes, d: int) -> Array:
+    """Return (d,) slopes as they are given, or of the given length in a random direction."""
+    if np.ndim(given):
+        return np.broadcast_to(np.asarray(given, dtype=np.float64), d).copy()
+    direction = rng.standard_normal(d)
+    return np.asarray(given * direction / np.linalg.norm(direction))
 
 
 def conditioned(V: Array, condition: float) -> Array:

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from privrep.data.table import UserTable, find_users, plain
 from privrep.errors import InputError, NothingLearned
-from privrep.heads.fitting import KINDS, Heads, fit_block, fit_heads
+from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
 from privrep.linear.registry import find_estimator
 from privrep.local.representation import Representation
@@ -91,7 +91,7 @@ class Personal(BaseEstimator, ABC):
         """Of a user who was not there."""
         table = UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64))
         heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net, self.model_.loss)
-        weights, kinds = heads.weights(self._representation), tuple(KINDS[kind] for kind in heads.kind)
+        weights, kinds = heads.weights(self._representation), tuple(HEAD_KINDS[kind] for kind in heads.kind)
         if heads.targets == 1:
             return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]))
         return PersonalHead(kinds, weights, heads.intercept)

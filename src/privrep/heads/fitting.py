@@ -22,11 +22,14 @@ from scipy import sparse
 
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
+from privrep.errors import InputError
 from privrep.heads.classification import class_constant, class_own, class_shared
 from privrep.heads.margin import LossName, first_half, lipschitz_fit, shortened, zero_one_heads
+from privrep.heads.posterior import doubt_at, doubt_size, fit_posterior
 from privrep.heads.regression import (
     CONSTANT,
     OWN,
+    POSTERIOR,
     SHARED,
     Fit,
     constant_candidate,
@@ -35,8 +38,9 @@ from privrep.heads.regression import (
     rating_candidate,
     shared_candidate,
 )
-from privrep.heads.regression import KINDS as KINDS
+from privrep.heads.regression import HEAD_KINDS as HEAD_KINDS
 from privrep.local.losses import Loss
+from privrep.local.prior import HeadPrior
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.typing import Array
@@ -58,23 +62,42 @@ class Heads:
     own_position: NDArray[np.int64]  # row of `own`, or -1
     own: Array  # (heads that are regressions of their users' own, d)
     targets: int = 1
+    origin: Array | None = None  # (heads, k) and
+    doubt: Array | None = None  # (heads, .): how sure heads with a prior are, see `posterior.PosteriorHeads`
 
     def predict(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
         """Predictions for rows X of the users at these positions: (rows,), or (rows, targets) where there are more."""
-        columns = [self._predict(representation, X, users * self.targets + c) for c in range(self.targets)]
+        columns = [self._predict(representation, X, users, c) for c in range(self.targets)]
         return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
 
-    def _predict(self, representation: Representation, X: Any, heads: NDArray[np.int64]) -> Array:
-        predictions = self.intercept[heads] + np.einsum("rk,rk->r", X @ representation.matrix, self.shared[heads])
+    def _predict(self, representation: Representation, X: Any, users: NDArray[np.int64], target: int) -> Array:
+        heads = users * self.targets + target
+        predictions = self.intercept[heads] + np.einsum("rk,rk->r", X @ representation.head_matrix, self.shared[heads])
+        if representation.prior is not None:
+            predictions += X @ representation.prior.mean.slopes[:, target]
         position = self.own_position[heads]
         rows = np.flatnonzero(position >= 0)
         if len(rows):
             predictions[rows] += np.einsum("rd,rd->r", X[rows], self.own[position[rows]])
         return predictions
 
+    def deviations(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
+        """Return the standard deviation of each prediction's error, as `predict` has them; heads must have a prior."""
+        prior = representation.prior
+        if prior is None or self.origin is None or self.doubt is None:
+            raise InputError("this model says nothing of its uncertainty: its heads have no prior. Fit it anew.")
+        images, columns = np.asarray(X @ prior.factor), []
+        for c in range(self.targets):
+            heads = users * self.targets + c
+            doubt = doubt_at(self.doubt[heads], images - self.origin[heads])
+            columns.append(np.sqrt(prior.noise[c] * (1 + np.maximum(doubt, 0.0))))
+        return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
+
     def weights(self, representation: Representation) -> Array:
         """(heads, d): every head's linear model in the original features. For analysis; full vectors all."""
-        weights = self.shared @ representation.matrix.T
+        weights = self.shared @ representation.head_matrix.T
+        if representation.prior is not None:
+            weights += np.tile(representation.prior.mean.slopes.T, (len(self.ids), 1))
         with_own = self.own_position >= 0
         weights[with_own] += self.own[self.own_position[with_own]]
         return weights
@@ -92,7 +115,13 @@ class Heads:
             np.concatenate(moved),
             np.concatenate([part.own for part in parts]),
             parts[0].targets,
+            *(_joined([getattr(part, name) for part in parts]) for name in ("origin", "doubt")),
         )
+
+
+def _joined(parts: list[Array | None]) -> Array | None:
+    held = [part for part in parts if part is not None]
+    return np.concatenate(held) if len(held) == len(parts) else None
 
 
 def fit_heads(
@@ -120,6 +149,8 @@ def fit_block(
     safety_net: bool,
     loss: Loss | None = None,
 ) -> Heads:
+    if representation.prior is not None:
+        return _posterior_block(block, representation.prior)
     n, (d, k) = block.n_users, representation.matrix.shape
     q = loss.outputs if loss is not None else block.n_targets
     kind = np.full(n * q, CONSTANT, dtype=np.int8)
@@ -146,6 +177,25 @@ def fit_block(
     has_own = kind == OWN
     place = np.where(has_own, np.cumsum(has_own) - 1, -1)
     return Heads(block.ids, kind, constant, shared, place, own[has_own].reshape(-1, d), q)
+
+
+def _posterior_block(block: UserTable, prior: HeadPrior) -> Heads:
+    """Return heads as posterior means, in closed form."""
+    n, (d, p), q = block.n_users, prior.factor.shape, block.n_targets
+    intercept, shared, origin = np.zeros(n * q), np.zeros((n * q, p)), np.zeros((n * q, p))
+    doubt = np.zeros((n * q, doubt_size(p)))
+    for users, size in block.positions_by_size():
+        X, Y = finite_rows(*block.group(users, size))
+        X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
+        for c, y in enumerate(FeatureTransform.plain(d).targets(Y.astype(np.float64, copy=False))):
+            with np.errstate(all="ignore"):  # a user whose numbers overflow gets zeros, and nobody hears of it
+                fits = fit_posterior(X, y, prior, c)
+            heads = users * q + c
+            intercept[heads], shared[heads] = np.nan_to_num(fits.intercept), np.nan_to_num(fits.coordinates)
+            origin[heads], doubt[heads] = np.nan_to_num(fits.origin), np.nan_to_num(fits.doubt)
+    own = np.zeros((0, 0 if isinstance(block.X, sparse.sparray) else d))
+    kind = np.full(n * q, POSTERIOR, dtype=np.int8)
+    return Heads(block.ids, kind, intercept, shared, np.full(n * q, -1), own.reshape(-1, d), q, origin, doubt)
 
 
 def _candidates(

@@ -33,18 +33,19 @@ from numpy.typing import NDArray
 
 from privrep.heads.classification import ClassPreference
 from privrep.heads.regression import KINDS, OWN, SHARED, Preference
-from privrep.linear.class_steps import encoded
 from privrep.linear.prior import TOO_KIND, Common, find_precision, newton_step
-from privrep.linear.starts import MOST_SQUARED, Initialiser, Start, top_eigenvectors
+from privrep.linear.starts import MOST_SQUARED, Initialiser, Start, seen, top_eigenvectors
 from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, ResidualMoments
 from privrep.linear.transform import CLEAR, find_transform, octave_quantile
 from privrep.local.losses import Loss
+from privrep.local.prior import PriorMean
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.protocol import Step
 from privrep.privacy.run import Run
 from privrep.typing import Array
 
@@ -111,6 +112,11 @@ class RoundContext:
     loss: Loss | None = None  # of labels; None: the square, of numbers
     precision: float = 1.0  # of the prior of classifiers' heads
     common: Common | None = None  # its centre; None: zero
+    mean: PriorMean | None = None  # of numbers: the prior mean, what rounds see is what it leaves
+
+    def seen(self, step: Step) -> Step:
+        """Return the step, asked of labels, or of what the prior mean leaves of numbers."""
+        return seen(step, None, self.mean)
 
     def centre_on(self, basis: Array, spread: Array | float = 1.0) -> Array | None:
         return None if self.common is None else self.common.on(basis, spread)
@@ -152,7 +158,12 @@ def learn(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
-    s = settings or (AlternationSettings() if loss is None else FOR_CLASSES)
+    if loss is None:
+        from privrep.linear.numbers import learn_numbers
+
+        s = settings or AlternationSettings()
+        return learn_numbers(run, rank, method, initialiser, intercept=intercept, transform=transform, settings=s)
+    s = settings or FOR_CLASSES
     d, total = run.users.facts.features, run.ledger.capacity
     for_start, spent = s.start_share * total, 0.0
     if transform is None:
@@ -225,7 +236,7 @@ def iterate(
     plan = s.growth ** np.arange(rounds)
     plan *= (1 - s.scout_share - s.sizes_share) * mu_squared / plan.sum()
     scout = method.step(problem, state, 1.0, 1.0)
-    sizes = ask(f"{name}-scout", scout, {"sizes": Query(SIZES, s.scout_share * mu_squared)})["sizes"]
+    sizes = ask(f"{name}-scout", problem.seen(scout), {"sizes": Query(SIZES, s.scout_share * mu_squared)})["sizes"]
     read = read_sizes(sizes, s)
     if read is None:
         return state  # not even the histogram of sizes rises above the noise: what is left is better not spent
@@ -237,7 +248,7 @@ def iterate(
         queries = method.queries(step, norm, share)
         if not last:
             queries["sizes"] = Query(SIZES, per_histogram)
-        released = ask(f"{name}-{t + 1}", step, queries)
+        released = ask(f"{name}-{t + 1}", problem.seen(step), queries)
         state = method.move(problem, state, step, released)
         if last:
             break
@@ -265,7 +276,8 @@ def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int
     d, k = state.basis.shape
     query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
     step = ResidualMoments(state.basis, problem.transform, problem.settings.ridge(state), problem.intercept)
-    moments = unpack(problem.run.release("residuals", encoded(step, problem.loss), {"moments": query})["moments"].value)
+    asked = seen(step, problem.loss, problem.mean)
+    moments = unpack(problem.run.release("residuals", asked, {"moments": query})["moments"].value)
     outside = np.eye(d) - state.basis @ state.basis.T
     weak = top_eigenvectors(outside @ moments @ outside, min(most, d) - k)
     if rank is None:

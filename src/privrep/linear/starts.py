@@ -21,13 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.linear.class_steps import encoded
+from privrep.linear.panel_steps import Residual
 from privrep.linear.steps import PairMoments, PowerStep
 from privrep.local.losses import Loss
+from privrep.local.prior import PriorMean
 from privrep.local.representation import Estimate
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.protocol import Step
 from privrep.privacy.run import Run
 from privrep.typing import Array
 
@@ -48,6 +51,16 @@ class Start:
     mu_squared: float
     intercept: bool
     loss: Loss | None = None  # targets are labels, for this loss; None: numbers
+    mean: PriorMean | None = None  # of numbers: what the start sees is what it leaves
+
+    def seen(self, step: Step) -> Step:
+        """Return the step as users are asked it."""
+        return seen(step, self.loss, self.mean)
+
+
+def seen(step: Step, loss: Loss | None, mean: PriorMean | None) -> Step:
+    """Return a step asked of labels, of what a prior mean leaves of numbers, or as it is."""
+    return encoded(step, loss) if mean is None else Residual(step, mean)
 
 
 Initialiser = Callable[[Start], Estimate]
@@ -66,7 +79,7 @@ def normalised_pairs(start: Start) -> Estimate:
 def _top(start: Start, page: str, step: PairMoments) -> Estimate:
     query = Query(Bound(DIRECTION_ONLY, packed_size(start.run.users.facts.features)), start.mu_squared)
     return top_eigenvectors(
-        unpack(start.run.release(page, encoded(step, start.loss), {"moments": query})["moments"].value), start.rank
+        unpack(start.run.release(page, start.seen(step), {"moments": query})["moments"].value), start.rank
     )
 
 
@@ -108,7 +121,7 @@ def power_method(start: Start, *, rounds: int = 4, page: str = "power") -> Estim
     X = random_basis(d, columns, page)
     share = start.mu_squared / rounds
     for t in range(1, rounds + 1):
-        step = encoded(PowerStep(X, start.transform, start.intercept), start.loss)
+        step = start.seen(PowerStep(X, start.transform, start.intercept))
         query = Query(Bound(DIRECTION_ONLY, d * columns), share)
         released = start.run.release(f"{page}-{t}", step, {"image": query})["image"]
         image = released.value.reshape(columns, d).T

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 
 import numpy as np
 
+from privrep.local.prior import HeadPrior, PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.run import Run
 from privrep.typing import Array
@@ -49,6 +50,17 @@ class Ratings:
 
 
 @dataclass(frozen=True)
+class Gains:
+    """What users lose, all together, by leave-one-out: squares in units of the target's scale, with noise."""
+
+    user_mean: float  # each user's own mean
+    alone: float  # the best that users can do alone, by one rule for all
+    prior_mean: float  # the prior mean, for users without rows
+    heads: float  # users' heads
+    sigma: float  # standard deviation of the noise in each
+
+
+@dataclass(frozen=True)
 class Representation:
     """What the run learned; every field is on the billboard.
 
@@ -65,6 +77,13 @@ class Representation:
     preference: float | None = None  # users who preferred the shared head, to one who preferred its own; None: no vote
     precision: float | None = None  # of the prior of classifiers' heads; None: each user's own choice
     centre: Array | None = None  # of that prior, (outputs, k + 1): on the columns of `matrix`, then the intercept
+    prior: HeadPrior | None = None  # of heads of numbers; None: each user's own choice
+    gains: Gains | None = None  # what the prior is worth, by users' leave-one-out losses
+
+    @property
+    def head_matrix(self) -> Array:
+        """Return the matrix whose columns heads weigh, (d, p)."""
+        return self.matrix if self.prior is None else self.prior.factor
 
     @property
     def scale(self) -> Array:
@@ -114,11 +133,13 @@ def publish(
     preference: float | None = None,
     precision: float | None = None,
     centre: Array | None = None,
+    prior: HeadPrior | None = None,
+    gains: Gains | None = None,
 ) -> Representation:
     """Post the representation, the last page of a run."""
     spread = np.ones(1) if state.spread is None else state.spread
     optional = {"whitening": transform.whitening, "target_scale": transform.target_scale, "centre": centre}
-    facts = {"error": state.total_error}
+    facts: dict[str, float | bool] = {"error": state.total_error}
     if ratings is not None:
         optional["offset"] = ratings.offset
         facts["residual"] = ratings.residual
@@ -127,8 +148,20 @@ def publish(
     if precision is not None:
         facts["precision"] = precision
     arrays = {"basis": state.basis, "scale": transform.scale, "spread": spread}
+    if prior is not None:
+        arrays |= {f"prior_{name}": getattr(prior.mean, name) for name in _MEAN_ARRAYS}
+        arrays |= {f"prior_{name}": getattr(prior, name) for name in _PRIOR_ARRAYS}
+        facts |= {"prior_intercept": prior.mean.intercept, "prior_level_ratio": min(prior.level_ratio, FREE)}
+    if gains is not None:
+        facts |= {f"loss_{name}": value for name, value in asdict(gains).items()}
     run.derive("representation", arrays | {name: a for name, a in optional.items() if a is not None}, **facts)
-    return Representation(state.basis, transform, state.total_error, spread, ratings, preference, precision, centre)
+    found = Representation(state.basis, transform, state.total_error, spread, ratings, preference, precision, centre)
+    return replace(found, prior=prior, gains=gains)
+
+
+_MEAN_ARRAYS = ("level", "slopes", "centre", "located", "axes", "spread", "context")
+_PRIOR_ARRAYS = ("factor", "noise", "known", "new", "new_ratio")
+FREE = 1e300  # a ratio of levels that stands for infinity: JSON has no other
 
 
 def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
@@ -138,4 +171,26 @@ def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float])
     if ratings is not None and not 0 < ratings.residual < math.inf:
         raise ValueError("its residual is not a positive number")
     votes = facts.get("preference"), facts.get("precision"), arrays.get("centre")
-    return Representation(arrays["basis"], transform, facts["error"], arrays["spread"], ratings, *votes)
+    prior = _read_prior(arrays, facts) if "prior_factor" in arrays else None
+    gains = Gains(**{name: facts[f"loss_{name}"] for name in _GAINS}) if "loss_heads" in facts else None
+    return Representation(
+        arrays["basis"], transform, facts["error"], arrays["spread"], ratings, *votes, prior=prior, gains=gains
+    )
+
+
+_GAINS = tuple(each.name for each in fields(Gains))
+
+
+def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> HeadPrior:
+    mean = PriorMean(*(arrays[f"prior_{name}"] for name in _MEAN_ARRAYS), intercept=bool(facts["prior_intercept"]))
+    factor, noise, known, new, new_ratio = (arrays[f"prior_{name}"] for name in _PRIOR_ARRAYS)
+    (d, q), r = mean.slopes.shape, len(mean.spread)
+    shapes = {
+        "level": (q,), "centre": (d,), "located": (d,), "axes": (d, r), "context": (r, q)
+    }  # fmt: skip
+    if any(getattr(mean, name).shape != shape for name, shape in shapes.items()):
+        raise ValueError("the arrays of its prior do not fit each other")
+    if factor.shape[0] != d or d != len(arrays["basis"]) or noise.shape != (q,) or not (noise >= 0).all():
+        raise ValueError("the arrays of its prior do not fit each other")
+    ratio = facts["prior_level_ratio"]
+    return HeadPrior(mean, factor, math.inf if ratio >= FREE else ratio, noise, known, new, new_ratio)

@@ -1,0 +1,157 @@
+"""Heads as posterior means, for many users of equal size at once, with leave-one-out in closed form.
+
+A user's residuals r around the prior mean are b + P v + e with b ~ N(0, rho s^2), v ~ N(0, s^2 I), e ~ N(0, s^2 I), P
+the user's rows around their mean, times the public factor. With B = (I + rho 11^T + P P^T)^-1 the posterior means are
+b = rho 1^T B r and v = P^T B r, and the residual of row j by the posterior without its target is (B r)_j / B_jj. The
+row's features stay: they are part of the user's mean row either way.
+
+Each user's numbers are a function of its own rows to the last bit (see `local.least_squares`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data.sparse import SparseRows
+from privrep.local.least_squares import centred
+from privrep.local.prior import HeadPrior
+from privrep.privacy.contributions import pack, packed_size
+from privrep.typing import Array, Floats
+
+LARGEST = 1e13  # of squares of a user's images, in units of the noise: beyond, a user keeps its level alone
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Posterior means of users with equally many rows, and what leaving each target out would have given."""
+
+    level: Array  # (users,)
+    coordinates: Array  # (users, p): v
+    left: Array  # (users, m): r_j minus its prediction without y_j
+    certainty: Array  # (users, m): B_jj, the noise's variance over that of `left`
+    dual: Array  # (users, m): B r
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What the slopes' prior makes of users' rows, before levels: B_0 r, B_0 1 and the diagonal of B_0, (users, m)."""
+
+    images: Array  # P, (users, m, p)
+    targets: Array  # B_0 r
+    ones: Array  # B_0 1
+    diagonal: Array
+    lost: NDArray[np.bool_]  # (users,): whose images were too large and count as zero
+
+    def with_levels(self, ratio: float) -> Fits:
+        """Return the fits where levels have `ratio` times the noise's variance; infinite: levels are free."""
+        m = self.ones.shape[1]
+        whole, pull = self.ones.sum(axis=1), self.targets.sum(axis=1)
+        gain = 1 / np.maximum(whole, 1e-300) if np.isinf(ratio) else ratio / (1 + ratio * whole)
+        dual = self.targets - self.ones * (gain * pull)[:, None]
+        diagonal = np.maximum(self.diagonal - gain[:, None] * self.ones**2, 0.5 / m * (1e-6 if np.isinf(ratio) else 1e-9))
+        coordinates = np.matmul(dual[:, None, :], self.images)[:, 0]
+        return Fits(gain * pull, coordinates, dual / diagonal, diagonal, dual)
+
+
+def images_of(X: Floats | SparseRows, factor: Array, intercept: bool) -> Array:
+    """Return users' rows around their means, times the factor: (users, m, p)."""
+    images = X.project(factor) if isinstance(X, SparseRows) else (X @ factor.astype(X.dtype)).astype(np.float64)
+    return centred(images) if intercept else images
+
+
+def spread_of(images: Array, residuals: Array) -> Spread:
+    """Return what the slopes' prior makes of residuals (users, m); images (users, m, p) are in the prior's units."""
+    users, m, p = images.shape
+    if p == 0:
+        ones = np.ones((users, m))
+        return Spread(images, residuals, ones, ones, np.zeros(users, bool))
+    largest = np.abs(images).max(axis=(1, 2), initial=0.0)
+    lost = ~(largest**2 * m * p < LARGEST)
+    if lost.any():
+        images = np.where(lost[:, None, None], 0.0, images)
+    right = np.stack([residuals, np.ones((users, m))], axis=2)  # (users, m, 2)
+    if m <= p:
+        inverse = np.linalg.inv(images @ images.transpose(0, 2, 1) + np.eye(m))
+        solved = inverse @ right
+        diagonal = np.ascontiguousarray(inverse[:, np.arange(m), np.arange(m)])
+    else:
+        inverse = np.linalg.inv(images.transpose(0, 2, 1) @ images + np.eye(p))
+        turned = images @ inverse
+        solved = right - turned @ (images.transpose(0, 2, 1) @ right)
+        diagonal = 1 - (turned * images).sum(axis=2)
+    solved, diagonal = np.ascontiguousarray(solved.transpose(2, 0, 1)), np.maximum(diagonal, 1e-12)
+    return Spread(images, solved[0], solved[1], diagonal, lost)
+
+
+@dataclass(frozen=True)
+class PosteriorHeads:
+    """Heads of users with equally many rows, for one target: intercept + <x, slopes + factor coordinates>.
+
+    What is left to doubt about a prediction at x, in units of the noise's variance, is (1, p)^T S (1, p) for
+    p = factor^T x - origin: S is packed in `doubt` where there are at most MOST_PACKED coordinates. With more of them
+    `doubt` has two numbers, what is left of the level's variance and of the mean variance of a coordinate.
+    """
+
+    intercept: Array  # (users,)
+    coordinates: Array  # (users, p)
+    origin: Array  # (users, p)
+    doubt: Array  # (users, packed (1 + p)) or (users, 2)
+
+
+MOST_PACKED = 6
+
+
+def doubt_size(p: int) -> int:
+    """Return how many numbers the doubt of a head with p coordinates has."""
+    return packed_size(1 + p) if p <= MOST_PACKED else 2
+
+
+def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: int) -> PosteriorHeads:
+    """Return the heads of users with equally many rows, from rows (users, m, d) and one target (users, m)."""
+    mean, m = prior.mean, X.shape[1]
+    ratio = prior.level_ratio_at(m, target) if mean.intercept else 0.0
+    residuals = y - mean.of_users(X)[:, :, target]
+    images = images_of(X, prior.factor, mean.intercept)
+    spread = spread_of(images, residuals)
+    fits = spread.with_levels(ratio)
+    base = np.full(len(y), mean.constant[target])
+    origin = np.zeros((len(y), images.shape[2]))
+    if mean.intercept:
+        means = mean.user_means(X)
+        base = base + ((means - mean.centre * mean.located) @ mean.mean_weights(m)[:, target, None])[:, 0, 0]
+        origin = (means @ prior.factor)[:, 0]
+    coordinates = np.where(spread.lost[:, None], 0.0, fits.coordinates)
+    intercept = base + fits.level - (origin * coordinates).sum(axis=1)
+    return PosteriorHeads(intercept, coordinates, origin, _doubt(spread, ratio))
+
+
+def _doubt(spread: Spread, ratio: float) -> Array:
+    """Return what is left to doubt; see `PosteriorHeads`."""
+    users, m, p = spread.images.shape
+    whole = spread.ones.sum(axis=1)
+    gain = 1 / np.maximum(whole, 1e-300) if np.isinf(ratio) else ratio / (1 + ratio * whole)  # = variance of the level
+    if p > MOST_PACKED:
+        small = m <= p
+        gram = spread.images @ spread.images.transpose(0, 2, 1) if small else spread.images.transpose(0, 2, 1) @ spread.images
+        explained = np.trace(np.linalg.solve(np.eye(gram.shape[1]) + gram, gram), axis1=1, axis2=2)
+        return np.stack([gain, 1 - explained / p], axis=1)
+    gram = spread.images.transpose(0, 2, 1) @ spread.images
+    slopes = np.linalg.inv(np.eye(p) + gram) if p else np.zeros((users, 0, 0))
+    pull = np.matmul(spread.ones[:, None, :], spread.images)  # (users, 1, p): 1^T B_0 P
+    joint = np.empty((users, 1 + p, 1 + p))
+    joint[:, 0, 0] = gain
+    joint[:, 0, 1:] = joint[:, 1:, 0] = -gain[:, None] * pull[:, 0]
+    joint[:, 1:, 1:] = slopes + gain[:, None, None] * (pull.transpose(0, 2, 1) @ pull)
+    return pack(joint)
+
+
+def doubt_at(doubt: Array, p: Array) -> Array:
+    """Return the doubt about predictions, (rows,), from doubts of their users and coordinates p (rows, p) of rows."""
+    if p.shape[1] > MOST_PACKED:
+        return np.asarray(doubt[:, 0] + doubt[:, 1] * (p**2).sum(axis=1))
+    joined = np.concatenate([np.ones((len(p), 1)), p], axis=1)
+    products = pack(joined[:, :, None] * joined[:, None, :])
+    return np.asarray((products * doubt).sum(axis=1))

@@ -1,0 +1,307 @@
+"""Learn from numbers: the prior mean first, then what users differ in, then how strong the prior is.
+
+Passes over the users, each a page of the billboard:
+  scales, levels-t, covariance   see `panel`                               -> coordinates, first slopes
+  common-t                       see `panel.Descent`                       -> level, common slopes, contexts
+  (the start)                    see `starts`, of what the mean leaves     -> U_0, its rank, which may be 0
+  families-1                     losses of families of heads               -> whether to go on with U
+  *-scout, *-t                   rounds, see `alternation`                 -> U
+  families                       losses of families, and of users alone    -> the prior, and what it gains
+  calibration                    errors in standard deviations             -> the noise's variance, intervals
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from privrep.linear.alternation import AlternationSettings, Round, RoundContext, add_weak, iterate
+from privrep.linear.families import (
+    ERROR_CELLS,
+    LOWEST_ERROR,
+    Candidate,
+    Families,
+    HeadErrors,
+    Judged,
+)
+from privrep.linear.panel import Descent, Panel, PanelSettings, find_panel
+from privrep.linear.starts import MOST_SQUARED, Initialiser, Start
+from privrep.local.prior import QUANTILES, HeadPrior
+from privrep.local.representation import Estimate, Gains, Representation, publish
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
+from privrep.privacy.run import Run
+from privrep.typing import Array
+
+PURPOSES = {
+    "families": "how far users differ, and in what",
+    "calibration/noise": "noise of the targets",
+    "calibration/tails": "how often errors are large",
+}
+LEVELS = (0.0, 0.05, 0.2, 0.6, 2.0, 8.0, math.inf)
+FEW_LEVELS = (0.1, 0.5, 3.0)
+ODDS_SHARED = (0.1, 1.0, 10.0, 100.0, 1e4)  # variance that slopes along U explain, over the noise's
+ODDS_ALL = (0.1, 0.5, 3.0, 30.0, 1000.0)
+MOST_ALL = 256  # features up to which slopes may differ in all of them
+
+
+@dataclass(frozen=True)
+class NumbersSettings:
+    """Shares of mu^2, fixed beforehand."""
+
+    panel: PanelSettings = PanelSettings()
+    common: float = 0.06  # of the first step on the prior mean
+    start: float = 0.12
+    first_families: float = 0.03
+    families: float = 0.05
+    calibration: float = 0.02
+    again: float = 0.25  # of what is left, for another step on the prior mean beside rounds
+
+
+def learn_numbers(
+    run: Run,
+    rank: int | None,
+    method: Round,
+    initialiser: Initialiser,
+    *,
+    intercept: bool,
+    transform: FeatureTransform | None,
+    settings: AlternationSettings,
+    shares: NumbersSettings | None = None,
+) -> Representation:
+    """Learn prior and representation; see `alternation.learn`, whose formal guarantee this has."""
+    s, total, d = shares or NumbersSettings(), run.ledger.capacity, run.users.facts.features
+    panel, spent = find_panel(run, total, intercept, transform, s.panel)
+    descent = Descent(run, panel, total, spent=spent)
+    descent.step(s.common * total, last=False)
+    later = (s.families + s.calibration) * total
+    learner = _Learner(run, method, settings, descent, rank, intercept)
+    state = learner.start(initialiser, s.start * total)
+    if rank is None and 0 < state.basis.shape[1] < d:
+        state = learner.doubt(state, s.first_families * total)
+    state = learner.finish(state, total - later - descent.spent, s.again)
+    return conclude(learner, state, s.families * total, s.calibration * total)
+
+
+@dataclass
+class _Learner:
+    """A fit under way."""
+
+    run: Run
+    method: Round
+    settings: AlternationSettings
+    descent: Descent
+    rank: int | None
+    intercept: bool
+
+    @property
+    def panel(self) -> Panel:
+        return self.descent.panel
+
+    @property
+    def context(self) -> RoundContext:
+        return RoundContext(self.run, self.panel.transform, self.intercept, self.settings, mean=self.panel.mean)
+
+    def start(self, initialiser: Initialiser, mu_squared: float) -> Estimate:
+        """Return where rounds start: no direction where nobody asks for one and none stands out from the noise."""
+        d, rank = self.run.users.facts.features, self.rank
+        if rank == 0:
+            return Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
+        if d in (rank, 1):
+            return Estimate(np.eye(d), np.zeros((d, d)))
+        asked = Start(self.run, self.panel.transform, rank, mu_squared, self.intercept, mean=self.panel.mean)
+        state = initialiser(asked)
+        self.descent.spent += mu_squared
+        if rank is not None:
+            return state
+        rows = self.panel.location.most_rows
+        return state.first(min(state.found, self.method.most(d), max(rows - 1, 0)))
+
+    def families(self, state: Estimate) -> Families:
+        panel, d = self.panel, self.run.users.facts.features
+        matrix = Representation(state.basis, panel.transform, 0.0, _spread(state)).matrix
+        facts = self.run.users.facts
+        second = np.zeros((d, 0)) if facts.sparse or d > MOST_ALL else _all_features(panel)
+        location = panel.location
+        return Families(self.run, panel.mean, matrix, second, panel.target_scale, location.users, location.typical_rows)
+
+    def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
+        """Return the state, or no direction where heads along it do no better than others."""
+        families = self.families(state)
+        judged = families.judge("families-1", first_candidates(families, self.intercept), mu_squared)
+        self.descent.spent += mu_squared
+        by = {f: judged.best(i for i, c in enumerate(judged.candidates) if c.factor == f) for f in (0, 1, 2) if any(c.factor == f for c in judged.candidates)}
+        loss = {f: float(judged.losses[i]) for f, i in by.items()}
+        others = min(loss[f] for f in loss if f != 1)
+        if loss[1] < others - judged.sigma:
+            return state
+        return state.first(0)
+
+    def finish(self, state: Estimate, left: float, again: float) -> Estimate:
+        """Return the state after rounds; what they leave goes to the prior mean."""
+        d, k = state.basis.shape
+        if not k or k == d:
+            for share in (0.4 * left, 0.6 * left):
+                self.descent.step(self._affordable(share), last=share > 0.5 * left)
+            return state
+        if self.descent.heard:
+            before = self.descent.spent
+            self.descent.step(self._affordable(again * left), last=True)
+            left -= self.descent.spent - before
+        return run_rounds(self.context, state, self.rank, self.method, left)
+
+    def _affordable(self, mu_squared: float) -> float:
+        """Return what of a share is left once the histograms that come with the step are paid."""
+        sizing = self.descent.sizing()
+        return mu_squared - (sizing.mu_squared if sizing is not None else 0.0)
+
+
+def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method: Round, left: float) -> Estimate:
+    """Return the state after rounds that spend what is left, with those for strong directions first where they hide
+    weak ones."""
+    d, s = len(state.basis), problem.settings
+    if d > MOST_SQUARED or not state.hides(rank):
+        return iterate(problem, state, method, left, method.name, s.rounds)
+    if rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
+        state = iterate(problem, state, method, 0.6 * left, "strong", s.rounds)
+        state = add_weak(problem, state, None, method.most(d), 0.15 * left)
+        return iterate(problem, state, method, 0.25 * left, method.name, s.rounds // 2)
+    state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
+    state = add_weak(problem, state, rank, rank, 0.25 * left)
+    return iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
+
+
+def _spread(state: Estimate) -> Array:
+    return np.ones(1) if state.spread is None else state.spread
+
+
+def _all_features(panel: Panel) -> Array:
+    """Return the factor of slopes that differ in all features alike, in the scale of each within users."""
+    d = len(panel.mean.slopes)
+    return np.diag(np.where(panel.location.varies[:d], 1 / panel.transform.scale, 0.0))
+
+
+def first_candidates(families: Families, intercept: bool) -> list[Candidate]:
+    """Return families of slopes with levels of several strengths."""
+    levels, few = (LEVELS, FEW_LEVELS) if intercept else ((0.0,), (0.0,))
+    found = [Candidate(0, 0.0, level) for level in levels]
+    for factor, matrix, odds in ((1, families.first, ODDS_SHARED), (2, families.second, ODDS_ALL)):
+        p = matrix.shape[1]
+        if p:
+            found += [Candidate(factor, each / p, level) for each in odds for level in few]
+    return found
+
+
+def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors: float) -> Representation:
+    """Choose the prior, measure the noise, and post the representation."""
+    families = learner.families(state)
+    alone = [Candidate(0, 0.0, math.inf, False)] if learner.intercept else [Candidate(0, 0.0, 0.0, False)]
+    p = families.second.shape[1]
+    if p:
+        alone += [Candidate(2, odds / p, alone[0].level, False) for odds in (1.0, 100.0)]
+    candidates = [*first_candidates(families, learner.intercept), *alone]
+    judged = families.judge("families", candidates, for_families)
+    chosen = choose(judged, learner.intercept)
+    factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
+    factor = factor * math.sqrt(chosen.slopes)
+    prior = measure_errors(learner, factor, chosen, for_errors)
+    gains = read_gains(judged, chosen, learner)
+    return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)
+
+
+def choose(judged: Judged, intercept: bool) -> Candidate:
+    """Return the candidate that loses least, the simpler of those within the noise, with its ratios refined."""
+    common = [i for i, c in enumerate(judged.candidates) if c.common]
+    smooth = judged.losses
+    best = judged.best(common)
+    for factor in (0, 1, 2):
+        among = [i for i in common if judged.candidates[i].factor == factor]
+        if among and smooth[judged.best(among)] <= smooth[best] + judged.sigma:
+            return refine(judged, judged.best(among))
+    return judged.candidates[best]
+
+
+def refine(judged: Judged, best: int) -> Candidate:
+    """Return the candidate moved to where a parabola through its neighbours' losses is least, ratio by ratio."""
+    chosen = judged.candidates[best]
+    found = chosen
+    for name in ("level", "slopes"):
+        line = sorted(
+            (getattr(c, name), float(judged.losses[i]))
+            for i, c in enumerate(judged.candidates)
+            if c.common and c.factor == chosen.factor and replace(c, **{name: 0.0}) == replace(chosen, **{name: 0.0})
+        )
+        place = [value for value, _ in line].index(getattr(chosen, name))
+        if 0 < place < len(line) - 1 and line[place - 1][0] > 0 and math.isfinite(line[place + 1][0]):
+            x, f = np.log([line[place + j][0] for j in (-1, 0, 1)]), np.array([line[place + j][1] for j in (-1, 0, 1)])
+            found = replace(found, **{name: float(np.exp(_least(x, f, judged.sigma)))})
+    return found
+
+
+def _least(x: Array, f: Array, sigma: float) -> float:
+    """Return where the parabola through three points is least, kept near the middle one where noise is large."""
+    left, right = (f[0] - f[1]) / (x[0] - x[1]), (f[2] - f[1]) / (x[2] - x[1])
+    curvature = (right - left) / (x[2] - x[0])
+    curvature = max(float(curvature), 0.0) + 2 * sigma / (x[2] - x[0]) ** 2
+    slope = (f[2] - f[0]) / (x[2] - x[0])
+    return float(np.clip(x[1] - slope / (2 * curvature), (x[0] + x[1]) / 2, (x[1] + x[2]) / 2))
+
+
+def read_gains(judged: Judged, chosen: Candidate, learner: _Learner) -> Gains:
+    """Return what users lose by their means, alone, by the prior mean and by their heads, over what they lose alone."""
+    by = {i: c for i, c in enumerate(judged.candidates)}
+    mean = next(i for i, c in by.items() if not c.common and c.factor == 0)
+    alone = min(float(judged.losses[i]) for i, c in by.items() if not c.common)
+    prior = next(float(judged.losses[i]) for i, c in by.items() if c == Candidate(0, 0.0, 0.0))
+    heads = min(float(judged.losses[i]) for i, c in by.items() if c.common and c.factor == chosen.factor)
+    return Gains(float(judged.losses[mean]), alone, prior, heads, judged.sigma)
+
+
+def measure_errors(learner: _Learner, factor: Array, chosen: Candidate, mu_squared: float) -> HeadPrior:
+    """Return the prior with the noise's variance and quantiles of errors, by one more release."""
+    panel, q = learner.panel, len(learner.panel.target_scale)
+    location, level = panel.location, chosen.level
+    odds = chosen.slopes * factor.shape[1] if chosen.factor else 0.0
+    new = np.full(q, 1.0 + odds + (level if math.isfinite(level) else 8.0))
+    step = HeadErrors(panel.mean, factor, level, new, panel.target_scale)
+    norm = 2.0 * location.typical_rows * math.sqrt(2 * q)
+    needed = (math.sqrt(4) / (0.01 * max(location.users, 1.0))) ** 2
+    share = 0.5 * mu_squared if needed < mu_squared else 0.0
+    queries = {"noise": Query(Bound(norm, 2 * q + 1, acute=True), mu_squared - share)}
+    if share:
+        queries["tails"] = Query(Bound(math.sqrt(2.0), 2 * ERROR_CELLS, acute=True), share)
+    released = learner.run.release("calibration", step, queries)
+    values, sigma = released["noise"].value, released["noise"].sigma
+    rows = max(float(values[-1]), 3 * sigma)
+    known, fresh = np.maximum(values[:q], sigma) / rows, np.maximum(values[q : 2 * q], sigma) / rows
+    normal = _normal_quantiles()
+    quantiles = [normal, normal * math.sqrt(float(fresh.mean() / known.mean()))]
+    if share:
+        counts = released["tails"].value.reshape(2, ERROR_CELLS)
+        scale = math.sqrt(float(known.mean()))
+        quantiles = [_quantiles(part) / scale for part in counts]
+    return HeadPrior(panel.mean, factor, level, known * panel.target_scale**2, quantiles[0], quantiles[1], new)
+
+
+def _normal_quantiles() -> Array:
+    from scipy.stats import norm
+
+    return np.asarray(norm.ppf(0.5 + np.array(QUANTILES) / 2))
+
+
+def _quantiles(counts: Array) -> Array:
+    """Return quantiles of sizes in a noisy histogram with two cells an octave, interpolated within cells."""
+    below = np.maximum.accumulate(np.cumsum(counts))
+    below = np.maximum(below, 0.0) / max(float(below[-1]), 1e-300)
+    edges = 2.0 ** ((np.arange(ERROR_CELLS + 1) + LOWEST_ERROR) / 2)
+    return np.asarray(np.interp(QUANTILES, np.concatenate([[0.0], below]), np.concatenate([[0.0], edges[1:]])))
+
+
+def describe_candidates(candidates: Sequence[Candidate]) -> list[str]:
+    """Return candidates in words, for those who look at a billboard."""
+    names = ("common slopes", "slopes along the representation", "slopes in all features")
+    return [f"{names[c.factor]}, slopes {c.slopes:.3g}, levels {c.level:.3g}" for c in candidates]

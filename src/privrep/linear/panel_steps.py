@@ -1,0 +1,256 @@
+"""What users compute in the passes that find the prior of heads: locations, moments, gradients, losses of families.
+
+Columns are the features, then the targets. Each user's numbers are a function of its own rows, to the bit: products are
+stacked, one per user (see `local.least_squares`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data.sparse import SparseRows
+from privrep.linear.steps import CELLS, LOWEST, WIDE_CELLS, WIDE_LOWEST, FeatureSizes, octaves, pulled
+from privrep.local.least_squares import ROUNDING, centred
+from privrep.local.prior import PriorMean
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Contributions, Losses
+from privrep.privacy.contributions import Counts, RowMoments, SparseColumns, Vectors, pack
+from privrep.privacy.protocol import Step, StepSpec, UserBatch
+from privrep.typing import Array, Floats, Integers, Matrix, Vector
+
+SIGNED_CELLS = 2 * CELLS + 1  # histograms of means: octaves below zero, zero, octaves above
+LINEAR_CELLS = 16  # of a window, and one more at either end for what lies outside
+ROW_CELLS = 24  # how many rows users have: 1 to 4 by themselves, then one cell an octave
+COMMON_CELLS = WIDE_CELLS + CELLS  # of the norms of a gradient, and of their ratios to curvatures
+
+
+def with_targets(y: Floats) -> Floats:
+    """Return targets (users, m, q), a single one as q = 1."""
+    return y if y.ndim == 3 else y[:, :, None]
+
+
+def row_cell(rows: int) -> int:
+    """Return the cell of a number of rows: 1 to 4 each have their own, then there is one an octave."""
+    return rows - 1 if rows <= 4 else min(1 + math.ceil(math.log2(rows)), ROW_CELLS - 1)
+
+
+def rows_of_cells() -> Array:
+    """Return a typical number of rows of each cell, (ROW_CELLS,)."""
+    return np.concatenate([np.arange(1, 5), 2.0 ** (np.arange(4, ROW_CELLS) - 1.5)])
+
+
+@dataclass(frozen=True)
+class ColumnSizes:
+    """Three histograms: sizes of columns within users, users' means of columns by signed octave, numbers of rows.
+
+    Sparse features have no histogram of means: their mean is near zero, and their targets alone are located.
+    """
+
+    several_targets: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True, floats_per_sparse_user=4096)
+    intercept: bool
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        y = with_targets(batch.y)
+        sizes = FeatureSizes(self.intercept)(replace(batch, y=y))["sizes"]
+        columns = [y] if isinstance(X, SparseRows) else [X, y]
+        means = np.concatenate([_means(part) for part in columns], axis=1)
+        cells = signed_octaves(means) + SIGNED_CELLS * np.arange(means.shape[1])
+        rows = np.full((len(means), 1), row_cell(X.shape[1]))
+        return {
+            "sizes": sizes,
+            "levels": Counts(cells, SIGNED_CELLS * means.shape[1]),
+            "rows": Counts(rows, ROW_CELLS),
+        }
+
+
+def _means(values: Floats) -> Array:
+    """Return users' means of columns, (users, columns); those that are only rounding are zero."""
+    rows = values.astype(np.float64, copy=False)
+    m = rows.shape[1]
+    means: Array = (np.full((1, m), 1 / m) @ rows)[:, 0]
+    return np.where(np.abs(means) > ROUNDING * np.abs(rows).max(axis=1), means, 0.0)
+
+
+def signed_octaves(values: Array) -> Integers:
+    """Return the cell of each number: an octave below zero, zero, or an octave above."""
+    size = octaves(np.abs(values))
+    cells = np.where(values < 0, CELLS - 1 - size, CELLS + 1 + size)
+    return np.where(size < 0, CELLS, cells).astype(np.int64)
+
+
+def signed_edges() -> tuple[Array, Array]:
+    """Return the lower and upper edge of each cell of `signed_octaves`, (SIGNED_CELLS,) each."""
+    middle = np.arange(LOWEST, LOWEST + CELLS)
+    low, high = 2.0 ** (middle - 0.5), 2.0 ** (middle + 0.5)
+    return np.concatenate([-high[::-1], [0.0], low]), np.concatenate([-low[::-1], [0.0], high])
+
+
+@dataclass(frozen=True)
+class LevelCells:
+    """Histograms of users' means of columns in windows: `start` and the `width` of a cell. Width 0: not counted."""
+
+    several_targets: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
+    start: Vector  # (columns,)
+    width: Vector  # (columns,)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        y = with_targets(batch.y)
+        columns = [y] if isinstance(X, SparseRows) else [X, y]
+        means = np.concatenate([_means(part) for part in columns], axis=1)
+        counted = np.flatnonzero(self.width > 0)
+        place = np.floor((means[:, counted] - self.start[counted]) / self.width[counted])
+        cells = np.clip(np.where(np.isfinite(place), place, -1.0), -1, LINEAR_CELLS).astype(np.int64) + 1
+        total = LINEAR_CELLS + 2
+        return {"cells": Counts(cells + total * np.arange(len(counted)), total * len(counted))}
+
+
+@dataclass(frozen=True)
+class PanelMoments:
+    """Second moments of columns, targets included: of rows around their user's mean, and of users' means.
+
+    Both have a column of known size besides, so that means over users can be read off a sum by direction alone:
+    of rows one that adds 1 to a corner for every row but one, of means the constant 1.
+    """
+
+    several_targets: ClassVar[bool] = True
+    spec: ClassVar[StepSpec] = StepSpec()
+    scale: Vector  # (d + q,): of rows around their means
+    centre: Vector  # (d + q,)
+    between: Vector  # (d + q,): scale of users' means around the centre
+    intercept: bool
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X
+        users, m, d = X.shape
+        joined = np.concatenate([X, with_targets(batch.y)], axis=2).astype(np.float64, copy=False)
+        means = _means(joined)
+        rows = joined - means[:, None, :] if self.intercept else joined
+        rounding = ROUNDING * np.abs(joined).max(axis=1, keepdims=True)
+        rows = np.where(np.abs(rows) > rounding, rows, 0.0)
+        within = np.zeros((users, m + 1, joined.shape[2] + 1))
+        within[:, :m, :-1] = rows / self.scale
+        within[:, m, -1] = np.sqrt(max(m - self.intercept, 0))
+        found: dict[str, Contributions] = {"within": RowMoments(within, np.ones(users))}
+        if self.intercept:
+            between = np.empty((users, 1, joined.shape[2] + 1))
+            between[:, 0, :-1] = (means - self.centre) / self.between
+            between[:, 0, -1] = 1.0
+            found["between"] = RowMoments(between, np.ones(users))
+        return found
+
+
+@dataclass(frozen=True)
+class CommonGradient:
+    """Two gradients of squared residuals around a prior mean: of slopes within users, and of levels between users.
+
+    within: sum over rows of z r, z the rows in public coordinates, around their user's mean, for each target;
+    between: weight times (1, p) times the mean residual, p the coordinates of the user's mean row that its level may
+    follow, in public units. Each is followed by `tail` times its curvature, a matrix (`full`) or one number: clipping
+    shrinks both by one factor, and their ratio is Newton's step of the clipped population. `sizes` are histograms of
+    the norms of both gradients, and of their ratios to the curvatures' norms.
+    """
+
+    several_targets: ClassVar[bool] = True
+    mean: PriorMean
+    transform: FeatureTransform
+    target_scale: Vector  # (q,)
+    level_ratio: float  # variance of levels over the noise's, for weights of users by their rows
+    typical_rows: float
+    within_tail: float
+    between_tail: float
+    full: bool
+
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(accepts_sparse=True, floats_per_user=self.mean.slopes.size)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        residuals = residual_targets(self.mean, X, with_targets(batch.y)) / self.target_scale
+        parts = {"within": self._within(X, residuals)}
+        if self.mean.intercept:
+            parts["between"] = self._between(X, residuals)
+        cells = []
+        for i, (_, norm, bend) in enumerate(parts.values()):
+            ratio = np.divide(norm, bend, out=np.zeros_like(norm), where=bend > 0)
+            pair = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
+            pair += np.array([0, WIDE_CELLS]) + i * COMMON_CELLS
+            cells.append(np.where(np.stack([norm, ratio], axis=1) > 0, pair, -1))
+        counts = Counts(np.concatenate(cells, axis=1), COMMON_CELLS * len(parts))
+        return {key: part[0] for key, part in parts.items()} | {"sizes": counts}
+
+    def _within(self, X: Floats | SparseRows, residuals: Array) -> tuple[Contributions, Array, Array]:
+        users, m, _ = X.shape
+        intercept = self.mean.intercept
+        pull = residuals - _mean_of(residuals) if intercept else residuals
+        rounding = ROUNDING * np.abs(residuals).max(axis=1, keepdims=True)
+        pull = np.where(np.abs(pull) > rounding, pull, 0.0)
+        gradient = pulled(X, self.transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
+        if isinstance(gradient, SparseColumns):
+            curvature = np.full((users, 1), float(max(m - intercept, 0)))
+            return replace(gradient, tail=curvature * self.within_tail), gradient.lengths(), curvature[:, 0]
+        flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
+        rows = self.transform.rows(centred(X) if intercept else X).astype(np.float64, copy=False)
+        return _with_curvature(flat, rows, self.full, self.within_tail)
+
+    def _between(self, X: Floats | SparseRows, residuals: Array) -> tuple[Contributions, Array, Array]:
+        users, m, _ = X.shape
+        weight = m / (m + 1 / self.level_ratio)
+        if self.mean.axes.shape[1]:
+            p = (self.mean.user_means(X) - self.mean.centre) @ (self.mean.axes * self.mean.unit(m, self.typical_rows))
+            rows = np.concatenate([np.ones((users, 1, 1)), p], axis=2)
+        else:
+            rows = np.ones((users, 1, 1))
+        gradient = weight * rows.transpose(0, 2, 1) * _mean_of(residuals)
+        flat = np.ascontiguousarray(gradient.transpose(0, 2, 1)).reshape(users, -1)
+        return _with_curvature(flat, math.sqrt(weight) * rows, self.full, self.between_tail)
+
+
+def _with_curvature(gradient: Array, rows: Array, full: bool, tail: float) -> tuple[Contributions, Array, Array]:
+    """Return gradients with their curvatures behind, norms of the gradients, and norms of the curvatures."""
+    norms = np.sqrt((gradient**2).sum(axis=1))
+    if full:
+        bend = pack(rows.transpose(0, 2, 1) @ rows)
+    else:
+        bend = (rows**2).sum(axis=(1, 2))[:, None] / rows.shape[2]
+    sizes = np.sqrt((bend**2).sum(axis=1))
+    return Vectors(np.concatenate([gradient, tail * bend], axis=1)), norms, sizes
+
+
+def _mean_of(values: Array) -> Array:
+    """Return users' means over rows of (users, m, q), as (users, 1, q)."""
+    m = values.shape[1]
+    return np.full((1, m), 1 / m) @ values
+
+
+def residual_targets(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:
+    """Return targets (users, m, q) minus the prior mean, in double precision."""
+    return y.astype(np.float64, copy=False) - mean.of_users(X)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A step asked of what the prior mean leaves of the targets."""
+
+    several_targets: ClassVar[bool] = True
+    step: Step
+    mean: PriorMean
+
+    @property
+    def spec(self) -> StepSpec:
+        return self.step.spec
+
+    def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
+        left = residual_targets(self.mean, batch.X, with_targets(batch.y))
+        y = left if batch.y.ndim == 3 else left[:, :, 0]
+        return self.step(replace(batch, y=y.astype(batch.y.dtype, copy=False)))

@@ -1,0 +1,121 @@
+"""What everybody's data says of a user before its own targets are seen: the prior of heads. All of it is public.
+
+The model of user i with mean row xbar_i, for one target:
+
+    y_ij = level + <x_ij - centre, slopes> + <mu_i - centre, h> + b_i + <x_ij - xbar_i, factor v_i> + e_ij
+    b_i ~ N(0, rho s^2),   v_i ~ N(0, s^2 I),   e_ij ~ N(0, s^2)
+
+mu_i is the mean row that the user would have after very many rows. Of m rows it is known as well as their mean tells:
+users' means vary by `spread` times as much as the rows of one user, along each of `axes`, and the posterior mean of
+mu_i - centre is spread / (spread + 1 / m) times that of xbar_i - centre. `context` is h in these coordinates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from privrep.data.sparse import SparseRows
+from privrep.typing import Array, Floats, Matrix, Vector
+
+
+@dataclass(frozen=True)
+class PriorMean:
+    """What a row's target is expected to be, from the row and the mean of its user's rows.
+
+    Without `intercept` users have no levels: the mean is <x, slopes>, and the fields of levels are zero or empty.
+    """
+
+    level: Vector  # (q,), at the centre
+    slopes: Matrix  # (d, q), common to all users
+    centre: Vector  # (d,): a typical mean row
+    located: Vector  # (d,): 1 where the centre is known, else 0: there a level does not follow the user's mean row
+    axes: Matrix  # (d, r): coordinates of users' mean rows, in which rows of one user have unit variance
+    spread: Vector  # (r,): variance of users' means in them
+    context: Matrix  # (r, q): what a user's mean row says of its level, beyond the slopes
+    intercept: bool
+
+    @classmethod
+    def nothing(cls, features: int, targets: int, intercept: bool) -> PriorMean:
+        """Return the mean that is zero everywhere."""
+        empty = np.zeros((features, 0)), np.zeros(0), np.zeros((0, targets))
+        return cls(np.zeros(targets), np.zeros((features, targets)), np.zeros(features), np.ones(features), *empty, intercept)
+
+    @property
+    def constant(self) -> Array:
+        """Return the mean at a row of zeros, of a user whose mean row is the centre, (q,)."""
+        return self.level - self.centre @ (self.slopes * self.located[:, None])
+
+    def context_weights(self, rows: int) -> Array:
+        """Return what the mean row of a user with this many rows counts for its level, (d, q)."""
+        known = self.spread / (self.spread + 1 / rows) if rows else np.zeros_like(self.spread)
+        return self.axes @ (known[:, None] * self.context)
+
+    def mean_weights(self, rows: int) -> Array:
+        """Return what the mean row of a user with this many rows counts in all, (d, q); `centre` moves with it."""
+        return self.context_weights(rows) - self.slopes * (1 - self.located)[:, None]
+
+    def level_variance(self, rows: int) -> Array:
+        """Return the variance of users' levels that comes from mean rows being known by this many rows alone, (q,)."""
+        return (self.spread / (1 + rows * self.spread)) @ self.context**2
+
+    def unit(self, rows: int, typical: float) -> Array:
+        """Return factors of a mean row's coordinates, (r,), that give them unit variance at a typical number of rows,
+        and as much less or more weight for other numbers as their means say less or more of the user."""
+        return np.sqrt(self.spread + 1 / typical) / (self.spread + 1 / rows)
+
+    def user_means(self, X: Floats | SparseRows) -> Array:
+        """Return the mean row of each user, (users, 1, d); a function of that user's rows to the bit."""
+        rows = X.dense() if isinstance(X, SparseRows) else X
+        m = rows.shape[1]
+        return (np.full((1, m), 1 / m, rows.dtype) @ rows).astype(np.float64)
+
+    def of_users(self, X: Floats | SparseRows) -> Array:
+        """Return the mean at every row of users with equally many, (users, m, q)."""
+        slopes = X.project(self.slopes) if isinstance(X, SparseRows) else X @ self.slopes.astype(X.dtype)
+        found = slopes.astype(np.float64, copy=False) + self.constant
+        if self.axes.shape[1] or not self.located.all():
+            found = found + (self.user_means(X) - self.centre * self.located) @ self.mean_weights(X.shape[1])
+        return found
+
+    @property
+    def row_weights(self) -> Array:
+        """Return what a row counts where nothing else is known of its user, (d, q)."""
+        return self.slopes * self.located[:, None] + self.context_weights(1)
+
+    def of_rows(self, X: Any) -> Array:
+        """Return the mean at rows (rows, d) of users of whom nothing is known but that one row each, (rows, q)."""
+        weights = self.row_weights
+        return np.asarray(X @ weights) + (self.level - (self.centre * self.located) @ weights)
+
+    def at_rows(self, X: Floats | SparseRows) -> Array:
+        """Return `of_rows` of the rows of users with equally many, (users, m, q)."""
+        weights = self.row_weights
+        images = X.project(weights) if isinstance(X, SparseRows) else X @ weights.astype(X.dtype)
+        return images.astype(np.float64, copy=False) + (self.level - (self.centre * self.located) @ weights)
+
+
+@dataclass(frozen=True)
+class HeadPrior:
+    """The prior of heads: its mean, how far users differ from it, and how far predictions were off."""
+
+    mean: PriorMean
+    factor: Matrix  # (d, p): v has unit variance, in units of the noise's, along its columns; p may be 0
+    level_ratio: float  # variance of users' levels, in units of the noise's; infinite: levels are the users' own
+    noise: Vector  # (q,): variance of a row's target around its user's own line
+    known: Vector  # quantiles of errors of users' own heads over their standard deviations, at `QUANTILES`
+    new: Vector  # the same of users without rows, whose deviations are `new_ratio` times the noise's, squared
+    new_ratio: Vector  # (q,)
+
+    def level_ratio_at(self, rows: int, target: int) -> float:
+        """Return the variance of levels of users with this many rows, in units of the noise's."""
+        return self.level_ratio + float(self.mean.level_variance(rows)[target]) / max(float(self.noise[target]), 1e-300)
+
+    def quantile(self, share: float, known: bool) -> float:
+        """Return how many standard deviations cover this share of errors."""
+        return float(np.interp(share, (0.0, *QUANTILES), (0.0, *(self.known if known else self.new))))
+
+
+QUANTILES = (0.25, 0.5, 0.68, 0.8, 0.9, 0.95, 0.98, 0.99)
