@@ -110,6 +110,13 @@ class Judged:
         return min(chosen, key=lambda i: float(self.losses[i]))
 
 
+    def by_factor(self) -> dict[int, float]:
+        """Return the least loss of the candidates of each factor."""
+        factors = sorted({c.factor for c in self.candidates})
+        groups = {f: [i for i, c in enumerate(self.candidates) if c.factor == f] for f in factors}
+        return {f: float(self.losses[self.best(among)]) for f, among in groups.items()}
+
+
 @dataclass(frozen=True)
 class Families:
     """What candidates are made of."""
@@ -158,7 +165,7 @@ class HeadErrors:
     """Errors of users' heads, each target left out in turn, and of the prior mean by itself, in standard deviations.
 
     noise: sums of squares by target, of heads and of the prior mean, then the number of rows.
-    tails: the share of a user's errors in each cell of two histograms, over all targets.
+    tails: how many of a user's errors are in each cell of two histograms, over all targets.
     Deviations are in units of `target_scale`, as if the noise had variance one in them.
     """
 
@@ -190,15 +197,15 @@ class HeadErrors:
             known[:] = 0.0
         squares = np.concatenate([(part**2).sum(axis=1) for part in (known, new)], axis=1)
         counted = np.full((users, 1), float(m))
-        tails = np.concatenate([_shares(part.reshape(users, -1)) for part in (known, new)], axis=1)
+        tails = np.concatenate([_error_counts(part.reshape(users, -1)) for part in (known, new)], axis=1)
         return {"noise": NonNegative(np.concatenate([squares, counted], axis=1)), "tails": NonNegative(tails)}
 
 
-def _shares(errors: Array) -> Array:
-    """Return the share of each user's errors in each cell, (users, ERROR_CELLS); what is not finite is in the last."""
+def _error_counts(errors: Array) -> Array:
+    """Return how many of each user's errors are in each cell, (users, ERROR_CELLS); what is not finite is in the last."""
     with np.errstate(divide="ignore"):
         place = np.floor(2 * np.log2(np.abs(errors))) - LOWEST_ERROR
     cells = np.clip(np.where(np.isnan(place), ERROR_CELLS, place), 0, ERROR_CELLS - 1).astype(np.int64)
     each = cells + ERROR_CELLS * np.arange(len(errors))[:, None]
     counts = np.bincount(each.ravel(), minlength=ERROR_CELLS * len(errors)).reshape(len(errors), ERROR_CELLS)
-    return counts / errors.shape[1]
+    return counts.astype(np.float64)

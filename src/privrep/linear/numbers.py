@@ -42,10 +42,10 @@ PURPOSES = {
     "calibration/noise": "noise of the targets",
     "calibration/tails": "how often errors are large",
 }
-LEVELS = (0.0, 0.05, 0.2, 0.6, 2.0, 8.0, math.inf)
-FEW_LEVELS = (0.1, 0.5, 3.0)
-ODDS_SHARED = (0.1, 1.0, 10.0, 100.0, 1e4)  # variance that slopes along U explain, over the noise's
-ODDS_ALL = (0.1, 0.5, 3.0, 30.0, 1000.0)
+LEVELS = (0.1, 0.6, 4.0)  # variance of levels over the noise's, at first
+ODDS_SHARED = (0.3, 6.0, 300.0)  # variance that slopes along U explain, over the noise's
+ODDS_ALL = (0.3, 3.0, 100.0)
+STEPS = (6.0, 2.5)  # factors between neighbours when ratios are refined, one after the other
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 
@@ -134,12 +134,8 @@ class _Learner:
         families = self.families(state)
         judged = families.judge("families-1", first_candidates(families, self.intercept), mu_squared)
         self.descent.spent += mu_squared
-        by = {f: judged.best(i for i, c in enumerate(judged.candidates) if c.factor == f) for f in (0, 1, 2) if any(c.factor == f for c in judged.candidates)}
-        loss = {f: float(judged.losses[i]) for f, i in by.items()}
-        others = min(loss[f] for f in loss if f != 1)
-        if loss[1] < others - judged.sigma:
-            return state
-        return state.first(0)
+        loss = judged.by_factor()
+        return state if loss[1] < min(loss[f] for f in loss if f != 1) - judged.sigma else state.first(0)
 
     def finish(self, state: Estimate, left: float, again: float) -> Estimate:
         """Return the state after rounds; what they leave goes to the prior mean."""
@@ -187,78 +183,73 @@ def _all_features(panel: Panel) -> Array:
 
 def first_candidates(families: Families, intercept: bool) -> list[Candidate]:
     """Return families of slopes with levels of several strengths."""
-    levels, few = (LEVELS, FEW_LEVELS) if intercept else ((0.0,), (0.0,))
+    levels = LEVELS if intercept else (0.0,)
     found = [Candidate(0, 0.0, level) for level in levels]
+    middle = levels[len(levels) // 2]
     for factor, matrix, odds in ((1, families.first, ODDS_SHARED), (2, families.second, ODDS_ALL)):
         p = matrix.shape[1]
         if p:
-            found += [Candidate(factor, each / p, level) for each in odds for level in few]
+            found += [Candidate(factor, each / p, middle) for each in odds]
     return found
 
 
 def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors: float) -> Representation:
     """Choose the prior, measure the noise, and post the representation."""
-    families = learner.families(state)
-    alone = [Candidate(0, 0.0, math.inf, False)] if learner.intercept else [Candidate(0, 0.0, 0.0, False)]
-    p = families.second.shape[1]
-    if p:
-        alone += [Candidate(2, odds / p, alone[0].level, False) for odds in (1.0, 100.0)]
-    candidates = [*first_candidates(families, learner.intercept), *alone]
-    judged = families.judge("families", candidates, for_families)
-    chosen = choose(judged, learner.intercept)
+    families, intercept = learner.families(state), learner.intercept
+    chosen = choose(families.judge("families-2", first_candidates(families, intercept), 0.35 * for_families))
+    for t, (factor, share) in enumerate(zip(STEPS, (0.25, 0.25), strict=True), start=3):
+        around = neighbours(chosen, factor)
+        if len(around) > 1:
+            chosen = refine(families.judge(f"families-{t}", around, share * for_families), factor)
+    gains = read_gains(families, chosen, intercept, 0.15 * for_families)
     factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
-    factor = factor * math.sqrt(chosen.slopes)
-    prior = measure_errors(learner, factor, chosen, for_errors)
-    gains = read_gains(judged, chosen, learner)
+    prior = measure_errors(learner, factor * math.sqrt(chosen.slopes), chosen, for_errors)
     return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)
 
 
-def choose(judged: Judged, intercept: bool) -> Candidate:
-    """Return the candidate that loses least, the simpler of those within the noise, with its ratios refined."""
-    common = [i for i, c in enumerate(judged.candidates) if c.common]
-    smooth = judged.losses
-    best = judged.best(common)
-    for factor in (0, 1, 2):
-        among = [i for i in common if judged.candidates[i].factor == factor]
-        if among and smooth[judged.best(among)] <= smooth[best] + judged.sigma:
-            return refine(judged, judged.best(among))
-    return judged.candidates[best]
+def choose(judged: Judged) -> Candidate:
+    """Return the candidate that loses least, of the simplest family within the noise of the best."""
+    losses = judged.by_factor()
+    least = min(losses.values())
+    factor = min(f for f, loss in losses.items() if loss <= least + judged.sigma)
+    among = [i for i, c in enumerate(judged.candidates) if c.factor == factor]
+    return judged.candidates[judged.best(among)]
 
 
-def refine(judged: Judged, best: int) -> Candidate:
-    """Return the candidate moved to where a parabola through its neighbours' losses is least, ratio by ratio."""
-    chosen = judged.candidates[best]
-    found = chosen
+def neighbours(chosen: Candidate, factor: float) -> list[Candidate]:
+    """Return the candidate, and those with each ratio that much larger and smaller."""
+    found = [chosen]
     for name in ("level", "slopes"):
-        line = sorted(
-            (getattr(c, name), float(judged.losses[i]))
-            for i, c in enumerate(judged.candidates)
-            if c.common and c.factor == chosen.factor and replace(c, **{name: 0.0}) == replace(chosen, **{name: 0.0})
-        )
-        place = [value for value, _ in line].index(getattr(chosen, name))
-        if 0 < place < len(line) - 1 and line[place - 1][0] > 0 and math.isfinite(line[place + 1][0]):
-            x, f = np.log([line[place + j][0] for j in (-1, 0, 1)]), np.array([line[place + j][1] for j in (-1, 0, 1)])
-            found = replace(found, **{name: float(np.exp(_least(x, f, judged.sigma)))})
+        ratio = getattr(chosen, name)
+        if 0 < ratio < math.inf:
+            found += [replace(chosen, **{name: ratio * factor}), replace(chosen, **{name: ratio / factor})]
     return found
 
 
-def _least(x: Array, f: Array, sigma: float) -> float:
-    """Return where the parabola through three points is least, kept near the middle one where noise is large."""
-    left, right = (f[0] - f[1]) / (x[0] - x[1]), (f[2] - f[1]) / (x[2] - x[1])
-    curvature = (right - left) / (x[2] - x[0])
-    curvature = max(float(curvature), 0.0) + 2 * sigma / (x[2] - x[0]) ** 2
-    slope = (f[2] - f[0]) / (x[2] - x[0])
-    return float(np.clip(x[1] - slope / (2 * curvature), (x[0] + x[1]) / 2, (x[1] + x[2]) / 2))
+def refine(judged: Judged, factor: float) -> Candidate:
+    """Return the first candidate moved, ratio by ratio, to where a parabola through its neighbours is least."""
+    chosen = found = judged.candidates[0]
+    middle = float(judged.losses[0])
+    for name in ("level", "slopes"):
+        beside = {getattr(c, name): float(judged.losses[i]) for i, c in enumerate(judged.candidates)}
+        ratio = getattr(chosen, name)
+        more, less = beside.get(ratio * factor), beside.get(ratio / factor)
+        if more is not None and less is not None:
+            curvature = max(more + less - 2 * middle, 0.0) + 2 * judged.sigma
+            place = float(np.clip((less - more) / (2 * curvature), -1.0, 1.0))
+            found = replace(found, **{name: ratio * factor**place})
+    return found
 
 
-def read_gains(judged: Judged, chosen: Candidate, learner: _Learner) -> Gains:
-    """Return what users lose by their means, alone, by the prior mean and by their heads, over what they lose alone."""
-    by = {i: c for i, c in enumerate(judged.candidates)}
-    mean = next(i for i, c in by.items() if not c.common and c.factor == 0)
-    alone = min(float(judged.losses[i]) for i, c in by.items() if not c.common)
-    prior = next(float(judged.losses[i]) for i, c in by.items() if c == Candidate(0, 0.0, 0.0))
-    heads = min(float(judged.losses[i]) for i, c in by.items() if c.common and c.factor == chosen.factor)
-    return Gains(float(judged.losses[mean]), alone, prior, heads, judged.sigma)
+def read_gains(families: Families, chosen: Candidate, intercept: bool, mu_squared: float) -> Gains:
+    """Return what users lose by their means, alone, by the prior mean and by their heads, from one more release."""
+    free = math.inf if intercept else 0.0
+    p = families.second.shape[1]
+    alone = [Candidate(2, odds / p, free, False) for odds in (1.0, 100.0)] if p else []
+    asked = [chosen, Candidate(0, 0.0, 0.0), Candidate(0, 0.0, free, False), *alone]
+    judged = families.judge("families", asked, mu_squared)
+    heads, prior, mean, *own = (float(loss) for loss in judged.losses)
+    return Gains(mean, min([mean, *own]), prior, heads, judged.sigma)
 
 
 def measure_errors(learner: _Learner, factor: Array, chosen: Candidate, mu_squared: float) -> HeadPrior:
@@ -273,7 +264,8 @@ def measure_errors(learner: _Learner, factor: Array, chosen: Candidate, mu_squar
     share = 0.5 * mu_squared if needed < mu_squared else 0.0
     queries = {"noise": Query(Bound(norm, 2 * q + 1, acute=True), mu_squared - share)}
     if share:
-        queries["tails"] = Query(Bound(math.sqrt(2.0), 2 * ERROR_CELLS, acute=True), share)
+        bound = Bound(math.sqrt(2.0) * q * location.typical_rows, 2 * ERROR_CELLS, acute=True)
+        queries["tails"] = Query(bound, share)
     released = learner.run.release("calibration", step, queries)
     values, sigma = released["noise"].value, released["noise"].sigma
     rows = max(float(values[-1]), 3 * sigma)

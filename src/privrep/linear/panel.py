@@ -14,20 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from privrep.linear.location import Location, find_location
 from privrep.linear.panel_steps import (
     COMMON_CELLS,
-    LINEAR_CELLS,
-    ROW_CELLS,
-    SIGNED_CELLS,
-    ColumnSizes,
     CommonGradient,
-    LevelCells,
     PanelMoments,
-    rows_of_cells,
-    signed_edges,
 )
-from privrep.linear.steps import CELLS, WIDE_CELLS, WIDE_LOWEST
-from privrep.linear.transform import CLEAR, MOST_WHITENED, SPARSE_COLUMNS, _column_scales, octave_quantile, frequency_scales, whitening_of
+from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST
+from privrep.linear.transform import CLEAR, MOST_WHITENED, frequency_scales, octave_quantile, whitening_of
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
@@ -55,115 +49,7 @@ class PanelSettings:
     """Shares of mu^2 of the passes that find the prior mean."""
 
     histogram: tuple[float, float] = (0.005, 0.06)  # least and most of one histogram; between them, as much as it needs
-    rows: float = 0.005
     moments: float = 0.12
-    zooms: int = 2
-
-
-@dataclass(frozen=True)
-class Location:
-    """Where columns lie: the features, then the targets. Of sparse features nothing but their size within users."""
-
-    scale: Array  # (d + q,), within users
-    varies: Array  # (d + q,): whether users' rows were seen to vary in the column
-    centre: Array  # (d + q,)
-    between: Array  # (d + q,): scale of users' means around the centre, zero where it is not known
-    rows: Array  # (ROW_CELLS,): users by their number of rows
-    users: float  # how many took part, roughly
-
-    @property
-    def typical_rows(self) -> float:
-        """Return the number of rows whose inverse is the mean inverse over users."""
-        counts = self.rows
-        return float(counts.sum() / max((counts / rows_of_cells()).sum(), 1e-9)) if counts.sum() > 0 else 4.0
-
-    @property
-    def most_rows(self) -> int:
-        """Return the number of rows that few users exceed."""
-        seen = np.flatnonzero(self.rows > 0.02 * self.rows.sum())
-        return int(rows_of_cells()[seen[-1]]) if len(seen) else 1 << 20
-
-
-def histogram_share(run: Run, total: float, columns: int, s: PanelSettings) -> float:
-    """Return mu^2 with which a histogram of each column is legible: four standard deviations are an eighth of users.
-
-    Where the number of users is not public it is the most that may be spent.
-    """
-    least, most = s.histogram
-    if run.ledger.budget.relation != "replace-one-user":
-        return most * total
-    needed = (4 * math.sqrt(2 * columns) / (run.users.facts.users / 6)) ** 2
-    return float(np.clip(needed, least * total, most * total))
-
-
-def find_location(run: Run, total: float, s: PanelSettings, intercept: bool) -> tuple[Location, float]:
-    """Return where columns lie, and what of mu^2 it cost."""
-    facts = run.users.facts
-    d, q = facts.features, facts.targets
-    seen = (0 if facts.sparse else d) + q
-    columns = min(d + q, SPARSE_COLUMNS) if facts.sparse else d + q
-    for_sizes, for_levels = histogram_share(run, total, columns, s), histogram_share(run, total, seen, s)
-    queries = {
-        "sizes": Query(Bound(math.sqrt(columns), (d + q) * CELLS, acute=True), for_sizes),
-        "rows": Query(Bound(1.0, ROW_CELLS, acute=True), s.rows * total),
-    }
-    if intercept:
-        queries["levels"] = Query(Bound(math.sqrt(seen), seen * SIGNED_CELLS, acute=True), for_levels)
-    released = run.release("scales", ColumnSizes(intercept), queries)
-    spent = sum(query.mu_squared for query in queries.values())
-    sizes = released["sizes"]
-    counts = sizes.value.reshape(d + q, CELLS)
-    scale = np.concatenate([_column_scales(part, sizes.sigma) for part in (counts[:d], counts[d:])])
-    varies = counts.max(axis=1) > CLEAR * sizes.sigma
-    rows = np.where(released["rows"].value > 3 * released["rows"].sigma, released["rows"].value, 0.0)
-    centre, between = np.zeros(d + q), np.zeros(d + q)
-    if intercept:
-        found, cost = _narrow(run, released["levels"], seen, for_levels, s.zooms)
-        centre[d + q - seen :], between[d + q - seen :] = found
-        spent += cost
-    users = facts.users if run.ledger.budget.relation == "replace-one-user" else float(released["rows"].value.sum())
-    return Location(scale, varies, centre, between, rows, users), spent
-
-
-def _narrow(run: Run, levels: Release, columns: int, mu_squared: float, zooms: int) -> tuple[tuple[Array, Array], float]:
-    """Return centres and scales of users' means, from windows that narrow until means fill several cells of them."""
-    low, high = _clear_range(levels.value.reshape(columns, SIGNED_CELLS), levels.sigma, *signed_edges())
-    centre, spread = (low + high) / 2, np.zeros(columns)
-    active, spent = high > low, 0.0
-    for t in range(1, zooms + 1):
-        if not active.any():
-            break
-        width = np.where(active, (high - low) / LINEAR_CELLS, 0.0)
-        total = int(active.sum()) * (LINEAR_CELLS + 2)
-        query = Query(Bound(math.sqrt(int(active.sum())), total, acute=True), mu_squared)
-        released = run.release(f"levels-{t}", LevelCells(low, width), {"cells": query})["cells"]
-        spent += mu_squared
-        counts = released.value.reshape(-1, LINEAR_CELLS + 2)
-        for i, column in enumerate(np.flatnonzero(active)):
-            clear = counts[i] > 3 * released.sigma
-            clear &= counts[i] > 0.005 * counts[i][clear].sum()
-            if not clear.any():
-                active[column] = False
-                continue
-            weights = np.where(clear, counts[i], 0.0) / counts[i][clear].sum()
-            place = low[column] + width[column] * (np.arange(-1, LINEAR_CELLS + 1) + 0.5)
-            middle = float(weights @ place)
-            centre[column] = middle
-            spread[column] = math.sqrt(float(weights @ (place - middle) ** 2) + width[column] ** 2 / 12)
-            first, last = np.flatnonzero(clear)[[0, -1]]
-            near = low[column] + width[column] * np.array([first - 2.0, last + 1.0])
-            active[column] = last - first <= 2 and counts[i][clear].sum() > 0.6 * counts[i].sum()
-            low[column], high[column] = near
-    return (centre, spread), spent
-
-
-def _clear_range(counts: Array, sigma: float, low: Array, high: Array) -> tuple[Array, Array]:
-    """Return the lower and upper end of the cells that stand out from the noise, of each column; equal where none."""
-    clear = counts > np.maximum(CLEAR * sigma, 0.01 * np.where(counts > CLEAR * sigma, counts, 0.0).sum(axis=1, keepdims=True))
-    any_clear = clear.any(axis=1)
-    first = clear.argmax(axis=1)
-    last = counts.shape[1] - 1 - clear[:, ::-1].argmax(axis=1)
-    return np.where(any_clear, low[first], 0.0), np.where(any_clear, high[last], 0.0)
 
 
 @dataclass(frozen=True)
@@ -206,7 +92,7 @@ def find_panel(
     s = s or PanelSettings()
     facts = run.users.facts
     d, q = facts.features, facts.targets
-    location, spent = find_location(run, total, s, intercept)
+    location, spent = find_location(run, total, intercept, s.histogram)
     target_scale = np.maximum(location.scale[d:], 1e-300)
     located = (location.between > 0) if intercept else np.ones(d + q, bool)
     mean = replace(

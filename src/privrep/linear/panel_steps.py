@@ -27,6 +27,7 @@ from privrep.typing import Array, Floats, Integers, Matrix, Vector
 SIGNED_CELLS = 2 * CELLS + 1  # histograms of means: octaves below zero, zero, octaves above
 LINEAR_CELLS = 16  # of a window, and one more at either end for what lies outside
 ROW_CELLS = 24  # how many rows users have: 1 to 4 by themselves, then one cell an octave
+FARTHEST = 5.0  # that a mean may lie from the centre, in units of its column's spread
 COMMON_CELLS = WIDE_CELLS + CELLS  # of the norms of a gradient, and of their ratios to curvatures
 
 
@@ -143,7 +144,7 @@ class PanelMoments:
         found: dict[str, Contributions] = {"within": RowMoments(within, np.ones(users))}
         if self.intercept:
             between = np.empty((users, 1, joined.shape[2] + 1))
-            between[:, 0, :-1] = (means - self.centre) / self.between
+            between[:, 0, :-1] = np.clip((means - self.centre) / self.between, -FARTHEST, FARTHEST)
             between[:, 0, -1] = 1.0
             found["between"] = RowMoments(between, np.ones(users))
         return found

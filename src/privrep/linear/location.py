@@ -1,0 +1,211 @@
+"""Where columns lie, by charged histograms: their sizes within users, and users' means of them.
+
+A noisy histogram is read by matched filters: of many shapes that a histogram may have, the one that explains most of
+it. That hears what no single cell would show, for the noise of many cells together is known.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import ndtr
+
+from privrep.linear.panel_steps import (
+    LINEAR_CELLS,
+    ROW_CELLS,
+    SIGNED_CELLS,
+    ColumnSizes,
+    LevelCells,
+    rows_of_cells,
+    signed_edges,
+)
+from privrep.linear.steps import CELLS, LOWEST
+from privrep.linear.transform import SPARSE_COLUMNS
+from privrep.privacy.billboard import Release
+from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
+from privrep.privacy.run import Run
+from privrep.typing import Array
+
+HEARD = 5.0  # standard deviations of its noise that the answer of a filter must have
+ZOOMS = 3
+THIN = 0.6  # a spread, in cells of a window, that is looked at again
+NARROW = 0.2  # a spread over a location, below which the octaves of means do not tell it
+ROWS_SHARE = 0.005  # of mu^2
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where columns lie: the features, then the targets. Of sparse features nothing but their size within users."""
+
+    scale: Array  # (d + q,), within users
+    varies: Array  # (d + q,): whether users' rows were seen to vary in the column
+    centre: Array  # (d + q,)
+    between: Array  # (d + q,): scale of users' means around the centre, zero where it is not known
+    rows: Array  # (ROW_CELLS,): users by their number of rows
+    users: float  # how many took part, roughly
+
+    @property
+    def typical_rows(self) -> float:
+        """Return the number of rows whose inverse is the mean inverse over users."""
+        counts = self.rows
+        return float(counts.sum() / max((counts / rows_of_cells()).sum(), 1e-9)) if counts.sum() > 0 else 4.0
+
+    @property
+    def most_rows(self) -> int:
+        """Return the number of rows that few users exceed."""
+        seen = np.flatnonzero(self.rows > 0.02 * self.rows.sum())
+        return int(rows_of_cells()[seen[-1]]) if len(seen) else 1 << 20
+
+
+def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, float]) -> float:
+    """Return mu^2 with which filters hear a histogram of each column: ten standard deviations are half of the users.
+
+    Where the number of users is not public it is the most that may be spent.
+    """
+    least, most = limits
+    if run.ledger.budget.relation != "replace-one-user":
+        return most * total
+    needed = (10 * math.sqrt(2 * columns) / (run.users.facts.users / 2)) ** 2
+    return float(np.clip(needed, least * total, most * total))
+
+
+def find_location(
+    run: Run, total: float, intercept: bool, limits: tuple[float, float]
+) -> tuple[Location, float]:
+    """Return where columns lie, and what of mu^2 it cost; `limits` are the least and the most for one histogram."""
+    facts = run.users.facts
+    d, q = facts.features, facts.targets
+    seen = (0 if facts.sparse else d) + q
+    columns = min(d + q, SPARSE_COLUMNS) if facts.sparse else d + q
+    for_sizes, for_levels = (histogram_share(run, total, each, limits) for each in (columns, seen))
+    queries = {
+        "sizes": Query(Bound(math.sqrt(columns), (d + q) * CELLS, acute=True), for_sizes),
+        "rows": Query(Bound(1.0, ROW_CELLS, acute=True), ROWS_SHARE * total),
+    }
+    if intercept:
+        queries["levels"] = Query(Bound(math.sqrt(seen), seen * SIGNED_CELLS, acute=True), for_levels)
+    released = run.release("scales", ColumnSizes(intercept), queries)
+    spent = sum(query.mu_squared for query in queries.values())
+    counts = released["sizes"].value.reshape(d + q, CELLS)
+    features, targets = (read_sizes(part, released["sizes"].sigma) for part in (counts[:d], counts[d:]))
+    scale, varies = (np.concatenate(pair) for pair in zip(features, targets, strict=True))
+    rows = np.where(released["rows"].value > 3 * released["rows"].sigma, released["rows"].value, 0.0)
+    centre, between = np.zeros(d + q), np.zeros(d + q)
+    public = run.ledger.budget.relation == "replace-one-user"
+    users = float(facts.users if public else released["rows"].value.sum())
+    if intercept:
+        found, cost = _find_levels(run, released["levels"], seen, for_levels, users)
+        centre[d + q - seen :], between[d + q - seen :] = found
+        spent += cost
+    location = Location(scale, varies, centre, between, rows, users)
+    least = np.where(varies & (between > 0), 0.5 * scale / math.sqrt(location.typical_rows), 0.0)
+    return Location(scale, varies, centre, np.maximum(between, least), rows, users), spent
+
+
+_KERNEL = np.array([0.5, 1.0, 1.0, 1.0, 0.5])  # what sizes of a column look like, octave by octave
+
+
+def read_sizes(counts: Array, sigma: float) -> tuple[Array, Array]:
+    """Return the size of each column within users, and whether it was heard.
+
+    A column that was not gets the size of all columns together; if even those are lost in noise, 1.
+    """
+    if not len(counts):
+        return np.ones(0), np.zeros(0, bool)
+    smooth = np.apply_along_axis(np.convolve, 1, counts, _KERNEL, mode="same") / np.linalg.norm(_KERNEL)
+    together = np.convolve(counts.sum(axis=0), _KERNEL, mode="same") / np.linalg.norm(_KERNEL)
+    heard = smooth.max(axis=1) > HEARD * sigma
+    common = int(together.argmax()) if together.max() > HEARD * sigma * math.sqrt(len(counts)) else -LOWEST
+    return np.ldexp(1.0, np.where(heard, smooth.argmax(axis=1), common) + LOWEST), heard
+
+
+def _find_levels(
+    run: Run, levels: Release, columns: int, mu_squared: float, users: float
+) -> tuple[tuple[Array, Array], float]:
+    """Return centres and spreads of users' means; spread 0: not heard. Columns that octaves cannot tell are looked at
+    again, in windows that narrow."""
+    centre, spread, active = read_octaves(levels.value.reshape(columns, SIGNED_CELLS), levels.sigma, users)
+    width = np.where(active, 1.2 * np.abs(centre) / LINEAR_CELLS, 0.0)
+    start, spent = centre - LINEAR_CELLS / 2 * width, 0.0
+    shapes, places, spreads, sizes = window_shapes()
+    for t in range(1, ZOOMS + 1):
+        looked = np.flatnonzero(active)
+        if not len(looked):
+            break
+        size = len(looked) * (LINEAR_CELLS + 2)
+        query = Query(Bound(math.sqrt(len(looked)), size, acute=True), mu_squared)
+        step = LevelCells(start, np.where(active, width, 0.0))
+        released = run.release(f"levels-{t}", step, {"cells": query})["cells"]
+        spent += mu_squared
+        answers = released.value.reshape(-1, LINEAR_CELLS + 2)[:, 1:-1] @ shapes.T
+        few = (spreads < THIN) & (answers / sizes < 0.6 * users)  # some users have one and the same mean, and not most
+        best = np.where(few, -np.inf, answers).argmax(axis=1)
+        clear = answers.max(axis=1) > HEARD * released.sigma
+        active[looked[~clear]] = False
+        found, best = looked[clear], best[clear]
+        centre[found] = start[found] + width[found] * places[best]
+        spread[found] = width[found] * spreads[best]
+        active[found] = spreads[best] < THIN  # all within a cell or two: narrower still
+        width[found] = np.where(active[found], 8 * spread[found] / LINEAR_CELLS, width[found])
+        start[found] = np.where(active[found], centre[found] - LINEAR_CELLS / 2 * width[found], start[found])
+    return (centre, spread), spent
+
+
+def read_octaves(counts: Array, sigma: float, users: float) -> tuple[Array, Array, Array]:
+    """Return centre and spread of users' means of each column, and whether they are too narrow for octaves to tell.
+
+    Means are about normal, but for users whose mean is zero. A spread of 0 says that nothing was heard.
+    """
+    zeros, rest = np.maximum(counts[:, CELLS], 0.0), counts.copy()
+    rest[:, CELLS] = 0.0
+    shapes, facts = octave_shapes()
+    answers = rest @ shapes.T
+    best = answers.argmax(axis=1)
+    middle, deviation, narrow, length = facts[best].T
+    others = answers.max(axis=1) / length  # users whose mean is not zero
+    zeros = np.where(zeros > np.maximum(HEARD * sigma, 0.1 * users), zeros, 0.0)
+    heard = (answers.max(axis=1) > HEARD * sigma) & (others > 0.05 * users) & (others + zeros > 0.3 * users)
+    share = np.where(heard, others / np.maximum(others + zeros, 1e-300), 0.0)
+    centre = share * middle
+    variance = share * (deviation**2 + middle**2) - centre**2
+    return centre, np.sqrt(np.maximum(variance, 0.0)), heard & (narrow > 0) & (share > 0.8)
+
+
+@lru_cache(maxsize=1)
+def octave_shapes() -> tuple[Array, Array]:
+    """Return shapes of histograms of normal means by signed octave, each of length one, and of each its centre, its
+    spread, whether it is narrow, and the length of the shape of one user."""
+    low, high = signed_edges()
+    sizes = 2.0 ** (np.arange(2 * LOWEST, 2 * (LOWEST + CELLS)) / 2)
+    shapes, facts = [], []
+    for ratio in (0.0, NARROW, 0.5, 1.0, 2.0):
+        for sign in (-1.0, 1.0) if ratio else (1.0,):
+            middle = sign * sizes if ratio else np.zeros_like(sizes)
+            spread = ratio * sizes if ratio else sizes
+            shape = ndtr((high - middle[:, None]) / spread[:, None]) - ndtr((low - middle[:, None]) / spread[:, None])
+            shape[:, CELLS] = 0.0
+            length = np.linalg.norm(shape, axis=1)
+            shapes.append(shape / length[:, None])
+            facts.append(np.column_stack([middle, spread, np.full(len(sizes), float(ratio == NARROW)), length]))
+    return np.concatenate(shapes), np.concatenate(facts)
+
+
+@lru_cache(maxsize=1)
+def window_shapes() -> tuple[Array, Array, Array, Array]:
+    """Return shapes of histograms of a window, each of length one, their centres and spreads in cells, and lengths of
+    the shapes of one user."""
+    places = np.arange(0.0, LINEAR_CELLS + 0.25, 0.25)
+    edges = np.arange(LINEAR_CELLS + 1.0)
+    shapes, centres, spreads, lengths = [], [], [], []
+    for spread in (0.3, 0.5, 0.8, 1.3, 2.0, 3.0, 5.0):
+        below = ndtr((edges - places[:, None]) / spread)
+        shape = np.diff(below, axis=1)
+        lengths.append(np.maximum(np.linalg.norm(shape, axis=1), 1e-3))
+        shapes.append(shape / lengths[-1][:, None])
+        centres.append(places)
+        spreads.append(np.full(len(places), spread))
+    return np.concatenate(shapes), np.concatenate(centres), np.concatenate(spreads), np.concatenate(lengths)
