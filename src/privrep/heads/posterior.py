@@ -1,7 +1,7 @@
 """Heads as posterior means, for many users of equal size at once, with leave-one-out in closed form.
 
 A user's residuals r around the prior mean are b + P v + e with b ~ N(0, rho s^2), v ~ N(0, s^2 I), e ~ N(0, s^2 I), P
-the user's rows around their mean, times the public factor. With B = (I + rho 11^T + P P^T)^-1 the posterior means are
+the user's rows less an origin, times the public factor. With B = (I + rho 11^T + P P^T)^-1 the posterior means are
 b = rho 1^T B r and v = P^T B r, and the residual of row j by the posterior without its target is (B r)_j / B_jj. The
 row's features stay: they are part of the user's mean row either way.
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
 from privrep.local.least_squares import centred
-from privrep.local.prior import HeadPrior
+from privrep.local.prior import HeadPrior, PriorMean
 from privrep.privacy.contributions import pack, packed_size
 from privrep.typing import Array, Floats
 
@@ -44,6 +44,16 @@ class Spread:
     ones: Array  # B_0 1
     diagonal: Array
     lost: NDArray[np.bool_]  # (users,): whose images were too large and count as zero
+    inverse: Array  # (users, m, m) or (users, p, p), whichever is smaller
+
+    def apply(self, values: Array) -> Array:
+        """Return B_0 times values (users, m, c)."""
+        users, m, p = self.images.shape
+        if p == 0:
+            return values
+        if m <= p:
+            return self.inverse @ values
+        return values - self.images @ (self.inverse @ (self.images.transpose(0, 2, 1) @ values))
 
     def with_levels(self, ratio: float) -> Fits:
         """Return the fits where levels have `ratio` times the noise's variance; infinite: levels are free."""
@@ -56,10 +66,30 @@ class Spread:
         return Fits(gain * pull, coordinates, dual / diagonal, diagonal, dual)
 
 
-def images_of(X: Floats | SparseRows, factor: Array, intercept: bool) -> Array:
-    """Return users' rows around their means, times the factor: (users, m, p)."""
+def images_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
+    """Return users' rows, less their origins, times the factor: (users, m, p).
+
+    The origin of a user is its mean row, `own`, or the public centre, but for columns where no centre is known. Without
+    intercepts it is zero.
+    """
     images = X.project(factor) if isinstance(X, SparseRows) else (X @ factor.astype(X.dtype)).astype(np.float64)
-    return centred(images) if intercept else images
+    if not mean.intercept or not factor.shape[1]:
+        return images
+    if own:
+        return centred(images)
+    return images - origins_of(X, factor, mean, own)
+
+
+def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
+    """Return the images of users' origins, (users, 1, p) or (1, 1, p)."""
+    if not mean.intercept:
+        return np.zeros((1, 1, factor.shape[1]))
+    if own:
+        return mean.user_means(X) @ factor
+    public: Array = ((mean.centre * mean.located) @ factor)[None, None]
+    if mean.located.all():
+        return public
+    return public + mean.user_means(X) @ (factor * (1 - mean.located)[:, None])
 
 
 def spread_of(images: Array, residuals: Array) -> Spread:
@@ -67,7 +97,7 @@ def spread_of(images: Array, residuals: Array) -> Spread:
     users, m, p = images.shape
     if p == 0:
         ones = np.ones((users, m))
-        return Spread(images, residuals, ones, ones, np.zeros(users, bool))
+        return Spread(images, residuals, ones, ones, np.zeros(users, bool), np.zeros((users, 0, 0)))
     largest = np.abs(images).max(axis=(1, 2), initial=0.0)
     lost = ~(largest**2 * m * p < LARGEST)
     if lost.any():
@@ -83,7 +113,7 @@ def spread_of(images: Array, residuals: Array) -> Spread:
         solved = right - turned @ (images.transpose(0, 2, 1) @ right)
         diagonal = 1 - (turned * images).sum(axis=2)
     solved, diagonal = np.ascontiguousarray(solved.transpose(2, 0, 1)), np.maximum(diagonal, 1e-12)
-    return Spread(images, solved[0], solved[1], diagonal, lost)
+    return Spread(images, solved[0], solved[1], diagonal, lost, inverse)
 
 
 @dataclass(frozen=True)
@@ -114,15 +144,15 @@ def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: in
     mean, m = prior.mean, X.shape[1]
     ratio = prior.level_ratio_at(m, target) if mean.intercept else 0.0
     residuals = y - mean.of_users(X)[:, :, target]
-    images = images_of(X, prior.factor, mean.intercept)
+    images = images_of(X, prior.factor, mean, prior.own_origin)
     spread = spread_of(images, residuals)
     fits = spread.with_levels(ratio)
     base = np.full(len(y), mean.constant[target])
     origin = np.zeros((len(y), images.shape[2]))
+    origin += origins_of(X, prior.factor, mean, prior.own_origin)[:, 0]
     if mean.intercept:
         means = mean.user_means(X)
         base = base + ((means - mean.centre * mean.located) @ mean.mean_weights(m)[:, target, None])[:, 0, 0]
-        origin = (means @ prior.factor)[:, 0]
     coordinates = np.where(spread.lost[:, None], 0.0, fits.coordinates)
     intercept = base + fits.level - (origin * coordinates).sum(axis=1)
     return PosteriorHeads(intercept, coordinates, origin, _doubt(spread, ratio))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from privrep.heads.posterior import images_of, spread_of
 from privrep.linear.panel import choose_norm
 from privrep.linear.panel_steps import residual_targets, with_targets
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
-from privrep.local.least_squares import centred
+from privrep.local.least_squares import centred, ridge_fit, sum_columns, sum_rows, users_last, without_mean
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
@@ -35,15 +35,18 @@ class Candidate:
     factor: int  # 0: slopes are the common ones; 1: they differ along the representation; 2: in all features
     slopes: float  # variance of slopes along the factor, in units of the noise's
     level: float  # variance of levels
+    own: bool = True  # whether slopes turn a user's line around its own mean row, or around the public centre
     common: bool = True  # whether it lies around the prior mean, or, with free levels, around zero
 
 
 @dataclass(frozen=True)
 class HeadLosses:
-    """Leave-one-out losses of each user by candidates: sums of squares over its rows, in units of the target's scale.
+    """Leave-one-out losses of each user by candidates: sums of squares over its rows, over all its targets.
 
-    A user sends its losses as differences to their mean over candidates, then `tail` times that mean. With several
-    targets losses are added up. `sizes` is a histogram of the norms of the differences.
+    A user sends its losses as differences to their mean over candidates. `relative` takes the number of rows times
+    the logarithm of the losses instead, so that candidates may differ by orders of magnitude; a part of a user's least
+    loss is then added to each, so that no loss is lucky beyond measure. `tail` times the number of rows follows.
+    `sizes` is a histogram of the norms of the differences.
     """
 
     several_targets: ClassVar[bool] = True
@@ -53,9 +56,11 @@ class HeadLosses:
     factor: Vector  # (candidates,): 0: none, 1: `first`, 2: `second`
     slopes: Vector  # (candidates,)
     level: Vector  # (candidates,)
+    own: Vector  # (candidates,): 1 or 0
     common: Vector  # (candidates,): 1 or 0
     target_scale: Vector  # (q,)
     tail: float
+    relative: bool
 
     @property
     def spec(self) -> StepSpec:
@@ -70,39 +75,40 @@ class HeadLosses:
             y = with_targets(batch.y).astype(np.float64, copy=False)
             around = residual_targets(self.mean, X, y) / self.target_scale
             alone = (centred(y) if self.mean.intercept else y) / self.target_scale
-            images = {
-                number: images_of(X, factor, self.mean.intercept)
-                for number, factor in ((1, self.first), (2, self.second))
-                if (self.factor == number).any()
-            }
             for c in range(y.shape[2]):
                 for used, targets in ((1, around), (0, alone)):
-                    self._add(losses, used, images, np.ascontiguousarray(targets[:, :, c]))
-        middle = np.matmul(losses[:, None, :], np.full((candidates, 1), 1 / candidates))[:, 0]
-        moved = losses - middle
-        norms = np.sqrt((moved**2).sum(axis=1))
-        cells = octaves(norms, WIDE_LOWEST, WIDE_CELLS)[:, None]
-        joined = np.concatenate([moved, self.tail * middle], axis=1)
+                    self._add(losses, used, X, np.ascontiguousarray(targets[:, :, c]))
+        scaled = losses
+        if self.relative:
+            least = losses.min(axis=1, keepdims=True)
+            scaled = m * np.log(np.where(least > 0, losses / np.where(least > 0, least, 1.0), 1.0) + SOFT)
+        moved = scaled - np.matmul(scaled[:, None, :], np.full((candidates, 1), 1 / candidates))[:, 0]
+        cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
+        joined = np.concatenate([moved, np.full((users, 1), self.tail * m)], axis=1)
         return {"losses": Vectors(joined), "sizes": Counts(cells, WIDE_CELLS)}
 
-    def _add(self, losses: Array, common: int, images: dict[int, Array], residuals: Array) -> None:
+    def _add(self, losses: Array, common: int, X: Floats | SparseRows, residuals: Array) -> None:
         """Add what users lose by the candidates around the prior mean, or by the others."""
         asked = self.common == common
-        for number, ratio in sorted({(int(f), float(s)) for f, s in zip(self.factor[asked], self.slopes[asked], strict=True)}):
-            P = images[number] * math.sqrt(ratio) if number else np.zeros((*residuals.shape, 0))
-            spread = spread_of(P, residuals)
-            for i in np.flatnonzero(asked & (self.factor == number) & (self.slopes == ratio)):
-                losses[:, i] += (spread.with_levels(float(self.level[i])).left ** 2).sum(axis=1)
+        for number in np.unique(self.factor[asked]):
+            for own in np.unique(self.own[asked & (self.factor == number)]):
+                among = asked & (self.factor == number) & (self.own == own)
+                matrix = (np.zeros((X.shape[2], 0)), self.first, self.second)[int(number)]
+                images = images_of(X, matrix, self.mean, bool(own) or not common)
+                for ratio in np.unique(self.slopes[among]):
+                    spread = spread_of(images * math.sqrt(ratio), residuals)
+                    for i in np.flatnonzero(among & (self.slopes == ratio)):
+                        losses[:, i] += (spread.with_levels(float(self.level[i])).left ** 2).sum(axis=1)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Released losses of candidates, all users together, in units of the target's scale squared."""
+    """Released losses of candidates, all users together, around their mean."""
 
     candidates: tuple[Candidate, ...]
     losses: Array  # (candidates,), with noise
-    sigma: float  # of the noise in each difference to the mean
-    middle: float  # their mean, with noise of its own
+    sigma: float  # of the noise in each
+    rows: float  # that these are sums over, with noise of its own
 
     def best(self, among: Iterable[int] | None = None) -> int:
         """Return the number of the candidate that loses least."""
@@ -110,11 +116,20 @@ class Judged:
         return min(chosen, key=lambda i: float(self.losses[i]))
 
 
+    def groups(self) -> dict[int, list[int]]:
+        """Return the numbers of the candidates of each factor."""
+        factors = sorted({c.factor for c in self.candidates})
+        return {f: [i for i, c in enumerate(self.candidates) if c.factor == f] for f in factors}
+
     def by_factor(self) -> dict[int, float]:
         """Return the least loss of the candidates of each factor."""
-        factors = sorted({c.factor for c in self.candidates})
-        groups = {f: [i for i, c in enumerate(self.candidates) if c.factor == f] for f in factors}
-        return {f: float(self.losses[self.best(among)]) for f, among in groups.items()}
+        return {f: float(self.losses[self.best(among)]) for f, among in self.groups().items()}
+
+    def kinds(self) -> list[Candidate]:
+        """Return the best of the candidates of each factor and origin."""
+        kinds = sorted({(c.factor, c.own) for c in self.candidates})
+        among = ([i for i, c in enumerate(self.candidates) if (c.factor, c.own) == kind] for kind in kinds)
+        return [self.candidates[self.best(each)] for each in among]
 
 
 @dataclass(frozen=True)
@@ -129,9 +144,13 @@ class Families:
     users: float  # how many there are, roughly
     rows: float  # a typical user has
 
-    def judge(self, page: str, candidates: Sequence[Candidate], mu_squared: float) -> Judged:
+    def legible(self, mu_squared: float) -> bool:
+        """Return whether users are many enough for losses that cost this much to tell candidates apart."""
+        return math.sqrt(mu_squared) * self.users > LEGIBLE
+
+    def judge(self, page: str, candidates: Sequence[Candidate], mu_squared: float, relative: bool = False) -> Judged:
         """Ask users what they lose by each candidate."""
-        tail = 0.5 / self.rows
+        tail = 0.3 * math.sqrt(len(candidates))
         step = HeadLosses(
             self.mean,
             self.first,
@@ -139,24 +158,80 @@ class Families:
             np.array([float(c.factor) for c in candidates]),
             np.array([c.slopes for c in candidates]),
             np.array([c.level for c in candidates]),
+            np.array([float(c.own) for c in candidates]),
             np.array([float(c.common) for c in candidates]),
             self.target_scale,
             tail,
+            relative,
         )
         needed = (4 * math.sqrt(2) / (max(self.users, 1.0) / 10)) ** 2
-        norm = 0.3 * self.rows * math.sqrt(len(candidates))
+        norm = 0.5 * self.rows * math.sqrt(len(candidates))
         if needed < 0.25 * mu_squared:
             share = max(needed, 0.05 * mu_squared)
             mu_squared -= share
             sizing = {"sizes": Query(Bound(1.0, WIDE_CELLS, acute=True), share)}
             sizes = self.run.release(f"{page}-scout", step, sizing)["sizes"]
             norm = choose_norm(sizes.value, sizes.sigma, mu_squared, len(candidates)) or norm
+        if not relative:
+            tail = 0.3 * norm / self.rows
+            step = replace(step, tail=tail)
         bound = Bound(norm, len(candidates) + 1)
         released = self.run.release(page, step, {"losses": Query(bound, mu_squared)})["losses"]
-        middle = float(released.value[-1]) / tail
-        return Judged(tuple(candidates), released.value[:-1] + middle, released.sigma, middle)
+        rows = max(float(released.value[-1]), 3 * released.sigma) / tail
+        return Judged(tuple(candidates), released.value[:-1], released.sigma, rows)
 
 
+@dataclass(frozen=True)
+class HeadSpreads:
+    """Histograms, one cell an octave, of what users see alone around the prior mean: squares, over the target's scale.
+
+    First with common slopes: variance around the user's own level, and the level. Then with a regression on `factor`
+    as well: variance around that, the level at the origin, and the mean square of the head. With several targets it is
+    the mean over targets. Users with too few rows to tell are not counted.
+    """
+
+    several_targets: ClassVar[bool] = True
+    mean: PriorMean
+    factor: Matrix  # (d, k)
+    target_scale: Vector
+
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(accepts_sparse=True, floats_per_user=self.factor.size)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        users, m, _ = X.shape
+        k, free = self.factor.shape[1], int(self.mean.intercept)
+        residuals = residual_targets(self.mean, X, with_targets(batch.y)) / self.target_scale
+        sizes = np.zeros((users, 5))
+        images = users_last(images_of(X, self.factor, self.mean, own=False))
+        for c in range(residuals.shape[2]):
+            targets = users_last(np.ascontiguousarray(residuals[:, :, c]))
+            if m > free:
+                moved = without_mean(targets) if free else targets
+                sizes[:, 0] += sum_rows(moved**2) / (m - free)
+                sizes[:, 1] += (sum_rows(targets) / m) ** 2 if free else 0.0
+            if k and m > k + free:
+                sizes[:, 2:] += self._regressed(images, targets, m, k, free)
+        cells = octaves(sizes, WIDE_LOWEST, WIDE_CELLS)
+        return {"spreads": Counts(np.where(cells < 0, -1, cells + WIDE_CELLS * np.arange(5)), 5 * WIDE_CELLS)}
+
+    def _regressed(self, images: Array, targets: Array, m: int, k: int, free: int) -> Array:
+        P, y = (without_mean(images), without_mean(targets)) if free else (images, targets)
+        fit = ridge_fit(P, y, 1e-9, bool(free))
+        left = y - sum_columns(P * fit.heads[:, None, :])
+        level = (sum_rows(targets) - sum_columns(sum_rows(images)[:, None, :] * fit.heads[:, None, :])[0]) / m
+        head = sum_columns(fit.heads[:, None, :] ** 2)[0] / k
+        parts = [sum_rows(left**2) / (m - k - free), level**2 if free else np.zeros_like(head), head]
+        return np.stack(parts, axis=1)
+
+
+SPREADS = Bound(math.sqrt(5.0), 5 * WIDE_CELLS, acute=True)
+
+
+LEGIBLE = 40.0  # users times the root of mu^2 for losses to stand out: then a twentieth of a typical user's is heard
+SOFT = 0.2  # of a user's least loss, added to all of them
 LOWEST_ERROR, ERROR_CELLS = -8, 20  # histograms of errors over their deviations: two cells an octave, from 2^-4 to 2^6
 
 
@@ -172,6 +247,7 @@ class HeadErrors:
     several_targets: ClassVar[bool] = True
     mean: PriorMean
     factor: Matrix
+    own: bool
     level: float
     new_variance: Vector  # (q,): of a target around the prior mean of a user without rows
     target_scale: Vector  # (q,)
@@ -188,7 +264,7 @@ class HeadErrors:
         around = residual_targets(self.mean, X, y) / self.target_scale
         rows = self.mean.at_rows(X)
         new = (y - rows) / self.target_scale / np.sqrt(self.new_variance)
-        images = images_of(X, self.factor, self.mean.intercept)
+        images = images_of(X, self.factor, self.mean, self.own)
         known = np.empty_like(new)
         for c in range(q):
             fits = spread_of(images, np.ascontiguousarray(around[:, :, c])).with_levels(self.level)

@@ -101,12 +101,13 @@ def find_location(
         found, cost = _find_levels(run, released["levels"], seen, for_levels, users)
         centre[d + q - seen :], between[d + q - seen :] = found
         spent += cost
+        centre = np.where(np.abs(centre) < 0.3 * between, 0.0, centre)  # zero is as good an origin, and has no noise
     location = Location(scale, varies, centre, between, rows, users)
     least = np.where(varies & (between > 0), 0.5 * scale / math.sqrt(location.typical_rows), 0.0)
     return Location(scale, varies, centre, np.maximum(between, least), rows, users), spent
 
 
-_KERNEL = np.array([0.5, 1.0, 1.0, 1.0, 0.5])  # what sizes of a column look like, octave by octave
+_KERNEL = np.array([0.2, 0.6, 1.0, 0.6, 0.2])  # what sizes of a column look like, octave by octave
 
 
 def read_sizes(counts: Array, sigma: float) -> tuple[Array, Array]:
@@ -164,11 +165,14 @@ def read_octaves(counts: Array, sigma: float, users: float) -> tuple[Array, Arra
     rest[:, CELLS] = 0.0
     shapes, facts = octave_shapes()
     answers = rest @ shapes.T
-    best = answers.argmax(axis=1)
+    plain = np.where(facts[:, 0] == 0, answers, -np.inf)  # around zero, which is preferred unless it is clearly worse
+    around = answers.max(axis=1) > plain.max(axis=1) + 3 * sigma
+    best = np.where(around, answers.argmax(axis=1), plain.argmax(axis=1))
     middle, deviation, narrow, length = facts[best].T
-    others = answers.max(axis=1) / length  # users whose mean is not zero
+    answer = np.take_along_axis(answers, best[:, None], axis=1)[:, 0]
+    others = answer / length  # users whose mean is not zero
     zeros = np.where(zeros > np.maximum(HEARD * sigma, 0.1 * users), zeros, 0.0)
-    heard = (answers.max(axis=1) > HEARD * sigma) & (others > 0.05 * users) & (others + zeros > 0.3 * users)
+    heard = (answer > HEARD * sigma) & (others > 0.05 * users) & (others + zeros > 0.3 * users)
     share = np.where(heard, others / np.maximum(others + zeros, 1e-300), 0.0)
     centre = share * middle
     variance = share * (deviation**2 + middle**2) - centre**2

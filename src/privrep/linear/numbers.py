@@ -15,20 +15,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
+from scipy.stats import chi2
 
 from privrep.linear.alternation import AlternationSettings, Round, RoundContext, add_weak, iterate
 from privrep.linear.families import (
     ERROR_CELLS,
     LOWEST_ERROR,
+    SPREADS,
     Candidate,
     Families,
     HeadErrors,
+    HeadSpreads,
     Judged,
 )
 from privrep.linear.panel import Descent, Panel, PanelSettings, find_panel
 from privrep.linear.starts import MOST_SQUARED, Initialiser, Start
+from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST
 from privrep.local.prior import QUANTILES, HeadPrior
 from privrep.local.representation import Estimate, Gains, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -42,10 +47,10 @@ PURPOSES = {
     "calibration/noise": "noise of the targets",
     "calibration/tails": "how often errors are large",
 }
-LEVELS = (0.1, 0.6, 4.0)  # variance of levels over the noise's, at first
-ODDS_SHARED = (0.3, 6.0, 300.0)  # variance that slopes along U explain, over the noise's
-ODDS_ALL = (0.3, 3.0, 100.0)
-STEPS = (6.0, 2.5)  # factors between neighbours when ratios are refined, one after the other
+UNKNOWN = 10.0  # variance of levels or slopes over the noise's, where nothing is known: users' own rows decide
+RATIOS = (0.01, 1e6)  # least and largest of the noise's variance that levels or slopes are taken to have at first
+ODDS_ALL = (0.3, 3.0, 100.0)  # variance that slopes in all features explain, over the noise's
+STEPS = (4.0, 2.0)  # factors between neighbours when ratios are refined, one after the other
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 
@@ -119,7 +124,8 @@ class _Learner:
         if rank is not None:
             return state
         rows = self.panel.location.most_rows
-        return state.first(min(state.found, self.method.most(d), max(rows - 1, 0)))
+        least = 1 if d > 2 * rows else 0  # rounds may find what a start does not, and few rows are lost without it
+        return state.first(min(max(state.found, least), self.method.most(d), max(rows - 1, 0)))
 
     def families(self, state: Estimate) -> Families:
         panel, d = self.panel, self.run.users.facts.features
@@ -132,8 +138,13 @@ class _Learner:
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
         """Return the state, or no direction where heads along it do no better than others."""
         families = self.families(state)
-        judged = families.judge("families-1", first_candidates(families, self.intercept), mu_squared)
-        self.descent.spent += mu_squared
+        spreads = find_spreads(families, "spreads-0", 0.4 * mu_squared)
+        candidates = make_candidates(families, spreads, self.intercept)
+        self.descent.spent += 0.4 * mu_squared
+        if not families.legible(0.6 * mu_squared):
+            return state
+        judged = families.judge("families-0", candidates, 0.6 * mu_squared, relative=True)
+        self.descent.spent += 0.6 * mu_squared
         loss = judged.by_factor()
         return state if loss[1] < min(loss[f] for f in loss if f != 1) - judged.sigma else state.first(0)
 
@@ -144,11 +155,19 @@ class _Learner:
             for share in (0.4 * left, 0.6 * left):
                 self.descent.step(self._affordable(share), last=share > 0.5 * left)
             return state
+        before = self.descent.spent
         if self.descent.heard:
-            before = self.descent.spent
-            self.descent.step(self._affordable(again * left), last=True)
-            left -= self.descent.spent - before
-        return run_rounds(self.context, state, self.rank, self.method, left)
+            self.descent.step(self._affordable(again * left), last=False)
+        last = 0.12 * left
+        state = run_rounds(self.context, state, self.rank, self.method, left - (self.descent.spent - before) - last)
+        families = self.families(state)
+        spreads = find_spreads(families, "spreads-1", 0.2 * last)
+        shared = make_candidates(families, spreads, self.intercept)[1]
+        residual = self.panel.residual if spreads.noise_shared is None else math.sqrt(spreads.noise_shared)
+        factor = families.first * math.sqrt(shared.slopes)
+        self.descent.refit(replace(self.panel, factor=factor, level_ratio=shared.level, residual=residual))
+        self.descent.step(0.8 * last, last=True)
+        return state
 
     def _affordable(self, mu_squared: float) -> float:
         """Return what of a share is left once the histograms that come with the step are paid."""
@@ -181,27 +200,89 @@ def _all_features(panel: Panel) -> Array:
     return np.diag(np.where(panel.location.varies[:d], 1 / panel.transform.scale, 0.0))
 
 
-def first_candidates(families: Families, intercept: bool) -> list[Candidate]:
-    """Return families of slopes with levels of several strengths."""
-    levels = LEVELS if intercept else (0.0,)
-    found = [Candidate(0, 0.0, level) for level in levels]
-    middle = levels[len(levels) // 2]
-    for factor, matrix, odds in ((1, families.first, ODDS_SHARED), (2, families.second, ODDS_ALL)):
-        p = matrix.shape[1]
-        if p:
-            found += [Candidate(factor, each / p, middle) for each in odds]
+@dataclass(frozen=True)
+class Spreads:
+    """Variances that users see alone around the prior mean, over the target's scale squared; None: lost in noise."""
+
+    noise: float | None  # around users' own levels, with common slopes
+    level: float | None  # of levels, with common slopes
+    noise_shared: float | None  # around users' regressions along U
+    level_shared: float | None  # of levels at the origin, with regressions along U
+    head: float | None  # of a coordinate of heads along U
+
+
+def find_spreads(families: Families, page: str, mu_squared: float) -> Spreads:
+    """Return variances, read off histograms of what users see alone."""
+    step = HeadSpreads(families.mean, families.first, families.target_scale)
+    released = families.run.release(page, step, {"spreads": Query(SPREADS, mu_squared)})["spreads"]
+    return Spreads(*(_read_variance(part, released.sigma) for part in released.value.reshape(5, WIDE_CELLS)))
+
+
+@lru_cache(maxsize=1)
+def _square_shapes() -> Array:
+    """Return shapes of histograms of mean squares of 1, 2, 4, 8 and 16 normal numbers of variance one, in octaves
+    around one, each of length one, (5, 2 HALF + 1)."""
+    edges = 2.0 ** (np.arange(-HALF, HALF + 2) - 0.5)
+    shapes = np.stack([np.diff(chi2.cdf(edges * dof, dof)) for dof in (1, 2, 4, 8, 16)])
+    return np.asarray(shapes / np.linalg.norm(shapes, axis=1, keepdims=True))
+
+
+HALF = 10  # octaves either side of a variance in which squares are looked for
+
+
+def _read_variance(counts: Array, sigma: float) -> float | None:
+    """Return the variance behind a noisy histogram of squares; None where it is lost in noise."""
+    answers = np.stack([np.correlate(counts, shape, mode="same") for shape in _square_shapes()])
+    best = np.unravel_index(int(answers.argmax()), answers.shape)
+    if answers[best] < 5 * sigma:
+        return None
+    row, place = answers[best[0]], int(best[1])
+    shift = 0.0
+    if 0 < place < len(row) - 1:
+        left, middle, right = row[place - 1 : place + 2]
+        shift = 0.5 * (left - right) / min(left - 2 * middle + right, -1e-300)
+    return float(2.0 ** (place + WIDE_LOWEST + np.clip(shift, -0.5, 0.5)))
+
+
+def make_candidates(families: Families, spreads: Spreads, intercept: bool) -> list[Candidate]:
+    """Return candidates with common slopes, with slopes along U, and some whose slopes differ in all features."""
+    k, p, share = families.first.shape[1], families.second.shape[1], 1 / families.rows
+    levels = _ratio(spreads.level, spreads.noise, share) if intercept else 0.0
+    found = [Candidate(0, 0.0, levels)]
+    if k:
+        ratio = _ratio(spreads.level_shared, spreads.noise_shared, share) if intercept else 0.0
+        found.append(Candidate(1, _ratio(spreads.head, spreads.noise_shared, share), ratio, own=not intercept))
+    if p:
+        found += [Candidate(2, odds / p, levels, own=not intercept) for odds in ODDS_ALL]
     return found
+
+
+def _ratio(square: float | None, noise: float | None, share: float) -> float:
+    """Return a variance over the noise's, less the share of the noise in it; a weak prior's where nothing is known."""
+    if square is None or noise is None:
+        return UNKNOWN
+    return float(np.clip(square / noise - share, *RATIOS))
 
 
 def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors: float) -> Representation:
     """Choose the prior, measure the noise, and post the representation."""
     families, intercept = learner.families(state), learner.intercept
-    chosen = choose(families.judge("families-2", first_candidates(families, intercept), 0.35 * for_families))
-    for t, (factor, share) in enumerate(zip(STEPS, (0.25, 0.25), strict=True), start=3):
-        around = neighbours(chosen, factor)
-        if len(around) > 1:
-            chosen = refine(families.judge(f"families-{t}", around, share * for_families), factor)
-    gains = read_gains(families, chosen, intercept, 0.15 * for_families)
+    spreads = find_spreads(families, "spreads", 0.15 * for_families)
+    candidates = make_candidates(families, spreads, intercept)
+    chosen, left = candidates[0], 0.85 * for_families
+    if families.legible(0.25 * for_families):
+        judged = families.judge("families-1", candidates, 0.25 * for_families, relative=True)
+        best = [judged.candidates[judged.best(among)] for among in judged.groups().values()]
+        chosen, left = choose(judged), left - 0.25 * for_families
+        if len(best) > 1 and families.legible(0.15 * for_families):
+            chosen, left = choose(families.judge("families-2", best, 0.15 * for_families)), left - 0.15 * for_families
+    share = 0.7 * left / len(STEPS)
+    for t, factor in enumerate(STEPS, start=3):
+        around = neighbours(chosen, factor, flip=intercept and factor > STEPS[-1])
+        if len(around) > 1 and families.legible(share):
+            chosen = refine(families.judge(f"families-{t}", around, share), factor)
+            left -= share
+    gains = read_gains(families, chosen, intercept, left)
     factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
     prior = measure_errors(learner, factor * math.sqrt(chosen.slopes), chosen, for_errors)
     return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)
@@ -216,26 +297,36 @@ def choose(judged: Judged) -> Candidate:
     return judged.candidates[judged.best(among)]
 
 
-def neighbours(chosen: Candidate, factor: float) -> list[Candidate]:
-    """Return the candidate, and those with each ratio that much larger and smaller."""
+def neighbours(chosen: Candidate, factor: float, flip: bool) -> list[Candidate]:
+    """Return the candidate, and those with each ratio that much larger and smaller.
+
+    With `flip` also one whose slopes turn around the other origin.
+    """
     found = [chosen]
     for name in ("level", "slopes"):
         ratio = getattr(chosen, name)
         if 0 < ratio < math.inf:
             found += [replace(chosen, **{name: ratio * factor}), replace(chosen, **{name: ratio / factor})]
+    if flip and chosen.factor:
+        found.append(replace(chosen, own=not chosen.own))
     return found
 
 
 def refine(judged: Judged, factor: float) -> Candidate:
-    """Return the first candidate moved, ratio by ratio, to where a parabola through its neighbours is least."""
+    """Return the first candidate moved, ratio by ratio, to where a parabola through its neighbours is least; or the
+    best of those with the other origin, where that loses less than all neighbours."""
     chosen = found = judged.candidates[0]
     middle = float(judged.losses[0])
+    same = [i for i, c in enumerate(judged.candidates) if c.own == chosen.own]
+    others = [i for i, c in enumerate(judged.candidates) if c.own != chosen.own]
+    if others and judged.losses[judged.best(others)] < judged.losses[judged.best(same)] - judged.sigma:
+        return judged.candidates[judged.best(others)]
     for name in ("level", "slopes"):
-        beside = {getattr(c, name): float(judged.losses[i]) for i, c in enumerate(judged.candidates)}
+        beside = {getattr(judged.candidates[i], name): float(judged.losses[i]) for i in same}
         ratio = getattr(chosen, name)
         more, less = beside.get(ratio * factor), beside.get(ratio / factor)
         if more is not None and less is not None:
-            curvature = max(more + less - 2 * middle, 0.0) + 2 * judged.sigma
+            curvature = max(more + less - 2 * middle, 0.0) + 3 * judged.sigma
             place = float(np.clip((less - more) / (2 * curvature), -1.0, 1.0))
             found = replace(found, **{name: ratio * factor**place})
     return found
@@ -245,11 +336,11 @@ def read_gains(families: Families, chosen: Candidate, intercept: bool, mu_square
     """Return what users lose by their means, alone, by the prior mean and by their heads, from one more release."""
     free = math.inf if intercept else 0.0
     p = families.second.shape[1]
-    alone = [Candidate(2, odds / p, free, False) for odds in (1.0, 100.0)] if p else []
-    asked = [chosen, Candidate(0, 0.0, 0.0), Candidate(0, 0.0, free, False), *alone]
-    judged = families.judge("families", asked, mu_squared)
-    heads, prior, mean, *own = (float(loss) for loss in judged.losses)
-    return Gains(mean, min([mean, *own]), prior, heads, judged.sigma)
+    alone = [Candidate(2, odds / p, free, common=False) for odds in (1.0, 100.0)] if p else []
+    asked = [chosen, Candidate(0, 0.0, 0.0), Candidate(0, 0.0, free, common=False), *alone]
+    judged = families.judge("families", asked, mu_squared, relative=True)
+    heads, prior, mean, *own = (float(loss - judged.losses[2]) / judged.rows for loss in judged.losses)
+    return Gains(min([mean, *own]), prior, heads, math.sqrt(2.0) * judged.sigma / judged.rows)
 
 
 def measure_errors(learner: _Learner, factor: Array, chosen: Candidate, mu_squared: float) -> HeadPrior:
@@ -258,7 +349,7 @@ def measure_errors(learner: _Learner, factor: Array, chosen: Candidate, mu_squar
     location, level = panel.location, chosen.level
     odds = chosen.slopes * factor.shape[1] if chosen.factor else 0.0
     new = np.full(q, 1.0 + odds + (level if math.isfinite(level) else 8.0))
-    step = HeadErrors(panel.mean, factor, level, new, panel.target_scale)
+    step = HeadErrors(panel.mean, factor, chosen.own, level, new, panel.target_scale)
     norm = 2.0 * location.typical_rows * math.sqrt(2 * q)
     needed = (math.sqrt(4) / (0.01 * max(location.users, 1.0))) ** 2
     share = 0.5 * mu_squared if needed < mu_squared else 0.0
@@ -276,7 +367,7 @@ def measure_errors(learner: _Learner, factor: Array, chosen: Candidate, mu_squar
         counts = released["tails"].value.reshape(2, ERROR_CELLS)
         scale = math.sqrt(float(known.mean()))
         quantiles = [_quantiles(part) / scale for part in counts]
-    return HeadPrior(panel.mean, factor, level, known * panel.target_scale**2, quantiles[0], quantiles[1], new)
+    return HeadPrior(panel.mean, factor, chosen.own, level, known * panel.target_scale**2, quantiles[0], quantiles[1], new)
 
 
 def _normal_quantiles() -> Array:

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.stats import chi2
 
 from privrep.linear.location import Location, find_location
 from privrep.linear.panel_steps import (
@@ -60,7 +61,8 @@ class Panel:
     transform: FeatureTransform
     mean: PriorMean
     target_scale: Array  # (q,)
-    level_ratio: float
+    factor: Array  # (d, p): along which slopes are known to vary so far
+    level_ratio: float  # of the variance of levels to the noise's, so far
     residual: float  # of the targets' spread within users, what first slopes leave
 
 
@@ -112,7 +114,7 @@ def find_panel(
         released = find_moments(run, location, s.moments * total, intercept)
         spent += s.moments * total
         scales, mean, residual = read_moments(released, location, scales, mean)
-    return Panel(location, transform or scales, mean, target_scale, 1.0, residual), spent
+    return Panel(location, transform or scales, mean, target_scale, np.zeros((d, 0)), 1.0, residual), spent
 
 
 def denoise(moments: Array, sigma: float, diagonal: Array | None = None) -> Array:
@@ -143,7 +145,9 @@ def read_moments(
         whitening = whitening_of(features / (np.trace(features) / d), 1e-6)
     scale, target = location.scale[:d], location.scale[d:]
     values, vectors = np.linalg.eigh(features)
-    slopes = (vectors / (np.maximum(values, 0.0) + sigma * math.sqrt(2 * d))) @ (vectors.T @ within[:d, d : d + q])
+    right, bend = vectors.T @ within[:d, d : d + q], np.maximum(values, 0.0) + sigma * math.sqrt(2 * d)
+    signal, noise = float((right**2 / bend[:, None]).sum()), q * sigma**2 / 2 * float((1 / bend).sum())
+    slopes = vectors @ (right / bend[:, None]) * max(0.0, 1 - noise / max(signal, 1e-300))
     slopes[~varies] = 0.0
     explained = float(np.einsum("dq,de,eq->", slopes, features, slopes))
     whole = max(float(np.trace(within[d : d + q, d : d + q])), 1e-9)
@@ -209,7 +213,8 @@ class Descent:
     def ask(self, within: float = 1.0, between: float = 1.0) -> CommonGradient:
         p = self.panel
         rows = p.location.typical_rows
-        return CommonGradient(p.mean, p.transform, p.target_scale, p.level_ratio, rows, within, between, self.full)
+        factor, ratio = self.panel.factor, self.panel.level_ratio
+        return CommonGradient(p.mean, p.transform, p.target_scale, factor, ratio, rows, within, between, self.full)
 
     def sizing(self) -> Query | None:
         """Return the question for the norms of gradients; None where it would cost too much."""
@@ -220,12 +225,18 @@ class Descent:
         bound = Bound(math.sqrt(2.0 * parts), COMMON_CELLS * parts, acute=True)
         return Query(bound, max(needed, 0.003 * self.total))
 
+    def refit(self, panel: Panel) -> None:
+        """Go on with another idea of how users vary: earlier histograms say nothing of its gradients."""
+        self.panel, self.sizes = panel, None
+
     def step(self, mu_squared: float, last: bool) -> None:
         """Take a step; `last` asks for no histograms for another."""
         sizing, q = self.sizing(), len(self.panel.target_scale)
         if sizing is not None and self.sizes is None:
-            self.sizes = self.run.release("common-scout", self.ask(), {"sizes": sizing})["sizes"]
+            page = f"common-scout-{self.steps + 1}"
+            self.sizes = self.run.release(page, self.ask(), {"sizes": sizing})["sizes"]
             self.spent += sizing.mu_squared
+            mu_squared -= sizing.mu_squared
         self.steps += 1
         each = mu_squared / len(self.parts)
         read = self._read_sizes(each)
@@ -261,9 +272,12 @@ def _guess_sizes(panel: Panel) -> dict[str, tuple[float, float]]:
     r, m = len(panel.mean.spread), max(panel.location.typical_rows - 1, 1.0)
     between = np.where(panel.location.between[d:] > 0, panel.location.between[d:], panel.target_scale)
     size = float(np.sqrt(np.mean((between / panel.target_scale) ** 2)))
+    if panel.factor.shape[1]:  # by then it is known how far levels vary
+        size = panel.residual * math.sqrt(panel.level_ratio + 1 / m)
+    weight = m / (1 + panel.level_ratio * m)
     return {
         "within": (panel.residual * math.sqrt(d * q * m), panel.residual * math.sqrt(q / m)),
-        "between": (size * math.sqrt((1 + r) * q), size * math.sqrt(q / (1 + r))),
+        "between": (weight * size * math.sqrt((1 + r) * q), size * math.sqrt(q / (1 + r))),
     }
 
 
@@ -273,8 +287,9 @@ BIAS = 0.1
 
 def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int) -> float | None:
     """Return the clipping norm that balances the noise against what it cuts off, from a histogram of norms."""
-    clear = counts > 4 * sigma
-    if not clear.any():
+    peak = int(counts.argmax())
+    clear = (counts > 3 * sigma) & (np.abs(np.arange(len(counts)) - peak) <= 8)
+    if counts[peak] < CLEAR * sigma:
         return None
     weights = np.where(clear, counts, 0.0)
     norms = 2.0 ** (np.arange(len(counts)) + WIDE_LOWEST)
@@ -315,7 +330,7 @@ def _moved(
 
 
 def _newton(released: Release, tail: float, p: int, q: int, full: bool, spare: int) -> Array | None:
-    """Return curvature^-1 gradient, (p, q), shrunk by how much of it is noise but for the `spare` first coordinates."""
+    """Return curvature^-1 gradient, (p, q), shrunk by how much of it is noise, the `spare` first coordinates apart."""
     gradient = released.value[: p * q].reshape(q, p).T
     bend, sigma = released.value[p * q :] / tail, released.sigma / tail
     H = unpack(bend) if full else bend[0] * np.eye(p)
@@ -329,8 +344,10 @@ def _newton(released: Release, tail: float, p: int, q: int, full: bool, spare: i
     values = np.maximum(values, max(0.1 * mean_bend, 2 * sigma * math.sqrt(p) if full else 0.0))
     inverse = (turn / values) @ turn.T
     step = inverse @ gradient
-    noise = released.sigma**2 * q * float((inverse[spare:] ** 2).sum())
-    length = float((step[spare:] ** 2).sum())
-    if length > 0:
-        step[spare:] *= max(0.0, 1 - noise / length)
+    for part in (slice(None, spare), slice(spare, None)):
+        noise, length = released.sigma**2 * q * float((inverse[part] ** 2).sum()), float((step[part] ** 2).sum())
+        count = step[part].size
+        if count:  # nothing is believed that noise alone would exceed once in a hundred times
+            believed = length > noise * float(chi2.ppf(0.99, count)) / count
+            step[part] *= 1 - noise / length if believed else 0.0
     return np.asarray(step)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
+from privrep.heads.posterior import Spread, images_of, spread_of
 from privrep.linear.steps import CELLS, LOWEST, WIDE_CELLS, WIDE_LOWEST, FeatureSizes, octaves, pulled
 from privrep.local.least_squares import ROUNDING, centred
 from privrep.local.prior import PriorMean
@@ -152,20 +153,23 @@ class PanelMoments:
 
 @dataclass(frozen=True)
 class CommonGradient:
-    """Two gradients of squared residuals around a prior mean: of slopes within users, and of levels between users.
+    """Two gradients of the likelihood around a prior mean: of slopes within users, and of levels between users.
 
-    within: sum over rows of z r, z the rows in public coordinates, around their user's mean, for each target;
-    between: weight times (1, p) times the mean residual, p the coordinates of the user's mean row that its level may
-    follow, in public units. Each is followed by `tail` times its curvature, a matrix (`full`) or one number: clipping
-    shrinks both by one factor, and their ratio is Newton's step of the clipped population. `sizes` are histograms of
-    the norms of both gradients, and of their ratios to the curvatures' norms.
+    Residuals r are weighed by how users' slopes and levels vary: B_0 = (I + P P^T)^-1, P the rows along `factor`, and
+    levels with `level_ratio` times the noise's variance (see `heads.posterior`).
+    within: sum over rows of z (B r), z the rows in public coordinates, B = B_0 with levels free;
+    between: (1, p) times the sum of B r, B with levels as they vary, p the coordinates of the user's mean row that its
+    level may follow, in public units. Each is followed by `tail` times its curvature, a matrix (`full`) or one number:
+    clipping shrinks both by one factor, and their ratio is Newton's step of the clipped population. `sizes` are
+    histograms of the norms of both gradients, and of their ratios to the curvatures' norms.
     """
 
     several_targets: ClassVar[bool] = True
     mean: PriorMean
     transform: FeatureTransform
     target_scale: Vector  # (q,)
-    level_ratio: float  # variance of levels over the noise's, for weights of users by their rows
+    factor: Matrix  # (d, p)
+    level_ratio: float
     typical_rows: float
     within_tail: float
     between_tail: float
@@ -173,14 +177,17 @@ class CommonGradient:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_user=self.mean.slopes.size)
+        return StepSpec(accepts_sparse=True, floats_per_user=self.mean.slopes.size + self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
         residuals = residual_targets(self.mean, X, with_targets(batch.y)) / self.target_scale
-        parts = {"within": self._within(X, residuals)}
+        images = images_of(X, self.factor, self.mean, own=False)
+        spread = spread_of(images, np.ascontiguousarray(residuals[:, :, 0]))
+        weighed = spread.apply(residuals)  # B_0 r, (users, m, q)
+        parts = {"within": self._within(X, spread, weighed, residuals)}
         if self.mean.intercept:
-            parts["between"] = self._between(X, residuals)
+            parts["between"] = self._between(X, spread, weighed)
         cells = []
         for i, (_, norm, bend) in enumerate(parts.values()):
             ratio = np.divide(norm, bend, out=np.zeros_like(norm), where=bend > 0)
@@ -190,10 +197,12 @@ class CommonGradient:
         counts = Counts(np.concatenate(cells, axis=1), COMMON_CELLS * len(parts))
         return {key: part[0] for key, part in parts.items()} | {"sizes": counts}
 
-    def _within(self, X: Floats | SparseRows, residuals: Array) -> tuple[Contributions, Array, Array]:
+    def _within(
+        self, X: Floats | SparseRows, spread: Spread, weighed: Array, residuals: Array
+    ) -> tuple[Contributions, Array, Array]:
         users, m, _ = X.shape
         intercept = self.mean.intercept
-        pull = residuals - _mean_of(residuals) if intercept else residuals
+        pull = _freed(spread, weighed) if intercept else weighed
         rounding = ROUNDING * np.abs(residuals).max(axis=1, keepdims=True)
         pull = np.where(np.abs(pull) > rounding, pull, 0.0)
         gradient = pulled(X, self.transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
@@ -202,36 +211,43 @@ class CommonGradient:
             return replace(gradient, tail=curvature * self.within_tail), gradient.lengths(), curvature[:, 0]
         flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
         rows = self.transform.rows(centred(X) if intercept else X).astype(np.float64, copy=False)
-        return _with_curvature(flat, rows, self.full, self.within_tail)
+        weighed_rows = rows
+        if spread.images.shape[2]:
+            weighed_rows = spread.apply(rows)
+            weighed_rows = _freed(spread, weighed_rows) if intercept else weighed_rows
+        return _with_curvature(flat, rows, weighed_rows, self.full, self.within_tail)
 
-    def _between(self, X: Floats | SparseRows, residuals: Array) -> tuple[Contributions, Array, Array]:
+    def _between(self, X: Floats | SparseRows, spread: Spread, weighed: Array) -> tuple[Contributions, Array, Array]:
         users, m, _ = X.shape
-        weight = m / (m + 1 / self.level_ratio)
+        whole = spread.ones.sum(axis=1)
+        weight = (1 / (1 + self.level_ratio * whole))[:, None, None]
+        rows = np.ones((users, 1, 1))
         if self.mean.axes.shape[1]:
             p = (self.mean.user_means(X) - self.mean.centre) @ (self.mean.axes * self.mean.unit(m, self.typical_rows))
-            rows = np.concatenate([np.ones((users, 1, 1)), p], axis=2)
-        else:
-            rows = np.ones((users, 1, 1))
-        gradient = weight * rows.transpose(0, 2, 1) * _mean_of(residuals)
-        flat = np.ascontiguousarray(gradient.transpose(0, 2, 1)).reshape(users, -1)
-        return _with_curvature(flat, math.sqrt(weight) * rows, self.full, self.between_tail)
+            rows = np.concatenate([rows, p], axis=2)
+        pull = weight * (np.ones((1, m)) @ weighed)  # (users, 1, q)
+        flat = np.ascontiguousarray(pull.transpose(0, 2, 1) * rows).reshape(users, -1)
+        return _with_curvature(flat, rows, whole[:, None, None] * weight * rows, self.full, self.between_tail)
 
 
-def _with_curvature(gradient: Array, rows: Array, full: bool, tail: float) -> tuple[Contributions, Array, Array]:
-    """Return gradients with their curvatures behind, norms of the gradients, and norms of the curvatures."""
+def _freed(spread: Spread, weighed: Array) -> Array:
+    """Return B times values, levels free, from B_0 times values (users, m, c)."""
+    m = weighed.shape[1]
+    sums = np.ones((1, m)) @ weighed
+    return weighed - spread.ones[:, :, None] * (sums / np.maximum(spread.ones.sum(axis=1), 1e-300)[:, None, None])
+
+
+def _with_curvature(
+    gradient: Array, rows: Array, weighed: Array, full: bool, tail: float
+) -> tuple[Contributions, Array, Array]:
+    """Return gradients with their curvatures, rows^T weighed, behind, norms of the gradients and of the curvatures."""
     norms = np.sqrt((gradient**2).sum(axis=1))
     if full:
-        bend = pack(rows.transpose(0, 2, 1) @ rows)
+        bend = pack(rows.transpose(0, 2, 1) @ weighed)
     else:
-        bend = (rows**2).sum(axis=(1, 2))[:, None] / rows.shape[2]
+        bend = (rows * weighed).sum(axis=(1, 2))[:, None] / rows.shape[2]
     sizes = np.sqrt((bend**2).sum(axis=1))
     return Vectors(np.concatenate([gradient, tail * bend], axis=1)), norms, sizes
-
-
-def _mean_of(values: Array) -> Array:
-    """Return users' means over rows of (users, m, q), as (users, 1, q)."""
-    m = values.shape[1]
-    return np.full((1, m), 1 / m) @ values
 
 
 def residual_targets(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:

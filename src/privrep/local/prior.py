@@ -5,6 +5,7 @@ The model of user i with mean row xbar_i, for one target:
     y_ij = level + <x_ij - centre, slopes> + <mu_i - centre, h> + b_i + <x_ij - xbar_i, factor v_i> + e_ij
     b_i ~ N(0, rho s^2),   v_i ~ N(0, s^2 I),   e_ij ~ N(0, s^2)
 
+Slopes may turn around the centre instead of xbar_i (`own_origin`): then levels are those at the centre.
 mu_i is the mean row that the user would have after very many rows. Of m rows it is known as well as their mean tells:
 users' means vary by `spread` times as much as the rows of one user, along each of `axes`, and the posterior mean of
 mu_i - centre is spread / (spread + 1 / m) times that of xbar_i - centre. `context` is h in these coordinates.
@@ -103,6 +104,7 @@ class HeadPrior:
 
     mean: PriorMean
     factor: Matrix  # (d, p): v has unit variance, in units of the noise's, along its columns; p may be 0
+    own_origin: bool  # whether slopes turn a user's line around its own mean row, or around the centre
     level_ratio: float  # variance of users' levels, in units of the noise's; infinite: levels are the users' own
     noise: Vector  # (q,): variance of a row's target around its user's own line
     known: Vector  # quantiles of errors of users' own heads over their standard deviations, at `QUANTILES`

@@ -51,13 +51,20 @@ class Ratings:
 
 @dataclass(frozen=True)
 class Gains:
-    """What users lose, all together, by leave-one-out: squares in units of the target's scale, with noise."""
+    """What users lose by leave-one-out, over what they lose by their own mean: logarithms of squared errors, a row.
 
-    user_mean: float  # each user's own mean
+    -0.1 says that a typical user's squared error is 10% smaller than by its mean. Released, with noise.
+    """
+
     alone: float  # the best that users can do alone, by one rule for all
-    prior_mean: float  # the prior mean, for users without rows
+    prior_mean: float  # the prior mean, which users without rows have
     heads: float  # users' heads
     sigma: float  # standard deviation of the noise in each
+
+    @property
+    def over_alone(self) -> float:
+        """Return by how much heads beat what users could do alone: a logarithm, negative where they do not."""
+        return min(self.alone, 0.0) - self.heads
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,7 @@ def publish(
         arrays |= {f"prior_{name}": getattr(prior.mean, name) for name in _MEAN_ARRAYS}
         arrays |= {f"prior_{name}": getattr(prior, name) for name in _PRIOR_ARRAYS}
         facts |= {"prior_intercept": prior.mean.intercept, "prior_level_ratio": min(prior.level_ratio, FREE)}
+        facts["prior_own_origin"] = prior.own_origin
     if gains is not None:
         facts |= {f"loss_{name}": value for name, value in asdict(gains).items()}
     run.derive("representation", arrays | {name: a for name, a in optional.items() if a is not None}, **facts)
@@ -193,4 +201,5 @@ def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Head
     if factor.shape[0] != d or d != len(arrays["basis"]) or noise.shape != (q,) or not (noise >= 0).all():
         raise ValueError("the arrays of its prior do not fit each other")
     ratio = facts["prior_level_ratio"]
-    return HeadPrior(mean, factor, math.inf if ratio >= FREE else ratio, noise, known, new, new_ratio)
+    own = bool(facts["prior_own_origin"])
+    return HeadPrior(mean, factor, own, math.inf if ratio >= FREE else ratio, noise, known, new, new_ratio)
