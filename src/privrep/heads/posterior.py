@@ -48,7 +48,7 @@ class Spread:
 
     def apply(self, values: Array) -> Array:
         """Return B_0 times values (users, m, c)."""
-        users, m, p = self.images.shape
+        _, m, p = self.images.shape
         if p == 0:
             return values
         if m <= p:
@@ -61,7 +61,8 @@ class Spread:
         whole, pull = self.ones.sum(axis=1), self.targets.sum(axis=1)
         gain = 1 / np.maximum(whole, 1e-300) if np.isinf(ratio) else ratio / (1 + ratio * whole)
         dual = self.targets - self.ones * (gain * pull)[:, None]
-        diagonal = np.maximum(self.diagonal - gain[:, None] * self.ones**2, 0.5 / m * (1e-6 if np.isinf(ratio) else 1e-9))
+        least = 0.5 / m * (1e-6 if np.isinf(ratio) else 1e-9)
+        diagonal = np.maximum(self.diagonal - gain[:, None] * self.ones**2, least)
         coordinates = np.matmul(dual[:, None, :], self.images)[:, 0]
         return Fits(gain * pull, coordinates, dual / diagonal, diagonal, dual)
 
@@ -113,7 +114,7 @@ def spread_of(images: Array, residuals: Array) -> Spread:
         solved = right - turned @ (images.transpose(0, 2, 1) @ right)
         diagonal = 1 - (turned * images).sum(axis=2)
     solved, diagonal = np.ascontiguousarray(solved.transpose(2, 0, 1)), np.maximum(diagonal, 1e-12)
-    return Spread(images, solved[0], solved[1], diagonal, lost, inverse)
+    return Spread(images, solved[0], solved[1], diagonal, lost, np.asarray(inverse, dtype=np.float64))
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,8 @@ def _doubt(spread: Spread, ratio: float) -> Array:
     whole = spread.ones.sum(axis=1)
     gain = 1 / np.maximum(whole, 1e-300) if np.isinf(ratio) else ratio / (1 + ratio * whole)  # = variance of the level
     if p > MOST_PACKED:
-        small = m <= p
-        gram = spread.images @ spread.images.transpose(0, 2, 1) if small else spread.images.transpose(0, 2, 1) @ spread.images
+        across = spread.images.transpose(0, 2, 1)
+        gram = spread.images @ across if m <= p else across @ spread.images
         explained = np.trace(np.linalg.solve(np.eye(gram.shape[1]) + gram, gram), axis1=1, axis2=2)
         return np.stack([gain, 1 - explained / p], axis=1)
     gram = spread.images.transpose(0, 2, 1) @ spread.images

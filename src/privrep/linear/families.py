@@ -14,11 +14,14 @@ from typing import ClassVar
 import numpy as np
 
 from privrep.data.sparse import SparseRows
+from privrep.errors import InputError
 from privrep.heads.posterior import images_of, spread_of
 from privrep.linear.panel import choose_norm
-from privrep.linear.panel_steps import residual_targets, with_targets
+from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
+from privrep.linear.spreads import Spreads, find_spreads
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
-from privrep.local.least_squares import centred, ridge_fit, sum_columns, sum_rows, users_last, without_mean
+from privrep.local.elementary import log
+from privrep.local.least_squares import centred
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
@@ -66,13 +69,20 @@ class HeadLosses:
     def spec(self) -> StepSpec:
         return StepSpec(accepts_sparse=True, floats_per_user=self.second.size + self.first.size)
 
+    def __post_init__(self) -> None:
+        if len({len(self.factor), len(self.slopes), len(self.level), len(self.own), len(self.common)}) > 1:
+            raise InputError("candidates have a factor, slopes, a level and an origin each; give as many of each.")
+        if not (np.isin(self.factor, (0, 1, 2)).all() and (self.slopes >= 0).all()):
+            raise InputError("a candidate has one of three factors, and slopes that vary by 0 or more.")
+
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
         users, m, _ = X.shape
+        y = with_targets(batch.y).astype(np.float64, copy=False)
+        check_shapes(X, y, self.mean, features=(self.first, self.second), targets=(self.target_scale,))
         candidates = len(self.factor)
         losses = np.zeros((users, candidates))
         if m > 1 or not self.mean.intercept:
-            y = with_targets(batch.y).astype(np.float64, copy=False)
             around = residual_targets(self.mean, X, y) / self.target_scale
             alone = (centred(y) if self.mean.intercept else y) / self.target_scale
             for c in range(y.shape[2]):
@@ -81,7 +91,7 @@ class HeadLosses:
         scaled = losses
         if self.relative:
             least = losses.min(axis=1, keepdims=True)
-            scaled = m * np.log(np.where(least > 0, losses / np.where(least > 0, least, 1.0), 1.0) + SOFT)
+            scaled = m * log(np.where(least > 0, losses / np.where(least > 0, least, 1.0), 1.0) + SOFT)
         moved = scaled - np.matmul(scaled[:, None, :], np.full((candidates, 1), 1 / candidates))[:, 0]
         cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
         joined = np.concatenate([moved, np.full((users, 1), self.tail * m)], axis=1)
@@ -144,6 +154,10 @@ class Families:
     users: float  # how many there are, roughly
     rows: float  # a typical user has
 
+    def spreads(self, page: str, mu_squared: float) -> Spreads:
+        """Ask users how far levels and slopes vary."""
+        return find_spreads(self.run, page, self.mean, self.first, self.target_scale, mu_squared)
+
     def legible(self, mu_squared: float) -> bool:
         """Return whether users are many enough for losses that cost this much to tell candidates apart."""
         return math.sqrt(mu_squared) * self.users > LEGIBLE
@@ -181,55 +195,6 @@ class Families:
         return Judged(tuple(candidates), released.value[:-1], released.sigma, rows)
 
 
-@dataclass(frozen=True)
-class HeadSpreads:
-    """Histograms, one cell an octave, of what users see alone around the prior mean: squares, over the target's scale.
-
-    First with common slopes: variance around the user's own level, and the level. Then with a regression on `factor`
-    as well: variance around that, the level at the origin, and the mean square of the head. With several targets it is
-    the mean over targets. Users with too few rows to tell are not counted.
-    """
-
-    several_targets: ClassVar[bool] = True
-    mean: PriorMean
-    factor: Matrix  # (d, k)
-    target_scale: Vector
-
-    @property
-    def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_user=self.factor.size)
-
-    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X: Floats | SparseRows = batch.X
-        users, m, _ = X.shape
-        k, free = self.factor.shape[1], int(self.mean.intercept)
-        residuals = residual_targets(self.mean, X, with_targets(batch.y)) / self.target_scale
-        sizes = np.zeros((users, 5))
-        images = users_last(images_of(X, self.factor, self.mean, own=False))
-        for c in range(residuals.shape[2]):
-            targets = users_last(np.ascontiguousarray(residuals[:, :, c]))
-            if m > free:
-                moved = without_mean(targets) if free else targets
-                sizes[:, 0] += sum_rows(moved**2) / (m - free)
-                sizes[:, 1] += (sum_rows(targets) / m) ** 2 if free else 0.0
-            if k and m > k + free:
-                sizes[:, 2:] += self._regressed(images, targets, m, k, free)
-        cells = octaves(sizes, WIDE_LOWEST, WIDE_CELLS)
-        return {"spreads": Counts(np.where(cells < 0, -1, cells + WIDE_CELLS * np.arange(5)), 5 * WIDE_CELLS)}
-
-    def _regressed(self, images: Array, targets: Array, m: int, k: int, free: int) -> Array:
-        P, y = (without_mean(images), without_mean(targets)) if free else (images, targets)
-        fit = ridge_fit(P, y, 1e-9, bool(free))
-        left = y - sum_columns(P * fit.heads[:, None, :])
-        level = (sum_rows(targets) - sum_columns(sum_rows(images)[:, None, :] * fit.heads[:, None, :])[0]) / m
-        head = sum_columns(fit.heads[:, None, :] ** 2)[0] / k
-        parts = [sum_rows(left**2) / (m - k - free), level**2 if free else np.zeros_like(head), head]
-        return np.stack(parts, axis=1)
-
-
-SPREADS = Bound(math.sqrt(5.0), 5 * WIDE_CELLS, acute=True)
-
-
 LEGIBLE = 40.0  # users times the root of mu^2 for losses to stand out: then a twentieth of a typical user's is heard
 SOFT = 0.2  # of a user's least loss, added to all of them
 LOWEST_ERROR, ERROR_CELLS = -8, 20  # histograms of errors over their deviations: two cells an octave, from 2^-4 to 2^6
@@ -261,6 +226,7 @@ class HeadErrors:
         users, m, _ = X.shape
         y = with_targets(batch.y).astype(np.float64, copy=False)
         q = y.shape[2]
+        check_shapes(X, y, features=(self.factor,), targets=(self.new_variance, self.target_scale))
         around = residual_targets(self.mean, X, y) / self.target_scale
         rows = self.mean.at_rows(X)
         new = (y - rows) / self.target_scale / np.sqrt(self.new_variance)
@@ -278,10 +244,13 @@ class HeadErrors:
 
 
 def _error_counts(errors: Array) -> Array:
-    """Return how many of each user's errors are in each cell, (users, ERROR_CELLS); what is not finite is in the last."""
-    with np.errstate(divide="ignore"):
-        place = np.floor(2 * np.log2(np.abs(errors))) - LOWEST_ERROR
-    cells = np.clip(np.where(np.isnan(place), ERROR_CELLS, place), 0, ERROR_CELLS - 1).astype(np.int64)
+    """Return how many of each user's errors are in each cell, (users, ERROR_CELLS); what is not finite is in the last.
+
+    A cell is twice the binary logarithm, rounded down, by the bits of the number: see `local.elementary`.
+    """
+    mantissa, exponent = np.frexp(np.where(errors == 0, 2.0**-500, np.abs(errors)))
+    place = 2 * exponent.astype(np.int64) - 1 - (mantissa < math.sqrt(0.5)) - LOWEST_ERROR
+    cells = np.clip(np.where(np.isfinite(errors), place, ERROR_CELLS), 0, ERROR_CELLS - 1)
     each = cells + ERROR_CELLS * np.arange(len(errors))[:, None]
     counts = np.bincount(each.ravel(), minlength=ERROR_CELLS * len(errors)).reshape(len(errors), ERROR_CELLS)
     return counts.astype(np.float64)

@@ -64,44 +64,58 @@ class Location:
 def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, float]) -> float:
     """Return mu^2 with which filters hear a histogram of each column: ten standard deviations are half of the users.
 
-    Where the number of users is not public it is the most that may be spent.
+    It is 0 where even twice the most that may be spent would not do. Where the number of users is not public it is the
+    most.
     """
     least, most = limits
     if run.ledger.budget.relation != "replace-one-user":
         return most * total
     needed = (10 * math.sqrt(2 * columns) / (run.users.facts.users / 2)) ** 2
-    return float(np.clip(needed, least * total, most * total))
+    return 0.0 if needed > 2 * most * total else float(np.clip(needed, least * total, most * total))
 
 
-def find_location(
-    run: Run, total: float, intercept: bool, limits: tuple[float, float]
-) -> tuple[Location, float]:
+def find_location(run: Run, total: float, intercept: bool, limits: tuple[float, float]) -> tuple[Location, float]:
     """Return where columns lie, and what of mu^2 it cost; `limits` are the least and the most for one histogram."""
     facts = run.users.facts
     d, q = facts.features, facts.targets
-    seen = (0 if facts.sparse else d) + q
-    columns = min(d + q, SPARSE_COLUMNS) if facts.sparse else d + q
-    for_sizes, for_levels = (histogram_share(run, total, each, limits) for each in (columns, seen))
-    queries = {
-        "sizes": Query(Bound(math.sqrt(columns), (d + q) * CELLS, acute=True), for_sizes),
-        "rows": Query(Bound(1.0, ROW_CELLS, acute=True), ROWS_SHARE * total),
+    columns = min(d, SPARSE_COLUMNS) if facts.sparse else d
+    shares = {
+        "sizes": (histogram_share(run, total, columns, limits), columns, d * CELLS),
+        "target_sizes": (0.0, q, q * CELLS),
+        "levels": (histogram_share(run, total, d, limits), d, d * SIGNED_CELLS),
+        "target_levels": (0.0, q, q * SIGNED_CELLS),
     }
-    if intercept:
-        queries["levels"] = Query(Bound(math.sqrt(seen), seen * SIGNED_CELLS, acute=True), for_levels)
+    for name in ("target_sizes", "target_levels"):
+        found = histogram_share(run, total, q, limits)
+        shares[name] = (found if found else limits[1] * total, *shares[name][1:])
+    if facts.sparse or not intercept:
+        del shares["levels"]
+    if not intercept:
+        del shares["target_levels"]
+    queries = {
+        name: Query(Bound(math.sqrt(count), size, acute=True), share)
+        for name, (share, count, size) in shares.items()
+        if share
+    }
+    queries["rows"] = Query(Bound(1.0, ROW_CELLS, acute=True), ROWS_SHARE * total)
     released = run.release("scales", ColumnSizes(intercept), queries)
     spent = sum(query.mu_squared for query in queries.values())
-    counts = released["sizes"].value.reshape(d + q, CELLS)
-    features, targets = (read_sizes(part, released["sizes"].sigma) for part in (counts[:d], counts[d:]))
-    scale, varies = (np.concatenate(pair) for pair in zip(features, targets, strict=True))
+    scale, varies = np.ones(d + q), np.zeros(d + q, bool)
+    for name, part in (("sizes", slice(None, d)), ("target_sizes", slice(d, None))):
+        if name in released:
+            count = len(scale[part])
+            scale[part], varies[part] = read_sizes(released[name].value.reshape(count, CELLS), released[name].sigma)
     rows = np.where(released["rows"].value > 3 * released["rows"].sigma, released["rows"].value, 0.0)
-    centre, between = np.zeros(d + q), np.zeros(d + q)
     public = run.ledger.budget.relation == "replace-one-user"
     users = float(facts.users if public else released["rows"].value.sum())
-    if intercept:
-        found, cost = _find_levels(run, released["levels"], seen, for_levels, users)
-        centre[d + q - seen :], between[d + q - seen :] = found
-        spent += cost
-        centre = np.where(np.abs(centre) < 0.3 * between, 0.0, centre)  # zero is as good an origin, and has no noise
+    centre, between = np.zeros(d + q), np.zeros(d + q)
+    for name, part in (("levels", slice(None, d)), ("target_levels", slice(d, None))):
+        if name in released:
+            pages = "levels" if name == "levels" else "target"
+            found, cost = _find_levels(run, released[name], pages, part, d + q, shares[name][0], users)
+            centre[part], between[part] = found
+            spent += cost
+    centre = np.where(np.abs(centre) < 0.3 * between, 0.0, centre)  # zero is as good an origin, and has no noise
     location = Location(scale, varies, centre, between, rows, users)
     least = np.where(varies & (between > 0), 0.5 * scale / math.sqrt(location.typical_rows), 0.0)
     return Location(scale, varies, centre, np.maximum(between, least), rows, users), spent
@@ -125,11 +139,22 @@ def read_sizes(counts: Array, sigma: float) -> tuple[Array, Array]:
 
 
 def _find_levels(
-    run: Run, levels: Release, columns: int, mu_squared: float, users: float
+    run: Run, levels: Release, pages: str, part: slice, columns: int, mu_squared: float, users: float
 ) -> tuple[tuple[Array, Array], float]:
-    """Return centres and spreads of users' means; spread 0: not heard. Columns that octaves cannot tell are looked at
-    again, in windows that narrow."""
-    centre, spread, active = read_octaves(levels.value.reshape(columns, SIGNED_CELLS), levels.sigma, users)
+    """Return centres and spreads of users' means of some columns; spread 0: not heard. Columns that octaves cannot tell
+    are looked at again, in windows that narrow.
+
+    Args:
+        run: asks the users.
+        levels: the released histograms of these columns, by signed octave.
+        pages: begins the names of the pages that look again.
+        part: which of all columns these are.
+        columns: how many there are in all.
+        mu_squared: of each histogram.
+        users: how many there are, roughly.
+    """
+    counts = levels.value.reshape(-1, SIGNED_CELLS)
+    centre, spread, active = read_octaves(counts, levels.sigma, users)
     width = np.where(active, 1.2 * np.abs(centre) / LINEAR_CELLS, 0.0)
     start, spent = centre - LINEAR_CELLS / 2 * width, 0.0
     shapes, places, spreads, sizes = window_shapes()
@@ -139,8 +164,9 @@ def _find_levels(
             break
         size = len(looked) * (LINEAR_CELLS + 2)
         query = Query(Bound(math.sqrt(len(looked)), size, acute=True), mu_squared)
-        step = LevelCells(start, np.where(active, width, 0.0))
-        released = run.release(f"levels-{t}", step, {"cells": query})["cells"]
+        starts, widths = np.zeros(columns), np.zeros(columns)
+        starts[part], widths[part] = start, np.where(active, width, 0.0)
+        released = run.release(f"{pages}-{t}", LevelCells(starts, widths), {"cells": query})["cells"]
         spent += mu_squared
         answers = released.value.reshape(-1, LINEAR_CELLS + 2)[:, 1:-1] @ shapes.T
         few = (spreads < THIN) & (answers / sizes < 0.6 * users)  # some users have one and the same mean, and not most
@@ -166,7 +192,7 @@ def read_octaves(counts: Array, sigma: float, users: float) -> tuple[Array, Arra
     shapes, facts = octave_shapes()
     answers = rest @ shapes.T
     plain = np.where(facts[:, 0] == 0, answers, -np.inf)  # around zero, which is preferred unless it is clearly worse
-    around = answers.max(axis=1) > plain.max(axis=1) + 3 * sigma
+    around = (answers.max(axis=1) > plain.max(axis=1) + 3 * sigma) | (_lean(rest, sigma) > 0.3 * users)
     best = np.where(around, answers.argmax(axis=1), plain.argmax(axis=1))
     middle, deviation, narrow, length = facts[best].T
     answer = np.take_along_axis(answers, best[:, None], axis=1)[:, 0]
@@ -177,6 +203,15 @@ def read_octaves(counts: Array, sigma: float, users: float) -> tuple[Array, Arra
     centre = share * middle
     variance = share * (deviation**2 + middle**2) - centre**2
     return centre, np.sqrt(np.maximum(variance, 0.0)), heard & (narrow > 0) & (share > 0.8)
+
+
+def _lean(counts: Array, sigma: float) -> Array:
+    """Return how many more users have a mean of one sign than of the other, of each column, at least."""
+    sides = counts[:, CELLS + 1 :], counts[:, :CELLS][:, ::-1]
+    peak = (sides[0] + sides[1]).argmax(axis=1)
+    near = np.abs(np.arange(CELLS) - peak[:, None]) <= 5
+    more = np.abs(((sides[0] - sides[1]) * near).sum(axis=1))
+    return np.asarray(more - 2 * sigma * np.sqrt(2.0 * near.sum(axis=1)))
 
 
 @lru_cache(maxsize=1)

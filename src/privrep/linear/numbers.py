@@ -15,25 +15,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
-from scipy.stats import chi2
 
 from privrep.linear.alternation import AlternationSettings, Round, RoundContext, add_weak, iterate
 from privrep.linear.families import (
     ERROR_CELLS,
     LOWEST_ERROR,
-    SPREADS,
     Candidate,
     Families,
     HeadErrors,
-    HeadSpreads,
     Judged,
 )
 from privrep.linear.panel import Descent, Panel, PanelSettings, find_panel
+from privrep.linear.spreads import Spreads
 from privrep.linear.starts import MOST_SQUARED, Initialiser, Start
-from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST
 from privrep.local.prior import QUANTILES, HeadPrior
 from privrep.local.representation import Estimate, Gains, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -47,10 +43,8 @@ PURPOSES = {
     "calibration/noise": "noise of the targets",
     "calibration/tails": "how often errors are large",
 }
-UNKNOWN = 10.0  # variance of levels or slopes over the noise's, where nothing is known: users' own rows decide
-RATIOS = (0.01, 1e6)  # least and largest of the noise's variance that levels or slopes are taken to have at first
-ODDS_ALL = (0.3, 3.0, 100.0)  # variance that slopes in all features explain, over the noise's
-STEPS = (4.0, 2.0)  # factors between neighbours when ratios are refined, one after the other
+ODDS_ALL = (0.3, 2.0)  # variance that slopes in all features explain, over the noise's
+FIRST, SECOND = 6.0, 3.0  # factors between neighbours when ratios are refined, one after the other
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 
@@ -62,7 +56,7 @@ class NumbersSettings:
     common: float = 0.06  # of the first step on the prior mean
     start: float = 0.12
     first_families: float = 0.03
-    families: float = 0.05
+    families: float = 0.08
     calibration: float = 0.02
     again: float = 0.25  # of what is left, for another step on the prior mean beside rounds
 
@@ -138,11 +132,13 @@ class _Learner:
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
         """Return the state, or no direction where heads along it do no better than others."""
         families = self.families(state)
-        spreads = find_spreads(families, "spreads-0", 0.4 * mu_squared)
-        candidates = make_candidates(families, spreads, self.intercept)
+        spreads = families.spreads("spreads-0", 0.4 * mu_squared)
+        candidates = [guess(families, spreads, self.intercept) for guess in (guess_common, guess_shared)]
+        p = families.second.shape[1]
+        candidates += [Candidate(2, odds / p, candidates[0].level, own=not self.intercept) for odds in ODDS_ALL if p]
         self.descent.spent += 0.4 * mu_squared
         if not families.legible(0.6 * mu_squared):
-            return state
+            return state.first(0)
         judged = families.judge("families-0", candidates, 0.6 * mu_squared, relative=True)
         self.descent.spent += 0.6 * mu_squared
         loss = judged.by_factor()
@@ -153,26 +149,21 @@ class _Learner:
         d, k = state.basis.shape
         if not k or k == d:
             for share in (0.4 * left, 0.6 * left):
-                self.descent.step(self._affordable(share), last=share > 0.5 * left)
+                self.descent.step(share, last=share > 0.5 * left)
             return state
         before = self.descent.spent
         if self.descent.heard:
-            self.descent.step(self._affordable(again * left), last=False)
+            self.descent.step(again * left, last=False)
         last = 0.12 * left
         state = run_rounds(self.context, state, self.rank, self.method, left - (self.descent.spent - before) - last)
         families = self.families(state)
-        spreads = find_spreads(families, "spreads-1", 0.2 * last)
-        shared = make_candidates(families, spreads, self.intercept)[1]
+        spreads = families.spreads("spreads-1", 0.2 * last)
+        shared = guess_shared(families, spreads, self.intercept)
         residual = self.panel.residual if spreads.noise_shared is None else math.sqrt(spreads.noise_shared)
         factor = families.first * math.sqrt(shared.slopes)
         self.descent.refit(replace(self.panel, factor=factor, level_ratio=shared.level, residual=residual))
         self.descent.step(0.8 * last, last=True)
         return state
-
-    def _affordable(self, mu_squared: float) -> float:
-        """Return what of a share is left once the histograms that come with the step are paid."""
-        sizing = self.descent.sizing()
-        return mu_squared - (sizing.mu_squared if sizing is not None else 0.0)
 
 
 def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method: Round, left: float) -> Estimate:
@@ -200,92 +191,85 @@ def _all_features(panel: Panel) -> Array:
     return np.diag(np.where(panel.location.varies[:d], 1 / panel.transform.scale, 0.0))
 
 
-@dataclass(frozen=True)
-class Spreads:
-    """Variances that users see alone around the prior mean, over the target's scale squared; None: lost in noise."""
-
-    noise: float | None  # around users' own levels, with common slopes
-    level: float | None  # of levels, with common slopes
-    noise_shared: float | None  # around users' regressions along U
-    level_shared: float | None  # of levels at the origin, with regressions along U
-    head: float | None  # of a coordinate of heads along U
+def guess_common(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
+    """Return the candidate with common slopes whose levels vary as users see it."""
+    if not intercept:
+        return Candidate(0, 0.0, 0.0)
+    return Candidate(0, 0.0, _ratio(spreads.level, spreads.noise, families, MODEST))
 
 
-def find_spreads(families: Families, page: str, mu_squared: float) -> Spreads:
-    """Return variances, read off histograms of what users see alone."""
-    step = HeadSpreads(families.mean, families.first, families.target_scale)
-    released = families.run.release(page, step, {"spreads": Query(SPREADS, mu_squared)})["spreads"]
-    return Spreads(*(_read_variance(part, released.sigma) for part in released.value.reshape(5, WIDE_CELLS)))
+def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
+    """Return the candidate with slopes along U that vary, as do levels, as users see it."""
+    level = _ratio(spreads.level_shared, spreads.noise_shared, families, WIDE) if intercept else 0.0
+    return Candidate(1, _ratio(spreads.head, spreads.noise_shared, families, WIDE), level, own=not intercept)
 
 
-@lru_cache(maxsize=1)
-def _square_shapes() -> Array:
-    """Return shapes of histograms of mean squares of 1, 2, 4, 8 and 16 normal numbers of variance one, in octaves
-    around one, each of length one, (5, 2 HALF + 1)."""
-    edges = 2.0 ** (np.arange(-HALF, HALF + 2) - 0.5)
-    shapes = np.stack([np.diff(chi2.cdf(edges * dof, dof)) for dof in (1, 2, 4, 8, 16)])
-    return np.asarray(shapes / np.linalg.norm(shapes, axis=1, keepdims=True))
-
-
-HALF = 10  # octaves either side of a variance in which squares are looked for
-
-
-def _read_variance(counts: Array, sigma: float) -> float | None:
-    """Return the variance behind a noisy histogram of squares; None where it is lost in noise."""
-    answers = np.stack([np.correlate(counts, shape, mode="same") for shape in _square_shapes()])
-    best = np.unravel_index(int(answers.argmax()), answers.shape)
-    if answers[best] < 5 * sigma:
-        return None
-    row, place = answers[best[0]], int(best[1])
-    shift = 0.0
-    if 0 < place < len(row) - 1:
-        left, middle, right = row[place - 1 : place + 2]
-        shift = 0.5 * (left - right) / min(left - 2 * middle + right, -1e-300)
-    return float(2.0 ** (place + WIDE_LOWEST + np.clip(shift, -0.5, 0.5)))
-
-
-def make_candidates(families: Families, spreads: Spreads, intercept: bool) -> list[Candidate]:
-    """Return candidates with common slopes, with slopes along U, and some whose slopes differ in all features."""
-    k, p, share = families.first.shape[1], families.second.shape[1], 1 / families.rows
-    levels = _ratio(spreads.level, spreads.noise, share) if intercept else 0.0
-    found = [Candidate(0, 0.0, levels)]
-    if k:
-        ratio = _ratio(spreads.level_shared, spreads.noise_shared, share) if intercept else 0.0
-        found.append(Candidate(1, _ratio(spreads.head, spreads.noise_shared, share), ratio, own=not intercept))
-    if p:
-        found += [Candidate(2, odds / p, levels, own=not intercept) for odds in ODDS_ALL]
-    return found
-
-
-def _ratio(square: float | None, noise: float | None, share: float) -> float:
-    """Return a variance over the noise's, less the share of the noise in it; a weak prior's where nothing is known."""
+def _ratio(square: float | None, noise: float | None, families: Families, limits: tuple[float, float]) -> float:
+    """Return a variance over the noise's, less what of the noise is in it; a guess where nothing is known."""
     if square is None or noise is None:
         return UNKNOWN
-    return float(np.clip(square / noise - share, *RATIOS))
+    ratio = square / noise
+    return float(np.clip(max(ratio - 1 / families.rows, 0.2 * ratio), *limits))
+
+
+MODEST = (0.1, 3.0)  # ratios of levels to the noise to begin with, where slopes are common
+WIDE = (0.01, 1e6)  # ratios where slopes along U explain much
+UNKNOWN = 10.0  # where nothing is known: users' own rows decide
+STRONG = 3.0  # a variance that slopes along U explain, over the noise's, from which on they come first
 
 
 def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors: float) -> Representation:
     """Choose the prior, measure the noise, and post the representation."""
-    families, intercept = learner.families(state), learner.intercept
-    spreads = find_spreads(families, "spreads", 0.15 * for_families)
-    candidates = make_candidates(families, spreads, intercept)
-    chosen, left = candidates[0], 0.85 * for_families
-    if families.legible(0.25 * for_families):
-        judged = families.judge("families-1", candidates, 0.25 * for_families, relative=True)
-        best = [judged.candidates[judged.best(among)] for among in judged.groups().values()]
-        chosen, left = choose(judged), left - 0.25 * for_families
-        if len(best) > 1 and families.legible(0.15 * for_families):
-            chosen, left = choose(families.judge("families-2", best, 0.15 * for_families)), left - 0.15 * for_families
-    share = 0.7 * left / len(STEPS)
-    for t, factor in enumerate(STEPS, start=3):
-        around = neighbours(chosen, factor, flip=intercept and factor > STEPS[-1])
-        if len(around) > 1 and families.legible(share):
-            chosen = refine(families.judge(f"families-{t}", around, share), factor)
-            left -= share
-    gains = read_gains(families, chosen, intercept, left)
+    families = learner.families(state)
+    spreads = families.spreads("spreads", 0.2 * for_families)
+    chosen = _Choice(families, spreads, learner.intercept, for_families).make()
+    gains = read_gains(families, chosen, learner.intercept, 0.14 * for_families)
     factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
     prior = measure_errors(learner, factor * math.sqrt(chosen.slopes), chosen, for_errors)
     return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)
+
+
+@dataclass
+class _Choice:
+    """How the prior is chosen: ratios of the likeliest family, then the family, then its ratios again."""
+
+    families: Families
+    spreads: Spreads
+    intercept: bool
+    mu_squared: float
+    asked: int = 0
+
+    def make(self) -> Candidate:
+        k = self.families.first.shape[1]
+        chosen = guess_common(self.families, self.spreads, self.intercept)
+        shared = guess_shared(self.families, self.spreads, self.intercept) if k else None
+        if shared is not None and self.spreads.head is not None and shared.slopes * k > STRONG:
+            chosen = shared
+        chosen = self._refined(chosen, FIRST, 0.22)
+        others = self._others(chosen, shared)
+        if others and self.families.legible(0.22 * self.mu_squared):
+            chosen = choose(self._judge([chosen, *others], 0.22))
+        return self._refined(chosen, SECOND, 0.22, flip=self.intercept)
+
+    def _others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
+        """Return the candidates of the other families, with levels that go with those of the chosen one."""
+        p, level = self.families.second.shape[1], chosen.level
+        found = [shared] if shared is not None and chosen.factor != 1 else []
+        if chosen.factor == 1 and chosen.slopes * self.families.first.shape[1] <= 100 * STRONG:
+            found.append(Candidate(0, 0.0, min(max(level, MODEST[0]), MODEST[1]) if self.intercept else 0.0))
+        if p and chosen.factor == 0:
+            found += [Candidate(2, odds / p, level, own=not self.intercept) for odds in ODDS_ALL]
+        return found
+
+    def _refined(self, chosen: Candidate, factor: float, share: float, flip: bool = False) -> Candidate:
+        around = neighbours(chosen, factor, flip)
+        if len(around) == 1 or not self.families.legible(share * self.mu_squared):
+            return chosen
+        return refine(self._judge(around, share), factor)
+
+    def _judge(self, candidates: list[Candidate], share: float) -> Judged:
+        self.asked += 1
+        return self.families.judge(f"families-{self.asked}", candidates, share * self.mu_squared)
 
 
 def choose(judged: Judged) -> Candidate:

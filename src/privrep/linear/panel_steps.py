@@ -7,7 +7,7 @@ stacked, one per user (see `local.least_squares`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
+from privrep.errors import InputError
 from privrep.heads.posterior import Spread, images_of, spread_of
 from privrep.linear.steps import CELLS, LOWEST, WIDE_CELLS, WIDE_LOWEST, FeatureSizes, octaves, pulled
 from privrep.local.least_squares import ROUNDING, centred
@@ -37,6 +38,34 @@ def with_targets(y: Floats) -> Floats:
     return y if y.ndim == 3 else y[:, :, None]
 
 
+def check_shapes(
+    X: Floats | SparseRows,
+    y: Floats,
+    mean: PriorMean | None = None,
+    *,
+    features: Sequence[Array | None] = (),
+    targets: Sequence[Array] = (),
+    columns: Sequence[Array] = (),
+) -> None:
+    """Raise InputError unless public arrays are for rows such as these. It looks at shapes alone.
+
+    Args:
+        X: rows (users, m, d).
+        y: targets (users, m, q).
+        mean: of such rows.
+        features: arrays with a row for each feature.
+        targets: vectors with a number for each target.
+        columns: vectors with a number for each feature and each target.
+    """
+    d, q = X.shape[2], y.shape[2]
+    if mean is not None:
+        mean.check_rows(d, q)
+    fit = all(array is None or len(array) == d for array in features)
+    fit = fit and all(array.shape == (q,) for array in targets) and all(array.shape == (d + q,) for array in columns)
+    if not fit:
+        raise InputError(f"a step for other rows cannot be asked of rows with {d:,} features and {q:,} targets.")
+
+
 def row_cell(rows: int) -> int:
     """Return the cell of a number of rows: 1 to 4 each have their own, then there is one an octave."""
     return rows - 1 if rows <= 4 else min(1 + math.ceil(math.log2(rows)), ROW_CELLS - 1)
@@ -49,9 +78,10 @@ def rows_of_cells() -> Array:
 
 @dataclass(frozen=True)
 class ColumnSizes:
-    """Three histograms: sizes of columns within users, users' means of columns by signed octave, numbers of rows.
+    """Histograms of columns: sizes within users, users' means by signed octave; and of numbers of rows.
 
-    Sparse features have no histogram of means: their mean is near zero, and their targets alone are located.
+    Features and targets have histograms of their own: those of targets may be had at a lower price. Sparse features
+    have none of means: their mean is near zero.
     """
 
     several_targets: ClassVar[bool] = True
@@ -61,16 +91,23 @@ class ColumnSizes:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
         y = with_targets(batch.y)
-        sizes = FeatureSizes(self.intercept)(replace(batch, y=y))["sizes"]
-        columns = [y] if isinstance(X, SparseRows) else [X, y]
-        means = np.concatenate([_means(part) for part in columns], axis=1)
-        cells = signed_octaves(means) + SIGNED_CELLS * np.arange(means.shape[1])
-        rows = np.full((len(means), 1), row_cell(X.shape[1]))
-        return {
-            "sizes": sizes,
-            "levels": Counts(cells, SIGNED_CELLS * means.shape[1]),
+        one = np.zeros(y.shape[:2])  # a single target, which is not counted among the columns
+        sizes = FeatureSizes(self.intercept)
+        rows = np.full((len(y), 1), row_cell(X.shape[1]))
+        found: dict[str, Contributions] = {
+            "sizes": sizes(replace(batch, y=one))["sizes"],
+            "target_sizes": sizes(UserBatch(y, one))["sizes"],
+            "target_levels": _level_counts(y),
             "rows": Counts(rows, ROW_CELLS),
         }
+        return found if isinstance(X, SparseRows) else found | {"levels": _level_counts(X)}
+
+
+def _level_counts(values: Floats) -> Counts:
+    """Return users' means of columns (users, m, columns) by signed octave, a histogram for each column."""
+    means = _means(values)
+    columns = means.shape[1]
+    return Counts(signed_octaves(means) + SIGNED_CELLS * np.arange(columns), SIGNED_CELLS * columns)
 
 
 def _means(values: Floats) -> Array:
@@ -107,8 +144,13 @@ class LevelCells:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
         y = with_targets(batch.y)
-        columns = [y] if isinstance(X, SparseRows) else [X, y]
-        means = np.concatenate([_means(part) for part in columns], axis=1)
+        if self.start.shape != self.width.shape or len(self.width) != y.shape[2]:
+            check_shapes(X, y, columns=(self.start, self.width))
+        means = _means(y)
+        if not isinstance(X, SparseRows) and len(self.width) > y.shape[2]:
+            means = np.concatenate([_means(X), means], axis=1)
+        elif len(self.width) > y.shape[2]:
+            means = np.concatenate([np.zeros((len(means), X.shape[2])), means], axis=1)
         counted = np.flatnonzero(self.width > 0)
         place = np.floor((means[:, counted] - self.start[counted]) / self.width[counted])
         cells = np.clip(np.where(np.isfinite(place), place, -1.0), -1, LINEAR_CELLS).astype(np.int64) + 1
@@ -133,8 +175,10 @@ class PanelMoments:
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X
-        users, m, d = X.shape
-        joined = np.concatenate([X, with_targets(batch.y)], axis=2).astype(np.float64, copy=False)
+        users, m, _ = X.shape
+        y = with_targets(batch.y)
+        check_shapes(X, y, columns=(self.scale, self.centre, self.between))
+        joined = np.concatenate([X, y], axis=2).astype(np.float64, copy=False)
         means = _means(joined)
         rows = joined - means[:, None, :] if self.intercept else joined
         rounding = ROUNDING * np.abs(joined).max(axis=1, keepdims=True)
@@ -181,7 +225,9 @@ class CommonGradient:
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
-        residuals = residual_targets(self.mean, X, with_targets(batch.y)) / self.target_scale
+        y, z = with_targets(batch.y), self.transform
+        check_shapes(X, y, features=(self.factor, z.scale, z.whitening), targets=(self.target_scale,))
+        residuals = residual_targets(self.mean, X, y) / self.target_scale
         images = images_of(X, self.factor, self.mean, own=False)
         spread = spread_of(images, np.ascontiguousarray(residuals[:, :, 0]))
         weighed = spread.apply(residuals)  # B_0 r, (users, m, q)
@@ -192,8 +238,7 @@ class CommonGradient:
         for i, (_, norm, bend) in enumerate(parts.values()):
             ratio = np.divide(norm, bend, out=np.zeros_like(norm), where=bend > 0)
             pair = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
-            pair += np.array([0, WIDE_CELLS]) + i * COMMON_CELLS
-            cells.append(np.where(np.stack([norm, ratio], axis=1) > 0, pair, -1))
+            cells.append(np.where(pair < 0, -1, pair + np.array([0, WIDE_CELLS]) + i * COMMON_CELLS))
         counts = Counts(np.concatenate(cells, axis=1), COMMON_CELLS * len(parts))
         return {key: part[0] for key, part in parts.items()} | {"sizes": counts}
 
@@ -252,6 +297,7 @@ def _with_curvature(
 
 def residual_targets(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:
     """Return targets (users, m, q) minus the prior mean, in double precision."""
+    check_shapes(X, y, mean)
     return y.astype(np.float64, copy=False) - mean.of_users(X)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from privrep.data.sparse import SparseRows
+from privrep.errors import InputError
 from privrep.typing import Array, Floats, Matrix, Vector
 
 
@@ -37,6 +38,21 @@ class PriorMean:
     spread: Vector  # (r,): variance of users' means in them
     context: Matrix  # (r, q): what a user's mean row says of its level, beyond the slopes
     intercept: bool
+
+    def __post_init__(self) -> None:
+        (d, q), r = self.slopes.shape, len(self.spread)
+        shapes = {"level": (q,), "centre": (d,), "located": (d,), "axes": (d, r), "context": (r, q)}
+        if any(getattr(self, name).shape != shape for name, shape in shapes.items()):
+            raise InputError("the arrays of a prior mean do not fit each other; make it anew.")
+
+    def check_rows(self, features: int, targets: int) -> None:
+        """Raise InputError unless the mean is one of rows with so many features and targets.
+
+        Otherwise arrays of other shapes could be spread over rows, which would then have more targets than they have.
+        """
+        if self.slopes.shape != (features, targets):
+            mine = "{:,} features and {:,} targets".format(*self.slopes.shape)
+            raise InputError(f"a prior mean of {mine} does not go with rows of {features:,} and {targets:,}.")
 
     @classmethod
     def nothing(cls, features: int, targets: int, intercept: bool) -> PriorMean:

@@ -66,6 +66,11 @@ class Gains:
         """Return by how much heads beat what users could do alone: a logarithm, negative where they do not."""
         return min(self.alone, 0.0) - self.heads
 
+    @property
+    def clear(self) -> bool:
+        """Return whether heads beat what users could do alone by clearly more than the noise."""
+        return self.over_alone >= 2 * self.sigma
+
 
 @dataclass(frozen=True)
 class Representation:
@@ -114,6 +119,11 @@ class Representation:
         Factors of items are shrunk by their noise, so that more of it does no harm.
         """
         return self.mean_error > (0.3 if self.ratings is None else 0.5)
+
+    @property
+    def learned_nothing(self) -> bool:
+        """Return whether users are no better off than alone, as far as the releases tell."""
+        return self.mostly_noise if self.gains is None else not self.gains.clear
 
     @property
     def trust(self) -> float:
