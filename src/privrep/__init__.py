@@ -13,7 +13,15 @@ from privrep.linear.registry import ESTIMATORS
 
 if TYPE_CHECKING:
     from privrep.data.synthetic import ClassPopulation, Population, make_class_population, make_population
-    from privrep.errors import BudgetExceeded, InputError, NothingLearned, PrivrepError, ResumeError
+    from privrep.errors import (
+        BudgetExceeded,
+        InputError,
+        NothingLearned,
+        PrivrepError,
+        ResumeError,
+        UnknownUsers,
+        WeakPrivacy,
+    )
     from privrep.estimators.classification import PrivateFedRepClassifier
     from privrep.estimators.clip import DPClip as DPClip
     from privrep.estimators.margin import PrivateMarginSelector
@@ -45,6 +53,8 @@ _WHERE = {
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.heads.personal",
+    "UnknownUsers": "privrep.errors",
+    "WeakPrivacy": "privrep.errors",
     "make_class_population": "privrep.data.synthetic",
     "make_population": "privrep.data.synthetic",
 }
@@ -66,6 +76,8 @@ __all__ = [
     "PrivrepError",
     "ResumeError",
     "Taste",
+    "UnknownUsers",
+    "WeakPrivacy",
     "make_class_population",
     "make_population",
 ]

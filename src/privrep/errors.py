@@ -16,7 +16,15 @@ class BudgetExceeded(PrivrepError, RuntimeError):
 
 
 class NothingLearned(UserWarning):
-    """The released representation is mostly noise: this population is too small for this budget."""
+    """Users are no better off than alone, as far as releases tell: this population is too small for this budget."""
+
+
+class WeakPrivacy(UserWarning):
+    """The budget promises users little: its epsilon is very large, or its delta is not below one over the users."""
+
+
+class UnknownUsers(UserWarning):
+    """Some rows are of users who were not in `fit`: the prior mean predicted them. The message counts both."""
 
 
 class ResumeError(PrivrepError, RuntimeError):

@@ -23,6 +23,7 @@ import privrep
 from privrep import PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, cli
 from privrep.cli.console import Bar
 from privrep.data.synthetic import make_class_population, make_population
+from privrep.heads.fitting import HEAD_KINDS
 from privrep.linear.registry import DEFAULT, ESTIMATORS
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
@@ -178,7 +179,7 @@ def test_fit_takes_its_options(tables: Path, tmp_path: Path, capsys: pytest.Capt
     assert config.scale == (2.0, 1.0)
     heads = models.load(out).heads
     assert heads is not None
-    assert set(heads.kind) == {0}
+    assert {HEAD_KINDS[kind] for kind in heads.kind} == {"posterior"}
 
 
 def test_fit_as_the_paper_has_it(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -602,7 +603,7 @@ def test_predict_needs_no_target(
 
 def test_predict_refuses(tables: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "p.csv"
-    said = refused(capsys, "predict", fitted, tables / "new.csv", "--out", out)
+    said = refused(capsys, "predict", fitted, tables / "new.csv", "--out", out, "--refuse-unknown")
     assert "user 100" in said
     assert "row 1 " in said
     assert "personalize" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -118,9 +120,9 @@ def test_new_user_gets_a_head_as_good_as_the_others(fitted):
     U = np.linalg.qr(fitted.representation_)[0]
     v = rng.normal(size=2)
     X = rng.normal(size=(200, 6))
-    y = X @ U @ v + 1.0 + 0.05 * rng.normal(size=200)
+    y = X @ U @ v + 3.0 + 0.05 * rng.normal(size=200)
     head = fitted.personalize(X[:8], y[:8])
-    assert head.kind == "shared"
+    assert head.kind == "posterior"
     assert np.mean((head.predict(X[8:]) - y[8:]) ** 2) < 0.02
 
 
@@ -241,7 +243,7 @@ def test_bad_calls(data, fitted):
     with pytest.raises(InputError, match="needs groups"):
         fitted.predict(X)
     with pytest.raises(InputError, match=r"user 99999 .* was not in fit"):
-        fitted.predict(X[:1], groups=[99999])
+        copy.copy(fitted).set_params(unknown_users="refuse").predict(X[:1], groups=[99999])
     with pytest.raises(InputError, match="one user per row"):
         fitted.predict(X, groups=groups[:5])
     with pytest.raises(InputError, match="one user per observation"):

@@ -38,9 +38,11 @@ from privrep.linear.methods.margin_selection import margin_selection
 from privrep.linear.methods.priv_altmin import QuarterEquations, paper_altmin, priv_altmin
 from privrep.linear.methods.private_fedrep import paper_fedrep, private_fedrep
 from privrep.linear.nets import Net, RandomNet, Zooming
+from privrep.linear.panel_steps import Residual
 from privrep.linear.starts import INITIALISERS
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, PowerStep
 from privrep.local.losses import Loss
+from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform, Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
@@ -126,6 +128,19 @@ def numbers(
     return UserTable.from_rows(X, y, np.repeat(np.arange(users), 10))
 
 
+def panel(users: int = 400, targets: int = 1, kind: str = "dense") -> UserTable:
+    """Users with levels far from zero, common slopes, and some with few rows."""
+    table, rng = numbers(users, targets=targets, kind=kind), np.random.default_rng(10)
+    user = np.repeat(np.arange(users), 10)
+    kept = np.arange(10 * users) % 10 < (2 + user % 9)
+    slopes = np.linspace(1, 2, 6).astype(np.float32)
+    moved = 100 + rng.normal(size=users)[user] + table.X @ slopes
+    y = table.y + (moved if targets == 1 else moved[:, None])
+    return UserTable.from_rows(
+        sparse.csr_matrix(table.X)[kept] if kind == "sparse" else table.X[kept], y[kept], user[kept]
+    )
+
+
 def labels(classes: int, kind: str = "dense") -> UserTable:
     rng = np.random.default_rng(6)
     table = make_class_population(rng, 300, 6, 2, 12, classes).sample(rng)
@@ -168,6 +183,12 @@ FITS: dict[str, tuple[Callable[[], Run], Callable[[Run], Any]]] = {
     "fedrep, no intercept": (lambda: run_of(numbers()), lambda run: private_fedrep(run, 3, intercept=False)),
     "fedrep, targets": (lambda: run_of(numbers(targets=3)), lambda run: private_fedrep(run, 2)),
     "fedrep, sparse": (lambda: run_of(numbers(kind="sparse")), lambda run: private_fedrep(run, 2)),
+    "fedrep, rank 0": (lambda: run_of(panel()), lambda run: private_fedrep(run, 0)),
+    "fedrep, levels": (lambda: run_of(panel(), 100.0), lambda run: private_fedrep(run, None)),
+    "fedrep, levels, targets": (lambda: run_of(panel(targets=3), 100.0), lambda run: private_fedrep(run, None)),
+    "fedrep, levels, sparse": (lambda: run_of(panel(kind="sparse"), 100.0), lambda run: private_fedrep(run, None)),
+    "altmin, levels": (lambda: run_of(panel(), 100.0), lambda run: priv_altmin(run, None)),
+    "centaur, levels, targets": (lambda: run_of(panel(targets=2), 100.0), lambda run: centaur_linear(run, None)),
     "altmin": (lambda: run_of(numbers()), lambda run: priv_altmin(run, 2)),
     "altmin, targets": (lambda: run_of(numbers(targets=2)), lambda run: priv_altmin(run, 2)),
     "centaur": (lambda: run_of(numbers()), lambda run: centaur_linear(run, 2)),
@@ -322,7 +343,7 @@ def test_every_array_of_the_list_declares_its_number_of_axes() -> None:
         for each, declared in travelling.fields_of(name).items()
         if any(travelling.fits(np.zeros((1,) * axes, kind), declared, name) for axes in (1, 2) for kind in "f?i")
     ]
-    assert len(arrays) == 34
+    assert len(arrays) == 61
 
 
 @dataclass(frozen=True)
@@ -378,7 +399,15 @@ def test_steps_for_several_targets_are_those_that_say_so_themselves() -> None:
     pytest.importorskip("torch")
     declared = {name for name in (*STEPS, *HELD) if travelling.takes_several_targets(name)}
     assert declared == {
+        "privrep.linear.families:HeadErrors",
+        "privrep.linear.families:HeadLosses",
         "privrep.linear.methods.priv_altmin:NormalEquations",
+        "privrep.linear.panel_steps:ColumnSizes",
+        "privrep.linear.panel_steps:CommonGradient",
+        "privrep.linear.panel_steps:LevelCells",
+        "privrep.linear.panel_steps:PanelMoments",
+        "privrep.linear.panel_steps:Residual",
+        "privrep.linear.spreads:HeadSpreads",
         "privrep.linear.steps:FeatureSizes",
         "privrep.linear.steps:Frequencies",
         "privrep.linear.steps:LeaveOneOutGradient",
@@ -395,6 +424,10 @@ def test_steps_for_several_targets_are_those_that_say_so_themselves() -> None:
         assert type(decode(*encode(holder), 4, 1)) is type(holder)
         with pytest.raises(InputError, match="one target"):
             decode(*encode(holder), 4, 3)
+    residual = Residual(inner, PriorMean.nothing(4, 3, True))  # it hands on as many targets as there are
+    assert isinstance(decode(*encode(residual), 4, 3), Residual)
+    with pytest.raises(InputError, match="one target"):
+        decode(*encode(replace(residual, step=QuarterEquations(np.eye(4)[:, :2], 1.0, 1.0))), 4, 3)
     hidden = ProjectedStep(
         Encoded(ModelUpdate(np.zeros(4), FeatureTransform.plain(4), 0.1, True), 3), Projection(None, 1.0)
     )

@@ -21,9 +21,9 @@ from privrep.heads.regression import (
     rating_candidate,
     shared_candidate,
 )
-from privrep.linear.methods.private_fedrep import private_fedrep
+from privrep.linear.alternation import AlternationSettings, RoundContext, preference
 from privrep.linear.references import alone
-from privrep.local.representation import Ratings, Representation
+from privrep.local.representation import Estimate, Ratings, Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
@@ -258,7 +258,10 @@ def test_what_others_found_helps_users_choose_on_few_rows(directions):
     truth = make_population(rng, 2500, 8, directions, 10, 0.1)
     table = truth.sample(table_rng)
     run = Run(InMemoryUsers(table), Ledger(Budget(20.0, 1e-6), seeded=True), Billboard(), simulated_noise(3))
-    learned = private_fedrep(run, 2)
+    plain, basis = FeatureTransform.plain(8), truth.U[:, :2]
+    problem = RoundContext(run, plain, True, AlternationSettings())
+    votes = preference(problem, Estimate(basis, np.zeros((2, 2))), 0.01 * run.ledger.capacity)
+    learned = Representation(basis, plain, 0.01, preference=votes)
     assert learned.preference is not None
     error, without = (
         truth.population_mse(heads.weights(learned), heads.intercept)

@@ -13,6 +13,7 @@ import numpy as np
 from experiments.fedavg import LocalUpdate
 from hypothesis import Phase
 from hypothesis import strategies as st
+from panel import panel_questions
 from scipy import sparse
 
 from privrep.data.sparse import SparseRows
@@ -91,7 +92,7 @@ def questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[str, Qu
         "gradient, whitened": (LeaveOneOutGradient(U, whitened, 0.3, 0.02, intercept), step),
         "gradient, no ridge": (LeaveOneOutGradient(U, FeatureTransform.plain(d), 1.0, 0.0, intercept), tight),
         "gradient, wild weight": (LeaveOneOutGradient(U, far, 1e30, 1e-3, intercept), step),
-    } | (of_papers(d, k, intercept) if targets == 1 else {})
+    } | (panel_questions(d, k, intercept, targets) | (of_papers(d, k, intercept) if targets == 1 else {}))
 
 
 def of_papers(d: int, k: int, intercept: bool) -> dict[str, Question]:
@@ -116,8 +117,10 @@ def sparse_questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[
     transform = transforms(d, targets)[0]
     columns = d + (targets if targets > 1 else 0)
     sizes = Bound(math.sqrt(min(columns, SPARSE_COLUMNS)), columns * CELLS, acute=True)
-    asked = {name: question for name, question in questions(d, k, intercept, targets).items() if "whitened" not in name}
-    return asked | {
+    asked = questions(d, k, intercept, targets)
+    return {
+        **{name: question for name, question in asked.items() if "whitened" not in name and "full" not in name},
+        **panel_questions(d, k, intercept, targets, sparse=True),
         "feature sizes": (FeatureSizes(intercept), {"sizes": sizes}),
         "frequencies": (Frequencies(transform.scale), {"frequencies": Bound(math.sqrt(2.0), d + 1)}),
         "power": (PowerStep(basis(d, k), transform, intercept), {"image": Bound(DIRECTION_ONLY, d * k)}),

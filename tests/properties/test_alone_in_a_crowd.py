@@ -85,7 +85,7 @@ SPARSE = {
     f"{name}{'' if intercept else ', no intercept'}": step
     for intercept in (True, False)
     for name, step in framed(SCALED, intercept).items()
-    if getattr(step, "sparse", False)
+    if step.spec.accepts_sparse
 } | {
     "frequencies": Frequencies(SCALE, 0.7),
     "taste moments": TasteMoments(np.arange(D), 0.3, 0.3),

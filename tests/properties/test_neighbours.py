@@ -170,6 +170,8 @@ def swapped(X: np.ndarray, y: np.ndarray, rows: int, scale: float) -> UserTable:
 
 IN_CROWDS = ("feature sizes", "second moments, whitened", "directions", "residuals", "power", "gradient")
 IN_CROWDS += ("gradient, whitened", "gradient, no ridge")
+IN_CROWDS += ("column sizes", "level cells", "panel moments", "common, with slopes", "common, full, with slopes")
+IN_CROWDS += ("head losses", "head losses, relative", "head spreads", "head errors", "residual gradient")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])

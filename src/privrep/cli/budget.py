@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,21 +16,33 @@ if TYPE_CHECKING:
     from privrep.models.planning import PlanningProblem
     from privrep.privacy.ledger import Budget
 
+ROUGH = (
+    "Rough: of simulated fits of made-up populations, nine in ten errors were within a tenth of what is said here, and "
+    "where nothing turns into something a factor of two more or fewer users may decide. Real data needs more."
+)
+
 
 def budget(
     delta: Annotated[float, typer.Option(help="Privacy budget, second part.")],
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget: what noise does it ask for?")] = None,
     noise: Annotated[float | None, typer.Option(help="Noise multiplier: what epsilon does it cost?")] = None,
     releases: Annotated[int, typer.Option(help="With --noise: how many releases with that noise.")] = 1,
-    features: Annotated[int | None, typer.Option(help="With --epsilon: how many users does a problem need?")] = None,
-    rank: Annotated[int | None, typer.Option(help="Columns of the representation, for --features.")] = None,
+    features: Annotated[int | None, typer.Option(help="With --epsilon: how good will predictions be?")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Directions in which users' slopes differ, 0 for none, for --features.")
+    ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows of each user, for --features.")] = None,
-    noise_level: Annotated[
-        float, typer.Option(help="Noise of the target as a multiple of what a user's own best model explains.")
-    ] = 0.5,
+    users: Annotated[int | None, typer.Option(help="How many there are, if that is known.")] = None,
+    noise_level: Annotated[float, typer.Option(help="Deviation of targets around their user's own line.")] = 1.0,
+    levels: Annotated[float, typer.Option(help="Deviation of users' levels.")] = 1.0,
+    slopes: Annotated[float, typer.Option(help="Deviation of what users' own slopes add to a target.")] = 0.5,
+    common: Annotated[float, typer.Option(help="Deviation of what slopes common to all add to a target.")] = 0.5,
+    gain: Annotated[
+        float | None, typer.Option(help="By which part squared errors are to be smaller than by users' own means.")
+    ] = None,
     relation: Annotated[str, typer.Option(help="For --features: the relation of the fit.")] = "replace-one-user",
 ) -> None:
-    """What a budget buys: epsilon to noise, noise to epsilon, or roughly how many users a problem needs."""
+    """What a budget buys: epsilon to noise, noise to epsilon, or roughly how good predictions will be."""
     from privrep.models.planning import PlanningProblem
     from privrep.privacy.accounting import check_budget
     from privrep.privacy.ledger import Budget
@@ -46,13 +59,25 @@ def budget(
         check_budget(epsilon, delta)  # a pure budget buys no Gaussian noise
         whole = Budget(epsilon, delta, check_relation(relation))
         if features is not None and rank is not None and rows is not None:
-            _show_needs(PlanningProblem(features, rank, rows, noise_level), whole)
+            _check_asked(users, gain)
+            problem = PlanningProblem(features, rank, rows, noise_level, levels, slopes, common)
+            _show_problem(problem, whole)
+            if users is not None:
+                _show_errors(users, problem, whole)
+            _show_goals(users, problem, whole, gain)
         elif len(missing) == len(shape):
             _show_noise(whole)
         else:
             raise InputError(f"--features, --rank and --rows go together; --{missing[0]} is missing.")
     else:
         raise InputError("give either --epsilon or --noise.")
+
+
+def _check_asked(users: int | None, gain: float | None) -> None:
+    if users is not None and users < 1:
+        raise InputError(f"--users must be at least 1. Got {users} instead.")
+    if gain is not None and not 0 < gain < 1:
+        raise InputError(f"--gain is a part of the squared error, between 0 and 1. Got {gain} instead.")
 
 
 def _show_cost(noise: float, releases: int, delta: float) -> None:
@@ -64,32 +89,67 @@ def _show_cost(noise: float, releases: int, delta: float) -> None:
 
 
 def _show_noise(whole: Budget) -> None:
-    from privrep.models.planning import default_releases
+    from privrep.models.planning import plan_parts
 
     say(f"epsilon {whole.epsilon:g}, delta {whole.delta:g}: mu {whole.mu:.6g}")
     say(f"One release that spends it all: noise multiplier {1 / whole.mu:.6g}")
-    table = Table("release of a default fit", "share of budget", "noise multiplier")
-    right(table, 1, 2)
-    for planned in default_releases(whole):
-        table.add_row(planned.name, f"{planned.share:.1%}", f"{planned.noise_multiplier:.4g}")
+    table = Table("part of a default fit of numbers", "pages", "share of\nbudget", "noise multiplier,\nas one release")
+    right(table, 2, 3)
+    for part in plan_parts(whole):
+        table.add_row(part.purpose, ", ".join(part.pages), f"{part.share:.1%}", f"{part.noise_multiplier:.4g}")
     console().print(table)
     console().print(NOISE_MULTIPLIER, style="dim")
 
 
-def _show_needs(p: PlanningProblem, whole: Budget) -> None:
-    from privrep.models.planning import needs
-
-    table = Table("what you want", "users you need, roughly")
-    right(table, 1)
-    for need in needs(p, whole):
-        table.add_row(need.goal, "more than one fit takes" if need.users is None else f"{need.users:,}")
+def _show_problem(p: PlanningProblem, whole: Budget) -> None:
+    own = f"users' own slopes {p.slopes:g}, " if p.rank else ""
     say(
-        f"{p.features} features, rank {p.rank}, {p.rows} rows each, noise {p.noise:g} x signal; "
-        f"epsilon {whole.epsilon:g}, delta {whole.delta:g}, {whole.relation}"
+        f"{p.features} features, rank {p.rank}, {p.rows} rows each; epsilon {whole.epsilon:g}, delta {whole.delta:g}, "
+        f"{whole.relation}"
     )
+    say(f"Deviations: noise {p.noise:g}, levels {p.levels:g}, {own}common slopes {p.common:g}")
+
+
+def _show_errors(users: int, p: PlanningProblem, whole: Budget) -> None:
+    from privrep.models.forecast import forecast
+
+    found = forecast(users, p, whole)
+    table = Table("predictions by", "error (RMSE)", "squared error,\nagainst own means", title=f"{users:,} users")
+    right(table, 1, 2)
+    for name, error in (
+        ("each user's own mean", found.mean),
+        ("each user alone, a regression of its own", found.alone),
+        ("a mixed model without privacy", found.mixed),
+        ("privrep", found.private),
+    ):
+        change = f"{error / found.mean - 1:+.0%}"
+        table.add_row(name, f"{math.sqrt(error):.3g}", change, style="bold" if name == "privrep" else "")
     console().print(table)
-    console().print(
-        "Rough: mostly within a factor of two for uncorrelated features and users who differ in all directions alike. "
-        "Real data needs more. The step from nothing to found is sudden: plan above it.",
-        style="dim",
-    )
+    if p.rank:
+        say(f"Mean squared sine of the representation: {found.sine:.2g} (0 is exact, 1 is nothing learned)")
+
+
+def _show_goals(users: int | None, p: PlanningProblem, whole: Budget, gain: float | None) -> None:
+    """Say what a gain takes; where users' slopes differ, also what a representation takes."""
+    from privrep.models.forecast import find_goals
+    from privrep.models.planning import users_needed
+
+    epsilon = [f"epsilon that\n{users:,} need"] if users is not None else []
+    table = Table("what you want", "squared error\nsmaller by", f"users you need\nat {whole.epsilon:g}", *epsilon)
+    right(table, *range(1, 3 + len(epsilon)))
+    goals = find_goals(p, whole, users, gain)
+    for goal in goals:
+        needed = "above 20" if goal.epsilon is None else f"{goal.epsilon:g}"
+        table.add_row(goal.goal, f"{goal.gain:.1%}", _count(goal.users), *([needed] if epsilon else []))
+    if 0 < p.rank < p.features and p.slopes:
+        for error, what in ((0.1, "the representation holds 90% of what is shared"), (0.01, "it holds 99%")):
+            table.add_row(what, "", _count(users_needed(p, whole, error)))
+    if not goals:
+        say("Even a mixed model without privacy gains next to nothing over users' own means here.")
+    if table.row_count:
+        console().print(table)
+    console().print(ROUGH, style="dim")
+
+
+def _count(users: int | None) -> str:
+    return "more than one fit takes" if users is None else f"{users:,}"

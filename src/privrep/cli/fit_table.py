@@ -181,12 +181,14 @@ def _check_rank(config: Config, features: int) -> None:
 
 
 def _check_count(source: TableSource, config: Config, count: int) -> None:
+    """Refuse more users than one fit takes, and remark on a budget that promises them little."""
+    from privrep.models.promise import find_weaknesses
     from privrep.privacy.bounds import MAX_USERS
 
     if count > MAX_USERS:
         raise InputError(f"{source.path} has {count:,} users; one fit takes at most {MAX_USERS:,}.")
-    if config.relation == "replace-one-user" and config.delta * count >= 1:
-        note(f"delta {config.delta:g} is a weak promise to {count:,} users: keep it far below 1 in them.")
+    for weakness in find_weaknesses(config.epsilon, config.delta, config.relation, count):
+        note(weakness)
 
 
 @contextmanager
@@ -202,18 +204,25 @@ def stoppable(out: Path) -> Iterator[None]:
 
 
 def summarise(fitted: Model, out: Path, asked: Columns) -> None:
-    report = fitted.privacy
+    """Say what a fit did, what was learned, and what may be published."""
+    from privrep.models.gains import describe_gains, judge_nothing
+    from privrep.models.promise import describe_rest
+
+    report, learned = fitted.privacy, fitted.representation
     assert fitted.heads is not None
     say(f"Model: {out}")
     say(
         f"Privacy: epsilon {report.epsilon:.4g} of {report.epsilon_budget:g} spent, delta {report.delta:g}, "
         f"{report.unit} level, {report.relation}"
     )
+    if rest := describe_rest(report):
+        say(rest)
     for line in _contents(fitted, fitted.heads, asked):
         say(line)
-    if fitted.representation.mostly_noise:
-        what = "NO FACTORS WERE" if fitted.config.ratings else "NOTHING WAS"
-        shout(f"{what} LEARNED: the representation is mostly noise. It takes more users or a larger epsilon.")
+    if nothing := judge_nothing(learned):
+        shout(f"{'NO FACTORS WERE' if fitted.config.ratings else 'NOTHING WAS'} LEARNED: {nothing}.")
+    elif learned.gains is not None:
+        say(describe_gains(learned))
     if report.seeded:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
     else:
@@ -223,6 +232,7 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
 
 def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
     """What is in the model, a line each."""
+    from privrep.models.gains import FAMILIES, find_family
     from privrep.models.sections import in_words
 
     c, (features, rank) = fitted.config, fitted.representation.basis.shape
@@ -242,7 +252,11 @@ def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
         how = "declared" if asked.by_category[name] else "selected privately"
         other = "other items are predicted with a user's mean" if c.ratings else "rows with others have no such feature"
         yield f"Values of {name}: {len(listed):,} named ({how}); {other}"
-    if not c.ratings:
+    prior = fitted.representation.prior
+    if prior is not None:
+        level = ", and a level of each user's own" if prior.mean.intercept else ""
+        yield f"Heads: {FAMILIES[find_family(fitted.representation, prior)]}{level}"
+    elif not c.ratings:
         yield _kinds(heads, c.loss is not None)
 
 

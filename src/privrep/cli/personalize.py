@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -44,11 +45,10 @@ def personalize(
     """Heads for users who were not in the fit, from their own rows and the public representation. Costs no privacy.
 
     Without --out they join the heads in FOLDER/private. With --out they go to a file of weights that only you can read.
+    With --user-id, a table of numbers may have a header and no rows: that user's head is then the prior mean.
     """
-    from privrep.heads.fitting import fit_heads
     from privrep.heads.store import write_heads
     from privrep.models.model import load
-    from privrep.users.streaming import StreamingUsers
 
     if out is not None:
         check_file(out, overwrite, (".json", ".csv", ".parquet"), folder)
@@ -56,14 +56,14 @@ def personalize(
             raise InputError("--replace is for the heads in the model folder; with --out use --overwrite.")
     fitted = load(folder)
     targets = _targets(fitted, target, folder)
-    with _with_user_column(table, fitted, user, user_id) as (path, column):
-        source = open_table(path, fitted, column, targets, features, item)
-        with StreamingUsers.open(source) as users:
-            c = fitted.config
-            net, loss = c.safety_net, fitted.loss
-            new = fit_heads(users.blocks(), fitted.representation, intercept=c.intercept, safety_net=net, loss=loss)
+    if user_id is not None and fitted.representation.prior is not None and _has_no_rows(table):
+        new, names = _head_without_rows(fitted, user_id, features, named=out is not None)
+    else:
+        with _with_user_column(table, fitted, user, user_id) as (path, column):
+            source = open_table(path, fitted, column, targets, features, item)
+            new, names = _heads_of_rows(source, fitted), list(source.feature_names)
     if out is not None:
-        _write_weights(new, fitted, source, out)
+        _write_weights(new, fitted, _Names(names, targets), out)
         say(f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}: {out} (readable by you alone)")
         return
     before, came = 0, len(new.ids)
@@ -76,13 +76,26 @@ def personalize(
     say(f"Users: {came - replaced:,} more, {note}{len(new.ids):,} in all, in {folder / 'private'}")
 
 
+def _heads_of_rows(source: TableSource, fitted: Model) -> Heads:
+    from privrep.heads.fitting import fit_heads
+    from privrep.users.streaming import StreamingUsers
+
+    c = fitted.config
+    with StreamingUsers.open(source) as users:
+        return fit_heads(
+            users.blocks(), fitted.representation, intercept=c.intercept, safety_net=c.safety_net, loss=fitted.loss
+        )
+
+
 def _targets(fitted: Model, given: str | None, folder: Path) -> list[str]:
     """As many target columns as the model has."""
     targets = split_names(given) or list(fitted.columns.targets)
     if not targets:
         raise InputError(f"{folder} was fitted on arrays and names no target column; pass --target.")
-    wanted = len(fitted.columns.targets) or (len(targets) if fitted.heads is None else fitted.heads.targets)
-    wanted = wanted if fitted.loss is None else 1
+    prior = fitted.representation.prior
+    known = len(targets) if fitted.heads is None else fitted.heads.targets
+    known = known if prior is None else len(prior.noise)
+    wanted = (len(fitted.columns.targets) or known) if fitted.loss is None else 1
     if len(targets) != wanted:
         count = "one target" if wanted == 1 else f"{wanted} targets"
         raise InputError(f"{folder} has {count} and --target names {len(targets)}; name as many.")
@@ -150,6 +163,47 @@ def _as_id(text: str, fitted: Model) -> str | int:
         raise InputError(f"--user-id must be an integer, as the ids of this model are. Got {text!r} instead.") from None
 
 
+# A user without rows
+
+
+def _has_no_rows(table: Path) -> bool:
+    """Return whether a file has a header alone. What cannot be read is for others to complain of."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from privrep.data.readers import SUFFIXES
+
+    suffix = suffix_of(table, SUFFIXES)
+    if suffix is None or not table.is_file():
+        return False
+    try:
+        if SUFFIXES[suffix] == "parquet":
+            return bool(pq.read_metadata(table).num_rows == 0)
+        with open_text(table, "r", packed=suffix == ".csv.gz") as file:
+            return sum(1 for line in islice((line for line in csv.reader(file) if line), 2)) < 2
+    except (pa.ArrowException, OSError, csv.Error):
+        return False
+
+
+def _head_without_rows(fitted: Model, user_id: str, features: str | None, named: bool) -> tuple[Heads, list[str]]:
+    """Return the prior mean as the head of this user, and, if they are needed, the names of the features."""
+    import numpy as np
+
+    from privrep.data import categories
+    from privrep.heads.fitting import prior_heads
+
+    prior = fitted.representation.prior
+    assert prior is not None
+    name = _as_id(user_id, fitted)
+    names = split_names(features) or list(fitted.columns.features)
+    names += categories.names(fitted.columns.by_category)
+    if named and len(names) != len(prior.mean.centre):
+        raise InputError(
+            f"the model has {len(prior.mean.centre)} features and gives no names to them; pass --features."
+        )
+    return prior_heads(np.array([name], dtype=object if isinstance(name, str) else np.int64), prior), names
+
+
 # Where the heads go
 
 
@@ -171,30 +225,17 @@ def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) ->
         )
     stay = np.ones(len(old.ids), dtype=bool)
     stay[position[known]] = False
-    return Heads.join([_subset(old, stay), new])
+    return Heads.join([old.of_users(stay), new])
 
 
-def _subset(heads: Heads, chosen: Any) -> Heads:
-    """The heads of the chosen users (a mask)."""
-    import numpy as np
+class _Names(NamedTuple):
+    """The names of the columns of a table."""
 
-    from privrep.heads.fitting import Heads
-
-    each = np.repeat(chosen, heads.targets)
-    position = heads.own_position[each]
-    has = position >= 0
-    return Heads(
-        heads.ids[chosen],
-        heads.kind[each],
-        heads.intercept[each],
-        heads.shared[each],
-        np.where(has, np.cumsum(has) - 1, -1),
-        heads.own[position[has]],
-        heads.targets,
-    )
+    features: Sequence[str]
+    targets: Sequence[str]
 
 
-def _write_weights(heads: Heads, fitted: Model, source: TableSource, out: Path) -> None:
+def _write_weights(heads: Heads, fitted: Model, names: _Names, out: Path) -> None:
     """Every user's linear model in the original features: prediction = intercept + sum of weight * feature.
 
     One for each target, named where there are several, or for each class; of two classes for the second, which is
@@ -205,12 +246,12 @@ def _write_weights(heads: Heads, fitted: Model, source: TableSource, out: Path) 
 
     from privrep.heads.fitting import HEAD_KINDS
 
-    weights, features = heads.weights(fitted.representation), source.feature_names
+    weights, features = heads.weights(fitted.representation), names.features
     targets: dict[str, list[Any]] = {}
     if fitted.columns.classes:
         targets["class"] = list(fitted.columns.classes[-heads.targets :]) * len(heads.ids)
     elif heads.targets > 1:
-        targets["target"] = list(source.targets) * len(heads.ids)
+        targets["target"] = list(names.targets) * len(heads.ids)
     table = {
         "user": heads.ids.repeat(heads.targets).tolist(),
         **targets,

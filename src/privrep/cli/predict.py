@@ -6,9 +6,10 @@ import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -30,17 +31,30 @@ def predict(
     user: UserColumn = None,
     features: FeatureColumns = None,
     item: ItemColumn = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Numbers: add the ends of intervals that cover this share, such as 0.9."),
+    ] = None,
+    refuse_unknown: Annotated[
+        bool, typer.Option("--refuse-unknown", help="A user without a head is an error, not predicted by the prior.")
+    ] = False,
 ) -> None:
     """Predict every row of a table by its user's own head: the same table with one more column, `prediction`.
 
     A model of several targets adds a column for each, `prediction_NAME`; one of classes predicts a class and, with the
     log loss, adds the probability of each, `probability_CLASS`.
+    Rows of users without a head are predicted with the prior mean, which models of numbers have; it says how many.
+    With --interval 0.9, each prediction has two more columns, `prediction_low` and `prediction_high`, between which
+    nine of ten targets are expected.
     Private heads make the predictions, so only you can read the file, and it is no part of what may be published.
     """
     from privrep.data.readers import SUFFIXES
+    from privrep.heads.uncertainty import check_coverage, describe_unknown
     from privrep.models.model import load
 
     suffix = check_file(out, overwrite, SUFFIXES, folder)
+    if interval is not None:
+        check_coverage(interval, "--interval")
     fitted = load(folder)
     if fitted.heads is None:
         raise InputError(f"{folder} holds no heads (private/); make some with: privrep personalize {folder} TABLE")
@@ -48,12 +62,13 @@ def predict(
     if not column:
         raise InputError(f"{folder} was fitted on arrays and names no user column; pass --user.")
     source = open_table(table, fitted, column, None, features, item)
-    names = _names(fitted)
+    names = _names(fitted, interval, folder)
     taken = next((name for name in names if name in source.header), None)
     if taken is not None:
         raise InputError(f"{table} has a column {taken!r} already; rename it first.")
-    unknown: Counter[str] = Counter()
-    predictions = _predictions(source, fitted, folder, unknown)
+    unknown = _Unknown()
+    refuse = refuse_unknown or fitted.representation.prior is None
+    predictions = _predictions(source, fitted, folder, _Asked(interval, refuse), unknown)
     write = _write_text if (source.format, SUFFIXES[suffix]) == ("csv", "csv") else _write_arrow
     with new_file(out) as temporary:
         rows = write(source, predictions, names, temporary, suffix)
@@ -61,28 +76,64 @@ def predict(
         f"{rows:,} rows with their prediction{'s' if len(names) > 1 else ''}: {out} (readable by you alone: made by "
         "private heads, not covered by the privacy guarantee)"
     )
-    for name, count in (+unknown).items():
+    if unknown.rows:
+        said = describe_unknown(unknown.rows, len(unknown.users))
+        say(f"{said}; privrep personalize {folder} TABLE makes heads of users' own rows")
+    for name, count in (+unknown.values).items():
         how = "predicted with the user's mean" if fitted.config.ratings else "predicted without that feature"
         say(f"{count:,} {'row' if count == 1 else 'rows'} with a value of {name} that the model does not know: {how}")
 
 
-def _names(fitted: Model) -> list[str]:
-    """Of the columns of predictions."""
+@dataclass
+class _Unknown:
+    """What the model does not know in the rows read so far."""
+
+    values: Counter[str] = field(default_factory=Counter)  # rows with a category that it does not know, by column
+    users: set[Any] = field(default_factory=set)  # who have no head
+    rows: int = 0  # of these users
+
+
+class _Asked(NamedTuple):
+    """What is asked for besides predictions."""
+
+    interval: float | None
+    refuse: bool  # users without a head
+
+
+def _names(fitted: Model, interval: float | None, folder: Path) -> list[str]:
+    """Return the names of the columns of predictions."""
     assert fitted.heads is not None
+    if interval is not None:
+        try:
+            fitted.heads.doubts(fitted.representation)
+        except InputError as error:
+            raise InputError(f"--interval: {folder}: {error}") from None
     if fitted.config.loss is not None:
         classes = fitted.columns.classes if fitted.config.loss == "log" else ()
         return ["prediction", *(f"probability_{name}" for name in classes)]
-    if fitted.heads.targets == 1:
-        return ["prediction"]
-    return [f"prediction_{name}" for name in fitted.columns.targets or range(1, fitted.heads.targets + 1)]
+    names = ["prediction"]
+    if fitted.heads.targets > 1:
+        names = [f"prediction_{name}" for name in fitted.columns.targets or range(1, fitted.heads.targets + 1)]
+    if interval is None:
+        return names
+    listed = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
+    twice = next((name for name, times in Counter(listed).items() if times > 1), None)
+    if twice is not None:
+        raise InputError(f"--interval: two columns would be called {twice!r}; leave it out, or rename a target.")
+    return listed
 
 
-def _columns(fitted: Model, outputs: Any) -> list[Any]:
-    """Arrays of predictions, of the names that `_names` gives."""
-    loss = fitted.loss
-    if loss is None:
-        return [outputs] if outputs.ndim == 1 else list(outputs.T)
+def _columns(fitted: Model, X: Any, users: Any, interval: float | None) -> list[Any]:
+    """Return arrays of predictions, of the names that `_names` gives."""
     import numpy as np
+
+    heads, loss = fitted.heads, fitted.loss
+    assert heads is not None
+    outputs = heads.predict(fitted.representation, X, users)
+    if loss is None:
+        ends = () if interval is None else heads.interval(fitted.representation, X, users, interval)
+        parts = [part if part.ndim == 2 else part[:, None] for part in (outputs, *ends)]
+        return [part[:, c] for c in range(heads.targets) for part in parts]
 
     from privrep.local.losses import decided, probabilities
 
@@ -90,10 +141,12 @@ def _columns(fitted: Model, outputs: Any) -> list[Any]:
     return [predicted, *(probabilities(loss, outputs).T if loss.name == "log" else ())]
 
 
-def _predictions(source: TableSource, fitted: Model, folder: Path, unknown: Counter[str]) -> Iterator[list[Any]]:
-    """Arrays of predictions, one for each name, batch by batch, in the order of the rows.
+def _predictions(
+    source: TableSource, fitted: Model, folder: Path, asked: _Asked, unknown: _Unknown
+) -> Iterator[list[Any]]:
+    """Yield arrays of predictions, one for each name, batch by batch, in the order of the rows.
 
-    Counts the rows whose category the model does not know, by column.
+    Notes in `unknown` what the model does not know.
     """
     import numpy as np
 
@@ -112,16 +165,20 @@ def _predictions(source: TableSource, fitted: Model, folder: Path, unknown: Coun
             )
         spot = np.minimum(np.searchsorted(ordered, users), len(ordered) - 1)
         missing = np.flatnonzero(ordered[spot] != users)
-        if len(missing):
+        if len(missing) and asked.refuse:
             raise InputError(
                 f"user {users.tolist()[missing[0]]!r} in row {rows + int(missing[0]) + 1} of {source.path} has no head "
                 f"in {folder}; make one from some rows with their target: privrep personalize {folder} TABLE"
             )
+        unknown.rows += len(missing)
+        unknown.users.update(users[missing].tolist())
+        positions = order[spot]
+        positions[missing] = -1
         columns = dict(zip(source.columns[1:], map(column_values, batch.columns[1:]), strict=True))
         for name in source.categories or ():
-            unknown[name] += int((columns[name] < 0).sum())
+            unknown.values[name] += int((columns[name] < 0).sum())
         X = assembled(source, [list(columns.values())], batch.num_rows)[0]
-        yield _columns(fitted, heads.predict(fitted.representation, X, order[spot]))
+        yield _columns(fitted, X, positions, asked.interval)
         rows += batch.num_rows
 
 

@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from privrep.data.table import UserTable, find_users, plain
-from privrep.errors import InputError, NothingLearned
+from privrep.data.table import UserTable, factorize, find_users, plain
+from privrep.errors import InputError, NothingLearned, WeakPrivacy
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
 from privrep.linear.registry import find_estimator
 from privrep.local.representation import Representation
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
+from privrep.models.gains import judge_nothing
+from privrep.models.promise import find_weaknesses
 from privrep.privacy.events import Relation
 from privrep.typing import Array
 
@@ -58,7 +60,9 @@ class Personal(BaseEstimator, ABC):
         X, y = self._validated(X, y)
         folder = None if self.run_folder is None else Path(self.run_folder)
         columns = Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
-        fitted, table = self._learn(X, y, plain(groups), folder, columns)
+        names = plain(groups)
+        warn_if_weak(self, names)
+        fitted, table = self._learn(X, y, names, folder, columns)
         warn_if_nothing(fitted)
         heads = fit_heads(
             table.blocks(),
@@ -88,13 +92,17 @@ class Personal(BaseEstimator, ABC):
         return heads.predict(self._representation, X, known_users(heads.ids, names))
 
     def _head(self, X: Any, y: Array) -> PersonalHead:
-        """Of a user who was not there."""
-        table = UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64))
+        """Return the head of a user who was not there."""
+        return self._personal(UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64)))
+
+    def _personal(self, table: UserTable) -> PersonalHead:
+        """Return the head of the only user of a table."""
         heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net, self.model_.loss)
         weights, kinds = heads.weights(self._representation), tuple(HEAD_KINDS[kind] for kind in heads.kind)
+        doubts = None if self._representation.prior is None else heads.doubts(self._representation)
         if heads.targets == 1:
-            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]))
-        return PersonalHead(kinds, weights, heads.intercept)
+            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]), doubts)
+        return PersonalHead(kinds, weights, heads.intercept, doubts)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the model. Everything but folder/private is safe to publish."""
@@ -169,13 +177,18 @@ def class_name(config: Config) -> str:
 
 
 def warn_if_nothing(fitted: models.Model) -> None:
-    if fitted.representation.mostly_noise:
-        warnings.warn(
-            "the representation is mostly noise, so users fall back on what they can do alone: it takes more users or "
-            "a larger epsilon (see `privrep budget`). What was spent is spent.",
-            NothingLearned,
-            stacklevel=3,
-        )
+    """Warn where users are no better off than alone, as far as the releases tell."""
+    if nothing := judge_nothing(fitted.representation):
+        warnings.warn(f"{nothing} (see `privrep budget`). What was spent is spent.", NothingLearned, stacklevel=3)
+
+
+def warn_if_weak(estimator: Any, groups: Any) -> None:
+    """Warn where an estimator's budget promises users little; `groups` names the user of each row."""
+    epsilon, delta, users = float(estimator.epsilon), float(estimator.delta), len(groups)
+    if delta * users >= 1:  # there are no more users than rows, so that few fits need to count them
+        users = len(factorize(groups)[0])
+    for weakness in find_weaknesses(epsilon, delta, estimator.relation, users):
+        warnings.warn(weakness, WeakPrivacy, stacklevel=3)
 
 
 def heads_of(fitted: models.Model) -> Heads:
@@ -208,6 +221,22 @@ def known_users(ids: NDArray[Any], groups: Groups) -> NDArray[np.int64]:
             "Call personalize with a few of its rows to make one."
         )
     return positions
+
+
+def count_unknown(ids: NDArray[Any], groups: Groups, positions: NDArray[np.int64]) -> tuple[int, int]:
+    """Return how many rows are of users without a head, and how many such users there are.
+
+    Args:
+        ids: the users who have heads.
+        groups: the user of each row; a row without one is an InputError.
+        positions: where the user of each row is among `ids`, -1 for a user who is not.
+    """
+    listed, unknown = list(groups), positions < 0
+    codes = factorize(listed)[1]
+    kinds = ["text" if isinstance(name, str) else "not text" for name in (ids.tolist()[0], listed[0])]
+    if unknown.all() and kinds[0] != kinds[1]:
+        raise InputError(f"the users of groups are {kinds[1]}, those of the model are {kinds[0]}; convert one of them.")
+    return int(unknown.sum()), len(np.unique(codes[unknown]))
 
 
 def as_rank(rank: Any) -> int | None:

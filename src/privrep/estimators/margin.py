@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
-from privrep.estimators.base import Groups, as_rank, as_seed, known_users, rows_to_predict
+from privrep.estimators.base import Groups, as_rank, as_seed, known_users, rows_to_predict, warn_if_weak
 from privrep.heads.fitting import MarginRule, fit_margin_heads
 from privrep.heads.personal import MarginHead
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
@@ -128,6 +128,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         classes = _two(self.classes)
         X, y = self._validated(X, y)
         table = UserTable.from_rows(X, _codes(y, classes), plain(groups))
+        warn_if_weak(self, table.ids)
         self.classes_, self.representation_ = classes, self._learn(table).matrix
         self.users_, self.heads_ = table.ids, self._heads(table, self.configuration == "paper")
         return self

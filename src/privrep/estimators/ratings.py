@@ -14,7 +14,7 @@ from privrep.data import categories
 from privrep.data.categories import item_codes, item_column
 from privrep.data.table import UserTable, factorize
 from privrep.errors import InputError
-from privrep.estimators.base import Groups, as_rank, as_seed, heads_of, known_users, warn_if_nothing
+from privrep.estimators.base import Groups, as_rank, as_seed, heads_of, known_users, warn_if_nothing, warn_if_weak
 from privrep.heads.fitting import fit_block, fit_heads
 from privrep.heads.personal import Taste
 from privrep.heads.store import ids_to_arrow
@@ -108,6 +108,7 @@ class PrivateFactorization(BaseEstimator):
         else:
             listed = categories.checked_lists({COLUMN: self.items})[COLUMN]
             columns, holders = Columns(categorical=(COLUMN,), categories=(listed,)), {}
+        warn_if_weak(self, users)
         fitted = learning.learn(learning.PendingColumns(holders, make), self._config(), folder=folder, columns=columns)
         assert table is not None  # learn made it
         warn_if_nothing(fitted)

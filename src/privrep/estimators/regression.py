@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from privrep.data.table import UserTable, plain
-from privrep.estimators.base import Groups, Personal
+from privrep.data.table import UserTable, find_users, plain
+from privrep.errors import InputError, UnknownUsers
+from privrep.estimators.base import Groups, Personal, count_unknown, heads_of, known_users, rows_to_predict
+from privrep.heads.fitting import Heads
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
+from privrep.heads.uncertainty import check_coverage, describe_unknown
 from privrep.linear.registry import ESTIMATORS, METHODS
 from privrep.models import learning
 from privrep.models import model as models
@@ -40,6 +45,7 @@ class Regressor(RegressorMixin, Personal):
         start: str | None = None,
         configuration: str = "default",
         safety_net: bool = True,
+        unknown_users: Literal["prior", "refuse"] = "prior",
         random_state: int | None = None,
         run_folder: str | Path | None = None,
     ) -> None:
@@ -53,6 +59,7 @@ class Regressor(RegressorMixin, Personal):
         self.start = start
         self.configuration = configuration
         self.safety_net = safety_net
+        self.unknown_users = unknown_users
         self.random_state = random_state
         self.run_folder = run_folder
 
@@ -67,14 +74,61 @@ class Regressor(RegressorMixin, Personal):
         """The configuration of the method's paper: its constants, no intercepts, shared heads for everyone."""
         return cls(rank, **{"configuration": "paper", "fit_intercept": False, "safety_net": False, **parameters})
 
-    def predict(self, X: Any, groups: Groups | None = None) -> Array:
-        """Predictions by each row's user's own head. A user who was not in `fit` is an error: see `personalize`."""
-        return self._outputs(X, groups)
+    @overload
+    def predict(self, X: Any, groups: Groups | None = None, return_std: Literal[False] = False) -> Array: ...
+    @overload
+    def predict(self, X: Any, groups: Groups | None = None, *, return_std: Literal[True]) -> tuple[Array, Array]: ...
+    @overload
+    def predict(self, X: Any, groups: Groups | None, return_std: Literal[True]) -> tuple[Array, Array]: ...
+    def predict(self, X: Any, groups: Groups | None = None, return_std: bool = False) -> Array | tuple[Array, Array]:
+        """Predict each row by its user's own head, and rows of users who were not in `fit` by the prior mean.
+
+        An `UnknownUsers` warning counts the latter; with unknown_users="refuse", and in models without a prior, they
+        are an error. See `personalize` for how to give a user a head.
+
+        Args:
+            X: rows (rows, n_features), which may be sparse.
+            groups: the user of each row.
+            return_std: whether to return the standard deviation of each prediction's error, too: the noise of targets
+                and what is left to doubt about the user's head. Models without a prior have none.
+
+        Returns:
+            (rows,), or (rows, targets) where there are several; with return_std two arrays of that shape.
+        """
+        X, heads, users = self._found(X, groups)
+        values = heads.predict(self._representation, X, users)
+        return (values, heads.deviations(self._representation, X, users)) if return_std else values
+
+    def predict_interval(self, X: Any, groups: Groups | None = None, coverage: float = 0.9) -> tuple[Array, Array]:
+        """Return the lower and the upper ends of intervals that cover this share of targets, each as `predict` has.
+
+        The intervals use released quantiles of users' own errors. Above 99%, tails are taken to be normal.
+
+        Args:
+            X, groups: as `predict` has them.
+            coverage: the share of targets that intervals are to cover, between 0 and 1.
+        """
+        check_coverage(coverage)
+        X, heads, users = self._found(X, groups)
+        return heads.interval(self._representation, X, users, coverage)
 
     def personalize(self, X: Any, y: Any) -> PersonalHead:
-        """The head of a user who was not there, from its own rows and the public representation. Costs no privacy."""
+        """Return the head of a user who was not there, from its own rows and what `fit` released. Costs no privacy.
+
+        Where the model has a prior, there may be no rows at all: the head is then the prior mean.
+
+        Args:
+            X: rows (rows, n_features) of the user.
+            y: their targets, (rows,) or (rows, targets).
+        """
         check_is_fitted(self)
-        return self._head(*self._validated(X, y, reset=False))
+        prior, rows = self._representation.prior, plain(X)
+        if prior is None or len(np.shape(rows)) != 2 or np.shape(rows)[0] or np.shape(plain(y))[:1] != (0,):
+            return self._head(*self._validated(X, y, reset=False))
+        kinds = [np.float64, np.float32]
+        X = validate_data(self, rows, dtype=kinds, accept_sparse="csr", reset=False, ensure_min_samples=0)
+        targets = np.zeros((0, len(prior.noise))) if len(prior.noise) > 1 else np.zeros(0)
+        return self._personal(UserTable(X, targets, np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)))
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
         """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
@@ -82,9 +136,28 @@ class Regressor(RegressorMixin, Personal):
 
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
+    def _found(self, X: Any, groups: Groups | None) -> tuple[Any, Heads, NDArray[np.int64]]:
+        """Return checked rows, the heads, and the position of each row's user among them, -1 for unknown users."""
+        refuses = self._refuses()
+        X, names = rows_to_predict(self, X, groups)
+        heads = heads_of(self.model_)
+        if refuses or self._representation.prior is None:
+            return X, heads, known_users(heads.ids, names)
+        positions = find_users(heads.ids, names)
+        if (positions < 0).any():
+            said = describe_unknown(*count_unknown(heads.ids, names, positions))
+            warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=3)
+        return X, heads, positions
+
+    def _refuses(self) -> bool:
+        if self.unknown_users not in ("prior", "refuse"):
+            raise InputError(f'unknown_users must be "prior" or "refuse". Got {self.unknown_users!r} instead.')
+        return self.unknown_users == "refuse"
+
     def _learn(
         self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
+        self._refuses()  # a parameter that is none is refused before anything is spent
         table = UserTable.from_rows(X, y, groups)
         if folder is not None:
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
@@ -113,7 +186,17 @@ class Regressor(RegressorMixin, Personal):
 class PrivateFedRep(Regressor):
     """Personal linear models over a shared representation learned under user-level differential privacy.
 
-    Each user's model is y = b_i + <x, U v_i>: U is shared and released privately, v_i and b_i stay with the user.
+    The model of user i with mean row xbar_i is
+
+        y = level + <x, common slopes> + b_i + <x - xbar_i, U v_i> + noise
+
+    The level, the common slopes, what a user's mean row says of its level, U and the variances of b_i, v_i and of the
+    noise are released privately: they are the prior of heads. U may have no columns. b_i and v_i stay with the user:
+    its head is their posterior mean given its own rows, of kind "posterior". A user with few rows stays close to the
+    prior mean, and one with many has a fit of its own. Without rows a user has the prior mean itself, of kind "prior".
+
+    The configuration "paper" has no prior. There a user's model is y = b_i + <x, U v_i>, and its head is a regression
+    on U ("shared"), one of its own on all features ("own"), or its mean ("constant").
 
     Parameters
     ----------
@@ -136,7 +219,11 @@ class PrivateFedRep(Regressor):
         The default chooses everything by itself; "paper" follows the method's paper with its constants, for
         comparison. `PrivateFedRep.paper(...)` sets what goes with it.
     safety_net : bool
-        Whether each user may keep a regression of its own, or a constant, where that predicted better.
+        Whether each user may keep a regression of its own, or a constant, where that predicted better. Heads with a
+        prior need none.
+    unknown_users : "prior" or "refuse"
+        What `predict` does with rows of users who were not in `fit`: predict them with the prior mean and warn
+        (`UnknownUsers`), or raise an error. Models without a prior always raise it.
     random_state : None or int
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional

@@ -1,5 +1,8 @@
 """Personal heads: functions of the public representation and one user's own rows. They never leave their user.
 
+Where the representation has a prior of heads, a head is the posterior mean given the user's rows, and the prior mean
+for a user without rows. Everything below is for representations that have none.
+
 A user has three candidates: a head on the shared representation, a ridge regression of its own on all features, and a
 constant. It tries each by leave-one-out on its own rows and keeps what predicted best. The choice costs no privacy
 because nothing of it is released, and it is the safety net: where the representation does not help a user, or holds
@@ -25,11 +28,12 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.classification import class_constant, class_own, class_shared
 from privrep.heads.margin import LossName, first_half, lipschitz_fit, shortened, zero_one_heads
-from privrep.heads.posterior import doubt_at, doubt_size, fit_posterior
+from privrep.heads.posterior import doubt_size, fit_posterior
 from privrep.heads.regression import (
     CONSTANT,
     OWN,
     POSTERIOR,
+    PRIOR,
     SHARED,
     Fit,
     constant_candidate,
@@ -39,6 +43,7 @@ from privrep.heads.regression import (
     shared_candidate,
 )
 from privrep.heads.regression import HEAD_KINDS as HEAD_KINDS
+from privrep.heads.uncertainty import SAYS_NOTHING, Doubts
 from privrep.local.losses import Loss
 from privrep.local.prior import HeadPrior
 from privrep.local.representation import Representation
@@ -66,41 +71,82 @@ class Heads:
     doubt: Array | None = None  # (heads, .): how sure heads with a prior are, see `posterior.PosteriorHeads`
 
     def predict(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
-        """Predictions for rows X of the users at these positions: (rows,), or (rows, targets) where there are more."""
+        """Return predictions for rows.
+
+        Args:
+            representation: the one that the heads are of.
+            X: rows (rows, d), which may be sparse.
+            users: the position of each row's user. Where there is a prior, -1 stands for a user without a head, whose
+                prediction is the prior mean.
+
+        Returns:
+            (rows,), or (rows, targets) where there are several.
+        """
+        if representation.prior is None and (users < 0).any():
+            raise InputError("some rows are of users without a head, and this model has no prior to predict them with.")
         columns = [self._predict(representation, X, users, c) for c in range(self.targets)]
         return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
 
     def _predict(self, representation: Representation, X: Any, users: NDArray[np.int64], target: int) -> Array:
-        heads = users * self.targets + target
+        heads = users * self.targets + target  # of a user without a head it is another's: those rows are overwritten
         predictions = self.intercept[heads] + np.einsum("rk,rk->r", X @ representation.head_matrix, self.shared[heads])
         if representation.prior is not None:
-            predictions += X @ representation.prior.mean.slopes[:, target]
-        position = self.own_position[heads]
+            mean = representation.prior.mean
+            predictions += X @ mean.slopes[:, target]
+            rows = np.flatnonzero((users < 0) | (self.kind[heads] == PRIOR))
+            if len(rows):
+                predictions[rows] = mean.of_rows(X[rows])[:, target]
+        position = np.where(users < 0, -1, self.own_position[heads])
         rows = np.flatnonzero(position >= 0)
         if len(rows):
             predictions[rows] += np.einsum("rd,rd->r", X[rows], self.own[position[rows]])
         return predictions
 
-    def deviations(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
-        """Return the standard deviation of each prediction's error, as `predict` has them; heads must have a prior."""
+    def doubts(self, representation: Representation) -> Doubts:
+        """Return what the heads leave to doubt; raise InputError if they have no prior."""
         prior = representation.prior
         if prior is None or self.origin is None or self.doubt is None:
-            raise InputError("this model says nothing of its uncertainty: its heads have no prior. Fit it anew.")
-        images, columns = np.asarray(X @ prior.factor), []
-        for c in range(self.targets):
-            heads = users * self.targets + c
-            doubt = doubt_at(self.doubt[heads], images - self.origin[heads])
-            columns.append(np.sqrt(prior.noise[c] * (1 + np.maximum(doubt, 0.0))))
-        return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
+            raise InputError(SAYS_NOTHING)
+        return Doubts(prior, self.origin, self.doubt, self.kind == PRIOR)
+
+    def deviations(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
+        """Return the standard deviation of each prediction's error, as `predict` has them; heads must have a prior."""
+        return self.doubts(representation).deviations(X, users)
+
+    def interval(
+        self, representation: Representation, X: Any, users: NDArray[np.int64], coverage: float
+    ) -> tuple[Array, Array]:
+        """Return the lower and the upper ends of intervals that cover this share of targets, as `predict` has them."""
+        width = self.doubts(representation).half_widths(X, users, coverage)
+        middle = self.predict(representation, X, users)
+        return middle - width, middle + width
 
     def weights(self, representation: Representation) -> Array:
         """(heads, d): every head's linear model in the original features. For analysis; full vectors all."""
         weights = self.shared @ representation.head_matrix.T
         if representation.prior is not None:
-            weights += np.tile(representation.prior.mean.slopes.T, (len(self.ids), 1))
+            mean, new = representation.prior.mean, self.kind == PRIOR
+            weights += np.tile(mean.slopes.T, (len(self.ids), 1))
+            weights[new] = np.tile(mean.row_weights.T, (len(self.ids), 1))[new]
         with_own = self.own_position >= 0
         weights[with_own] += self.own[self.own_position[with_own]]
         return weights
+
+    def of_users(self, chosen: NDArray[np.bool_]) -> Heads:
+        """Return the heads of the chosen users, a mask (n,)."""
+        each = np.repeat(chosen, self.targets)
+        position = self.own_position[each]
+        has = position >= 0
+        return Heads(
+            self.ids[chosen],
+            self.kind[each],
+            self.intercept[each],
+            self.shared[each],
+            np.where(has, np.cumsum(has) - 1, -1),
+            self.own[position[has]],
+            self.targets,
+            *(None if numbers is None else numbers[each] for numbers in (self.origin, self.doubt)),
+        )
 
     @classmethod
     def join(cls, parts: Iterable[Heads]) -> Heads:
@@ -179,23 +225,39 @@ def fit_block(
     return Heads(block.ids, kind, constant, shared, place, own[has_own].reshape(-1, d), q)
 
 
-def _posterior_block(block: UserTable, prior: HeadPrior) -> Heads:
-    """Return heads as posterior means, in closed form."""
-    n, (d, p), q = block.n_users, prior.factor.shape, block.n_targets
-    intercept, shared, origin = np.zeros(n * q), np.zeros((n * q, p)), np.zeros((n * q, p))
+def prior_heads(ids: NDArray[Any], prior: HeadPrior) -> Heads:
+    """Return heads of users without rows: the prior mean, for each of its targets."""
+    n, (d, p), q = len(ids), prior.factor.shape, len(prior.noise)
+    mean = prior.mean
+    level = mean.level - (mean.centre * mean.located) @ mean.row_weights
+    kind, nothing = np.full(n * q, PRIOR, dtype=np.int8), np.zeros((n * q, p))
     doubt = np.zeros((n * q, doubt_size(p)))
+    own = np.full(n * q, -1), np.zeros((0, d))
+    return Heads(ids, kind, np.tile(level, n), nothing, *own, q, nothing.copy(), doubt)
+
+
+def _posterior_block(block: UserTable, prior: HeadPrior) -> Heads:
+    """Return heads as posterior means, in closed form; users without rows, or whose numbers overflow, have the prior's.
+
+    What overflows is nobody else's business, so nobody hears of it.
+    """
+    d, q, wanted = prior.factor.shape[0], block.n_targets, len(prior.noise)
+    if q != wanted:
+        raise InputError(f"the model has {wanted} {'target' if wanted == 1 else 'targets'}. Got {q} instead.")
+    found = prior_heads(block.ids, prior)
+    origin, doubt = cast(Array, found.origin), cast(Array, found.doubt)
     for users, size in block.positions_by_size():
         X, Y = finite_rows(*block.group(users, size))
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
         for c, y in enumerate(FeatureTransform.plain(d).targets(Y.astype(np.float64, copy=False))):
-            with np.errstate(all="ignore"):  # a user whose numbers overflow gets zeros, and nobody hears of it
+            with np.errstate(all="ignore"):
                 fits = fit_posterior(X, y, prior, c)
-            heads = users * q + c
-            intercept[heads], shared[heads] = np.nan_to_num(fits.intercept), np.nan_to_num(fits.coordinates)
-            origin[heads], doubt[heads] = np.nan_to_num(fits.origin), np.nan_to_num(fits.doubt)
-    own = np.zeros((0, 0 if isinstance(block.X, sparse.sparray) else d))
-    kind = np.full(n * q, POSTERIOR, dtype=np.int8)
-    return Heads(block.ids, kind, intercept, shared, np.full(n * q, -1), own.reshape(-1, d), q, origin, doubt)
+                numbers = fits.intercept[:, None], fits.coordinates, fits.origin, fits.doubt
+                fine = np.logical_and.reduce([np.isfinite(part).all(axis=1) for part in numbers])
+            heads = users[fine] * q + c
+            found.kind[heads], found.intercept[heads] = POSTERIOR, fits.intercept[fine]
+            found.shared[heads], origin[heads], doubt[heads] = (part[fine] for part in numbers[1:])
+    return found
 
 
 def _candidates(

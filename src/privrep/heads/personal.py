@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from privrep.data.categories import Categories, item_codes
 from privrep.data.table import plain
 from privrep.errors import InputError
+from privrep.heads.uncertainty import SAYS_NOTHING, Doubts
 from privrep.local.losses import Loss, decided, probabilities
 from privrep.typing import Array, Singles
 
@@ -24,16 +25,52 @@ if TYPE_CHECKING:
 class PersonalHead:
     """One user's model, made of the public representation and that user's rows. It belongs to that user."""
 
-    kind: str | tuple[str, ...]  # "shared", "own" or "constant", whichever did best; of several targets one each
+    kind: str | tuple[str, ...]  # one of HEAD_KINDS; of several targets one each
     weights: Array  # (d,), in the original features, or (targets, d)
     intercept: float | Array  # or (targets,)
+    doubts: Doubts | None = field(default=None, repr=False)  # of this user alone; None: the head has no prior
 
-    def predict(self, X: Any) -> Array:
+    @overload
+    def predict(self, X: Any, return_std: Literal[False] = False) -> Array: ...
+    @overload
+    def predict(self, X: Any, return_std: Literal[True]) -> tuple[Array, Array]: ...
+    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
+        """Return predictions for rows of this user and, if asked for, the standard deviations of their errors.
+
+        Args:
+            X: rows (rows, d), which may be sparse.
+            return_std: whether to return standard deviations, too.
+
+        Returns:
+            (rows,), or (rows, targets) where there are several; with return_std two arrays of that shape.
+        """
+        rows = self._rows(X)
+        values = np.asarray(rows @ self.weights.T + self.intercept)
+        return (values, self._known_doubts.deviations(rows, _first(rows))) if return_std else values
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
+        """Return the lower and the upper ends of intervals that cover this share of targets, each as `predict` has."""
+        rows = self._rows(X)
+        values, width = self.predict(rows), self._known_doubts.half_widths(rows, _first(rows), coverage)
+        return values - width, values + width
+
+    @property
+    def _known_doubts(self) -> Doubts:
+        if self.doubts is None:
+            raise InputError(SAYS_NOTHING)
+        return self.doubts
+
+    def _rows(self, X: Any) -> Any:
         rows = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
         d = self.weights.shape[-1]
         if rows.ndim != 2 or rows.shape[1] != d:
             raise InputError(f"X must have shape (rows, {d}). Got {rows.shape} instead.")
-        return np.asarray(rows @ self.weights.T + self.intercept)
+        return rows
+
+
+def _first(rows: Any) -> NDArray[np.int64]:
+    """Return the position of the only user, for each row."""
+    return np.zeros(rows.shape[0], dtype=np.int64)
 
 
 def has_probabilities(model: Any) -> bool:

@@ -70,15 +70,25 @@ class Spread:
 def images_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
     """Return users' rows, less their origins, times the factor: (users, m, p).
 
-    The origin of a user is its mean row, `own`, or the public centre, but for columns where no centre is known. Without
-    intercepts it is zero.
+    The origin of a user is its mean row, `own`, or the public centre, which is zero in columns where none is known.
+    Without intercepts it is zero.
     """
-    images = X.project(factor) if isinstance(X, SparseRows) else (X @ factor.astype(X.dtype)).astype(np.float64)
+    if isinstance(X, SparseRows):
+        images = X.project(factor)
+    elif _is_diagonal(factor):
+        images = (X * np.diag(factor).astype(X.dtype)).astype(np.float64)
+    else:
+        images = (X @ factor.astype(X.dtype)).astype(np.float64)
     if not mean.intercept or not factor.shape[1]:
         return images
     if own:
         return centred(images)
     return images - origins_of(X, factor, mean, own)
+
+
+def _is_diagonal(factor: Array) -> bool:
+    d, p = factor.shape
+    return d == p and not (factor - np.diag(np.diag(factor))).any()
 
 
 def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
@@ -88,9 +98,7 @@ def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool
     if own:
         return mean.user_means(X) @ factor
     public: Array = ((mean.centre * mean.located) @ factor)[None, None]
-    if mean.located.all():
-        return public
-    return public + mean.user_means(X) @ (factor * (1 - mean.located)[:, None])
+    return public
 
 
 def spread_of(images: Array, residuals: Array) -> Spread:

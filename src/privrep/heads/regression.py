@@ -24,8 +24,8 @@ from privrep.typing import Array, Floats, Matrix
 
 SHARED, OWN, CONSTANT = 0, 1, 2
 KINDS = ("shared", "own", "constant")
-POSTERIOR = 3
-HEAD_KINDS = (*KINDS, "posterior")  # numbers of kinds are in files: append only
+POSTERIOR, PRIOR = 3, 4
+HEAD_KINDS = (*KINDS, "posterior", "prior")  # numbers of kinds are in files: append only
 _SHARED_RIDGES = (1e-5, 1e-3, 1e-2, 1e-1, 1.0)
 _OWN_RIDGES = (1e-3, 1e-1, 1.0, 10.0, 100.0)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.heads.fitting import Heads
+from privrep.typing import Array
 
 if TYPE_CHECKING:
     from privrep.heads.neural import OwnHeads
@@ -50,16 +51,26 @@ def write_heads(heads: Heads | OwnHeads, folder: Path) -> None:
 def _table_heads(heads: Heads) -> pa.Table:
     own = [None if p < 0 else heads.own[p] for p in heads.own_position]
     ids = ids_to_arrow(heads.ids)
+    listed = {name: value for name in _LISTS if (value := getattr(heads, name)) is not None}
+    lists = {name: _fixed_lists(value) for name, value in listed.items() if value.shape[1]}
+    empty = {name: "0" for name, value in listed.items() if not value.shape[1]}  # Arrow has no lists of length 0
     return pa.table(
         {
             "user": ids.take(pa.array(np.repeat(np.arange(len(ids)), heads.targets))),
             "kind": pa.array(heads.kind),
             "intercept": pa.array(heads.intercept),
-            "shared": pa.FixedSizeListArray.from_arrays(pa.array(heads.shared.ravel()), heads.shared.shape[1]),
+            **lists,
             "own": pa.array(own, type=pa.list_(pa.float64())),
         },
-        metadata={"features": str(heads.own.shape[1]), "targets": str(heads.targets)},
+        metadata={"features": str(heads.own.shape[1]), "targets": str(heads.targets), **empty},
     )
+
+
+_LISTS = ("shared", "origin", "doubt")  # a list of numbers for each head; heads without a prior have the first alone
+
+
+def _fixed_lists(numbers: Array) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), numbers.shape[1])
 
 
 def _network_heads(heads: OwnHeads) -> pa.Table:
@@ -83,16 +94,27 @@ def read_heads(folder: Path) -> Heads:
     d, q = int(table.schema.metadata[b"features"]), int(table.schema.metadata[b"targets"])
     own = table["own"].combine_chunks()
     has_own = np.asarray(own.is_valid())
-    shared = table["shared"].combine_chunks()
+    shared, origin, doubt = (_lists(table, name) for name in _LISTS)
+    if shared is None:
+        raise KeyError("shared")
     return Heads(
         table["user"].to_numpy(zero_copy_only=False)[::q],
         table["kind"].to_numpy(),
         table["intercept"].to_numpy(),
-        np.asarray(shared.flatten()).reshape(len(table), -1),
+        shared,
         np.where(has_own, np.cumsum(has_own) - 1, -1),
         np.asarray(own.flatten(), dtype=np.float64).reshape(-1, d),
         q,
+        origin,
+        doubt,
     )
+
+
+def _lists(table: pa.Table, name: str) -> Array | None:
+    """Return a column of lists as a matrix (heads, .); None if the file has none of that name."""
+    if name in table.column_names:
+        return np.asarray(table[name].combine_chunks().flatten(), dtype=np.float64).reshape(len(table), -1)
+    return np.zeros((len(table), 0)) if table.schema.metadata.get(name.encode()) == b"0" else None
 
 
 def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:

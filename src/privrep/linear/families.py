@@ -154,6 +154,11 @@ class Families:
     users: float  # how many there are, roughly
     rows: float  # a typical user has
 
+    @property
+    def own_origin(self) -> bool:
+        """Return whether slopes turn around users' own means unless users say otherwise: where no centre is known."""
+        return not self.mean.intercept or not bool(self.mean.located.all())
+
     def spreads(self, page: str, mu_squared: float) -> Spreads:
         """Ask users how far levels and slopes vary."""
         return find_spreads(self.run, page, self.mean, self.first, self.target_scale, mu_squared)
@@ -180,7 +185,7 @@ class Families:
         )
         needed = (4 * math.sqrt(2) / (max(self.users, 1.0) / 10)) ** 2
         norm = 0.5 * self.rows * math.sqrt(len(candidates))
-        if needed < 0.25 * mu_squared:
+        if not relative and needed < 0.25 * mu_squared:
             share = max(needed, 0.05 * mu_squared)
             mu_squared -= share
             sizing = {"sizes": Query(Bound(1.0, WIDE_CELLS, acute=True), share)}

@@ -116,9 +116,17 @@ def find_location(run: Run, total: float, intercept: bool, limits: tuple[float, 
             centre[part], between[part] = found
             spent += cost
     centre = np.where(np.abs(centre) < 0.3 * between, 0.0, centre)  # zero is as good an origin, and has no noise
+    _fill_levels(centre[:d], between[:d], scale[:d])
     location = Location(scale, varies, centre, between, rows, users)
     least = np.where(varies & (between > 0), 0.5 * scale / math.sqrt(location.typical_rows), 0.0)
     return Location(scale, varies, centre, np.maximum(between, least), rows, users), spent
+
+
+def _fill_levels(centre: Array, between: Array, scale: Array) -> None:
+    """Take features whose means were not heard to lie around zero, as all do that were, if those are many enough."""
+    heard = between > 0
+    if 8 * heard.sum() >= len(heard) and not heard.all() and not centre[heard].any():
+        between[~heard] = scale[~heard] * float(np.median(between[heard] / scale[heard]))
 
 
 _KERNEL = np.array([0.2, 0.6, 1.0, 0.6, 0.2])  # what sizes of a column look like, octave by octave

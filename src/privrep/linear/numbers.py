@@ -135,7 +135,7 @@ class _Learner:
         spreads = families.spreads("spreads-0", 0.4 * mu_squared)
         candidates = [guess(families, spreads, self.intercept) for guess in (guess_common, guess_shared)]
         p = families.second.shape[1]
-        candidates += [Candidate(2, odds / p, candidates[0].level, own=not self.intercept) for odds in ODDS_ALL if p]
+        candidates += [Candidate(2, odds / p, candidates[0].level, own=families.own_origin) for odds in ODDS_ALL if p]
         self.descent.spent += 0.4 * mu_squared
         if not families.legible(0.6 * mu_squared):
             return state.first(0)
@@ -199,9 +199,18 @@ def guess_common(families: Families, spreads: Spreads, intercept: bool) -> Candi
 
 
 def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
-    """Return the candidate with slopes along U that vary, as do levels, as users see it."""
-    level = _ratio(spreads.level_shared, spreads.noise_shared, families, WIDE) if intercept else 0.0
-    return Candidate(1, _ratio(spreads.head, spreads.noise_shared, families, WIDE), level, own=not intercept)
+    """Return the candidate with slopes along U that vary, as do levels, as users see it.
+
+    Slopes turn around whichever origin leaves levels that vary less.
+    """
+    slopes = _ratio(spreads.head, spreads.noise_shared, families, WIDE)
+    if not intercept:
+        return Candidate(1, slopes, 0.0)
+    own, level = families.own_origin, spreads.level_shared
+    if spreads.level is not None and level is not None:
+        own = spreads.level < level
+    level = spreads.level if own else level
+    return Candidate(1, slopes, _ratio(level, spreads.noise_shared, families, WIDE), own)
 
 
 def _ratio(square: float | None, noise: float | None, families: Families, limits: tuple[float, float]) -> float:
@@ -258,7 +267,7 @@ class _Choice:
         if chosen.factor == 1 and chosen.slopes * self.families.first.shape[1] <= 100 * STRONG:
             found.append(Candidate(0, 0.0, min(max(level, MODEST[0]), MODEST[1]) if self.intercept else 0.0))
         if p and chosen.factor == 0:
-            found += [Candidate(2, odds / p, level, own=not self.intercept) for odds in ODDS_ALL]
+            found += [Candidate(2, odds / p, level, own=self.families.own_origin) for odds in ODDS_ALL]
         return found
 
     def _refined(self, chosen: Candidate, factor: float, share: float, flip: bool = False) -> Candidate:

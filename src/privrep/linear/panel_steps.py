@@ -22,7 +22,7 @@ from privrep.local.least_squares import ROUNDING, centred
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions, Losses
-from privrep.privacy.contributions import Counts, RowMoments, SparseColumns, Vectors, pack
+from privrep.privacy.contributions import Concatenated, Counts, RowMoments, SparseColumns, Vectors
 from privrep.privacy.protocol import Step, StepSpec, UserBatch
 from privrep.typing import Array, Floats, Integers, Matrix, Vector
 
@@ -219,6 +219,11 @@ class CommonGradient:
     between_tail: float
     full: bool
 
+    def __post_init__(self) -> None:
+        numbers = self.level_ratio, self.within_tail, self.between_tail
+        if not (self.typical_rows > 0 and all(0 <= number < math.inf for number in numbers)):
+            raise InputError("ratios and tails of curvatures are 0 or more, and users have rows. Got other numbers.")
+
     @property
     def spec(self) -> StepSpec:
         return StepSpec(accepts_sparse=True, floats_per_user=self.mean.slopes.size + self.factor.size)
@@ -226,7 +231,8 @@ class CommonGradient:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
         y, z = with_targets(batch.y), self.transform
-        check_shapes(X, y, features=(self.factor, z.scale, z.whitening), targets=(self.target_scale,))
+        turned = None if z.whitening is None else z.whitening.T
+        check_shapes(X, y, features=(self.factor, z.scale, z.whitening, turned), targets=(self.target_scale,))
         residuals = residual_targets(self.mean, X, y) / self.target_scale
         images = images_of(X, self.factor, self.mean, own=False)
         spread = spread_of(images, np.ascontiguousarray(residuals[:, :, 0]))
@@ -255,24 +261,20 @@ class CommonGradient:
             curvature = np.full((users, 1), float(max(m - intercept, 0)))
             return replace(gradient, tail=curvature * self.within_tail), gradient.lengths(), curvature[:, 0]
         flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
-        rows = self.transform.rows(centred(X) if intercept else X).astype(np.float64, copy=False)
-        weighed_rows = rows
-        if spread.images.shape[2]:
-            weighed_rows = spread.apply(rows)
-            weighed_rows = _freed(spread, weighed_rows) if intercept else weighed_rows
-        return _with_curvature(flat, rows, weighed_rows, self.full, self.within_tail)
+        rows = self.transform.rows(centred(X) if intercept else X)
+        return _with_curvature(flat, rows, np.ones(users), self.full, self.within_tail)
 
     def _between(self, X: Floats | SparseRows, spread: Spread, weighed: Array) -> tuple[Contributions, Array, Array]:
         users, m, _ = X.shape
-        whole = spread.ones.sum(axis=1)
-        weight = (1 / (1 + self.level_ratio * whole))[:, None, None]
+        whole = np.maximum(spread.ones.sum(axis=1), 0.0)  # rounding could make it negative, and a curvature no square
+        weight = 1 / (1 + self.level_ratio * whole)
         rows = np.ones((users, 1, 1))
         if self.mean.axes.shape[1]:
             p = (self.mean.user_means(X) - self.mean.centre) @ (self.mean.axes * self.mean.unit(m, self.typical_rows))
             rows = np.concatenate([rows, p], axis=2)
-        pull = weight * (np.ones((1, m)) @ weighed)  # (users, 1, q)
+        pull = weight[:, None, None] * (np.ones((1, m)) @ weighed)  # (users, 1, q)
         flat = np.ascontiguousarray(pull.transpose(0, 2, 1) * rows).reshape(users, -1)
-        return _with_curvature(flat, rows, whole[:, None, None] * weight * rows, self.full, self.between_tail)
+        return _with_curvature(flat, rows, whole * weight, self.full, self.between_tail)
 
 
 def _freed(spread: Spread, weighed: Array) -> Array:
@@ -283,16 +285,20 @@ def _freed(spread: Spread, weighed: Array) -> Array:
 
 
 def _with_curvature(
-    gradient: Array, rows: Array, weighed: Array, full: bool, tail: float
+    gradient: Array, rows: Floats, scale: Array, full: bool, tail: float
 ) -> tuple[Contributions, Array, Array]:
-    """Return gradients with their curvatures, rows^T weighed, behind, norms of the gradients and of the curvatures."""
+    """Return gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures.
+
+    A curvature is scale times rows^T rows. What slopes along the factor take from it is left in, so that steps along
+    the factor are short.
+    """
+    users, _, p = rows.shape
     norms = np.sqrt((gradient**2).sum(axis=1))
+    squares = rows.astype(np.float64, copy=False).reshape(users, -1) ** 2
+    bend = scale * squares.sum(axis=1) / p
     if full:
-        bend = pack(rows.transpose(0, 2, 1) @ weighed)
-    else:
-        bend = (rows * weighed).sum(axis=(1, 2))[:, None] / rows.shape[2]
-    sizes = np.sqrt((bend**2).sum(axis=1))
-    return Vectors(np.concatenate([gradient, tail * bend], axis=1)), norms, sizes
+        return Concatenated((Vectors(gradient), RowMoments(rows, tail * scale))), norms, bend
+    return Vectors(np.concatenate([gradient, tail * bend[:, None]], axis=1)), norms, bend
 
 
 def residual_targets(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:
@@ -303,7 +309,10 @@ def residual_targets(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Arra
 
 @dataclass(frozen=True)
 class Residual:
-    """A step asked of what the prior mean leaves of the targets."""
+    """A step asked of what common slopes leave of the targets.
+
+    Levels stay: with intercepts a step takes users' means out by itself, and without there are none.
+    """
 
     several_targets: ClassVar[bool] = True
     step: Step
@@ -314,6 +323,9 @@ class Residual:
         return self.step.spec
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
-        left = residual_targets(self.mean, batch.X, with_targets(batch.y))
-        y = left if batch.y.ndim == 3 else left[:, :, 0]
-        return self.step(replace(batch, y=y.astype(batch.y.dtype, copy=False)))
+        y = with_targets(batch.y)
+        check_shapes(batch.X, y, self.mean)
+        if not self.mean.slopes.any():
+            return self.step(batch)
+        left = y.astype(np.float64, copy=False) - self.mean.of_slopes(batch.X)
+        return self.step(replace(batch, y=(left if batch.y.ndim == 3 else left[:, :, 0]).astype(batch.y.dtype)))

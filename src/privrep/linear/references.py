@@ -110,3 +110,67 @@ def alone(table: UserTable, *, intercept: bool = True) -> tuple[Array, Array]:
             fit = own_candidate(X, y, np.ones(table.n_features), intercept)
             weights[part], intercepts[part] = fit.weights, fit.intercept
     return weights, intercepts
+
+
+def mixed(
+    table: UserTable, along: Array, *, follow: bool = True, iterations: int = 40, tolerance: float = 1e-3
+) -> tuple[Array, Array]:
+    """Fit a mixed model by EM (Liu and Rubin 1994): return (n, d) weights and (n,) intercepts. NOT PRIVATE.
+
+    Args:
+        table: every user needs a row.
+        along: (d, k), the directions in which users' slopes differ around common ones; levels differ, too.
+        follow: whether levels may follow the users' mean rows.
+        iterations: at most.
+        tolerance: largest relative change of a variance after which to stop.
+    """
+    m = _Moments.of(table, along, follow)
+    n, q, p = table.n_users, 1 + along.shape[1], len(m.normal) - 1
+    gram, right, square = m.normal[:p, :p], m.normal[:p, p], m.normal[p, p] / table.n_rows
+    noise, spread, little = square / 2, square / 2 * np.eye(q), 1e-9 * np.trace(gram) / p * np.eye(p)
+    for _ in range(iterations):
+        before = np.append(np.diag(spread), noise)
+        inverse = np.linalg.inv(m.inner + noise * np.linalg.inv(spread))
+        lever = np.einsum("spn,nsr->rpn", m.across, inverse)
+        whole = gram - (lever @ m.across.transpose(0, 2, 1)).sum(axis=0) + little
+        fixed = np.linalg.solve(whole, right - np.einsum("rpn,nr->p", lever, m.part))
+        left = m.part - np.einsum("p,rpn->nr", fixed, m.across)
+        own = (inverse @ left[:, :, None])[:, :, 0]
+        fit = square - (2 * fixed @ right - fixed @ gram @ fixed) / table.n_rows
+        fit += float((own * ((m.inner @ own[:, :, None])[:, :, 0] - 2 * left)).sum()) / table.n_rows
+        spread = (own.T @ own + noise * inverse.sum(axis=0)) / n + 1e-9 * noise * np.eye(q)
+        noise = fit + noise * float((m.inner * inverse).sum()) / table.n_rows
+        if np.abs(np.append(np.diag(spread), noise) / before - 1).max() < tolerance:
+            break
+    d = table.n_features
+    level = fixed[0] + own[:, 0] + (m.means @ fixed[1 + d :] if follow else 0.0)
+    return fixed[1 : 1 + d] + own[:, 1:] @ along.T, level
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Second moments of rows: F has the p effects that all users share, R the q of each user's own."""
+
+    inner: Array  # (n, q, q): R^T R of each user
+    across: Array  # (q, p, n): R^T F
+    part: Array  # (n, q): R^T y
+    means: Array  # (n, d): mean rows
+    normal: Array  # (p + 1, p + 1): (F, y)^T (F, y), all users together
+
+    @classmethod
+    def of(cls, table: UserTable, along: Array, follow: bool) -> _Moments:
+        n, (d, k) = table.n_users, along.shape
+        p, q = 1 + (2 * d if follow else d), 1 + k
+        found = cls(*(np.zeros(shape) for shape in ((n, q, q), (q, p, n), (n, q), (n, d), (p + 1, p + 1))))
+        for users, size in table.positions_by_size():
+            X, y = (values.astype(np.float64, copy=False) for values in table.group(users, size))
+            ones, mean = np.ones((len(users), size, 1)), X.mean(axis=1, keepdims=True)
+            F = np.concatenate([ones, X, *([np.repeat(mean, size, axis=1)] if follow else []), y[:, :, None]], axis=2)
+            R = np.concatenate([ones, X @ along], axis=2).transpose(0, 2, 1)
+            both = R @ F
+            found.inner[users], found.part[users] = R @ R.transpose(0, 2, 1), both[:, :, -1]
+            found.across[:, :, users] = both[:, :, :-1].transpose(1, 2, 0)
+            found.means[users] = mean[:, 0]
+            joined = F.reshape(-1, p + 1)
+            found.normal[...] += joined.T @ joined
+        return found

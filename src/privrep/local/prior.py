@@ -89,10 +89,16 @@ class PriorMean:
         m = rows.shape[1]
         return (np.full((1, m), 1 / m, rows.dtype) @ rows).astype(np.float64)
 
+    def of_slopes(self, X: Floats | SparseRows) -> Array:
+        """Return what common slopes make of every row, (users, m, q)."""
+        if not self.slopes.any():
+            return np.zeros((*X.shape[:2], self.slopes.shape[1]))
+        slopes = X.project(self.slopes) if isinstance(X, SparseRows) else X @ self.slopes.astype(X.dtype)
+        return np.asarray(slopes, dtype=np.float64)
+
     def of_users(self, X: Floats | SparseRows) -> Array:
         """Return the mean at every row of users with equally many, (users, m, q)."""
-        slopes = X.project(self.slopes) if isinstance(X, SparseRows) else X @ self.slopes.astype(X.dtype)
-        found = slopes.astype(np.float64, copy=False) + self.constant
+        found = self.of_slopes(X) + self.constant
         if self.axes.shape[1] or not self.located.all():
             found = found + (self.user_means(X) - self.centre * self.located) @ self.mean_weights(X.shape[1])
         return found

@@ -10,8 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from privrep.errors import InputError
 from privrep.heads.fitting import Heads
+from privrep.heads.posterior import doubt_size
+from privrep.heads.regression import HEAD_KINDS, POSTERIOR
 from privrep.heads.store import FILE, has_heads, read_heads
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation, read_representation
@@ -109,7 +113,7 @@ def load(path: Path) -> Model:
             raise ValueError("there is no representation in it")
         page = billboard["representation"]
         representation = read_representation(page.arrays, page.facts["derived"])
-        d, k = representation.matrix.shape
+        d = representation.matrix.shape[0]
     with folder.damage(MODEL):
         config.check(d)
     ledger = folder.read_ledger()
@@ -117,8 +121,26 @@ def load(path: Path) -> Model:
     if has_heads(path):
         with folder.damage(FILE):
             heads = read_heads(path)
-            if (heads.shared.shape[1], heads.own.shape[1]) != (k, d):
-                raise ValueError("its heads are of another representation")
-            if loss is not None and heads.targets != loss.outputs:
-                raise ValueError("its heads are of other classes")
+            _check_heads(heads, representation, loss)
     return Model(config, representation, ledger.report(), ledger, billboard, columns, heads)
+
+
+def _check_heads(heads: Heads, representation: Representation, loss: Loss | None) -> None:
+    """Raise ValueError unless heads fit the representation and hold finite numbers alone."""
+    d, k = representation.head_matrix.shape
+    if (heads.shared.shape[1], heads.own.shape[1]) != (k, d):
+        raise ValueError("its heads are of another representation")
+    if loss is not None and heads.targets != loss.outputs:
+        raise ValueError("its heads are of other classes")
+    prior = representation.prior
+    if not np.isin(heads.kind, np.arange(len(HEAD_KINDS))).all():
+        raise ValueError("its heads are of unknown kinds")
+    if (prior is None and (heads.kind >= POSTERIOR).any()) or (prior is not None and heads.targets != len(prior.noise)):
+        raise ValueError("its heads are of another prior")
+    numbers = [heads.intercept, heads.shared, heads.own]
+    if heads.origin is not None and heads.doubt is not None:
+        if (heads.origin.shape[1], heads.doubt.shape[1]) != (k, doubt_size(k)):
+            raise ValueError("its heads are of another prior")
+        numbers += [heads.origin, heads.doubt]
+    if not all(np.isfinite(each).all() for each in numbers):
+        raise ValueError("its heads hold numbers that are not finite")

@@ -1,4 +1,4 @@
-"""One picture of a fit: the errors of the methods, and how the budget was spent."""
+"""Draw one picture of a fit: the errors of the methods, and how the budget was spent."""
 
 from __future__ import annotations
 
@@ -7,27 +7,45 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from privrep.models.planning import find_part
 from privrep.models.spending import releases
 from privrep.privacy.ledger import PrivacyReport
 
 _PRIVATE, _GROUP, _OTHER, _INK, _FAINT = "#0b6e99", "#85b7cc", "#9aa5ad", "#222222", "#dddddd"
 _ROW = 0.27  # inches of a bar and the room around it
+_DOT = 0.34  # of a dot
 
 
-def draw_fit(path: Path, report: PrivacyReport, errors: Mapping[str, float] | None = None, *, note: str = "") -> None:
-    """Write a PNG, about 1000 pixels wide. Left, if there are errors, one dot a method (the first is ours) on a log
-    axis; right, the share of the budget (of mu^2) that each pass over the users took."""
+def draw_fit(
+    path: Path,
+    report: PrivacyReport,
+    errors: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    ours: str = "privrep",
+    note: str = "",
+) -> None:
+    """Write a PNG, about 1000 pixels wide.
+
+    Args:
+        path: of the file.
+        report: of the fit whose budget is drawn, right: the share of mu^2 that each pass over the users took.
+        errors: by population the mean squared error of each method, left, a dot each on a log axis; None: no errors.
+        ours: the method to set off.
+        note: a line below.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    bars = _bars(report)
-    figure = Figure(figsize=(10.0 if errors else 6.0, max(4.4, 1.1 + _ROW * len(bars))), dpi=100)
+    bars, populations = _bars(report), dict(errors or {})
+    height = max(4.4, 1.1 + _ROW * len(bars), 1.2 + sum(0.9 + _DOT * len(each) for each in populations.values()))
+    figure = Figure(figsize=(10.0 if populations else 6.0, height), dpi=100)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 2 if errors else 1, squeeze=False, width_ratios=[1.15, 1] if errors else None)[0]
-    if errors:
-        _draw_errors(axes[0], errors)
-    _draw_budget(axes[-1], report, bars)
+    counts = [len(each) for each in populations.values()] or [1]
+    grid = figure.add_gridspec(len(counts), 1 + bool(populations), height_ratios=counts)
+    for row, (title, methods) in enumerate(populations.items()):
+        _draw_errors(figure.add_subplot(grid[row, 0]), title, methods, ours, row + 1 == len(populations))
+    _draw_budget(figure.add_subplot(grid[:, -1]), report, bars)
     if report.seeded:
         note = "SEEDED NOISE: a simulation, not private. " + note
     if note:
@@ -37,40 +55,46 @@ def draw_fit(path: Path, report: PrivacyReport, errors: Mapping[str, float] | No
     os.replace(temporary, path)
 
 
-def _draw_errors(axis: Any, errors: Mapping[str, float]) -> None:
+def _draw_errors(axis: Any, title: str, errors: Mapping[str, float], ours: str, last: bool) -> None:
     names, values = list(errors), list(errors.values())
     smallest, largest = min(values), max(values)
-    for row, value in enumerate(values):
-        colour = _PRIVATE if row == 0 else _OTHER
-        axis.plot([smallest / 3, value], [row, row], color=_FAINT, linewidth=1, zorder=1)
-        axis.plot(value, row, "o", markersize=9, color=colour, zorder=2)
+    left = smallest / max(1.3, (largest / smallest) ** 0.12)
+    for row, (name, value) in enumerate(errors.items()):
+        axis.plot([left, value], [row, row], color=_FAINT, linewidth=1, zorder=1)
+        axis.plot(value, row, "o", markersize=9, color=_PRIVATE if name == ours else _OTHER, zorder=2)
         axis.annotate(
-            f"{value:#.2g}",
+            f"{value:#.3g}",
             (value, row),
             xytext=(9, 0),
             textcoords="offset points",
             va="center",
             color=_INK,
-            weight="bold" if row == 0 else "normal",
+            weight="bold" if name == ours else "normal",
         )
     axis.set_xscale("log")
-    axis.set_xlim(smallest / 3, largest * (3 * largest / smallest) ** 0.2)
+    axis.set_xlim(left, largest * (3 * largest / smallest) ** 0.2)
     axis.set_yticks(range(len(names)), names)
-    axis.get_yticklabels()[0].set_weight("bold")
+    for label in axis.get_yticklabels():
+        label.set_weight("bold" if label.get_text() == ours else "normal")
     axis.invert_yaxis()
     axis.margins(y=0.12)
-    axis.set_xlabel("mean squared error on fresh rows (log scale, left is better)", loc="left")
-    axis.set_title("Error", loc="left", weight="bold")
+    if last:
+        axis.set_xlabel("mean squared error on fresh rows (log scale, left is better)", loc="left")
+    axis.set_title(title, loc="left", weight="bold", fontsize=10)
     _plain(axis)
+    if largest < 100 * smallest:  # hardly a power of ten: the numbers at the dots say it
+        axis.set_xticks([])
 
 
 def _bars(report: PrivacyReport) -> dict[str, float]:
-    """The share of each page, in the order they were charged."""
+    """Return the share of each page, or of each part of a default fit of numbers, in the order they were charged."""
     shares: dict[str, float] = {}
+    planned = any(name.startswith("calibration/") for name, _ in report.events)
     for spent in releases(report):
         page, _, statistic = spent.name.partition("/")
         numbered = page[-1].isdigit() and statistic != "keys"
         said = page.replace("-", " ") if numbered else spent.purpose or page
+        said = (planned and find_part(page)) or said
         label = f"{said} ({spent.remark})" if spent.group else said
         shares[label] = shares.get(label, 0.0) + spent.share
     return shares

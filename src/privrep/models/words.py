@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from privrep.local.prior import HeadPrior
 from privrep.local.representation import Representation
 from privrep.models.description import Columns, Config
+from privrep.models.gains import about_heads, find_family, heads_json
 from privrep.models.model import CLASSES_PAGE
+from privrep.models.promise import describe_rest
 from privrep.models.sections import COVERED, Section, in_words, not_protected, privacy_sections
 from privrep.privacy.events import Selection
 from privrep.privacy.ledger import PrivacyReport
@@ -37,12 +40,17 @@ class TableFacts:
 def table_sections(found: TableFacts) -> tuple[Section, ...]:
     """Return what is protected, against whom, under which relation, what is not, and what was learned."""
     classes = [Section("The classes", tuple(about_classes(found)))] if found.config.loss is not None else []
+    learned, heads = found.representation, []
+    if learned is not None and learned.prior is not None and learned.gains is not None:
+        heads = [Section("The heads", tuple(about_heads(learned, found.columns, found.privacy)))]
+    rest = describe_rest(found.privacy) if found.finished else ""
     return (
-        *privacy_sections(found.privacy, found.folder, COVERED),
+        *privacy_sections(found.privacy, found.folder, COVERED, more=(rest,) if rest else ()),
         not_protected(found.privacy, _declared(found)),
         Section("The method", tuple(about_method(found))),
         *classes,
         Section("The representation", tuple(about_representation(found))),
+        *heads,
     )
 
 
@@ -61,6 +69,7 @@ def table_json(found: TableFacts) -> dict[str, Any]:
             "error": learned.error,
             "mean_squared_sine": learned.mean_error,
         },
+        "heads": None if learned is None else heads_json(learned, found.columns, found.privacy),
         "users_with_heads": found.users,
     }
 
@@ -166,8 +175,7 @@ def about_representation(found: TableFacts) -> list[str]:
     return [
         f"Rank {k} ({chosen}), {d:,} {'items' if found.config.ratings else 'features'}, {heads}.",
         *_about_frame(found, learned),
-        f"Estimated error: mean squared sine {learned.mean_error:.2g} (0 is exact, 1 is nothing learned), from the "
-        f"noise of the releases alone. {_judgement(learned)}",
+        _judgement(learned),
     ]
 
 
@@ -187,7 +195,7 @@ def _about_frame(found: TableFacts, learned: Representation) -> list[str]:
             f"Correlations of the features were taken out (whitening) by {origin}, so that noise of one size does the "
             "same harm in every direction."
         )
-    elif any(name == "covariance/covariance" for name, _ in found.privacy.events):
+    elif any(name.startswith("covariance/") for name, _ in found.privacy.events):
         lines.append("Correlations of the features were looked for; what was seen of them is small or within noise.")
     elif any(name == "frequencies/frequencies" for name, _ in found.privacy.events):
         lines.append("Scales allow for how often a feature occurs, so that rare ones count as much as common ones.")
@@ -197,9 +205,30 @@ def _about_frame(found: TableFacts, learned: Representation) -> list[str]:
 
 
 def _judgement(learned: Representation) -> str:
-    if learned.mostly_noise:
+    """Return how far the representation was found; of heads with a prior, whether they use it at all."""
+    if learned.prior is not None and (unused := _unused(learned, learned.prior)):
+        return unused
+    error = (
+        f"Estimated error: mean squared sine {learned.mean_error:.2g} (0 is exact, 1 is nothing learned), from the "
+        "noise of the releases alone."
+    )
+    if learned.gains is not None and learned.learned_nothing:
+        return f"{error} That users gain by it was not seen."
+    if learned.gains is None and learned.mostly_noise:
         alone = "what they can do alone" if learned.ratings is None else "their means and the items' offsets"
-        return f"It is mostly noise: users fall back on {alone}. It takes more users or a larger epsilon."
+        return f"{error} It is mostly noise: users fall back on {alone}. It takes more users or a larger epsilon."
     if learned.mean_error < 0.03:
-        return "The representation was found."
-    return "It was found roughly: more users or a larger epsilon would help."
+        return f"{error} The representation was found."
+    return f"{error} It was found roughly: more users or a larger epsilon would help."
+
+
+def _unused(learned: Representation, prior: HeadPrior) -> str:
+    """Return why heads do not use the representation; the empty string where they do."""
+    family = find_family(learned, prior)
+    if family == 0 and not learned.basis.shape[1]:
+        return "Users' slopes were not seen to differ: rank 0."
+    if family == 0:
+        return "Users' slopes were not seen to differ along it: heads do not use it."
+    if family == 2 and not learned.basis.shape[1]:
+        return "Users' slopes differ in all features, not along a few directions: rank 0."
+    return "Heads do not use it: slopes of users' own in all features did better." if family == 2 else ""

@@ -47,8 +47,11 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise InputError(f"delta must lie strictly between 0 and 1 (1e-6 is usual). Got {delta} instead.")
 
 
+LEAST_EPSILON = 1e-4  # below, delta is a difference of numbers that agree to many digits
+
+
 def check_epsilon(epsilon: float) -> None:
-    if not 1e-4 <= epsilon < math.inf:  # below, delta is a difference of numbers that agree to many digits
+    if not LEAST_EPSILON <= epsilon < math.inf:
         raise InputError(f"epsilon must be a positive finite number, 0.0001 or more. Got {epsilon} instead.")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import (
+    LEAST_EPSILON,
     accountant_of,
     check_budget,
     check_epsilon,
@@ -85,6 +86,16 @@ class PrivacyReport:
     events: tuple[tuple[str, Event], ...]
     seeded: bool
     unit: str = "user"  # what is protected as a whole: the word for a user of the run
+
+    @property
+    def unspent(self) -> float:
+        """Return the share of the budget that was left: of mu^2, or of epsilon where the budget is pure."""
+        left = delta_left((event for _, event in self.events), self.delta)
+        if left <= 0:
+            return max(1 - self.epsilon / self.epsilon_budget, 0.0)
+        if self.epsilon < LEAST_EPSILON:
+            return 1.0
+        return max(1 - (gaussian_mu(self.epsilon, left) / gaussian_mu(self.epsilon_budget, left)) ** 2, 0.0)
 
     def __str__(self) -> str:
         seeded = "  SEEDED: a simulation, not private" if self.seeded else ""

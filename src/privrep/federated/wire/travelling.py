@@ -33,6 +33,8 @@ TABLE_STEPS = (
     "privrep.linear.class_steps:ClassGradient",
     "privrep.linear.class_steps:Encoded",
     "privrep.linear.class_steps:PooledGradient",
+    "privrep.linear.families:HeadErrors",
+    "privrep.linear.families:HeadLosses",
     "privrep.linear.methods.lipschitz_selection:LipschitzLosses",
     "privrep.linear.methods.margin_selection:MarginLosses",
     "privrep.linear.methods.factorization:TasteImage",
@@ -41,6 +43,12 @@ TABLE_STEPS = (
     "privrep.linear.methods.priv_altmin:DisjointPairs",
     "privrep.linear.methods.priv_altmin:NormalEquations",
     "privrep.linear.methods.priv_altmin:QuarterEquations",
+    "privrep.linear.panel_steps:ColumnSizes",
+    "privrep.linear.panel_steps:CommonGradient",
+    "privrep.linear.panel_steps:LevelCells",
+    "privrep.linear.panel_steps:PanelMoments",
+    "privrep.linear.panel_steps:Residual",
+    "privrep.linear.spreads:HeadSpreads",
     "privrep.linear.steps:FeatureSizes",
     "privrep.linear.steps:Frequencies",
     "privrep.linear.steps:LeaveOneOutGradient",
@@ -68,6 +76,7 @@ STEPS = TABLE_STEPS + NETWORK_STEPS
 HELD = (
     "privrep.linear.nets:RandomNet",
     "privrep.local.losses:Loss",
+    "privrep.local.prior:PriorMean",
     "privrep.local.transform:FeatureTransform",
     "privrep.local.transform:Projection",
     "privrep.neural.plan:SharingPlan",
@@ -87,6 +96,7 @@ ENCODED = "privrep.linear.class_steps:Encoded"  # makes a target of each class
 INNER_STEPS = {
     ENCODED: TABLE_STEPS,
     "privrep.users.projected:ProjectedStep": TABLE_STEPS,
+    "privrep.linear.panel_steps:Residual": TABLE_STEPS,
     "privrep.neural.rounds:MeasuredStep": NETWORK_STEPS,
 }
 """Which steps a step that is made of another can hold."""

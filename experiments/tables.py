@@ -1,0 +1,103 @@
+"""Real panels: privrep against what one does without privacy, and against an analyst's noisy ridge at equal epsilon.
+
+    python -m experiments.tables [--seeds 5] [--quick] [--only panels|sizes|synthetic|summary]
+
+Wages (nlswork), baseball (batting) and chemistry grades by school (chem97). Every private fit has defaults, finds its
+rank and charges everything to (epsilon, 1e-6) under replace-one-user. A seed makes the split and the noise, which is
+simulated. Seeds are 20 to 24, which nobody used while defaults were chosen. A quick run has 0 and 1, and a tenth of the
+users in synthetic populations, of which it asks nothing. Panels with fewer users and synthetic populations follow: see
+`tables_synthetic`.
+
+Writes beside this file, in results/: tables.csv (every run on panels), tables_synthetic.csv (every run on synthetic
+populations), tables_targets.csv (what was asked for, and what was measured) and tables.png. A quick run writes to the
+same names with "-quick". What `--only` leaves out is read from there.
+Files of the panels are looked for in $PRIVREP_DATA/tables, or in ../shared/data/tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from experiments.tables_data import PANELS
+from experiments.tables_picture import draw
+from experiments.tables_runs import Score, read_lines, run_panels, run_sizes, write_lines
+from experiments.tables_synthetic import Ratio, run_synthetic
+from experiments.tables_targets import Results, judge_panels, judge_synthetic, print_errors, print_verdicts
+from privrep.errors import InputError
+
+RESULTS = Path(__file__).parent / "results"
+FIRST_SEED, QUICK_SEEDS = 20, 2
+PARTS = ("panels", "sizes", "synthetic")
+Line = TypeVar("Line", Score, Ratio)
+
+
+def run_all(folder: Path, seeds: Sequence[int], parts: Sequence[str] = PARTS, *, quick: bool = False) -> None:
+    """Run these parts, write what was measured, and sum up all that stands in the folder."""
+    end = "-quick" if quick else ""
+    on_panels, synthetic = folder / f"tables{end}.csv", folder / f"tables_synthetic{end}.csv"
+    scores = read_lines(on_panels, Score)
+    if "panels" in parts:
+        fewer = [score for score in scores if score.panel not in PANELS]
+        scores = [*heard(run_panels(seeds)), *fewer]
+        write_lines(on_panels, scores)
+    if "sizes" in parts:
+        whole = [score for score in scores if score.panel in PANELS]
+        scores = [*whole, *heard(run_sizes(seeds))]
+        write_lines(on_panels, scores)
+    if "synthetic" in parts:
+        ratios: list[Ratio] = []
+        for seed in seeds:  # each takes minutes
+            ratios += heard(run_synthetic(seed, quick=quick))
+            write_lines(synthetic, ratios)
+    sum_up(read_lines(on_panels, Score), read_lines(synthetic, Ratio), folder, end)
+
+
+def heard(lines: Iterable[Line]) -> list[Line]:
+    """Return the lines, and print each as it comes."""
+    kept, began = [], time.perf_counter()
+    for line in lines:
+        kept.append(line)
+        if isinstance(line, Score):
+            words = f"{line.panel}: {line.method}, test {line.test:.4g}"
+        else:
+            words = f"{line.population}, rank {line.rank}: {line.ratio:.4g} times {line.against}"
+        epsilon = "" if line.epsilon is None else f" epsilon {line.epsilon:g}"
+        print(f"{time.perf_counter() - began:6.0f} s  seed {line.seed}{epsilon}  {words}", flush=True)
+    return kept
+
+
+def sum_up(scores: Sequence[Score], ratios: Sequence[Ratio], folder: Path, end: str) -> None:
+    """Print and write targets, and draw the picture."""
+    results = Results(scores)
+    verdicts = [*judge_panels(results), *judge_synthetic(ratios)]
+    if verdicts:
+        print_errors(results)
+        print_verdicts(verdicts)
+        write_lines(folder / f"tables_targets{end}.csv", verdicts)
+        asked = [verdict for verdict in verdicts if verdict.met]
+        print(f"\n{sum(verdict.met == 'yes' for verdict in asked)} of {len(asked)} targets met")
+    if any(panel in PANELS for panel in results.panels()):
+        draw(results, folder / f"tables{end}.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, help="how many; 5, or 2 in a quick run")
+    parser.add_argument("--quick", action="store_true", help="seeds 0 and 1, smaller populations; own files")
+    parser.add_argument("--only", choices=[*PARTS, "summary"], help="run one part, or none, and sum up")
+    arguments = parser.parse_args()
+    count = arguments.seeds or (QUICK_SEEDS if arguments.quick else 5)
+    first = 0 if arguments.quick else FIRST_SEED
+    parts = PARTS if arguments.only is None else (arguments.only,)
+    try:
+        run_all(RESULTS, range(first, first + count), parts, quick=arguments.quick)
+    except InputError as error:
+        raise SystemExit(f"Error: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

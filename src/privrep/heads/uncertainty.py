@@ -1,0 +1,94 @@
+"""How far predictions may be off: what heads with a prior leave to doubt, the noise of targets, and intervals.
+
+The standard deviation of a prediction's error is that of the noise times the root of 1 + doubt, the doubt about this
+user's head at this row. Errors have heavier tails than a normal distribution, and the noise of privacy in the prior
+adds to them. Intervals therefore use released quantiles of users' own errors over their standard deviations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from privrep.errors import InputError
+from privrep.heads.posterior import doubt_at
+from privrep.local.prior import QUANTILES, HeadPrior
+from privrep.typing import Array
+
+SAYS_NOTHING = (
+    "this model says nothing of its uncertainty, because its heads have no prior; "
+    "fit numbers with the default configuration."
+)
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """What heads leave to doubt: that of user i for target c has number i * targets + c."""
+
+    prior: HeadPrior
+    origin: Array  # (heads, p) and
+    doubt: Array  # (heads, .), as `posterior.PosteriorHeads` has them
+    new: NDArray[np.bool_]  # (heads,): heads of users without rows, which are the prior mean
+
+    @property
+    def targets(self) -> int:
+        return len(self.prior.noise)
+
+    def deviations(self, X: Any, users: NDArray[np.int64]) -> Array:
+        """Return the standard deviations of errors.
+
+        Args:
+            X: rows (rows, d), which may be sparse.
+            users: the position of each row's user, -1 for a user without a head.
+
+        Returns:
+            (rows,), or (rows, targets) where there are several.
+        """
+        images = np.asarray(X @ self.prior.factor)
+        return self._each([self._deviations(images, users, c) for c in range(self.targets)])
+
+    def half_widths(self, X: Any, users: NDArray[np.int64], coverage: float) -> Array:
+        """Return how far intervals with this coverage reach to either side, in the shape of `deviations`."""
+        check_coverage(coverage)
+        known, new = (_quantile(self.prior, coverage, known) for known in (True, False))
+        return self.deviations(X, users) * self._each(
+            [np.where(self._newcomers(users, c), new, known) for c in range(self.targets)]
+        )
+
+    def _deviations(self, images: Array, users: NDArray[np.int64], target: int) -> Array:
+        heads = users * self.targets + target
+        doubt = doubt_at(self.doubt[heads], images - self.origin[heads])
+        ratio = np.where(self._newcomers(users, target), self.prior.new_ratio[target], 1 + np.maximum(doubt, 0.0))
+        return np.sqrt(self.prior.noise[target] * ratio)
+
+    def _newcomers(self, users: NDArray[np.int64], target: int) -> NDArray[np.bool_]:
+        """Return which rows are of users whose prediction is the prior mean, (rows,)."""
+        return (users < 0) | self.new[users * self.targets + target]
+
+    def _each(self, columns: list[Array]) -> Array:
+        return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
+
+
+def _quantile(prior: HeadPrior, coverage: float, known: bool) -> float:
+    """Return the quantile of errors; beyond the last one that is known, tails are taken to be normal."""
+    last = QUANTILES[-1]
+    farther = ndtri(0.5 + coverage / 2) / ndtri(0.5 + last / 2) if coverage > last else 1.0
+    return prior.quantile(min(coverage, last), known) * float(farther)
+
+
+def check_coverage(coverage: float, name: str = "coverage") -> None:
+    """Raise InputError unless a share of rows lies between 0 and 1."""
+    if not isinstance(coverage, int | float | np.number) or not 0 < coverage < 1:
+        raise InputError(f"{name} must lie between 0 and 1, as 0.9 does. Got {coverage!r} instead.")
+
+
+def describe_unknown(rows: int, users: int) -> str:
+    """Return in words how many rows of how many users without a head were predicted."""
+    return (
+        f"{rows:,} {'row' if rows == 1 else 'rows'} of {users:,} {'user' if users == 1 else 'users'} without a head: "
+        "predicted with the prior mean"
+    )

@@ -1,0 +1,225 @@
+"""Predict the error of predictions before any data is seen: by privrep, by a user's mean, alone, by a mixed model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from privrep.linear.families import LEGIBLE
+from privrep.linear.numbers import MOST_ALL, STRONG, NumbersSettings
+from privrep.models.planning import (
+    HISTOGRAMS,
+    LAST,
+    PlanningProblem,
+    few_rows_error,
+    fewest_users,
+    predicted_error,
+    rest_share,
+    sensitivity_factor,
+)
+from privrep.privacy.bounds import MAX_USERS
+from privrep.privacy.ledger import Budget
+
+
+def posterior_share(rows: float, coordinates: int, ratio: float) -> float:
+    """Return what doubt about slopes adds to the variance of a new target, in units of the noise's.
+
+    The mean of tr (Z^T Z + lambda)^-1 over Gaussian designs Z is about the t that solves t (rows / (1 + t) + lambda) =
+    coordinates, lambda the noise's variance over that of a coordinate.
+
+    Args:
+        rows: that tell of slopes.
+        coordinates: of the slopes.
+        ratio: the variance that slopes add to a target, all coordinates together, over the noise's.
+    """
+    if not coordinates or ratio <= 0:
+        return 0.0
+    penalty = coordinates / ratio
+    b = rows + penalty - coordinates
+    return (math.sqrt(b * b + 4 * penalty * coordinates) - b) / (2 * penalty)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Mean squared errors on new rows of users who took part."""
+
+    mean: float  # by each user's own mean
+    alone: float  # the best of that and a ridge regression of each user's own
+    mixed: float  # a mixed model without privacy
+    private: float  # privrep
+    sine: float  # mean squared sine between learned and true directions; 0 where there is nothing to learn
+
+    @property
+    def gain(self) -> float:
+        """Return by which part privrep's squared error is smaller than that of a user's mean."""
+        return 1 - self.private / self.mean
+
+    @property
+    def most(self) -> float:
+        """Return the gain of a mixed model without privacy."""
+        return 1 - self.mixed / self.mean
+
+
+def forecast(users: float, problem: PlanningProblem, budget: Budget) -> Forecast:
+    """Predict errors. Rough."""
+    p, m = problem, problem.rows
+    once = 1 + 1 / m if p.intercept else 1.0
+    mean = (p.noise**2 + p.spread + p.common**2) * once + (0.0 if p.intercept else p.levels**2)
+    own = p.noise**2 * (1 + posterior_share(p.within, p.features, (p.spread + p.common**2) / p.noise**2)) * once
+    alone = min(mean, own)
+    sampled = p.features * (p.noise**2 + p.spread) / (users * max(p.within, 1))
+    little = few_rows_error(users, p) if 0 < p.rank < p.features else 0.0
+    exact = _Known(sampled, sampled, min(little, 1.0))
+    mixed = min(_by_family(p, family, exact) for family in (0, 1))
+    return Forecast(mean, alone, mixed, _private(users, p, budget, mean), predicted_error(users, p, budget))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a population: errors of the parts of the prior, as variances that they add to a target."""
+
+    slopes: float  # of common slopes
+    along: float  # the same where users' slopes along U are known
+    sine: float  # mean squared sine of U
+    level: float = 0.0  # of the mean level
+    ratio: float | None = None  # that levels are taken to have, over the noise; None: what they have
+
+
+def _by_family(p: PlanningProblem, family: int, known: _Known) -> float:
+    """Return the mean squared error of heads whose slopes are common (0), differ along U (1) or in all features (2)."""
+    if family == 0:
+        noise, doubt = p.noise**2 + p.spread + known.slopes, 0.0
+    elif family == 1:
+        noise = p.noise**2 + known.sine * p.spread + known.along
+        doubt = posterior_share(p.within, p.rank, (1 - known.sine) * p.spread / noise)
+    else:
+        noise = p.noise**2
+        doubt = posterior_share(p.within, p.features, (p.spread + known.slopes) / noise)
+    left = noise * (1 + doubt)
+    if not p.intercept:
+        return left + p.levels**2
+    variance = p.levels**2 + known.level
+    ratio = variance / left if known.ratio is None else known.ratio
+    weight = ratio * p.rows / (1 + ratio * p.rows)  # of a user's own rows for its level
+    return left + (1 - weight) ** 2 * variance + weight**2 * left / p.rows
+
+
+def _private(n: float, p: PlanningProblem, budget: Budget, mean: float) -> float:
+    """Return privrep's mean squared error: that of the best family, where users can tell."""
+    s, total, factor = NumbersSettings(), budget.mu**2, sensitivity_factor(budget.relation)
+    if not _heard(n, 1, budget):
+        return mean  # not even the target's size is
+    rest = rest_share(p.rank) * total
+    level = _level_error(n, p, 0.3 * rest, factor)
+    ratio = None if n * budget.mu * math.sqrt(0.2 * s.families) > SPREADS * factor else UNKNOWN
+    if not _heard(n, p.features, budget):
+        return min(mean, _by_family(p, 0, _Known(p.common**2, p.common**2, 1.0, level, ratio)))
+    residual = p.noise**2 + p.spread
+    slopes = _common_error(n, p, residual, [s.common * total, 0.4 * rest, 0.6 * rest], factor)
+    again = [s.again * rest] if p.common else []
+    first = _common_error(n, p, residual, [s.common * total, *again], factor)
+    sine, fewer = predicted_error(n, p, budget), replace(p, rows=max(p.rows - p.rank, 2))
+    along = _common_error(n, fewer, p.noise**2 + sine * p.spread, [0.8 * LAST * rest], factor, first)
+    known = _Known(slopes, along, sine, level, ratio)
+    legible = n * budget.mu * math.sqrt(0.2 * s.families) > LEGIBLE
+    families = [0]
+    if p.rank and (legible or (ratio is None and p.spread > STRONG * p.noise**2)):
+        families.append(1)
+    if legible and p.features <= MOST_ALL:
+        families.append(2)
+    return min(_by_family(p, family, known) for family in families)
+
+
+def _heard(n: float, columns: int, budget: Budget) -> bool:
+    """Return whether a histogram of each column is heard for the most that it may cost; see `linear.location`."""
+    most = NumbersSettings().panel.histogram[1]
+    noise = math.sqrt(columns / most) / budget.mu
+    if budget.relation == "replace-one-user":
+        return n / 2 > 10 * noise  # twice the most would pay for ten standard deviations
+    return 0.7 * n > 5 * noise
+
+
+def _common_error(
+    n: float, p: PlanningProblem, residual: float, steps: list[float], factor: float, before: float | None = None
+) -> float:
+    """Return the error of common slopes after steps, as the variance it adds to a target.
+
+    A user's gradient has norm sqrt(d rows residual), a part more for its curvature, and is clipped to about that. The
+    sum is divided by the curvature, n rows. Steps are shrunk by their noise, so that precisions add up.
+    """
+    d, rows = p.features, max(p.within, 1)
+    signal = p.common**2 if before is None else before
+    if not signal:
+        return 0.0
+    precision = 1 / signal
+    for mu_squared in steps:
+        noise = CLIPPED * (factor * d / n) ** 2 * residual / (rows * mu_squared / 2)
+        precision += 1 / (noise + d * residual / (n * rows))
+    return 1 / precision
+
+
+def _level_error(n: float, p: PlanningProblem, mu_squared: float, factor: float) -> float:
+    """Return the squared error of the mean level, no larger than what histograms of users' means leave."""
+    size = p.levels**2 + p.noise**2 / p.rows
+    return min(CLIPPED * (factor / n) ** 2 * (1 + p.features) * size / mu_squared, 0.1 * size)
+
+
+SPREADS = 16.0  # users, times the root of mu^2, for histograms of levels to be read, for each clipping norm
+UNKNOWN = 10.0  # a ratio of levels to the noise where they are not
+CLIPPED = 1.3  # squared norm of a gradient with its curvature behind, over that of the gradient
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A gain over users' own means, and what it takes: users at this budget, and epsilon for a number of users."""
+
+    goal: str
+    gain: float
+    users: int | None  # None: more than one fit takes
+    epsilon: float | None  # None: no number of users was given, or no epsilon up to `MOST_EPSILON` is enough
+
+
+def find_goals(problem: PlanningProblem, budget: Budget, users: int | None, wanted: float | None) -> list[Goal]:
+    """Return what common goals take: parts of what a mixed model without privacy gains with very many users.
+
+    Args:
+        problem: what is known without looking at the data.
+        budget: of the fit.
+        users: how many there are; None: not known.
+        wanted: a gain of one's own, a part of the squared error of users' means; None: no other goal.
+    """
+    most = forecast(MAX_USERS, problem, budget).most
+    goals = {f"{part:.0%} of what a mixed model without privacy gains": part * most for part in PARTS}
+    if wanted is not None:
+        goals["the gain that is asked for"] = wanted
+    found = []
+    for goal, gain in goals.items():
+        if gain > LEAST_GAIN:
+            epsilon = None if users is None else epsilon_for(users, problem, budget, gain)
+            found.append(Goal(goal, gain, users_for(problem, budget, gain), epsilon))
+    return found
+
+
+def users_for(problem: PlanningProblem, budget: Budget, gain: float) -> int | None:
+    """Return the fewest users for which the predicted gain over a user's mean is at least this."""
+    return fewest_users(lambda users: forecast(users, problem, budget).gain >= gain)
+
+
+def epsilon_for(users: int, problem: PlanningProblem, budget: Budget, gain: float) -> float | None:
+    """Return the smallest epsilon for which these users' predicted gain is at least this, two digits of it."""
+    low, high = LEAST_EPSILON, MOST_EPSILON
+
+    def reached(epsilon: float) -> bool:
+        return forecast(users, problem, replace(budget, epsilon=epsilon)).gain >= gain
+
+    if not reached(high):
+        return None
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return float(f"{high:.2g}")
+
+
+PARTS = (0.5, 0.9, 0.99)
+LEAST_GAIN = 0.005  # what is less is no goal
+LEAST_EPSILON, MOST_EPSILON = 1e-3, 20.0

@@ -1,0 +1,195 @@
+"""Say what heads with a prior are, and what they gain, by released numbers with their noise.
+
+Gains are logarithms of squared errors, over those of a user's own mean (`local.representation.Gains`). Here they are
+percentages of squared errors. What is within two standard deviations of the noise is said with each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from privrep.local.prior import HeadPrior
+from privrep.local.representation import Gains, Representation
+from privrep.models.description import Columns
+from privrep.privacy.ledger import PrivacyReport
+
+FAMILIES = ("common slopes", "slopes along the representation", "slopes in all features")
+MOST_NAMED = 5  # common slopes that are named
+TAILS = "calibration/tails"  # the release that calibrates intervals, where there are users enough
+
+
+def find_family(learned: Representation, prior: HeadPrior) -> int:
+    """Return the number of the family in `FAMILIES`."""
+    p, (d, k) = prior.factor.shape[1], learned.basis.shape
+    return 0 if not p else 2 if p == d and k != d else 1
+
+
+def judge_nothing(learned: Representation) -> str:
+    """Return a sentence that says why nothing was learned; the empty string where something was."""
+    if not learned.learned_nothing:
+        return ""
+    if learned.gains is None:
+        return (
+            "the representation is mostly noise, so users fall back on what they can do alone: it takes more users or "
+            "a larger epsilon"
+        )
+    return (
+        "heads were not seen to do better than what users can do alone: a typical user's squared error is "
+        f"{_compare(-learned.gains.over_alone, learned.gains.sigma)}. It takes more users or a larger epsilon"
+    )
+
+
+def describe_gains(learned: Representation) -> str:
+    """Return what a typical user gains, in one sentence; of a model with gains."""
+    gains = learned.gains
+    assert gains is not None
+    by = _reference(learned)
+    if not gains.clear:
+        over = _compare(-gains.over_alone, gains.sigma)
+        return f"Nothing is gained for sure: a typical user's squared error is {over} than by what it can do alone."
+    alone = f", and {_percent(-gains.over_alone)} than by the best that it can do alone" if gains.alone < 0 else ""
+    return f"A typical user's squared error is {_compare(gains.heads, gains.sigma)} than by {by}{alone}."
+
+
+def about_heads(learned: Representation, columns: Columns, report: PrivacyReport) -> list[str]:
+    """Return sentences about the heads of a model with a prior and gains."""
+    prior, gains = learned.prior, learned.gains
+    assert prior is not None
+    assert gains is not None
+    calibrated = any(name == TAILS for name, _ in report.events)
+    how = (
+        "Intervals are calibrated by a charged release of how often errors are large."
+        if calibrated
+        else "For a release that calibrates intervals there were too few users: they take errors to be normal."
+    )
+    return [
+        _about_family(learned, prior, report),
+        *_about_strength(learned, prior),
+        describe_gains(learned),
+        *_about_errors(prior, columns),
+        _about_newcomers(learned, gains),
+        how,
+        _about_slopes(learned, prior, columns),
+    ]
+
+
+def heads_json(learned: Representation, columns: Columns, report: PrivacyReport) -> dict[str, Any] | None:
+    """Return the same numbers for machines; None of a model without a prior or gains."""
+    prior, gains = learned.prior, learned.gains
+    if prior is None or gains is None:
+        return None
+    return {
+        "family": FAMILIES[find_family(learned, prior)],
+        "directions": prior.factor.shape[1],
+        "learned": gains.clear,
+        "level_ratio": prior.level_ratio if math.isfinite(prior.level_ratio) else None,
+        "slopes_ratio": slopes_ratio(learned, prior),
+        "noise_deviation": np.sqrt(prior.noise).tolist(),
+        "log_losses": {"alone": gains.alone, "prior_mean": gains.prior_mean, "heads": gains.heads},
+        "log_losses_deviation": gains.sigma,
+        "smaller_than_mean": -math.expm1(gains.heads),
+        "smaller_than_alone": -math.expm1(-gains.over_alone),
+        "nine_in_ten_errors": _widths(prior, known=True),
+        "nine_in_ten_errors_of_newcomers": _widths(prior, known=False),
+        "intervals_calibrated": any(name == TAILS for name, _ in report.events),
+        "common_slopes": prior.mean.slopes.T.tolist(),
+    }
+
+
+def slopes_ratio(learned: Representation, prior: HeadPrior) -> float:
+    """Return the variance that users' own slopes add to a target within users, in units of the noise's."""
+    if not prior.factor.shape[1]:
+        return 0.0
+    scaled = prior.factor * learned.scale[:, None]
+    whitening = learned.transform.whitening
+    return float((scaled**2 if whitening is None else np.linalg.solve(whitening, scaled) ** 2).sum())
+
+
+def _reference(learned: Representation) -> str:
+    return "its own mean" if learned.prior is None or learned.prior.mean.intercept else "predicting zero"
+
+
+def _percent(log: float) -> str:
+    """Return how much smaller or larger a squared error is, from a logarithm of ratios."""
+    part = 100 * abs(math.expm1(min(log, 20.0)))
+    return f"{part:.2f}% smaller" if log < 0 and part > 99 else f"{part:.0f}% {'smaller' if log < 0 else 'larger'}"
+
+
+def _compare(log: float, sigma: float) -> str:
+    """Return `_percent` with two standard deviations of its noise."""
+    if 2 * sigma > 1:
+        return "lost in the noise of the release: neither clearly smaller nor larger"
+    points = 200 * sigma * math.exp(min(log, 20.0))
+    return f"about {_percent(log)} (within {points:.2g} points)"
+
+
+def _about_family(learned: Representation, prior: HeadPrior, report: PrivacyReport) -> str:
+    (d, k), judged = learned.basis.shape, any(name.startswith("families-1/") for name, _ in report.events)
+    kind = (
+        "Slopes are common to all users",
+        f"Slopes differ between users along the representation (rank {k}), around common ones",
+        f"Slopes differ between users in all {d:,} features, around common ones",
+    )[find_family(learned, prior)]
+    level = "; each user has a level of its own" if prior.mean.intercept else ""
+    how = "Released losses decided so." if judged else "There were too few users to compare this with others."
+    return f"{kind}{level}. {how}"
+
+
+def _about_strength(learned: Representation, prior: HeadPrior) -> list[str]:
+    lines = []
+    if prior.mean.intercept:
+        follow = " beyond what their averages tell" if prior.mean.context.any() else ""
+        lines.append(
+            f"Levels of users differ by {math.sqrt(prior.level_ratio):.2g} times the noise (standard deviations)"
+            f"{follow}."
+            if math.isfinite(prior.level_ratio)
+            else "Levels are the users' own: nothing is known of how far they differ."
+        )
+    if prior.factor.shape[1]:
+        lines.append(f"Users' own slopes move a row by {math.sqrt(slopes_ratio(learned, prior)):.2g} times the noise.")
+    return lines
+
+
+def _widths(prior: HeadPrior, known: bool) -> list[float]:
+    """Return within which distance of a prediction nine in ten targets lie, one number a target."""
+    variance = prior.noise if known else prior.noise * prior.new_ratio
+    return (np.sqrt(variance) * prior.quantile(0.9, known)).tolist()
+
+
+def _about_errors(prior: HeadPrior, columns: Columns) -> list[str]:
+    names = columns.targets if len(columns.targets) == len(prior.noise) > 1 else ("",) * len(prior.noise)
+    deviations, wide = np.sqrt(prior.noise), _widths(prior, known=False)
+    return [
+        f"Noise{f' of {name}' if name else ''}: rows lie around their user's own line with a standard deviation of "
+        f"about {deviation:.3g}. Of users without rows, nine in ten targets lie within {new:.3g} of the prediction."
+        for name, deviation, new in zip(names[:MOST_NAMED], deviations, wide, strict=False)
+    ]
+
+
+def _about_newcomers(learned: Representation, gains: Gains) -> str:
+    return (
+        "A newcomer without rows gets the prior mean. On the users of the fit its squared error is "
+        f"{_compare(gains.prior_mean, gains.sigma)} than by {_reference(learned)}."
+    )
+
+
+def _about_slopes(learned: Representation, prior: HeadPrior, columns: Columns) -> str:
+    slopes = prior.mean.slopes[:, 0]
+    if not prior.mean.slopes.any():
+        return "Common slopes: none stood out from the noise."
+    names = _feature_names(columns, len(slopes))
+    size = slopes * learned.scale
+    strongest = [j for j in np.argsort(-np.abs(size), kind="stable")[:MOST_NAMED] if size[j]]
+    listed = ", ".join(f"{names[j]} ({slopes[j]:+.3g})" for j in strongest)
+    more = f" of {len(slopes):,}" if len(slopes) > len(strongest) else ""
+    first = f" For {columns.targets[0]}:" if len(columns.targets) > 1 else ""
+    return f"Common slopes, shrunk by their noise.{first} The strongest{more} by the features' scales: {listed}."
+
+
+def _feature_names(columns: Columns, count: int) -> list[str]:
+    listed = [f"{name}={value}" for name, values in columns.by_category.items() for value in values]
+    names = [*columns.features, *listed]
+    return names if len(names) == count else [f"feature {j}" for j in range(count)]
