@@ -66,7 +66,7 @@ def draw(results: Results, path: Path) -> None:
                 axes.set_xlabel("epsilon")
     seeds = len({seed for panel, seed, *_ in results.scores if panel in panels})
     figure.suptitle(
-        f"Real panels, {seeds} seeds: mean, and bars from the least to the largest. delta 1e-6, replace-one-user, "
+        f"Real panels, seeds: {seeds}. Mean, and bars from the least to the largest. delta 1e-6, replace-one-user, "
         "everything charged, defaults, simulated noise.\nHorizontal lines: not private, in words and numbers at the "
         "right. Triangles at the top, arrows: beyond the axis.",
         fontsize=11,
@@ -124,7 +124,7 @@ def plot_method(axes: Any, epsilons: Array, values: Array, style: dict[str, Any]
             height = 0.975 - 0.045 * line
             where = {"transform": axes.get_xaxis_transform(), "color": style["color"], "zorder": 8}
             axes.plot([epsilon], [height], marker="^", ms=6, ls="none", **where)
-            axes.text(epsilon * 1.07, height, f"{mean:.3g}", fontsize=8.5, va="center", **where)
+            axes.text(epsilon / 1.06, height, f"{mean:.3g}", fontsize=8.5, ha="right", va="center", **where)
 
 
 def write_labels(axes: Any, labels: list[Label]) -> None:

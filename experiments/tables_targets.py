@@ -159,12 +159,13 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         width = max(len(f"{v.method}  {v.population}") for v in chosen)
         for method, population in dict.fromkeys((v.method, v.population) for v in chosen):
             same = [v for v in chosen if (v.method, v.population) == (method, population)]
-            cells = "".join(f"   epsilon {v.epsilon:<4g}{_words(v):34}" for v in same)
+            cells = "".join(f"   epsilon {v.epsilon:<4g}{_words(v):36}" for v in same)
             print(f"  {f'{method}  {population}':{width}}{cells}".rstrip())
 
 
 def _words(verdict: Verdict) -> str:
-    measured = f"{verdict.mean:.3f} ({verdict.worst:.3f})"
+    mean, worst = (f"{value:.4f}" if value < 10 else f"{value:.4g}" for value in (verdict.mean, verdict.worst))
+    measured = f"{mean} ({worst})"
     if not verdict.met:
         return measured
     target = f"{verdict.least:g} to {verdict.most:g}" if verdict.least else f"{verdict.most:g}"

@@ -105,6 +105,10 @@ TABLES = {
     "rank to be found, users secret": TableTask(
         Config(None, relation="add-or-remove-one-user", scale=(1.0,) * FEATURES, **BUDGET), COLUMNS
     ),
+    "rank to be found": TableTask(Config(None, **BUDGET), COLUMNS),
+    "no intercept": TableTask(Config(2, intercept=False, **BUDGET), COLUMNS),
+    "two targets": TableTask(Config(None, **BUDGET), Columns("user", ("y", "z"), NUMBERS)),
+    "categories": TableTask(Config(None, **BUDGET), Columns("user", ("y",), NUMBERS, ("colour",), (("red", "blue"),))),
     "two targets and categories": TableTask(
         Config(2, **BUDGET), Columns("user", ("y", "z"), NUMBERS, ("colour",), (("red", "blue"),))
     ),
@@ -159,6 +163,10 @@ def test_three_files_give_what_one_gives_and_heads_stay(
     assert public.heads is None
     assert not list((server / "private").glob("*"))
     np.testing.assert_allclose(public.representation.matrix, one.representation.matrix, atol=1e-5)
+    if (prior := one.representation.prior) is not None:
+        assert public.representation.prior is not None
+        np.testing.assert_allclose(public.representation.prior.factor, prior.factor, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(public.representation.prior.mean.slopes, prior.mean.slopes, rtol=1e-9, atol=1e-9)
     assert public.privacy.epsilon == one.privacy.epsilon
     assert one.heads is not None
     with task.open(files[0]) as users:
@@ -178,7 +186,7 @@ def test_three_files_give_what_one_gives_and_heads_stay(
     assert seen == USERS
 
 
-@pytest.mark.parametrize("name", ["private-fedrep", "two targets and categories"])
+@pytest.mark.parametrize("name", ["private-fedrep", "rank to be found", "two targets and categories"])
 def test_rows_in_memory_are_those_of_a_stream_to_the_last_bit(
     name: str, files: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,8 +207,8 @@ def test_rows_in_memory_are_those_of_a_stream_to_the_last_bit(
         model = models.load(folder)
         assert np.array_equal(model.representation.matrix, one.representation.matrix)
         assert model.heads is not None
-        assert np.array_equal(model.heads.shared, one.heads.shared)
-        assert np.array_equal(model.heads.own, one.heads.own)
+        for part in ("intercept", "shared", "own", "origin", "doubt"):
+            assert np.array_equal(getattr(model.heads, part), getattr(one.heads, part)), part
 
 
 def test_keeping_again_leaves_the_same_file_and_learning_again_spends_nothing(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("flwr")
@@ -16,6 +19,7 @@ from federation import (
     FEATURES,
     LABELS,
     NODES,
+    NUMBERS,
     ROWS,
     TASK,
     USERS,
@@ -25,18 +29,20 @@ from federation import (
     made_up,
     write_files,
 )
+from privrep.data.table import find_users
 from privrep.errors import InputError
 from privrep.federated.task import TableTask, Task
 from privrep.federated.wire.messages import REFUSALS, Question
 from privrep.linear.registry import METHODS
 from privrep.linear.steps import CELLS, FeatureSizes
 from privrep.models import model as models
-from privrep.models.description import Config
+from privrep.models.description import Columns, Config
 from privrep.models.inspection import inspect_folder
 from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.bounds import Bound
 from privrep.privacy.ledger import Budget
 from privrep.privacy.sampling import Fixed, Poisson
+from privrep.users.memory import InMemoryUsers
 
 TABLES = {
     **{name: TableTask(Config(1, method=name, **BUDGET), COLUMNS) for name in METHODS},
@@ -71,6 +77,110 @@ def test_three_nodes_learn_what_one_place_learns(name: str, files: tuple[Path, l
     assert (tmp_path / "three" / "ledger.jsonl").read_bytes() == (tmp_path / "one" / "ledger.jsonl").read_bytes()
     kept = [models.load(tmp_path / "nodes" / node / "model").heads for node in NODES]
     assert [len(heads.ids) for heads in kept if heads is not None] == list(NODES.values())
+
+
+# Users with levels and common slopes: every pass of the default is worth its while
+
+
+PANEL_USERS = {"a": 100, "b": 60, "c": 40}
+NOISE_FREE = {"epsilon": 200.0, "delta": 1e-5, "seed": 1}
+SHELVES = ("red", "blue", "green")
+PANELS = {
+    "rank found": TableTask(Config(None, **NOISE_FREE), COLUMNS),
+    "rank 2, users secret": TableTask(Config(2, relation="add-or-remove-one-user", **NOISE_FREE), COLUMNS),
+    "level alone": TableTask(Config(None, **NOISE_FREE), Columns("user", ("level",), NUMBERS)),
+    "no intercept": TableTask(Config(1, intercept=False, **NOISE_FREE), COLUMNS),
+    "two targets": TableTask(Config(None, **NOISE_FREE), Columns("user", ("y", "z"), NUMBERS)),
+    "sparse": TableTask(Config(1, **NOISE_FREE), Columns("user", ("y",), NUMBERS, ("shelf",), (SHELVES,))),
+    "sparse, two targets": TableTask(
+        Config(None, **NOISE_FREE), Columns("user", ("y", "z"), NUMBERS, ("shelf",), (SHELVES,))
+    ),
+    "altmin": TableTask(Config(2, method="priv-altmin", **NOISE_FREE), COLUMNS),
+    "centaur": TableTask(Config(None, method="centaur", **NOISE_FREE), COLUMNS),
+}
+
+
+@pytest.fixture(scope="module")
+def panel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    """Files of users who differ in level and along one direction, with 2 to 9 rows each."""
+    folder, rng = tmp_path_factory.mktemp("panel"), np.random.default_rng(4)
+    n = sum(PANEL_USERS.values())
+    user = np.repeat(np.arange(n), 2 + np.arange(n) % 8)
+    X = rng.normal(size=(len(user), FEATURES)) + 0.7 * rng.normal(size=(n, FEATURES))[user]
+    level, noise = 30 + 2 * rng.normal(size=n)[user], 0.1 * rng.normal(size=(2, len(user)))
+    y = level + X @ np.linspace(1, 2, FEATURES) + X[:, 0] * rng.normal(size=n)[user] + noise[0]
+    made: dict[str, Any] = {"user": user, "y": y, "z": 5 * y + X[:, 1] + noise[1], "level": level + 10 * noise[0]}
+    made |= {name: X[:, j] for j, name in enumerate(NUMBERS)} | {"shelf": np.array(SHELVES)[user % 3]}
+    ends, paths = np.cumsum([0, *PANEL_USERS.values()]), []
+    for name, start, stop in zip(PANEL_USERS, ends, ends[1:], strict=False):
+        mine = (user >= start) & (user < stop)
+        paths.append(folder / f"{name}.parquet")
+        pq.write_table(pa.table({column: values[mine] for column, values in made.items()}), paths[-1])
+    pq.write_table(pa.table(made), folder / "all.parquet")
+    return folder / "all.parquet", paths
+
+
+def public_numbers(value: Any) -> dict[str, Any]:
+    """Every number of a representation, by the way to it."""
+    if not is_dataclass(value):
+        return {"": value} if value is not None and not isinstance(value, bool) else {}
+    return {
+        f"{each.name}.{name}": number
+        for each in fields(value)
+        for name, number in public_numbers(getattr(value, each.name)).items()
+    }
+
+
+def predictions(folder: Path, task: TableTask, path: Path) -> np.ndarray:
+    model = models.load(folder)
+    assert model.heads is not None
+    with task.open(path) as users:
+        assert isinstance(users, InMemoryUsers)
+        table = users.table
+    at = find_users(model.heads.ids, np.repeat(table.ids, table.sizes))
+    found = model.heads.predict(model.representation, table.X, at)
+    return np.concatenate([found, model.heads.deviations(model.representation, table.X, at)])
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_three_nodes_learn_the_prior_that_one_place_learns(
+    name: str, panel: tuple[Path, list[Path]], tmp_path: Path
+) -> None:
+    task = PANELS[name]
+    one = in_one_place(task, panel[0], tmp_path / "one")
+    with task.open(panel[0]) as users:
+        task.keep(one, users)
+    with federation(task, panel[1], tmp_path / "nodes") as fed:
+        three = models.load(fed.run(tmp_path / "three"))
+    expected, found = (public_numbers(each.representation) for each in (models.load(one), three))
+    assert three.representation.prior is not None
+    assert found.keys() == expected.keys()
+    for field, numbers in expected.items():
+        np.testing.assert_allclose(found[field], numbers, rtol=1e-9, atol=1e-9 * np.abs(numbers).max(initial=0.0))
+    wanted, start = predictions(one, task, panel[0]), 0
+    assert (np.abs(wanted) < 1e4).all()
+    half = len(wanted) // 2
+    for node, path in zip(PANEL_USERS, panel[1], strict=True):
+        got = predictions(tmp_path / "nodes" / node / "model", task, path)
+        stop = start + len(got) // 2
+        mine = np.concatenate([wanted[start:stop], wanted[half + start : half + stop]])
+        np.testing.assert_allclose(got, mine, rtol=1e-9, atol=1e-9)
+        start = stop
+    assert start == half
+
+
+@pytest.mark.parametrize("name", ["rank found", "level alone", "two targets", "sparse"])
+def test_nodes_that_add_the_noise_learn_a_prior(name: str, panel: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    task = PANELS[name]
+    with federation(task, panel[1], tmp_path / "nodes", noise_nodes=2) as fed:
+        model = models.load(fed.run(tmp_path / "run"))
+    prior = model.representation.prior
+    assert prior is not None
+    assert len(prior.mean.slopes) == task.features
+    for node, path in zip(PANEL_USERS, panel[1], strict=True):
+        got = predictions(tmp_path / "nodes" / node / "model", task, path)
+        assert np.isfinite(got).all()
+        assert (np.abs(got) < 1e4).all()
 
 
 def neural_files(folder: Path) -> tuple[Path, list[Path]]:

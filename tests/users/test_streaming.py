@@ -22,8 +22,11 @@ from privrep.data import readers, regroup
 from privrep.data.readers import TableSource, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError
+from privrep.heads.fitting import fit_heads
 from privrep.linear.steps import SIZES, LeaveOneOutGradient, gradient_size
 from privrep.local.transform import FeatureTransform
+from privrep.models.description import Config
+from privrep.models.learning import learn
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound
 from privrep.privacy.contributions import SparseColumns, Vectors
 from privrep.privacy.groups import Group
@@ -511,3 +514,53 @@ def test_labels(tmp_path: Path, name: str, order: str, dtype: Any) -> None:
         streamed, memory = users.sums(step, bounds), InMemoryUsers(kept).sums(step, bounds)
         assert memory["means"].total.any()
         assert streamed["means"].total.tobytes() == memory["means"].total.tobytes()
+
+
+def panel_rows(order: str) -> pa.Table:
+    """Users with levels, common slopes and slopes of their own along a direction, some of them with one row."""
+    rng = np.random.default_rng(4)
+    user = np.repeat(np.arange(300), 1 + np.arange(300) % 9)
+    X = rng.normal(size=(len(user), D)) + rng.normal(size=(300, D))[user]
+    y = 30 + rng.normal(size=300)[user] + X.sum(axis=1) + X[:, 0] * rng.normal(size=300)[user]
+    made = {"user": user, "y": y + 0.1 * rng.normal(size=len(y)), "z": 3 * y + rng.normal(size=len(y))}
+    made |= {f"x{j}": X[:, j] for j in range(D)}
+    table = pa.table(made).append_column("shelf", pa.array(user % 3))
+    return table if order == "sorted" else table.take(rng.permutation(len(user)))
+
+
+PANELS: dict[str, tuple[Config, dict[str, Any]]] = {
+    "rank found": (Config(None, 100.0, 1e-5, seed=1), {}),
+    "little to spend": (Config(1, 1.0, 1e-5, seed=1), {}),
+    "users secret": (Config(2, 100.0, 1e-5, "add-or-remove-one-user", seed=1), {}),
+    "no intercept": (Config(2, 100.0, 1e-5, seed=1, intercept=False), {}),
+    "two targets": (Config(None, 100.0, 1e-5, seed=1), {"target": ("y", "z")}),
+    "sparse": (Config(None, 100.0, 1e-5, seed=1), {"categories": {"shelf": [0, 2]}}),
+    "sparse, two targets": (Config(1, 100.0, 1e-5, seed=1), {"target": ("y", "z"), "categories": {"shelf": [0, 2]}}),
+}
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+@pytest.mark.parametrize("name", PANELS)
+def test_what_is_learned_from_a_stream_is_what_is_learned_in_memory(tmp_path: Path, name: str, order: str) -> None:
+    pq.write_table(panel_rows(order), tmp_path / "t.parquet")
+    config, options = PANELS[name]
+    features = [f"x{j}" for j in range(D)]
+    source = TableSource(tmp_path / "t.parquet", "user", features=features, **{"target": "y", **options})
+    kept = InMemoryUsers(read_table(source))
+    one = learn(kept, config)
+    heads = fit_heads(kept.table.blocks(), one.representation, intercept=config.intercept)
+    with StreamingUsers.open(source, Performance(workdir=tmp_path, regroup_bytes=1 << 14)) as users:
+        other = learn(users, config)
+        streamed = fit_heads(users.blocks(), other.representation, intercept=config.intercept)
+    assert one.representation.prior is not None
+    a, b = (
+        {f"{post.name}/{key}": array for post in model.billboard for key, array in post.arrays.items()}
+        for model in (one, other)
+    )
+    assert a.keys() == b.keys()
+    for key, array in a.items():
+        np.testing.assert_allclose(b[key], array, rtol=1e-9, atol=1e-9 * np.abs(array).max(initial=0.0), err_msg=key)
+    assert streamed.ids.tolist() == heads.ids.tolist()
+    for part in ("intercept", "shared", "origin", "doubt"):
+        mine, theirs = getattr(heads, part), getattr(streamed, part)
+        np.testing.assert_allclose(theirs, mine, rtol=1e-9, atol=1e-9)

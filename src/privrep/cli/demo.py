@@ -1,4 +1,4 @@
-"""`privrep demo`: a population made up on the spot, a private fit of it, and what it is compared with.
+"""`privrep demo`: two populations made up on the spot, a private fit of each, and what it is compared with.
 
 The truth is known here.
 """
@@ -23,9 +23,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from privrep.data.synthetic import Population
+    from privrep.data.table import UserTable
+    from privrep.models.description import Columns, Config
+    from privrep.models.model import Model
+    from privrep.typing import Array
 
-NOTE = "Errors use the truth of a made-up population: with real users they would not be known, nor free to publish."
+NOTE = "Errors use the truth of made-up populations: with real users they would not be known, nor free to publish."
 FEATURES = tuple(f"x{j}" for j in range(50))
+OURS = "privrep"
 MADE = {"model", "picture.png", "new-rows.csv"}
 
 
@@ -33,7 +38,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder to write model, picture and some rows to.")] = Path("demo"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo there.")] = False,
 ) -> None:
-    """Train privately on a made-up population of 20,000 users and compare. Takes seconds."""
+    """Train privately on two made-up populations, of 20,000 and 5,000 users, and compare. Takes seconds."""
     _check_out(out, overwrite)
     from privrep.models.learning import PAGES
 
@@ -43,13 +48,14 @@ def demo(
         new.mkdir()
         with progress(new / "model") as bar:
             bar.begin("reading", PAGES)
-            rows = run_demo(new, on_page=bar.page)
+            tables = run_demo(new, on_page=bar.page)
         if out.exists():
             shutil.rmtree(out)
         os.replace(new, out)
-    console().print(_table(rows))
+    for title, rows in tables.items():
+        console().print(_table(title, rows))
     say(NOTE)
-    say("Label noise alone gives an error of 0.0001. Epsilon 0: nothing about one user reaches another.")
+    say("Label noise alone gives errors of 0.0001 and 1. Epsilon 0: nothing about one user reaches another.")
     say(f"Model: {out / 'model'}   picture: {out / 'picture.png'}")
     say(f"Next: privrep inspect {out / 'model'}")
     say(f"      privrep predict {out / 'model'} {out / 'new-rows.csv'} --out predictions.csv")
@@ -65,8 +71,8 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise InputError(f"{out} holds more than a demo ({min(held - MADE)}); choose another --out.")
 
 
-def _table(rows: list[Comparison]) -> Table:
-    table = Table("method", "mean squared error", "epsilon", title="20,000 users, 50 features, rank 2, 10 rows each")
+def _table(title: str, rows: list[Comparison]) -> Table:
+    table = Table("method", "mean squared error", "epsilon", title=title)
     right(table, 1, 2)
     for row in rows:
         epsilon = "no privacy" if row.epsilon is None else f"{row.epsilon:.3g}"
@@ -76,61 +82,99 @@ def _table(rows: list[Comparison]) -> Table:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One method on the demo's population. `epsilon` is None where the method is not private at all."""
+    """One method on one of the demo's populations. `epsilon` is None where the method is not private at all."""
 
     method: str
     error: float
     epsilon: float | None
-    private: bool = False
+    private: bool = False  # whether it is ours
 
 
-def run_demo(folder: Path, *, users: int = 20_000, on_page: Callable[[str], None] | None = None) -> list[Comparison]:
-    """Fill an empty folder: model/, picture.png and some rows to try `predict` on. Returns the table to show."""
+def run_demo(
+    folder: Path, *, users: int = 20_000, on_page: Callable[[str], None] | None = None
+) -> dict[str, list[Comparison]]:
+    """Fill an empty folder and return the tables to show, by their titles.
+
+    In the folder are model/, the fit of the first population, picture.png and some rows to try `predict` on. In the
+    first population users differ in slopes along two directions and in nothing else. The second is like real panels:
+    users differ in level, levels follow users' features, and slopes are mostly common. It has a quarter of the users.
+    """
     import numpy as np
 
     from privrep.data.synthetic import make_population
-    from privrep.heads.fitting import fit_heads
-    from privrep.linear.references import alone, fedrep, pooled
+    from privrep.linear.references import fedrep, mixed
     from privrep.models import model as models
     from privrep.models.description import Columns, Config
-    from privrep.models.learning import learn
     from privrep.models.picture import draw_fit
     from privrep.users.memory import InMemoryUsers
 
     rng = np.random.default_rng(20_250)
-    population = make_population(rng, users, len(FEATURES), 2, 10, 0.01)
-    table = population.sample(rng)
-    engine = InMemoryUsers(table)
-    config = Config(rank=2, epsilon=1.0, delta=1e-6)
-    columns = Columns("user", ("y",), FEATURES)
-    fitted = learn(engine, config, folder=folder / "model", columns=columns, on_page=on_page)
-    heads = fit_heads(table.blocks(), fitted.representation)
-    fitted = models.with_heads(fitted, heads)
+    sparse = make_population(rng, users, len(FEATURES), 2, 10, 0.01)
+    rows = sparse.sample(rng)
+    config, columns = Config(rank=2, epsilon=1.0, delta=1e-6), Columns("user", ("y",), FEATURES)
+    fitted, ours = _fit(sparse, rows, config, folder / "model", columns, on_page)
     models.finish(fitted, folder / "model")
+    along = fedrep(InMemoryUsers(rows), 2).matrix
+    others = _compare(sparse, rows, mixed(rows, along, follow=False, iterations=15))
+    tables = {f"{users:,} users, 50 features, 10 rows each:\nslopes differ in 2 directions": [*others, ours]}
+    _write_rows(sparse, rng, folder / "new-rows.csv")
+    panel = make_population(
+        rng, users // 4, 8, 1, 6, 1.0, level=5.0, intercept=1.0, common=2.0, between=1.0, context=1.0
+    )
+    rows = panel.sample(rng)
+    _, ours = _fit(panel, rows, Config(rank=None, epsilon=1.0, delta=1e-6))
+    others = _compare(panel, rows, mixed(rows, np.eye(8)))
+    tables[f"{users // 4:,} users, 8 features, 6 rows each:\nlevels differ, slopes are mostly common"] = [*others, ours]
+    errors = {title: {row.method: row.error for row in shown} for title, shown in tables.items()}
+    draw_fit(folder / "picture.png", fitted.privacy, errors, ours=OURS, note=NOTE)
+    return tables
 
-    open_book = fedrep(engine, 2)
-    open_heads = fit_heads(table.blocks(), open_book)
-    shared = pooled(table)
-    ones = np.ones((users, 1))
-    rows = [
-        Comparison(
-            "private",
-            population.population_mse(heads.weights(fitted.representation), heads.intercept),
-            fitted.privacy.epsilon,
-            private=True,
-        ),
-        Comparison("not private", population.population_mse(open_heads.weights(open_book), open_heads.intercept), None),
-        Comparison("each user alone", population.population_mse(*alone(table)), 0.0),
-        Comparison(
-            "one model for all",
-            population.population_mse(ones * shared.weights, ones[:, 0] * shared.intercept),
-            None,
-        ),
-        Comparison("predict zero", population.null_mse, 0.0),
+
+def _fit(
+    population: Population,
+    rows: UserTable,
+    config: Config,
+    folder: Path | None = None,
+    columns: Columns | None = None,
+    on_page: Callable[[str], None] | None = None,
+) -> tuple[Model, Comparison]:
+    """Return a private fit with heads, and its error."""
+    from privrep.heads.fitting import fit_heads
+    from privrep.models.learning import learn
+    from privrep.models.model import with_heads
+    from privrep.users.memory import InMemoryUsers
+
+    fitted = learn(InMemoryUsers(rows), config, folder=folder, columns=columns, on_page=on_page)
+    heads = fit_heads(rows.blocks(), fitted.representation)
+    error = population.population_mse(heads.weights(fitted.representation), heads.intercept)
+    return with_heads(fitted, heads), Comparison(OURS, error, fitted.privacy.epsilon, private=True)
+
+
+def _compare(population: Population, rows: UserTable, by_mixed: tuple[Array, Array]) -> list[Comparison]:
+    """Return the errors of methods that need no privacy, and of methods that have none.
+
+    Args:
+        population: the truth.
+        rows: of every user, equally many.
+        by_mixed: (n, d) weights and (n,) intercepts of a mixed model.
+    """
+    import numpy as np
+
+    from privrep.linear.references import alone, pooled
+
+    n, d = rows.n_users, rows.n_features
+    shared, ones = pooled(rows), np.ones((n, 1))
+    means = np.asarray(rows.y, dtype=np.float64).reshape(n, -1).mean(axis=1)
+    found = {
+        "each user's own mean": (np.zeros((n, d)), means, 0.0),
+        "each user alone": (*alone(rows), 0.0),
+        "one model for all": (ones * shared.weights, ones[:, 0] * shared.intercept, None),
+        "mixed model without privacy": (*by_mixed, None),
+    }
+    return [
+        Comparison(name, population.population_mse(weights, intercepts), epsilon)
+        for name, (weights, intercepts, epsilon) in found.items()
     ]
-    draw_fit(folder / "picture.png", fitted.privacy, {row.method: row.error for row in rows}, note=NOTE)
-    _write_rows(population, rng, folder / "new-rows.csv")
-    return rows
 
 
 def _write_rows(population: Population, rng: np.random.Generator, path: Path, users: int = 20) -> None:

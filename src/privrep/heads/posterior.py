@@ -21,6 +21,7 @@ from privrep.local.prior import HeadPrior, PriorMean
 from privrep.privacy.contributions import pack, packed_size
 from privrep.typing import Array, Floats
 
+FAR = 4.0  # standard deviations of levels beyond which a user's own counts for more than the prior says
 LARGEST = 1e13  # of squares of a user's images, in units of the noise: beyond, a user keeps its level alone
 
 
@@ -55,14 +56,26 @@ class Spread:
             return self.inverse @ values
         return values - self.images @ (self.inverse @ (self.images.transpose(0, 2, 1) @ values))
 
-    def with_levels(self, ratio: float) -> Fits:
+    def level_gain(self, ratio: float | Array) -> Array:
+        """Return the variance that is left of levels, (users,), in units of the noise's."""
+        whole = self.ones.sum(axis=1)
+        return 1 / (np.maximum(whole, 1e-300) + 1 / np.maximum(ratio, 1e-300))
+
+    def surprised(self, ratio: float, noise: float) -> Array:
+        """Return the ratio of levels for each user, (users,): larger where its own level lies FAR off the prior mean.
+
+        Levels have heavier tails than normal ones have, and a user who is unlike all others is not to pay for it.
+        """
+        whole, pull = np.maximum(self.ones.sum(axis=1), 1e-300), self.targets.sum(axis=1)
+        beyond = (pull / whole) ** 2 / max(noise, 1e-300) - FAR**2 * (ratio + 1 / whole)
+        return ratio + np.where(beyond > 0, beyond, 0.0)
+
+    def with_levels(self, ratio: float | Array) -> Fits:
         """Return the fits where levels have `ratio` times the noise's variance; infinite: levels are free."""
         m = self.ones.shape[1]
-        whole, pull = self.ones.sum(axis=1), self.targets.sum(axis=1)
-        gain = 1 / np.maximum(whole, 1e-300) if np.isinf(ratio) else ratio / (1 + ratio * whole)
+        pull, gain = self.targets.sum(axis=1), self.level_gain(ratio)
         dual = self.targets - self.ones * (gain * pull)[:, None]
-        least = 0.5 / m * (1e-6 if np.isinf(ratio) else 1e-9)
-        diagonal = np.maximum(self.diagonal - gain[:, None] * self.ones**2, least)
+        diagonal = np.maximum(self.diagonal - gain[:, None] * self.ones**2, 0.5e-6 / m)
         coordinates = np.matmul(dual[:, None, :], self.images)[:, 0]
         return Fits(gain * pull, coordinates, dual / diagonal, diagonal, dual)
 
@@ -70,8 +83,8 @@ class Spread:
 def images_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
     """Return users' rows, less their origins, times the factor: (users, m, p).
 
-    The origin of a user is its mean row, `own`, or the public centre, which is zero in columns where none is known.
-    Without intercepts it is zero.
+    The origin of a user is its mean row, `own`, or the public centre, but for columns where no centre is known. Without
+    intercepts it is zero.
     """
     if isinstance(X, SparseRows):
         images = X.project(factor)
@@ -98,7 +111,9 @@ def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool
     if own:
         return mean.user_means(X) @ factor
     public: Array = ((mean.centre * mean.located) @ factor)[None, None]
-    return public
+    if mean.located.all():
+        return public
+    return public + mean.user_means(X) @ (factor * (1 - mean.located)[:, None])
 
 
 def spread_of(images: Array, residuals: Array) -> Spread:
@@ -155,7 +170,8 @@ def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: in
     residuals = y - mean.of_users(X)[:, :, target]
     images = images_of(X, prior.factor, mean, prior.own_origin)
     spread = spread_of(images, residuals)
-    fits = spread.with_levels(ratio)
+    ratios = spread.surprised(ratio, float(prior.noise[target])) if mean.intercept else np.zeros(len(y))
+    fits = spread.with_levels(ratios)
     base = np.full(len(y), mean.constant[target])
     origin = np.zeros((len(y), images.shape[2]))
     origin += origins_of(X, prior.factor, mean, prior.own_origin)[:, 0]
@@ -164,14 +180,13 @@ def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: in
         base = base + ((means - mean.centre * mean.located) @ mean.mean_weights(m)[:, target, None])[:, 0, 0]
     coordinates = np.where(spread.lost[:, None], 0.0, fits.coordinates)
     intercept = base + fits.level - (origin * coordinates).sum(axis=1)
-    return PosteriorHeads(intercept, coordinates, origin, _doubt(spread, ratio))
+    return PosteriorHeads(intercept, coordinates, origin, _doubt(spread, ratios))
 
 
-def _doubt(spread: Spread, ratio: float) -> Array:
+def _doubt(spread: Spread, ratio: Array) -> Array:
     """Return what is left to doubt; see `PosteriorHeads`."""
     users, m, p = spread.images.shape
-    whole = spread.ones.sum(axis=1)
-    gain = 1 / np.maximum(whole, 1e-300) if np.isinf(ratio) else ratio / (1 + ratio * whole)  # = variance of the level
+    gain = spread.level_gain(ratio)
     if p > MOST_PACKED:
         across = spread.images.transpose(0, 2, 1)
         gram = spread.images @ across if m <= p else across @ spread.images

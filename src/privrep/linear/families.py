@@ -154,11 +154,6 @@ class Families:
     users: float  # how many there are, roughly
     rows: float  # a typical user has
 
-    @property
-    def own_origin(self) -> bool:
-        """Return whether slopes turn around users' own means unless users say otherwise: where no centre is known."""
-        return not self.mean.intercept or not bool(self.mean.located.all())
-
     def spreads(self, page: str, mu_squared: float) -> Spreads:
         """Ask users how far levels and slopes vary."""
         return find_spreads(self.run, page, self.mean, self.first, self.target_scale, mu_squared)

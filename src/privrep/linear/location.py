@@ -31,8 +31,9 @@ from privrep.privacy.run import Run
 from privrep.typing import Array
 
 HEARD = 5.0  # standard deviations of its noise that the answer of a filter must have
-ZOOMS = 3
+ZOOMS = 3  # most times that windows narrow; each costs half of a histogram by octaves
 THIN = 0.6  # a spread, in cells of a window, that is looked at again
+OUTSIDE = 0.08  # share of users outside of where most means are, from which on they count for the spread
 NARROW = 0.2  # a spread over a location, below which the octaves of means do not tell it
 ROWS_SHARE = 0.005  # of mu^2
 
@@ -74,8 +75,18 @@ def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, f
     return 0.0 if needed > 2 * most * total else float(np.clip(needed, least * total, most * total))
 
 
-def find_location(run: Run, total: float, intercept: bool, limits: tuple[float, float]) -> tuple[Location, float]:
-    """Return where columns lie, and what of mu^2 it cost; `limits` are the least and the most for one histogram."""
+def find_location(
+    run: Run, total: float, intercept: bool, limits: tuple[float, float], declared: Array | None = None
+) -> tuple[Location, float]:
+    """Return where columns lie, and what of mu^2 it cost.
+
+    Args:
+        run: asks the users.
+        total: mu^2 of the whole fit.
+        intercept: whether users have levels.
+        limits: the least and the most of `total` for one histogram.
+        declared: public scales of the features, (d,), which are then not asked for.
+    """
     facts = run.users.facts
     d, q = facts.features, facts.targets
     columns = min(d, SPARSE_COLUMNS) if facts.sparse else d
@@ -88,6 +99,8 @@ def find_location(run: Run, total: float, intercept: bool, limits: tuple[float, 
     for name in ("target_sizes", "target_levels"):
         found = histogram_share(run, total, q, limits)
         shares[name] = (found if found else limits[1] * total, *shares[name][1:])
+    if declared is not None:
+        del shares["sizes"]
     if facts.sparse or not intercept:
         del shares["levels"]
     if not intercept:
@@ -101,6 +114,8 @@ def find_location(run: Run, total: float, intercept: bool, limits: tuple[float, 
     released = run.release("scales", ColumnSizes(intercept), queries)
     spent = sum(query.mu_squared for query in queries.values())
     scale, varies = np.ones(d + q), np.zeros(d + q, bool)
+    if declared is not None:
+        scale[:d], varies[:d] = declared, True
     for name, part in (("sizes", slice(None, d)), ("target_sizes", slice(d, None))):
         if name in released:
             count = len(scale[part])
@@ -112,7 +127,7 @@ def find_location(run: Run, total: float, intercept: bool, limits: tuple[float, 
     for name, part in (("levels", slice(None, d)), ("target_levels", slice(d, None))):
         if name in released:
             pages = "levels" if name == "levels" else "target"
-            found, cost = _find_levels(run, released[name], pages, part, d + q, shares[name][0], users)
+            found, cost = _find_levels(run, released[name], pages, part, d + q, 0.5 * shares[name][0], users)
             centre[part], between[part] = found
             spent += cost
     centre = np.where(np.abs(centre) < 0.3 * between, 0.0, centre)  # zero is as good an origin, and has no noise
@@ -181,10 +196,13 @@ def _find_levels(
         best = np.where(few, -np.inf, answers).argmax(axis=1)
         clear = answers.max(axis=1) > HEARD * released.sigma
         active[looked[~clear]] = False
+        inside = np.take_along_axis(answers, best[:, None], axis=1)[:, 0] / sizes[best]
+        outside = np.clip(1 - (inside + released.sigma / sizes[best]) / max(users, 1.0), 0.0, 1.0)[clear]
         found, best = looked[clear], best[clear]
         centre[found] = start[found] + width[found] * places[best]
-        spread[found] = width[found] * spreads[best]
-        active[found] = spreads[best] < THIN  # all within a cell or two: narrower still
+        farther = np.sqrt(outside) * width[found] * LINEAR_CELLS / 2  # of users whose means are not where most are
+        spread[found] = np.maximum(width[found] * spreads[best], np.where(outside > OUTSIDE, farther, 0.0))
+        active[found] = (spreads[best] < THIN) & (outside <= OUTSIDE)  # all within a cell or two: narrower still
         width[found] = np.where(active[found], 8 * spread[found] / LINEAR_CELLS, width[found])
         start[found] = np.where(active[found], centre[found] - LINEAR_CELLS / 2 * width[found], start[found])
     return (centre, spread), spent

@@ -30,6 +30,7 @@ from privrep.linear.families import (
 from privrep.linear.panel import Descent, Panel, PanelSettings, find_panel
 from privrep.linear.spreads import Spreads
 from privrep.linear.starts import MOST_SQUARED, Initialiser, Start
+from privrep.linear.transform import CLEAR
 from privrep.local.prior import QUANTILES, HeadPrior
 from privrep.local.representation import Estimate, Gains, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -53,8 +54,8 @@ class NumbersSettings:
     """Shares of mu^2, fixed beforehand."""
 
     panel: PanelSettings = PanelSettings()
-    common: float = 0.06  # of the first step on the prior mean
-    start: float = 0.12
+    common: float = 0.04  # of the first step on the prior mean
+    start: float = 0.18
     first_families: float = 0.03
     families: float = 0.08
     calibration: float = 0.02
@@ -135,10 +136,11 @@ class _Learner:
         spreads = families.spreads("spreads-0", 0.4 * mu_squared)
         candidates = [guess(families, spreads, self.intercept) for guess in (guess_common, guess_shared)]
         p = families.second.shape[1]
-        candidates += [Candidate(2, odds / p, candidates[0].level, own=families.own_origin) for odds in ODDS_ALL if p]
+        candidates += [Candidate(2, odds / p, candidates[0].level, own=not self.intercept) for odds in ODDS_ALL if p]
         self.descent.spent += 0.4 * mu_squared
         if not families.legible(0.6 * mu_squared):
-            return state.first(0)
+            few = self.panel.location.most_rows * 2 < len(state.basis)  # without it such users have little to go by
+            return state if few else state.first(0)
         judged = families.judge("families-0", candidates, 0.6 * mu_squared, relative=True)
         self.descent.spent += 0.6 * mu_squared
         loss = judged.by_factor()
@@ -154,10 +156,15 @@ class _Learner:
         before = self.descent.spent
         if self.descent.heard:
             self.descent.step(again * left, last=False)
-        last = 0.12 * left
+        last = 0.08 * left
         state = run_rounds(self.context, state, self.rank, self.method, left - (self.descent.spent - before) - last)
-        families = self.families(state)
+        mean = self.panel.mean
+        everywhere = replace(mean, located=np.ones_like(mean.located))  # with zero for a centre where none is known
+        families = replace(self.families(state), mean=everywhere)
         spreads = families.spreads("spreads-1", 0.2 * last)
+        if spreads.around_public:
+            self.descent.panel = replace(self.panel, mean=everywhere)
+        families = self.families(state)
         shared = guess_shared(families, spreads, self.intercept)
         residual = self.panel.residual if spreads.noise_shared is None else math.sqrt(spreads.noise_shared)
         factor = families.first * math.sqrt(shared.slopes)
@@ -206,10 +213,8 @@ def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candi
     slopes = _ratio(spreads.head, spreads.noise_shared, families, WIDE)
     if not intercept:
         return Candidate(1, slopes, 0.0)
-    own, level = families.own_origin, spreads.level_shared
-    if spreads.level is not None and level is not None:
-        own = spreads.level < level
-    level = spreads.level if own else level
+    own = spreads.around_own
+    level = spreads.level if own else spreads.level_shared
     return Candidate(1, slopes, _ratio(level, spreads.noise_shared, families, WIDE), own)
 
 
@@ -234,7 +239,7 @@ def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors
     chosen = _Choice(families, spreads, learner.intercept, for_families).make()
     gains = read_gains(families, chosen, learner.intercept, 0.14 * for_families)
     factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
-    prior = measure_errors(learner, factor * math.sqrt(chosen.slopes), chosen, for_errors)
+    prior = measure_errors(learner, factor * math.sqrt(chosen.slopes), chosen, spreads, for_errors)
     return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)
 
 
@@ -267,7 +272,7 @@ class _Choice:
         if chosen.factor == 1 and chosen.slopes * self.families.first.shape[1] <= 100 * STRONG:
             found.append(Candidate(0, 0.0, min(max(level, MODEST[0]), MODEST[1]) if self.intercept else 0.0))
         if p and chosen.factor == 0:
-            found += [Candidate(2, odds / p, level, own=self.families.own_origin) for odds in ODDS_ALL]
+            found += [Candidate(2, odds / p, level, own=not self.intercept) for odds in ODDS_ALL]
         return found
 
     def _refined(self, chosen: Candidate, factor: float, share: float, flip: bool = False) -> Candidate:
@@ -336,8 +341,13 @@ def read_gains(families: Families, chosen: Candidate, intercept: bool, mu_square
     return Gains(min([mean, *own]), prior, heads, math.sqrt(2.0) * judged.sigma / judged.rows)
 
 
-def measure_errors(learner: _Learner, factor: Array, chosen: Candidate, mu_squared: float) -> HeadPrior:
-    """Return the prior with the noise's variance and quantiles of errors, by one more release."""
+def measure_errors(
+    learner: _Learner, factor: Array, chosen: Candidate, spreads: Spreads, mu_squared: float
+) -> HeadPrior:
+    """Return the prior with the noise's variance and quantiles of errors, by one more release.
+
+    Where that is lost in its noise, the variance is the one that users see alone.
+    """
     panel, q = learner.panel, len(learner.panel.target_scale)
     location, level = panel.location, chosen.level
     odds = chosen.slopes * factor.shape[1] if chosen.factor else 0.0
@@ -352,15 +362,18 @@ def measure_errors(learner: _Learner, factor: Array, chosen: Candidate, mu_squar
         queries["tails"] = Query(bound, share)
     released = learner.run.release("calibration", step, queries)
     values, sigma = released["noise"].value, released["noise"].sigma
-    rows = max(float(values[-1]), 3 * sigma)
-    known, fresh = np.maximum(values[:q], sigma) / rows, np.maximum(values[q : 2 * q], sigma) / rows
+    if values[-1] > CLEAR * sigma:
+        known, fresh = (np.maximum(values[i * q : (i + 1) * q], sigma) / float(values[-1]) for i in (0, 1))
+    else:
+        seen = spreads.noise if chosen.factor == 0 or spreads.noise_shared is None else spreads.noise_shared
+        known = fresh = np.full(q, 1.0 if seen is None else seen)
     normal = _normal_quantiles()
-    quantiles = [normal, normal * math.sqrt(float(fresh.mean() / known.mean()))]
+    quantiles = [normal, normal]
     if share:
         counts = released["tails"].value.reshape(2, ERROR_CELLS)
-        scale = math.sqrt(float(known.mean()))
-        quantiles = [_quantiles(part) / scale for part in counts]
-    return HeadPrior(panel.mean, factor, chosen.own, level, known * panel.target_scale**2, quantiles[0], quantiles[1], new)
+        quantiles = [_quantiles(part) / math.sqrt(float(size.mean())) for part, size in zip(counts, (known, fresh), strict=True)]
+    noise = known * panel.target_scale**2
+    return HeadPrior(panel.mean, factor, chosen.own, level, noise, quantiles[0], quantiles[1], new * fresh / known)
 
 
 def _normal_quantiles() -> Array:

@@ -97,7 +97,7 @@ def find_panel(
     s = s or PanelSettings()
     facts = run.users.facts
     d, q = facts.features, facts.targets
-    location, spent = find_location(run, total, intercept, s.histogram)
+    location, spent = find_location(run, total, intercept, s.histogram, None if transform is None else transform.scale)
     target_scale = np.maximum(location.scale[d:], 1e-300)
     located = (location.between > 0) if intercept else np.ones(d + q, bool)
     mean = replace(
@@ -200,7 +200,7 @@ class Descent:
 
     run: Run
     panel: Panel
-    total: float
+    capacity: float
     steps: int = 0
     spent: float = 0.0
     heard: bool = False  # whether the last step found slopes or contexts that stand out from its noise
@@ -228,10 +228,10 @@ class Descent:
         """Return the question for the norms of gradients; None where it would cost too much."""
         parts = len(self.parts)
         needed = (4 * math.sqrt(4 * parts) / (max(self.panel.location.users, 1.0) / 10)) ** 2
-        if needed > SIZING * self.total:
+        if needed > SIZING * self.capacity:
             return None
         bound = Bound(math.sqrt(2.0 * parts), COMMON_CELLS * parts, acute=True)
-        return Query(bound, max(needed, 0.003 * self.total))
+        return Query(bound, max(needed, 0.003 * self.capacity))
 
     def refit(self, panel: Panel) -> None:
         """Go on with another idea of how users vary: earlier histograms say nothing of its gradients."""

@@ -113,7 +113,7 @@ def alone(table: UserTable, *, intercept: bool = True) -> tuple[Array, Array]:
 
 
 def mixed(
-    table: UserTable, along: Array, *, follow: bool = True, iterations: int = 40, tolerance: float = 1e-3
+    table: UserTable, along: Array, *, follow: bool = True, iterations: int = 40, tolerance: float = 2e-3
 ) -> tuple[Array, Array]:
     """Fit a mixed model by EM (Liu and Rubin 1994): return (n, d) weights and (n,) intercepts. NOT PRIVATE.
 
@@ -127,7 +127,9 @@ def mixed(
     m = _Moments.of(table, along, follow)
     n, q, p = table.n_users, 1 + along.shape[1], len(m.normal) - 1
     gram, right, square = m.normal[:p, :p], m.normal[:p, p], m.normal[p, p] / table.n_rows
-    noise, spread, little = square / 2, square / 2 * np.eye(q), 1e-9 * np.trace(gram) / p * np.eye(p)
+    little = 1e-9 * np.trace(gram) / p * np.eye(p)
+    noise = (square - right @ np.linalg.solve(gram + little, right) / table.n_rows) / 2
+    spread = noise / q * np.eye(q)
     for _ in range(iterations):
         before = np.append(np.diag(spread), noise)
         inverse = np.linalg.inv(m.inner + noise * np.linalg.inv(spread))

@@ -87,6 +87,16 @@ class Spreads:
     level_shared: float | None  # of levels at the origin, with regressions along U
     head: float | None  # of a coordinate of heads along U
 
+    @property
+    def around_own(self) -> bool:
+        """Return whether levels at users' own mean rows are seen to vary less than levels at the public origin."""
+        return self.level is not None and self.level_shared is not None and self.level < self.level_shared
+
+    @property
+    def around_public(self) -> bool:
+        """Return whether levels at the public origin are seen to vary far less than those at users' own mean rows."""
+        return self.level is not None and self.level_shared is not None and 2 * self.level_shared < self.level
+
 
 def find_spreads(
     run: Run, page: str, mean: PriorMean, factor: Array, target_scale: Array, mu_squared: float

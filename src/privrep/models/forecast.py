@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from privrep.linear.families import LEGIBLE
 from privrep.linear.numbers import MOST_ALL, STRONG, NumbersSettings
 from privrep.models.planning import (
-    HISTOGRAMS,
     LAST,
     PlanningProblem,
     few_rows_error,

@@ -42,7 +42,8 @@ def draw_fit(
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
     FigureCanvasAgg(figure)
     counts = [len(each) for each in populations.values()] or [1]
-    grid = figure.add_gridspec(len(counts), 1 + bool(populations), height_ratios=counts)
+    columns = [1.0, 1.0] if populations else [1.0]
+    grid = figure.add_gridspec(len(counts), len(columns), height_ratios=counts, width_ratios=columns)
     for row, (title, methods) in enumerate(populations.items()):
         _draw_errors(figure.add_subplot(grid[row, 0]), title, methods, ours, row + 1 == len(populations))
     _draw_budget(figure.add_subplot(grid[:, -1]), report, bars)
@@ -79,7 +80,7 @@ def _draw_errors(axis: Any, title: str, errors: Mapping[str, float], ours: str, 
     axis.invert_yaxis()
     axis.margins(y=0.12)
     if last:
-        axis.set_xlabel("mean squared error on fresh rows (log scale, left is better)", loc="left")
+        axis.set_xlabel("mean squared error on fresh rows\n(log scale, left is better)", loc="left")
     axis.set_title(title, loc="left", weight="bold", fontsize=10)
     _plain(axis)
     if largest < 100 * smallest:  # hardly a power of ten: the numbers at the dots say it
@@ -103,7 +104,7 @@ def _bars(report: PrivacyReport) -> dict[str, float]:
 def _draw_budget(axis: Any, report: PrivacyReport, shares: Mapping[str, float]) -> None:
     """Shares of different groups of a split stand side by side and do not add up, which the picture says."""
     colours = [_GROUP if "(group " in label else _PRIVATE for label in shares]
-    axis.barh(range(len(shares)), list(shares.values()), color=colours, height=0.62)
+    axis.barh(range(len(shares)), list(shares.values()), color=colours, height=min(0.62, 0.07 * len(shares)))
     for row, share in enumerate(shares.values()):
         axis.annotate(
             f"{share:.0%}" if share >= 0.1 else f"{share:.1%}",
@@ -117,12 +118,12 @@ def _draw_budget(axis: Any, report: PrivacyReport, shares: Mapping[str, float]) 
     axis.set_yticks(range(len(shares)), list(shares))
     axis.invert_yaxis()
     axis.set_xticks([])
-    axis.margins(x=0.12)
+    axis.margins(x=0.2)
     parallel = any(spent.group for spent in releases(report))
     each = "\nPale: one group each; a user pays for one." if parallel else ""
-    spent_of = f"epsilon {report.epsilon:.3g} of {report.epsilon_budget:g} spent, delta {report.delta:g}"
+    spent_of = f"epsilon {report.epsilon:.3g} of {report.epsilon_budget:g} spent,\ndelta {report.delta:g}"
     axis.set_xlabel(f"share of the budget (of mu²){each}\n{spent_of}", loc="left", fontsize=9 if parallel else None)
-    axis.set_title("Privacy", loc="left", weight="bold")
+    axis.set_title("Budget", loc="left", weight="bold", fontsize=10)
     _plain(axis, bottom=False)
 
 
