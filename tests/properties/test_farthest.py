@@ -21,15 +21,28 @@ from asking import (
     taste_questions,
 )
 
+from privrep.linear.families import ERROR_CELLS, HeadErrors, HeadLosses
 from privrep.linear.methods import factorization as fact
 from privrep.linear.methods.factorization import TasteImage
+from privrep.linear.panel_steps import (
+    LINEAR_CELLS,
+    ROW_CELLS,
+    SIGNED_CELLS,
+    ColumnSizes,
+    CommonGradient,
+    LevelCells,
+    PanelMoments,
+)
+from privrep.linear.spreads import HeadSpreads
 from privrep.linear.steps import (
+    WIDE_CELLS,
     LeaveOneOutGradient,
     PairMoments,
     PowerStep,
     ResidualMoments,
     gradient_size,
 )
+from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum
 from privrep.privacy.contributions import packed_size
@@ -51,7 +64,27 @@ FIRST = np.eye(D)[:, :1]
 GRADIENT = LeaveOneOutGradient(FIRST, PLAIN, 1e-6, 1e-3, False)
 PULLED = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [1.0, -1.0, 0.0]])
 ACROSS, LEFT_OVER = np.array([1.0, 1.0, -1.0, -1.0]), np.array([1.0, -1.0, 1.0, -1.0])  # nothing of one in the other
-NEVER_OPPOSITE = {"means", "frequencies"}  # parts of them have no negative entries
+NEVER_OPPOSITE = {"means", "frequencies", "noise"}  # parts of them have no negative entries
+ZERO_MEAN = PriorMean.nothing(D, 1, True)
+UNIT = np.ones(1)
+WITHOUT = np.zeros((D, 0))
+MOMENTS = PanelMoments(np.ones(D + 1), np.zeros(D + 1), np.ones(D + 1), True)
+ERRORS = HeadErrors(ZERO_MEAN, WITHOUT, True, 1.0, UNIT, UNIT)
+COMMON = CommonGradient(ZERO_MEAN, PLAIN, UNIT, WITHOUT, 1.0, 4.0, 1e-9, 1e-9, True)
+LEVEL_OR_NOT = HeadLosses(
+    ZERO_MEAN,
+    WITHOUT,
+    WITHOUT,
+    np.zeros(2),
+    np.zeros(2),
+    np.array([0.0, np.inf]),
+    np.ones(2),
+    np.ones(2),
+    UNIT,
+    1e-9,
+    True,
+)
+PACKED = packed_size(D + 2)
 FARTHEST: dict[str, tuple[Question, User, User, bool]] = {
     "counts": (
         questions(D, K, False)["feature sizes"],
@@ -88,6 +121,81 @@ FARTHEST: dict[str, tuple[Question, User, User, bool]] = {
         (ResidualMoments(FIRST, PLAIN, 1e-3, False), {"moments": Bound(DIRECTION_ONLY, packed_size(D))}),
         (np.column_stack([ACROSS, LEFT_OVER, np.zeros(4)]), LEFT_OVER),
         (np.column_stack([ACROSS, np.ones(4), np.zeros(4)]), LEFT_OVER),
+        False,
+    ),
+    "levels": (
+        (ColumnSizes(True), {"levels": Bound(np.sqrt(D), D * SIGNED_CELLS, acute=True)}),
+        (np.ones((2, D)), np.ones(2)),
+        (-np.ones((3, D)), np.ones(3)),
+        False,
+    ),
+    "target levels": (
+        (ColumnSizes(True), {"target_levels": Bound(1.0, SIGNED_CELLS, acute=True)}),
+        (np.ones((2, D)), np.ones(2)),
+        (np.ones((2, D)), -np.ones(2)),
+        False,
+    ),
+    "rows": (
+        (ColumnSizes(True), {"rows": Bound(1.0, ROW_CELLS, acute=True)}),
+        (np.ones((2, D)), np.ones(2)),
+        (np.ones((9, D)), np.ones(9)),
+        False,
+    ),
+    "level cells": (
+        (
+            LevelCells(np.full(D + 1, -4.0), np.full(D + 1, 0.5)),
+            {"cells": Bound(np.sqrt(D + 1), (D + 1) * (LINEAR_CELLS + 2), acute=True)},
+        ),
+        (np.ones((2, D)), np.ones(2)),
+        (np.full((3, D), 1e300), np.full(3, -1e300)),
+        False,
+    ),
+    "moments within": (
+        (MOMENTS, {"within": Bound(DIRECTION_ONLY, PACKED, acute=True)}),
+        (np.array([EAST, [-1e6, 0.0, 0.0]]), np.zeros(2)),
+        (np.array([NORTH, [0.0, -1e6, 0.0]]), np.zeros(2)),
+        False,
+    ),
+    "moments between": (
+        (MOMENTS, {"between": Bound(DIRECTION_ONLY, PACKED, acute=True)}),
+        (np.array([[5.0, 0.0, 0.0]]), np.zeros(1)),
+        (np.array([[-0.2, 3.0, 0.0]]), np.zeros(1)),
+        False,
+    ),
+    "spreads": (
+        (HeadSpreads(ZERO_MEAN, FIRST, UNIT), {"spreads": Bound(np.sqrt(5.0), 5 * WIDE_CELLS, acute=True)}),
+        (np.vander(np.arange(6.0), D), np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0])),
+        (np.vander(np.arange(6.0), D), 1e3 * np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0])),
+        False,
+    ),
+    "tails": (
+        (ERRORS, {"tails": Bound(0.5, 2 * ERROR_CELLS, acute=True)}),
+        (np.ones((2, D)), np.array([1.0, -1.0])),
+        (np.ones((2, D)), np.array([9.0, -9.0])),
+        False,
+    ),
+    "noise": (
+        (ERRORS, {"noise": Bound(0.5, 3, acute=True)}),
+        (np.ones((1, D)), np.zeros(1)),
+        (np.ones((2, D)), np.array([9e3, -9e3])),
+        False,
+    ),
+    "common within": (
+        (COMMON, {"within": Bound(1e-6, D + packed_size(D))}),
+        (PULLED, ACROSS),
+        (PULLED, -ACROSS),
+        False,
+    ),
+    "common between": (
+        (COMMON, {"between": Bound(1e-6, 2)}),
+        (PULLED, np.ones(4)),
+        (PULLED, -np.ones(4)),
+        False,
+    ),
+    "losses": (
+        (LEVEL_OR_NOT, {"losses": Bound(1e-6, 3)}),
+        (np.ones((2, D)), np.array([1.0, -1.0])),
+        (np.ones((2, D)), np.array([1.0, 1.1])),
         False,
     ),
     "frequencies": (
@@ -135,7 +243,10 @@ def test_some_users_are_as_far_apart_as_is_stated(name: str) -> None:
         assert moved > 0.99 * stated
 
 
-@pytest.mark.parametrize("name", ["counts", "row moments", "taste"])
+ACUTE = [name for name, (question, *_) in FARTHEST.items() if all(bound.acute for bound in question[1].values())]
+
+
+@pytest.mark.parametrize("name", [name for name in ACUTE if name not in NEVER_OPPOSITE])
 def test_the_acute_kinds_need_the_root_of_two_and_no_more(name: str) -> None:
     question, one, other, thin = FARTHEST[name]
     assert all(bound.acute for bound in question[1].values())

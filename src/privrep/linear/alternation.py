@@ -142,7 +142,7 @@ class Round(Protocol):
     def move(self, problem: RoundContext, state: Estimate, step: Any, released: Mapping[str, Release]) -> Estimate: ...
 
 
-def learn(
+def learn_classes(
     run: Run,
     rank: int | None,
     method: Round,
@@ -151,18 +151,15 @@ def learn(
     intercept: bool,
     transform: FeatureTransform | None,
     settings: AlternationSettings | None,
-    loss: Loss | None = None,
+    loss: Loss,
 ) -> Representation:
-    """Learn a shared representation. `rank=None` reads it off releases; `transform` declares public coordinates.
+    """Learn a shared representation from labels.
+
+    `rank=None` reads it off releases; `transform` declares public coordinates.
 
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
-    if loss is None:
-        from privrep.linear.numbers import learn_numbers
-
-        s = settings or AlternationSettings()
-        return learn_numbers(run, rank, method, initialiser, intercept=intercept, transform=transform, settings=s)
     s = settings or FOR_CLASSES
     d, total = run.users.facts.features, run.ledger.capacity
     for_start, spent = s.start_share * total, 0.0
@@ -177,33 +174,36 @@ def learn(
     problem = RoundContext(run, transform, intercept, s, loss)
     state = initialiser(Start(run, transform, rank, for_start, intercept, loss))
     state = state.first(min(state.basis.shape[1], method.most(d))) if rank is None else state
-    if loss is not None:
-        left -= s.look_share * total
-        problem = centred(problem, state, s.look_share * total, "centre-1")
-        if problem.common is not None:
-            left -= 4 * s.centre_share * total
-            for t in (2, 3, 4):
-                problem = centred(problem, state, s.centre_share * total, f"centre-{t}")
-        problem = with_precision(problem, state, for_prior, "prior")
-    if d > MOST_SQUARED or not state.hides(rank):
-        state = iterate(problem, state, method, left, method.name, s.rounds)
-    elif rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
-        state = iterate(problem, state, method, 0.6 * left, "strong", s.rounds)
-        state = add_weak(problem, state, None, method.most(d), 0.15 * left)
-        state = iterate(problem, state, method, 0.25 * left, method.name, s.rounds // 2)
-    else:
-        state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
-        state = add_weak(problem, state, rank, rank, 0.25 * left)
-        state = iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
-    if loss is None:
-        return publish(run, state, transform, preference=preference(problem, state, for_votes))
+    left -= s.look_share * total
+    problem = centred(problem, state, s.look_share * total, "centre-1")
+    if problem.common is not None:
+        left -= 4 * s.centre_share * total
+        for t in (2, 3, 4):
+            problem = centred(problem, state, s.centre_share * total, f"centre-{t}")
+    problem = with_precision(problem, state, for_prior, "prior")
+    state = run_rounds(problem, state, rank, method, left)
     if problem.common is not None:
         problem = centred(problem, state, s.centre_share * total, "heads-centre")
     problem = with_precision(problem, state, for_prior, "heads-prior")
     problem = replace(problem, precision=problem.precision * (TOO_KIND if loss.outputs == 1 else 1.0))
     votes = preference(problem, state, for_votes)
-    centre = problem.centre_on(state.basis, _spread(state))
+    centre = problem.centre_on(state.basis, spread_of_heads(state))
     return publish(run, state, transform, preference=votes, precision=problem.precision, centre=centre)
+
+
+def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method: Round, left: float) -> Estimate:
+    """Return the state after rounds that spend what is left, with those for strong directions first where they hide
+    weak ones."""
+    d, s = len(state.basis), problem.settings
+    if d > MOST_SQUARED or not state.hides(rank):
+        return iterate(problem, state, method, left, method.name, s.rounds)
+    if rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
+        state = iterate(problem, state, method, 0.6 * left, "strong", s.rounds)
+        state = add_weak(problem, state, None, method.most(d), 0.15 * left)
+        return iterate(problem, state, method, 0.25 * left, method.name, s.rounds // 2)
+    state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
+    state = add_weak(problem, state, rank, rank, 0.25 * left)
+    return iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
 
 
 def centred(problem: RoundContext, state: Estimate, mu_squared: float, page: str) -> RoundContext:
@@ -220,7 +220,12 @@ def with_precision(problem: RoundContext, state: Estimate, mu_squared: float, pa
     assert problem.loss is not None
     if not mu_squared:
         return problem
-    asked = _matrix(problem, state), problem.loss, problem.intercept, problem.centre_on(state.basis, _spread(state))
+    asked = (
+        _matrix(problem, state),
+        problem.loss,
+        problem.intercept,
+        problem.centre_on(state.basis, spread_of_heads(state)),
+    )
     return replace(problem, precision=find_precision(problem.run, page, *asked, mu_squared))
 
 
@@ -300,7 +305,7 @@ def preference(problem: RoundContext, state: Estimate, mu_squared: float) -> flo
     matrix, loss = _matrix(problem, state), problem.loss
     step: Any = Preference(matrix, problem.transform, problem.intercept)
     if loss is not None:
-        prior = problem.precision, problem.centre_on(state.basis, _spread(state))
+        prior = problem.precision, problem.centre_on(state.basis, spread_of_heads(state))
         step = ClassPreference(matrix, problem.transform, problem.intercept, loss, *prior)
     query = Query(Bound(1.0, len(KINDS), acute=True), mu_squared)
     votes = problem.run.release("preference", step, {"votes": query})["votes"]
@@ -311,10 +316,11 @@ def preference(problem: RoundContext, state: Estimate, mu_squared: float) -> flo
 
 
 def _matrix(problem: RoundContext, state: Estimate) -> Array:
-    return Representation(state.basis, problem.transform, 0.0, _spread(state)).matrix
+    return Representation(state.basis, problem.transform, 0.0, spread_of_heads(state)).matrix
 
 
-def _spread(state: Estimate) -> Array:
+def spread_of_heads(state: Estimate) -> Array:
+    """Return how far users' heads reach in each column, (k,), or (1,) where it is not known."""
     return np.ones(1) if state.spread is None else state.spread
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
 from privrep.heads.posterior import images_of, spread_of
-from privrep.linear.panel import choose_norm
+from privrep.linear.descent import choose_norm
 from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
 from privrep.linear.spreads import Spreads, find_spreads
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
@@ -124,7 +124,6 @@ class Judged:
         """Return the number of the candidate that loses least."""
         chosen = list(range(len(self.candidates)) if among is None else among)
         return min(chosen, key=lambda i: float(self.losses[i]))
-
 
     def groups(self) -> dict[int, list[int]]:
         """Return the numbers of the candidates of each factor."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from privrep.linear.panel_steps import (
@@ -43,7 +44,7 @@ class Location:
     """Where columns lie: the features, then the targets. Of sparse features nothing but their size within users."""
 
     scale: Array  # (d + q,), within users
-    varies: Array  # (d + q,): whether users' rows were seen to vary in the column
+    varies: NDArray[np.bool_]  # (d + q,): whether users' rows were seen to vary in the column
     centre: Array  # (d + q,)
     between: Array  # (d + q,): scale of users' means around the centre, zero where it is not known
     rows: Array  # (ROW_CELLS,): users by their number of rows
@@ -97,8 +98,7 @@ def find_location(
         "target_levels": (0.0, q, q * SIGNED_CELLS),
     }
     for name in ("target_sizes", "target_levels"):
-        found = histogram_share(run, total, q, limits)
-        shares[name] = (found if found else limits[1] * total, *shares[name][1:])
+        shares[name] = (histogram_share(run, total, q, limits) or limits[1] * total, *shares[name][1:])
     if declared is not None:
         del shares["sizes"]
     if facts.sparse or not intercept:
@@ -147,7 +147,7 @@ def _fill_levels(centre: Array, between: Array, scale: Array) -> None:
 _KERNEL = np.array([0.2, 0.6, 1.0, 0.6, 0.2])  # what sizes of a column look like, octave by octave
 
 
-def read_sizes(counts: Array, sigma: float) -> tuple[Array, Array]:
+def read_sizes(counts: Array, sigma: float) -> tuple[Array, NDArray[np.bool_]]:
     """Return the size of each column within users, and whether it was heard.
 
     A column that was not gets the size of all columns together; if even those are lost in noise, 1.

@@ -2,37 +2,33 @@
 
 Passes over the users, each a page of the billboard:
   scales, levels-t, covariance   see `panel`                               -> coordinates, first slopes
-  common-t                       see `panel.Descent`                       -> level, common slopes, contexts
+  common-t                       see `descent`                             -> level, common slopes, contexts
   (the start)                    see `starts`, of what the mean leaves     -> U_0, its rank, which may be 0
-  families-1                     losses of families of heads               -> whether to go on with U
+  spreads-0, families-0          how heads along it do, without a rank     -> whether to go on with U
   *-scout, *-t                   rounds, see `alternation`                 -> U
-  families                       losses of families, and of users alone    -> the prior, and what it gains
+  spreads-1, common-t            a last step that knows how heads vary     -> level, common slopes, contexts
+  spreads, families-t            see `choice`                              -> how far users differ, and in what
+  families                       losses of heads and of users alone        -> what is gained
   calibration                    errors in standard deviations             -> the noise's variance, intervals
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from privrep.linear.alternation import AlternationSettings, Round, RoundContext, add_weak, iterate
-from privrep.linear.families import (
-    ERROR_CELLS,
-    LOWEST_ERROR,
-    Candidate,
-    Families,
-    HeadErrors,
-    Judged,
-)
-from privrep.linear.panel import Descent, Panel, PanelSettings, find_panel
+from privrep.linear.alternation import AlternationSettings, Round, RoundContext, run_rounds, spread_of_heads
+from privrep.linear.choice import ODDS_ALL, Choice, guess_common, guess_shared, read_gains
+from privrep.linear.descent import Descent
+from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR, Candidate, Families, HeadErrors
+from privrep.linear.panel import Panel, PanelSettings, find_panel
 from privrep.linear.spreads import Spreads
-from privrep.linear.starts import MOST_SQUARED, Initialiser, Start
+from privrep.linear.starts import Initialiser, Start
 from privrep.linear.transform import CLEAR
 from privrep.local.prior import QUANTILES, HeadPrior
-from privrep.local.representation import Estimate, Gains, Representation, publish
+from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
@@ -40,12 +36,11 @@ from privrep.privacy.run import Run
 from privrep.typing import Array
 
 PURPOSES = {
+    "spreads": "how far users' levels and slopes vary",
     "families": "how far users differ, and in what",
     "calibration/noise": "noise of the targets",
     "calibration/tails": "how often errors are large",
 }
-ODDS_ALL = (0.3, 2.0)  # variance that slopes in all features explain, over the noise's
-FIRST, SECOND = 6.0, 3.0  # factors between neighbours when ratios are refined, one after the other
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 
@@ -53,7 +48,7 @@ MOST_ALL = 256  # features up to which slopes may differ in all of them
 class NumbersSettings:
     """Shares of mu^2, fixed beforehand."""
 
-    panel: PanelSettings = PanelSettings()
+    panel: PanelSettings = field(default_factory=PanelSettings)
     common: float = 0.04  # of the first step on the prior mean
     start: float = 0.18
     first_families: float = 0.03
@@ -70,16 +65,30 @@ def learn_numbers(
     *,
     intercept: bool,
     transform: FeatureTransform | None,
-    settings: AlternationSettings,
+    settings: AlternationSettings | None = None,
     shares: NumbersSettings | None = None,
 ) -> Representation:
-    """Learn prior and representation; see `alternation.learn`, whose formal guarantee this has."""
+    """Learn the prior of heads and a shared representation of numbers.
+
+    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
+    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+
+    Args:
+        run: asks the users.
+        rank: of the representation; None reads it off releases, 0 has none.
+        method: what a round does.
+        initialiser: where rounds start.
+        intercept: whether users have levels.
+        transform: declared public coordinates; None: found by charged releases.
+        settings: of the rounds.
+        shares: of the budget.
+    """
     s, total, d = shares or NumbersSettings(), run.ledger.capacity, run.users.facts.features
     panel, spent = find_panel(run, total, intercept, transform, s.panel)
     descent = Descent(run, panel, total, spent=spent)
     descent.step(s.common * total, last=False)
     later = (s.families + s.calibration) * total
-    learner = _Learner(run, method, settings, descent, rank, intercept)
+    learner = _Learner(run, method, settings or AlternationSettings(), descent, rank, intercept)
     state = learner.start(initialiser, s.start * total)
     if rank is None and 0 < state.basis.shape[1] < d:
         state = learner.doubt(state, s.first_families * total)
@@ -124,7 +133,7 @@ class _Learner:
 
     def families(self, state: Estimate) -> Families:
         panel, d = self.panel, self.run.users.facts.features
-        matrix = Representation(state.basis, panel.transform, 0.0, _spread(state)).matrix
+        matrix = Representation(state.basis, panel.transform, 0.0, spread_of_heads(state)).matrix
         facts = self.run.users.facts
         second = np.zeros((d, 0)) if facts.sparse or d > MOST_ALL else _all_features(panel)
         location = panel.location
@@ -173,172 +182,21 @@ class _Learner:
         return state
 
 
-def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method: Round, left: float) -> Estimate:
-    """Return the state after rounds that spend what is left, with those for strong directions first where they hide
-    weak ones."""
-    d, s = len(state.basis), problem.settings
-    if d > MOST_SQUARED or not state.hides(rank):
-        return iterate(problem, state, method, left, method.name, s.rounds)
-    if rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
-        state = iterate(problem, state, method, 0.6 * left, "strong", s.rounds)
-        state = add_weak(problem, state, None, method.most(d), 0.15 * left)
-        return iterate(problem, state, method, 0.25 * left, method.name, s.rounds // 2)
-    state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
-    state = add_weak(problem, state, rank, rank, 0.25 * left)
-    return iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
-
-
-def _spread(state: Estimate) -> Array:
-    return np.ones(1) if state.spread is None else state.spread
-
-
 def _all_features(panel: Panel) -> Array:
     """Return the factor of slopes that differ in all features alike, in the scale of each within users."""
     d = len(panel.mean.slopes)
     return np.diag(np.where(panel.location.varies[:d], 1 / panel.transform.scale, 0.0))
 
 
-def guess_common(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
-    """Return the candidate with common slopes whose levels vary as users see it."""
-    if not intercept:
-        return Candidate(0, 0.0, 0.0)
-    return Candidate(0, 0.0, _ratio(spreads.level, spreads.noise, families, MODEST))
-
-
-def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
-    """Return the candidate with slopes along U that vary, as do levels, as users see it.
-
-    Slopes turn around whichever origin leaves levels that vary less.
-    """
-    slopes = _ratio(spreads.head, spreads.noise_shared, families, WIDE)
-    if not intercept:
-        return Candidate(1, slopes, 0.0)
-    own = spreads.around_own
-    level = spreads.level if own else spreads.level_shared
-    return Candidate(1, slopes, _ratio(level, spreads.noise_shared, families, WIDE), own)
-
-
-def _ratio(square: float | None, noise: float | None, families: Families, limits: tuple[float, float]) -> float:
-    """Return a variance over the noise's, less what of the noise is in it; a guess where nothing is known."""
-    if square is None or noise is None:
-        return UNKNOWN
-    ratio = square / noise
-    return float(np.clip(max(ratio - 1 / families.rows, 0.2 * ratio), *limits))
-
-
-MODEST = (0.1, 3.0)  # ratios of levels to the noise to begin with, where slopes are common
-WIDE = (0.01, 1e6)  # ratios where slopes along U explain much
-UNKNOWN = 10.0  # where nothing is known: users' own rows decide
-STRONG = 3.0  # a variance that slopes along U explain, over the noise's, from which on they come first
-
-
 def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors: float) -> Representation:
     """Choose the prior, measure the noise, and post the representation."""
     families = learner.families(state)
     spreads = families.spreads("spreads", 0.2 * for_families)
-    chosen = _Choice(families, spreads, learner.intercept, for_families).make()
+    chosen = Choice(families, spreads, learner.intercept, for_families).make()
     gains = read_gains(families, chosen, learner.intercept, 0.14 * for_families)
     factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
     prior = measure_errors(learner, factor * math.sqrt(chosen.slopes), chosen, spreads, for_errors)
     return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)
-
-
-@dataclass
-class _Choice:
-    """How the prior is chosen: ratios of the likeliest family, then the family, then its ratios again."""
-
-    families: Families
-    spreads: Spreads
-    intercept: bool
-    mu_squared: float
-    asked: int = 0
-
-    def make(self) -> Candidate:
-        k = self.families.first.shape[1]
-        chosen = guess_common(self.families, self.spreads, self.intercept)
-        shared = guess_shared(self.families, self.spreads, self.intercept) if k else None
-        if shared is not None and self.spreads.head is not None and shared.slopes * k > STRONG:
-            chosen = shared
-        chosen = self._refined(chosen, FIRST, 0.22)
-        others = self._others(chosen, shared)
-        if others and self.families.legible(0.22 * self.mu_squared):
-            chosen = choose(self._judge([chosen, *others], 0.22))
-        return self._refined(chosen, SECOND, 0.22, flip=self.intercept)
-
-    def _others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
-        """Return the candidates of the other families, with levels that go with those of the chosen one."""
-        p, level = self.families.second.shape[1], chosen.level
-        found = [shared] if shared is not None and chosen.factor != 1 else []
-        if chosen.factor == 1 and chosen.slopes * self.families.first.shape[1] <= 100 * STRONG:
-            found.append(Candidate(0, 0.0, min(max(level, MODEST[0]), MODEST[1]) if self.intercept else 0.0))
-        if p and chosen.factor == 0:
-            found += [Candidate(2, odds / p, level, own=not self.intercept) for odds in ODDS_ALL]
-        return found
-
-    def _refined(self, chosen: Candidate, factor: float, share: float, flip: bool = False) -> Candidate:
-        around = neighbours(chosen, factor, flip)
-        if len(around) == 1 or not self.families.legible(share * self.mu_squared):
-            return chosen
-        return refine(self._judge(around, share), factor)
-
-    def _judge(self, candidates: list[Candidate], share: float) -> Judged:
-        self.asked += 1
-        return self.families.judge(f"families-{self.asked}", candidates, share * self.mu_squared)
-
-
-def choose(judged: Judged) -> Candidate:
-    """Return the candidate that loses least, of the simplest family within the noise of the best."""
-    losses = judged.by_factor()
-    least = min(losses.values())
-    factor = min(f for f, loss in losses.items() if loss <= least + judged.sigma)
-    among = [i for i, c in enumerate(judged.candidates) if c.factor == factor]
-    return judged.candidates[judged.best(among)]
-
-
-def neighbours(chosen: Candidate, factor: float, flip: bool) -> list[Candidate]:
-    """Return the candidate, and those with each ratio that much larger and smaller.
-
-    With `flip` also one whose slopes turn around the other origin.
-    """
-    found = [chosen]
-    for name in ("level", "slopes"):
-        ratio = getattr(chosen, name)
-        if 0 < ratio < math.inf:
-            found += [replace(chosen, **{name: ratio * factor}), replace(chosen, **{name: ratio / factor})]
-    if flip and chosen.factor:
-        found.append(replace(chosen, own=not chosen.own))
-    return found
-
-
-def refine(judged: Judged, factor: float) -> Candidate:
-    """Return the first candidate moved, ratio by ratio, to where a parabola through its neighbours is least; or the
-    best of those with the other origin, where that loses less than all neighbours."""
-    chosen = found = judged.candidates[0]
-    middle = float(judged.losses[0])
-    same = [i for i, c in enumerate(judged.candidates) if c.own == chosen.own]
-    others = [i for i, c in enumerate(judged.candidates) if c.own != chosen.own]
-    if others and judged.losses[judged.best(others)] < judged.losses[judged.best(same)] - judged.sigma:
-        return judged.candidates[judged.best(others)]
-    for name in ("level", "slopes"):
-        beside = {getattr(judged.candidates[i], name): float(judged.losses[i]) for i in same}
-        ratio = getattr(chosen, name)
-        more, less = beside.get(ratio * factor), beside.get(ratio / factor)
-        if more is not None and less is not None:
-            curvature = max(more + less - 2 * middle, 0.0) + 3 * judged.sigma
-            place = float(np.clip((less - more) / (2 * curvature), -1.0, 1.0))
-            found = replace(found, **{name: ratio * factor**place})
-    return found
-
-
-def read_gains(families: Families, chosen: Candidate, intercept: bool, mu_squared: float) -> Gains:
-    """Return what users lose by their means, alone, by the prior mean and by their heads, from one more release."""
-    free = math.inf if intercept else 0.0
-    p = families.second.shape[1]
-    alone = [Candidate(2, odds / p, free, common=False) for odds in (1.0, 100.0)] if p else []
-    asked = [chosen, Candidate(0, 0.0, 0.0), Candidate(0, 0.0, free, common=False), *alone]
-    judged = families.judge("families", asked, mu_squared, relative=True)
-    heads, prior, mean, *own = (float(loss - judged.losses[2]) / judged.rows for loss in judged.losses)
-    return Gains(min([mean, *own]), prior, heads, math.sqrt(2.0) * judged.sigma / judged.rows)
 
 
 def measure_errors(
@@ -371,7 +229,8 @@ def measure_errors(
     quantiles = [normal, normal]
     if share:
         counts = released["tails"].value.reshape(2, ERROR_CELLS)
-        quantiles = [_quantiles(part) / math.sqrt(float(size.mean())) for part, size in zip(counts, (known, fresh), strict=True)]
+        sizes = known.mean(), fresh.mean()
+        quantiles = [_quantiles(part) / math.sqrt(size) for part, size in zip(counts, sizes, strict=True)]
     noise = known * panel.target_scale**2
     return HeadPrior(panel.mean, factor, chosen.own, level, noise, quantiles[0], quantiles[1], new * fresh / known)
 
@@ -388,9 +247,3 @@ def _quantiles(counts: Array) -> Array:
     below = np.maximum(below, 0.0) / max(float(below[-1]), 1e-300)
     edges = 2.0 ** ((np.arange(ERROR_CELLS + 1) + LOWEST_ERROR) / 2)
     return np.asarray(np.interp(QUANTILES, np.concatenate([[0.0], below]), np.concatenate([[0.0], edges[1:]])))
-
-
-def describe_candidates(candidates: Sequence[Candidate]) -> list[str]:
-    """Return candidates in words, for those who look at a billboard."""
-    names = ("common slopes", "slopes along the representation", "slopes in all features")
-    return [f"{names[c.factor]}, slopes {c.slopes:.3g}, levels {c.level:.3g}" for c in candidates]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
@@ -257,7 +256,8 @@ class CommonGradient:
         rounding = ROUNDING * np.abs(residuals).max(axis=1, keepdims=True)
         pull = np.where(np.abs(pull) > rounding, pull, 0.0)
         gradient = pulled(X, self.transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
-        if isinstance(gradient, SparseColumns):
+        if isinstance(gradient, SparseColumns) or isinstance(X, SparseRows):
+            assert isinstance(gradient, SparseColumns)
             curvature = np.full((users, 1), float(max(m - intercept, 0)))
             return replace(gradient, tail=curvature * self.within_tail), gradient.lengths(), curvature[:, 0]
         flat = gradient.reshape(users, -1).astype(np.float64, copy=False)

@@ -25,7 +25,16 @@ _REGISTERED = {  # by name: the file in linear/methods/, and the estimator of nu
     "fedavg": ("fedavg", "DPFedAvg"),
 }
 _RATINGS = ("factorization", "PrivateFactorization")
-_SHARED = ("transform", "panel", "numbers", "starts", "alternation", "prior", "nets")  # in linear/, for many methods
+_SHARED = (
+    "transform",
+    "panel",
+    "descent",
+    "numbers",
+    "starts",
+    "alternation",
+    "prior",
+    "nets",
+)  # in linear/, for many methods
 
 REFUSALS = {  # by the word of `Method.accepts` that is missing
     "classes": "{name} solves least squares, of numbers; for labels the method is {able}.",

@@ -75,8 +75,6 @@ class HeadSpreads:
         return np.stack(parts, axis=1)
 
 
-
-
 @dataclass(frozen=True)
 class Spreads:
     """Variances that users see alone around the prior mean, over the target's scale squared; None: lost in noise."""

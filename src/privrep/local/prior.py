@@ -57,8 +57,9 @@ class PriorMean:
     @classmethod
     def nothing(cls, features: int, targets: int, intercept: bool) -> PriorMean:
         """Return the mean that is zero everywhere."""
-        empty = np.zeros((features, 0)), np.zeros(0), np.zeros((0, targets))
-        return cls(np.zeros(targets), np.zeros((features, targets)), np.zeros(features), np.ones(features), *empty, intercept)
+        d, q = features, targets
+        empty = np.zeros((d, 0)), np.zeros(0), np.zeros((0, q))
+        return cls(np.zeros(q), np.zeros((d, q)), np.zeros(d), np.ones(d), *empty, intercept)
 
     @property
     def constant(self) -> Array:
@@ -78,7 +79,7 @@ class PriorMean:
         """Return the variance of users' levels that comes from mean rows being known by this many rows alone, (q,)."""
         return (self.spread / (1 + rows * self.spread)) @ self.context**2
 
-    def unit(self, rows: int, typical: float) -> Array:
+    def unit(self, rows: float, typical: float) -> Array:
         """Return factors of a mean row's coordinates, (r,), that give them unit variance at a typical number of rows,
         and as much less or more weight for other numbers as their means say less or more of the user."""
         return np.sqrt(self.spread + 1 / typical) / (self.spread + 1 / rows)

@@ -200,7 +200,8 @@ _GAINS = tuple(each.name for each in fields(Gains))
 
 
 def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> HeadPrior:
-    mean = PriorMean(*(arrays[f"prior_{name}"] for name in _MEAN_ARRAYS), intercept=bool(facts["prior_intercept"]))
+    fields = {name: arrays[f"prior_{name}"] for name in _MEAN_ARRAYS}
+    mean = PriorMean(**fields, intercept=bool(facts["prior_intercept"]))
     factor, noise, known, new, new_ratio = (arrays[f"prior_{name}"] for name in _PRIOR_ARRAYS)
     (d, q), r = mean.slopes.shape, len(mean.spread)
     shapes = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from privrep.linear.choice import STRONG
 from privrep.linear.families import LEGIBLE
-from privrep.linear.numbers import MOST_ALL, STRONG, NumbersSettings
+from privrep.linear.numbers import MOST_ALL, NumbersSettings
 from privrep.models.planning import (
     LAST,
     PlanningProblem,
@@ -61,12 +62,11 @@ class Forecast:
 
 def forecast(users: float, problem: PlanningProblem, budget: Budget) -> Forecast:
     """Predict errors. Rough."""
-    p, m = problem, problem.rows
-    once = 1 + 1 / m if p.intercept else 1.0
-    mean = (p.noise**2 + p.spread + p.common**2) * once + (0.0 if p.intercept else p.levels**2)
+    p, once = problem, 1 + 1 / problem.rows  # a user's own level has the error of the mean of its rows
+    mean = (p.noise**2 + p.spread + p.common**2) * once
     own = p.noise**2 * (1 + posterior_share(p.within, p.features, (p.spread + p.common**2) / p.noise**2)) * once
     alone = min(mean, own)
-    sampled = p.features * (p.noise**2 + p.spread) / (users * max(p.within, 1))
+    sampled = p.features * (p.noise**2 + p.spread) / (users * p.within)
     little = few_rows_error(users, p) if 0 < p.rank < p.features else 0.0
     exact = _Known(sampled, sampled, min(little, 1.0))
     mixed = min(_by_family(p, family, exact) for family in (0, 1))
@@ -95,8 +95,6 @@ def _by_family(p: PlanningProblem, family: int, known: _Known) -> float:
         noise = p.noise**2
         doubt = posterior_share(p.within, p.features, (p.spread + known.slopes) / noise)
     left = noise * (1 + doubt)
-    if not p.intercept:
-        return left + p.levels**2
     variance = p.levels**2 + known.level
     ratio = variance / left if known.ratio is None else known.ratio
     weight = ratio * p.rows / (1 + ratio * p.rows)  # of a user's own rows for its level
@@ -146,7 +144,7 @@ def _common_error(
     A user's gradient has norm sqrt(d rows residual), a part more for its curvature, and is clipped to about that. The
     sum is divided by the curvature, n rows. Steps are shrunk by their noise, so that precisions add up.
     """
-    d, rows = p.features, max(p.within, 1)
+    d, rows = p.features, p.within
     signal = p.common**2 if before is None else before
     if not signal:
         return 0.0

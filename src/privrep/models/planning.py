@@ -117,7 +117,6 @@ class PlanningProblem:
     levels: float = 1.0  # of users' levels
     slopes: float = 0.5  # of what users' own slopes add to a target; 0 where the rank is
     common: float = 0.5  # of what common slopes add to it
-    intercept: bool = True
 
     def __post_init__(self) -> None:
         if self.features < 1:
@@ -144,8 +143,8 @@ class PlanningProblem:
 
     @property
     def within(self) -> int:
-        """Return how many of a user's rows tell of slopes: an intercept takes one degree of freedom."""
-        return self.rows - self.intercept
+        """Return how many of a user's rows tell of slopes: its level takes one degree of freedom."""
+        return self.rows - 1
 
 
 def predicted_error(users: float, problem: PlanningProblem, budget: Budget) -> float:

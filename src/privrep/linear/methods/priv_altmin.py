@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings, Move, RoundContext, learn, moved
+from privrep.linear.alternation import AlternationSettings, Move, RoundContext, moved
 from privrep.linear.method import Method, Problem
+from privrep.linear.numbers import learn_numbers
 from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, normalised_pairs
 from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, octaves, projected
 from privrep.linear.transform import CLEAR
@@ -65,12 +66,14 @@ def priv_altmin(
     initialiser: Initialiser | None = None,
     settings: AlternationSettings | None = None,
 ) -> Representation:
-    """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
+    """Learn a shared representation; see `numbers.learn_numbers`, whose formal guarantee this has."""
     d = run.users.facts.features
     check_reach(d, rank)
     start = initialiser or best_start(d, normalised_pairs)
     settings = settings or AlternationSettings(rounds=ROUNDS)
-    return learn(run, rank, RegressionRound(), start, intercept=intercept, transform=transform, settings=settings)
+    return learn_numbers(
+        run, rank, RegressionRound(), start, intercept=intercept, transform=transform, settings=settings
+    )
 
 
 def check_reach(features: int, rank: int | None) -> None:

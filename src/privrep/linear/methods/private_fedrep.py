@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings, Move, RoundContext, learn, moved
+from privrep.linear.alternation import AlternationSettings, Move, RoundContext, learn_classes, moved
 from privrep.linear.class_steps import ClassGradient
 from privrep.linear.method import Method, Problem
+from privrep.linear.numbers import learn_numbers
 from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, public_order
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, gradient_size
 from privrep.local.least_squares import least_squares_heads
@@ -49,9 +50,16 @@ def private_fedrep(
     settings: AlternationSettings | None = None,
     loss: Loss | None = None,
 ) -> Representation:
-    """Learn a shared representation; see `alternation.learn`, whose formal guarantee this has."""
+    """Learn a shared representation, of numbers with a prior of heads.
+
+    See `numbers.learn_numbers` and `alternation.learn_classes`, whose formal guarantee this has.
+    """
     start = initialiser or best_start(run.users.facts.features)
-    return learn(
+    if loss is None:
+        return learn_numbers(
+            run, rank, GradientRound(), start, intercept=intercept, transform=transform, settings=settings
+        )
+    return learn_classes(
         run, rank, GradientRound(), start, intercept=intercept, transform=transform, settings=settings, loss=loss
     )
 

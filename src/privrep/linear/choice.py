@@ -1,0 +1,152 @@
+"""Which prior of heads a population wants: one choice for everybody, by charged releases.
+
+Histograms of what users see alone give first ratios of the variances. Then users' leave-one-out losses decide, in few
+candidates at a time, for losses of candidates that are much alike have little noise: ratios of the likeliest family,
+the family, its ratios again. Losses that could not tell are not asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from privrep.linear.families import Candidate, Families, Judged
+from privrep.linear.spreads import Spreads
+from privrep.local.representation import Gains
+
+ODDS_ALL = (0.3, 2.0)  # variance that slopes in all features explain, over the noise's
+FIRST, SECOND = 6.0, 3.0  # factors between neighbours when ratios are refined, one after the other
+
+
+def guess_common(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
+    """Return the candidate with common slopes whose levels vary as users see it."""
+    if not intercept:
+        return Candidate(0, 0.0, 0.0)
+    return Candidate(0, 0.0, _ratio(spreads.level, spreads.noise, families, MODEST))
+
+
+def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
+    """Return the candidate with slopes along U that vary, as do levels, as users see it.
+
+    Slopes turn around whichever origin leaves levels that vary less.
+    """
+    slopes = _ratio(spreads.head, spreads.noise_shared, families, WIDE)
+    if not intercept:
+        return Candidate(1, slopes, 0.0)
+    own = spreads.around_own
+    level = spreads.level if own else spreads.level_shared
+    return Candidate(1, slopes, _ratio(level, spreads.noise_shared, families, WIDE), own)
+
+
+def _ratio(square: float | None, noise: float | None, families: Families, limits: tuple[float, float]) -> float:
+    """Return a variance over the noise's, less what of the noise is in it; a guess where nothing is known."""
+    if square is None or noise is None:
+        return UNKNOWN
+    ratio = square / noise
+    return float(np.clip(max(ratio - 1 / families.rows, 0.2 * ratio), *limits))
+
+
+MODEST = (0.1, 3.0)  # ratios of levels to the noise to begin with, where slopes are common
+WIDE = (0.01, 1e6)  # ratios where slopes along U explain much
+UNKNOWN = 10.0  # where nothing is known: users' own rows decide
+STRONG = 3.0  # a variance that slopes along U explain, over the noise's, from which on they come first
+
+
+@dataclass
+class Choice:
+    """How the prior is chosen: ratios of the likeliest family, then the family, then its ratios again."""
+
+    families: Families
+    spreads: Spreads
+    intercept: bool
+    mu_squared: float
+    asked: int = 0
+
+    def make(self) -> Candidate:
+        k = self.families.first.shape[1]
+        chosen = guess_common(self.families, self.spreads, self.intercept)
+        shared = guess_shared(self.families, self.spreads, self.intercept) if k else None
+        if shared is not None and self.spreads.head is not None and shared.slopes * k > STRONG:
+            chosen = shared
+        chosen = self._refined(chosen, FIRST, 0.22)
+        others = self._others(chosen, shared)
+        if others and self.families.legible(0.22 * self.mu_squared):
+            chosen = choose(self._judge([chosen, *others], 0.22))
+        return self._refined(chosen, SECOND, 0.22, flip=self.intercept)
+
+    def _others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
+        """Return the candidates of the other families, with levels that go with those of the chosen one."""
+        p, level = self.families.second.shape[1], chosen.level
+        found = [shared] if shared is not None and chosen.factor != 1 else []
+        if chosen.factor == 1 and chosen.slopes * self.families.first.shape[1] <= 100 * STRONG:
+            found.append(Candidate(0, 0.0, min(max(level, MODEST[0]), MODEST[1]) if self.intercept else 0.0))
+        if p and chosen.factor == 0:
+            found += [Candidate(2, odds / p, level, own=not self.intercept) for odds in ODDS_ALL]
+        return found
+
+    def _refined(self, chosen: Candidate, factor: float, share: float, flip: bool = False) -> Candidate:
+        around = neighbours(chosen, factor, flip)
+        if len(around) == 1 or not self.families.legible(share * self.mu_squared):
+            return chosen
+        return refine(self._judge(around, share), factor)
+
+    def _judge(self, candidates: list[Candidate], share: float) -> Judged:
+        self.asked += 1
+        return self.families.judge(f"families-{self.asked}", candidates, share * self.mu_squared)
+
+
+def choose(judged: Judged) -> Candidate:
+    """Return the candidate that loses least, of the simplest family within the noise of the best."""
+    losses = judged.by_factor()
+    least = min(losses.values())
+    factor = min(f for f, loss in losses.items() if loss <= least + judged.sigma)
+    among = [i for i, c in enumerate(judged.candidates) if c.factor == factor]
+    return judged.candidates[judged.best(among)]
+
+
+def neighbours(chosen: Candidate, factor: float, flip: bool) -> list[Candidate]:
+    """Return the candidate, and those with each ratio that much larger and smaller.
+
+    With `flip` also one whose slopes turn around the other origin.
+    """
+    found = [chosen]
+    for name in ("level", "slopes"):
+        ratio = getattr(chosen, name)
+        if 0 < ratio < math.inf:
+            found += [replace(chosen, **{name: ratio * factor}), replace(chosen, **{name: ratio / factor})]
+    if flip and chosen.factor:
+        found.append(replace(chosen, own=not chosen.own))
+    return found
+
+
+def refine(judged: Judged, factor: float) -> Candidate:
+    """Return the first candidate moved, ratio by ratio, to where a parabola through its neighbours is least; or the
+    best of those with the other origin, where that loses less than all neighbours."""
+    chosen = found = judged.candidates[0]
+    middle = float(judged.losses[0])
+    same = [i for i, c in enumerate(judged.candidates) if c.own == chosen.own]
+    others = [i for i, c in enumerate(judged.candidates) if c.own != chosen.own]
+    if others and judged.losses[judged.best(others)] < judged.losses[judged.best(same)] - judged.sigma:
+        return judged.candidates[judged.best(others)]
+    for name in ("level", "slopes"):
+        beside = {getattr(judged.candidates[i], name): float(judged.losses[i]) for i in same}
+        ratio = getattr(chosen, name)
+        more, less = beside.get(ratio * factor), beside.get(ratio / factor)
+        if more is not None and less is not None:
+            curvature = max(more + less - 2 * middle, 0.0) + 3 * judged.sigma
+            place = float(np.clip((less - more) / (2 * curvature), -1.0, 1.0))
+            found = replace(found, **{name: ratio * factor**place})
+    return found
+
+
+def read_gains(families: Families, chosen: Candidate, intercept: bool, mu_squared: float) -> Gains:
+    """Return what users lose by their means, alone, by the prior mean and by their heads, from one more release."""
+    free = math.inf if intercept else 0.0
+    p = families.second.shape[1]
+    alone = [Candidate(2, odds / p, free, common=False) for odds in (1.0, 100.0)] if p else []
+    asked = [chosen, Candidate(0, 0.0, 0.0), Candidate(0, 0.0, free, common=False), *alone]
+    judged = families.judge("families", asked, mu_squared, relative=True)
+    heads, prior, mean, *own = (float(loss - judged.losses[2]) / judged.rows for loss in judged.losses)
+    return Gains(min([mean, *own]), prior, heads, math.sqrt(2.0) * judged.sigma / judged.rows)

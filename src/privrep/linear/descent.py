@@ -1,0 +1,297 @@
+"""Newton's steps on the prior mean: level, common slopes, and what users' mean rows say of their levels.
+
+Each step is one release of two gradients with their curvatures. Its clipping norms come from histograms of norms, or of
+residuals, as far as those can be afforded, and from scales else. Directions of a step are shrunk by how much of them
+is noise, whose variance is public.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from privrep.linear.panel import Panel
+from privrep.linear.panel_steps import COMMON_CELLS, CommonGradient
+from privrep.linear.spreads import find_spreads
+from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST
+from privrep.linear.transform import CLEAR, octave_quantile
+from privrep.privacy.billboard import Release
+from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
+from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.run import Run
+from privrep.typing import Array
+
+PURPOSES = {
+    "common/within": "common slopes",
+    "common/between": "level, and what means say of it",
+    "common/sizes": "next clipping norm",
+    "common-scout": "first clipping norm of common slopes",
+    "common-look": "how large residuals are",
+}
+"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+
+MOST_CURVED = 64  # coordinates whose curvature is released as a matrix
+LOOKED = 40.0  # users times the root of mu^2 that histograms of residuals need
+SIZING = 0.03  # most of mu^2 for histograms of norms; where they would need more, norms are guessed from the scales
+
+
+@dataclass
+class Descent:
+    """Newton's steps on level, slopes and context; each shrunk by how much of it is noise.
+
+    The clipping norms of a step are read off histograms that come with the step before, where those can be afforded.
+    """
+
+    run: Run
+    panel: Panel
+    capacity: float
+    steps: int = 0
+    spent: float = 0.0
+    heard: bool = False  # whether the last step found slopes or contexts that stand out from its noise
+    sizes: Release | None = None
+    bends: dict[str, _Curvature] = field(default_factory=dict)  # what steps so far have shown of curvatures
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the numbers of coordinates of the gradients."""
+        mean = self.panel.mean
+        return {"within": len(mean.slopes)} | ({"between": 1 + len(mean.spread)} if mean.intercept else {})
+
+    @property
+    def curved(self) -> bool:
+        """Return whether curvatures are asked for as matrices."""
+        return max(self.parts.values()) <= MOST_CURVED and not self.run.users.facts.sparse
+
+    def ask(self, full: bool = False, within: float = 1.0, between: float = 1.0) -> CommonGradient:
+        p = self.panel
+        rows = p.location.typical_rows
+        factor, ratio = self.panel.factor, self.panel.level_ratio
+        return CommonGradient(p.mean, p.transform, p.target_scale, factor, ratio, rows, within, between, full)
+
+    def sizing(self) -> Query | None:
+        """Return the question for the norms of gradients; None where it would cost too much."""
+        parts = len(self.parts)
+        needed = (4 * math.sqrt(4 * parts) / (max(self.panel.location.users, 1.0) / 10)) ** 2
+        if needed > SIZING * self.capacity:
+            return None
+        bound = Bound(math.sqrt(2.0 * parts), COMMON_CELLS * parts, acute=True)
+        return Query(bound, max(needed, 0.003 * self.capacity))
+
+    def refit(self, panel: Panel) -> None:
+        """Go on with another idea of how users vary: earlier histograms say nothing of its gradients."""
+        self.panel, self.sizes, self.bends = panel, None, {}
+
+    def step(self, mu_squared: float, last: bool) -> None:
+        """Take a step that costs this much, histograms included; `last` asks for none for another."""
+        sizing, q = self.sizing(), len(self.panel.target_scale)
+        if sizing is not None and sizing.mu_squared > 0.3 * mu_squared:
+            sizing = None
+        left = mu_squared
+        if sizing is not None and self.sizes is None:
+            page = f"common-scout-{self.steps + 1}"
+            self.sizes = self.run.release(page, self.ask(), {"sizes": sizing})["sizes"]
+            left -= sizing.mu_squared
+        elif sizing is None:
+            left -= self._look(0.1 * mu_squared)
+        self.steps += 1
+        queries = {"sizes": sizing} if sizing is not None and not last else {}
+        left -= sum(query.mu_squared for query in queries.values())
+        each = left / len(self.parts)
+        full = self.curved
+        read = self._read_sizes(each, full)
+        tails = {key: TAIL * ratio for key, (_, ratio) in read.items()}
+        queries |= {
+            key: Query(Bound(read[key][0], p * q + (packed_size(p) if full else 1)), each)
+            for key, p in self.parts.items()
+        }
+        released = self.run.release(f"common-{self.steps}", self.ask(full, **tails), queries)
+        self.spent += mu_squared
+        self.sizes = released.get("sizes", self.sizes)
+        for key, p in self.parts.items():
+            size = p * q
+            self.bends[key] = _Curvature.read(released[key], size, p, tails[key], full).joined(self.bends.get(key))
+        self.panel, self.heard = _moved(self.panel, released, self.bends)
+
+    def _look(self, most: float) -> float:
+        """Ask how large residuals are, by the cheapest of histograms; return what it cost."""
+        needed = (LOOKED / max(self.panel.location.users, 1.0)) ** 2
+        if self.panel.factor.shape[1] or needed > most:
+            return 0.0
+        p, page = self.panel, f"common-look-{self.steps + 1}"
+        found = find_spreads(self.run, page, p.mean, p.factor, p.target_scale, needed)
+        residual = p.residual if found.noise is None else math.sqrt(found.noise)
+        size = p.level_size if found.level is None else math.sqrt(found.level)
+        self.panel = replace(p, residual=residual, level_size=size)
+        return needed
+
+    def _read_sizes(self, each: float, full: bool) -> dict[str, tuple[float, float]]:
+        """Return clipping norms, and typical ratios of gradients to curvatures."""
+        read, q = _guess_sizes(self.panel, full), len(self.panel.target_scale)
+        if self.sizes is None:
+            return {key: read[key] for key in self.parts}
+        for i, (key, p) in enumerate(self.parts.items()):
+            counts = self.sizes.value[i * COMMON_CELLS : (i + 1) * COMMON_CELLS]
+            norm = choose_norm(counts[:WIDE_CELLS], self.sizes.sigma, each, p * q)
+            if norm is not None and counts[WIDE_CELLS:].max() > 3 * self.sizes.sigma:
+                ratio = octave_quantile(counts[WIDE_CELLS:], 0.5)
+                read[key] = norm, ratio if not full else ratio / math.sqrt(p)
+        return {key: read[key] for key in self.parts}
+
+
+def _guess_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
+    """Return norms of users' gradients and their ratios to curvatures, from scales and public facts."""
+    d, q = panel.mean.slopes.shape
+    r, m = len(panel.mean.spread), max(panel.location.typical_rows - 1, 1.0)
+    size = panel.level_size
+    if panel.factor.shape[1]:  # by then it is known how far levels vary
+        size = panel.residual * math.sqrt(panel.level_ratio + 1 / m)
+    weight = m / (1 + panel.level_ratio * m)
+    within, between = panel.residual * math.sqrt(d * q), size * math.sqrt((1 + r) * q)
+    return {
+        "within": (within * math.sqrt(m), within / math.sqrt(m) / (math.sqrt(d) if full else 1.0)),
+        "between": (weight * between, between / ((1 + r) if full else 1.0)),
+    }
+
+
+TAIL = 0.4
+BIAS = 0.1
+
+
+def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int) -> float | None:
+    """Return the clipping norm that balances the noise against what it cuts off, from a histogram of norms."""
+    peak = int(counts.argmax())
+    if counts[peak] < CLEAR * sigma:
+        return None
+    low = counts > 2 * sigma
+    ends = np.flatnonzero(~low[:peak]), np.flatnonzero(~low[peak:])
+    clear = np.zeros(len(counts), bool)  # the cells around the fullest, as far as they are full without a gap
+    clear[ends[0][-1] + 1 if len(ends[0]) else 0 : peak + ends[1][0] if len(ends[1]) else len(counts)] = True
+    weights = np.where(clear, counts, 0.0)
+    norms = 2.0 ** (np.arange(len(counts)) + WIDE_LOWEST)
+    first, last = np.flatnonzero(clear)[[0, -1]]
+    candidates = 2.0 ** (np.arange(4 * first, 4 * last + 5) / 4 + WIDE_LOWEST)
+    noise = 2 * math.sqrt(size) / math.sqrt(mu_squared)
+    kept = np.minimum(1.0, candidates[:, None] / norms)
+    info = (weights * kept).sum(axis=1)  # what is left of the curvature
+    cut = BIAS * (weights * norms * (1 - kept)).sum(axis=1)
+    sampling = (weights * (norms * kept) ** 2).sum(axis=1)
+    error = ((noise * candidates) ** 2 + cut**2 + sampling) / info**2
+    return float(candidates[error.argmin()])
+
+
+@dataclass(frozen=True)
+class _Curvature:
+    """A released curvature over its mean eigenvalue, and what it stands for: noisy, and better after every step."""
+
+    shape: Array  # (p, p), of mean eigenvalue about one
+    mean: float  # eigenvalue, in the units of the last release
+    noise: float  # standard deviation of the noise in `shape`
+    sigma: float  # and in `mean`
+
+    @classmethod
+    def read(cls, released: Release, skip: int, p: int, tail: float, full: bool) -> _Curvature:
+        """Return what one release shows; the curvature stands behind `skip` numbers of the gradient."""
+        bend, sigma = released.value[skip:] / tail, released.sigma / tail
+        if not full:
+            return cls(np.eye(p), float(bend[0]), math.inf, sigma)
+        H = unpack(bend)
+        mean = float(np.trace(H)) / p
+        return cls(H / max(mean, sigma), mean, sigma / max(mean, sigma), sigma / math.sqrt(p))
+
+    def joined(self, other: _Curvature | None) -> _Curvature:
+        """Return the shape as both show it, each by its precision; the mean is of this release."""
+        if other is None or math.isinf(self.noise) or math.isinf(other.noise):
+            return self
+        mine, theirs = self.noise**-2, other.noise**-2
+        shape = (mine * self.shape + theirs * other.shape) / (mine + theirs)
+        return replace(self, shape=shape, noise=(mine + theirs) ** -0.5)
+
+    def directions(self) -> tuple[Array, Array] | None:
+        """Return the curvature's eigenvalues and eigenvectors, (p,) and (p, p), its shape shrunk towards the identity
+        by how much of it may be noise; None: all noise."""
+        p = len(self.shape)
+        if self.mean < CLEAR * self.sigma:
+            return None
+        if math.isinf(self.noise):
+            return np.full(p, self.mean), np.eye(p)
+        rest = self.shape - np.eye(p)
+        size = float((rest**2).sum())
+        keep = max(0.0, 1 - self.noise**2 * packed_size(p) / size) if size > 0 else 0.0
+        values, turn = np.linalg.eigh(np.eye(p) + keep * rest)
+        return self.mean * np.maximum(values, max(0.1, self.noise * math.sqrt(p))), turn
+
+
+def _moved(panel: Panel, released: dict[str, Release], bends: dict[str, _Curvature]) -> tuple[Panel, bool]:
+    """Return the panel after a step, and whether slopes or contexts moved."""
+    mean = panel.mean
+    d, q = mean.slopes.shape
+    scale, heard = panel.target_scale, False
+    step = _newton(released["within"], bends["within"], q, 0)
+    if step is not None:
+        move = panel.transform.original(step.move) * scale
+        move[~panel.location.varies[:d]] = 0.0
+        heard = bool(move.any())
+        mean = replace(mean, slopes=mean.slopes + move)
+        panel = replace(panel, residual=step.left(panel.residual))
+    if not mean.intercept:
+        return replace(panel, mean=mean), heard
+    m = panel.location.typical_rows
+    step = _newton(released["between"], bends["between"], q, 1)
+    if step is not None:
+        unit = mean.unit(m, m) / (mean.spread / (mean.spread + 1 / m))
+        context = mean.context + step.move[1:] * scale * unit[:, None]
+        mean = replace(mean, level=mean.level + step.move[0] * scale, context=context)
+        heard = heard or bool(step.move[1:].any())
+        panel = replace(panel, level_size=step.left(panel.level_size))
+    return replace(panel, mean=mean), heard
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Newton's step, (p, q), and by how much it lowers the mean square of what was left, all targets together."""
+
+    move: Array
+    gain: float
+
+    def left(self, size: float) -> float:
+        """Return the size of what is left after the step, from the size before it; no smaller than a third."""
+        return math.sqrt(max(size**2 - 0.8 * self.gain, size**2 / 9))
+
+
+def _newton(released: Release, bend: _Curvature, q: int, spare: int) -> _Step | None:
+    """Return curvature^-1 gradient, shrunk by how much of it is noise, the `spare` first coordinates apart."""
+    p, found = len(bend.shape), bend.directions()
+    if found is None:
+        return None
+    gradient = released.value[: p * q].reshape(q, p).T
+    values, turn = found
+    step = turn @ _shrunk(turn.T @ gradient, values, released.sigma)
+    if spare:  # a level moves by itself: contexts that are all noise do not keep it
+        whole = (turn / values) @ (turn.T @ gradient)
+        noise = released.sigma * np.sqrt(((turn / values) ** 2 @ np.ones(p))[:spare])
+        moved = np.abs(whole[:spare]) > BELIEVED * noise[:, None]
+        step[:spare] = np.where(moved, whole[:spare] * (1 - (noise[:, None] / whole[:spare]) ** 2), step[:spare])
+    return _Step(np.asarray(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
+
+
+BELIEVED = 2.6  # standard deviations of its noise from which on a number is believed
+
+
+def _shrunk(gradient: Array, values: Array, sigma: float) -> Array:
+    """Return the posterior mean of a step, (p, q), in the directions of a curvature with these eigenvalues.
+
+    The step is taken to be normal with one variance for all directions, the one under which the gradient is likeliest.
+    Where the likelihood hardly favours it over none, there is no step.
+    """
+    steps = gradient / values[:, None]
+    largest = max(float((steps**2).max()), 1e-300)
+    tried = largest * 2.0 ** np.arange(2, -30, -1.0)
+    spread = values[None, :, None] ** 2 * tried[:, None, None] + sigma**2
+    likelihood = -0.5 * (np.log(spread / sigma**2) + gradient**2 * (1 / spread - 1 / sigma**2)).sum(axis=(1, 2))
+    best = int(likelihood.argmax())
+    if likelihood[best] < 0.5 * BELIEVED**2:
+        return np.zeros_like(steps)
+    return np.asarray(steps * (values**2 * tried[best] / (values**2 * tried[best] + sigma**2))[:, None])
