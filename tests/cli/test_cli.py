@@ -1543,7 +1543,7 @@ def test_budget_round_trips(capsys: pytest.CaptureFixture[str]) -> None:
     code, said, _ = run(capsys, "budget", "--epsilon", "1.5", "--delta", "1e-6")
     assert code == 0
     multiplier = said.split("noise multiplier ")[1].split()[0]
-    assert "round-8/step" in said
+    assert "how large errors are" in said
     back = run(capsys, "budget", "--noise", multiplier, "--delta", "1e-6")[1]
     assert float(back.split("epsilon ")[1].split()[0]) == pytest.approx(1.5, rel=1e-4)
     four = run(capsys, "budget", "--noise", 2 * float(multiplier), "--releases", "4", "--delta", "1e-6")[1]
@@ -1555,7 +1555,21 @@ def test_budget_plans(capsys: pytest.CaptureFixture[str]) -> None:
     code, said, _ = run(capsys, "budget", "--epsilon", "1", "--delta", "1e-6", *shape, "--noise-level", "0.3")
     assert code == 0
     assert "users you need" in said
-    assert "factor of two" in said
+    assert "a factor of two" in " ".join(said.split())
+    assert "the representation holds 90%" in said
+    assert "epsilon that" not in said
+
+
+def test_budget_forecasts_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 0: levels and common slopes alone."""
+    shape = ["--features", "10", "--rank", "0", "--rows", "6", "--users", "5000", "--gain", "0.1"]
+    code, said, _ = run(capsys, "budget", "--epsilon", "1", "--delta", "1e-6", *shape)
+    assert code == 0
+    for words in ("each user's own mean", "a mixed model without privacy", "privrep", "epsilon that", "is asked for"):
+        assert words in said
+    assert "the representation holds" not in said
+    still = ["--levels", "5", "--common", "0"]
+    assert "gains next to nothing" in run(capsys, "budget", "--epsilon", "1", "--delta", "1e-6", *shape, *still)[1]
 
 
 @pytest.mark.parametrize(
@@ -1569,7 +1583,10 @@ def test_budget_plans(capsys: pytest.CaptureFixture[str]) -> None:
         (["--noise", "2", "--rank", "2"], "--rank"),
         (["--epsilon", "1", "--releases", "2"], "--releases"),
         (["--epsilon", "1", "--features", "5", "--rank", "2"], "--rows"),
-        (["--epsilon", "1", "--features", "5", "--rank", "5", "--rows", "9"], "rank"),
+        (["--epsilon", "1", "--features", "5", "--rank", "6", "--rows", "9"], "rank"),
+        (["--epsilon", "1", "--features", "5", "--rank", "2", "--rows", "9", "--levels", "-1"], "levels"),
+        (["--epsilon", "1", "--features", "5", "--rank", "2", "--rows", "9", "--users", "0"], "--users"),
+        (["--epsilon", "1", "--features", "5", "--rank", "2", "--rows", "9", "--gain", "2"], "--gain"),
         (["--epsilon", "1", "--relation", "none"], "--relation"),
     ],
 )
@@ -1589,7 +1606,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     code, said, _ = run(capsys, "demo", "--out", out)
     assert code == 0
     assert sorted(path.name for path in out.iterdir()) == ["model", "new-rows.csv", "picture.png"]
-    for words in ("private", "each user alone", "predict zero", "made-up population", "inspect"):
+    for words in ("privrep", "each user alone", "mixed model without privacy", "made-up populations", "inspect"):
         assert words in said
     assert models.load(out / "model").privacy.seeded is False
     assert run(capsys, "predict", out / "model", out / "new-rows.csv", "--out", tmp_path / "p.csv")[0] == 0

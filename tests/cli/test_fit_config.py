@@ -191,7 +191,7 @@ def test_out_goes_before_the_files_folder(folder: Path, capsys: pytest.CaptureFi
         ({"columns": {"item": "item", "features": ["x0"]}}, "leave out columns.features"),
         ({"columns": {"features": ["x0"]}, "model": {"scale": {"x1": 1}}}, "model.scale gives no positive number"),
         ({"columns": {"features": ["x0"], "categorical": ["item"], "categories": {"colour": ["red"]}}}, "'colour'"),
-        ({"columns": {"features": ["x0"]}, "model": {"rank": 9}}, "rank must lie between 1 and"),
+        ({"columns": {"features": ["x0"]}, "model": {"rank": 9}}, "rank must lie between 0 and"),
         ({"privacy": {"epsilon": 0}}, "epsilon"),
     ],
 )

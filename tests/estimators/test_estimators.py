@@ -148,7 +148,7 @@ def test_paper_configuration(data):
 
 def test_a_hopeless_fit_says_so():
     X, y, groups = rows(users=30)
-    with pytest.warns(NothingLearned, match="mostly noise"):
+    with pytest.warns(NothingLearned, match="not seen to do better than what users can do alone"):
         PrivateFedRep(rank=2, epsilon=0.1, random_state=0).fit(X, y, groups=groups)
 
 
@@ -216,9 +216,9 @@ def test_run_folder_resumes_and_refuses_other_settings(tmp_path, data, fitted, m
         ({"epsilon": 0.0}, "epsilon must be a positive"),
         ({"epsilon": float("nan")}, "epsilon must be a positive"),
         ({"delta": 1.0}, "delta must lie"),
-        ({"rank": 0}, "rank must lie between 1"),
-        ({"rank": 7}, "rank must lie between 1"),
-        ({"rank": 2.5}, "rank must be a positive integer"),
+        ({"rank": -1}, "rank must lie between 0"),
+        ({"rank": 7}, "rank must lie between 0"),
+        ({"rank": 2.5}, "rank must be a whole number"),
         ({"relation": "rows"}, "relation must be one of"),
         ({"random_state": "x"}, "random_state must be None"),
         ({"feature_scale": [1.0]}, "feature_scale must hold 6"),

@@ -159,7 +159,7 @@ def test_several_targets_and_categories(tmp_path: Path) -> None:
         ('user = "user"', 'user = "x0"', "'x0' more than once"),
         ('target = "y"', "target = 3", "model.target must be the name of a column"),
         ('target = "y"', "target = []", "model.target must be the name of a column"),
-        ('target = "y"', 'target = "y"\nrank = 4', "rank must lie between 1 and the number of features, 3"),
+        ('target = "y"', 'target = "y"\nrank = 4', "rank must lie between 0 and the number of features, 3"),
         ('target = "y"', 'target = "y"\nmethod = "fast"', "method must be one of"),
         ('target = "y"', 'target = "y"\ntask = "ranking"', "model.task must be one of"),
         ('target = "y"', 'target = "y"\nclasses = ["a", "b"]', "model.classes goes with"),

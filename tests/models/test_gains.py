@@ -124,7 +124,7 @@ def test_words_about_heads_with_a_prior() -> None:
     assert "Users' own slopes move a row by 2 times the noise" in said
     assert "standard deviation of about 0.5" in said
     assert "A newcomer without rows gets the prior mean" in said
-    assert "22% larger (within 4.9 points) than by its own mean" in said
+    assert "22% larger (within 4.9 points) than by a user's own mean" in said
     assert "calibrated by a charged release" in said
     assert "The strongest of 3 by the features' scales: weight (-1), height (+2)." in said
     few = "\n".join(about_heads(learned(level_ratio=math.inf), Columns(), spent("calibration/noise")))

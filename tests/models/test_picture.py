@@ -18,7 +18,8 @@ def report_of(events: dict[str, Event], epsilon: float = 1.0, delta: float = 1e-
 
 def test_the_picture_is_a_png_of_about_a_thousand_pixels(tmp_path: Path) -> None:
     report = report_of({f"{name}/step": Gaussian(20.0) for name in ("scales", "round-1", "round-2")})
-    draw_fit(tmp_path / "both.png", report, {"private": 1e-4, "alone": 0.9}, note="A note.")
+    errors = {"One population": {"alone": 0.9, "privrep": 1e-4}, "Another": {"alone": 2.0, "privrep": 1.5}}
+    draw_fit(tmp_path / "both.png", report, errors, note="A note.")
     draw_fit(tmp_path / "budget.png", report)
     widths = []
     for name in ("both.png", "budget.png"):
@@ -41,3 +42,16 @@ def test_the_picture_grows_with_the_number_of_passes(tmp_path: Path) -> None:
     data = (tmp_path / "many.png").read_bytes()
     assert int.from_bytes(data[16:20], "big") == 600
     assert int.from_bytes(data[20:24], "big") > 31 * 20
+
+
+def test_bars_of_a_default_fit_of_numbers_are_its_parts() -> None:
+    """A fit of numbers has some forty pages; those of one part make one bar."""
+    names = ("scales/sizes", "scales/levels", "common-1/within", "round-1/step", "round-2/step", "calibration/noise")
+    bars = _bars(report_of({name: Gaussian(20.0) for name in names}))
+    assert list(bars) == [
+        "where columns lie",
+        "common slopes, first step",
+        "rounds, and common slopes again",
+        "how large errors are",
+    ]
+    assert bars["where columns lie"] == 2 * bars["how large errors are"]

@@ -135,7 +135,9 @@ def _show_goals(users: int | None, p: PlanningProblem, whole: Budget, gain: floa
     from privrep.models.planning import users_needed
 
     epsilon = [f"epsilon that\n{users:,} need"] if users is not None else []
-    table = Table("what you want", "squared error\nsmaller by", f"users you need\nat {whole.epsilon:g}", *epsilon)
+    table = Table(
+        "what you want", "squared error\nsmaller by", f"users you need\nat epsilon {whole.epsilon:g}", *epsilon
+    )
     right(table, *range(1, 3 + len(epsilon)))
     goals = find_goals(p, whole, users, gain)
     for goal in goals:
@@ -144,7 +146,7 @@ def _show_goals(users: int | None, p: PlanningProblem, whole: Budget, gain: floa
     if 0 < p.rank < p.features and p.slopes:
         for error, what in ((0.1, "the representation holds 90% of what is shared"), (0.01, "it holds 99%")):
             table.add_row(what, "", _count(users_needed(p, whole, error)))
-    if not goals:
+    if len(goals) == (gain is not None):
         say("Even a mixed model without privacy gains next to nothing over users' own means here.")
     if table.row_count:
         console().print(table)

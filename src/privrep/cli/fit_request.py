@@ -145,7 +145,7 @@ def _rank(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"--rank must be a positive integer or auto. Got {text!r} instead.") from None
+        raise InputError(f"--rank must be a whole number or auto. Got {text!r} instead.") from None
 
 
 def _seed(number: int | None) -> int | None:

@@ -243,7 +243,7 @@ def as_rank(rank: Any) -> int | None:
     if rank == "auto":
         return None
     if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
-        raise InputError(f'rank must be a positive integer or "auto". Got {rank!r} instead.')
+        raise InputError(f'rank must be a whole number or "auto". Got {rank!r} instead.')
     return int(rank)
 
 

@@ -94,7 +94,10 @@ class Choice:
 
     def _judge(self, candidates: list[Candidate], share: float) -> Judged:
         self.asked += 1
-        return self.families.judge(f"families-{self.asked}", candidates, share * self.mu_squared)
+        along = all(c.factor == 1 for c in candidates)
+        unit = self.spreads.noise_shared if along else self.spreads.noise
+        families = self.families if unit is None else replace(self.families, unit=unit)
+        return families.judge(f"families-{self.asked}", candidates, share * self.mu_squared)
 
 
 def choose(judged: Judged) -> Candidate:

@@ -152,6 +152,7 @@ class Families:
     target_scale: Array
     users: float  # how many there are, roughly
     rows: float  # a typical user has
+    unit: float = 1.0  # a typical square of an error, over the target's scale squared
 
     def spreads(self, page: str, mu_squared: float) -> Spreads:
         """Ask users how far levels and slopes vary."""
@@ -178,7 +179,7 @@ class Families:
             relative,
         )
         needed = (4 * math.sqrt(2) / (max(self.users, 1.0) / 10)) ** 2
-        norm = 0.5 * self.rows * math.sqrt(len(candidates))
+        norm = 0.5 * self.rows * math.sqrt(len(candidates)) * (1.0 if relative else self.unit)
         if not relative and needed < 0.25 * mu_squared:
             share = max(needed, 0.05 * mu_squared)
             mu_squared -= share

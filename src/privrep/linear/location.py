@@ -34,7 +34,7 @@ from privrep.typing import Array
 HEARD = 5.0  # standard deviations of its noise that the answer of a filter must have
 ZOOMS = 3  # most times that windows narrow; each costs half of a histogram by octaves
 THIN = 0.6  # a spread, in cells of a window, that is looked at again
-OUTSIDE = 0.08  # share of users outside of where most means are, from which on they count for the spread
+OUTSIDE = 0.04  # share of users outside of where most means are, from which on they count for the spread
 NARROW = 0.2  # a spread over a location, below which the octaves of means do not tell it
 ROWS_SHARE = 0.005  # of mu^2
 
@@ -179,7 +179,8 @@ def _find_levels(
     counts = levels.value.reshape(-1, SIGNED_CELLS)
     centre, spread, active = read_octaves(counts, levels.sigma, users)
     width = np.where(active, 1.2 * np.abs(centre) / LINEAR_CELLS, 0.0)
-    start, spent = centre - LINEAR_CELLS / 2 * width, 0.0
+    reach = LINEAR_CELLS / 2 * width
+    start, spent = centre - reach, 0.0
     shapes, places, spreads, sizes = window_shapes()
     for t in range(1, ZOOMS + 1):
         looked = np.flatnonzero(active)
@@ -196,11 +197,11 @@ def _find_levels(
         best = np.where(few, -np.inf, answers).argmax(axis=1)
         clear = answers.max(axis=1) > HEARD * released.sigma
         active[looked[~clear]] = False
-        inside = np.take_along_axis(answers, best[:, None], axis=1)[:, 0] / sizes[best]
-        outside = np.clip(1 - (inside + released.sigma / sizes[best]) / max(users, 1.0), 0.0, 1.0)[clear]
+        ends = released.value.reshape(-1, LINEAR_CELLS + 2)[:, [0, -1]].sum(axis=1) - math.sqrt(2.0) * released.sigma
+        outside = np.clip(ends / max(users, 1.0), 0.0, 1.0)[clear]
         found, best = looked[clear], best[clear]
         centre[found] = start[found] + width[found] * places[best]
-        farther = np.sqrt(outside) * width[found] * LINEAR_CELLS / 2  # of users whose means are not where most are
+        farther = np.sqrt(outside) * reach[found]  # of users whose means are not where most are
         spread[found] = np.maximum(width[found] * spreads[best], np.where(outside > OUTSIDE, farther, 0.0))
         active[found] = (spreads[best] < THIN) & (outside <= OUTSIDE)  # all within a cell or two: narrower still
         width[found] = np.where(active[found], 8 * spread[found] / LINEAR_CELLS, width[found])

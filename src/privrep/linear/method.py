@@ -23,7 +23,9 @@ from privrep.privacy.run import Run
 class Problem:
     """What a method is asked to learn, in public facts alone."""
 
-    rank: int | None  # None: the method finds it by a charged release
+    rank: (
+        int | None
+    )  # None: the method finds it by charged releases; 0: users' slopes are common, or differ in all features
     intercept: bool = True  # whether users have intercepts
     transform: FeatureTransform | None = None  # declared public coordinates; None: found by charged releases
     start: Initialiser | None = None  # None: the method's own
@@ -34,8 +36,8 @@ class Problem:
 class Method(ABC):
     """A way to learn a representation privately.
 
-    `accepts` has words of `registry.REFUSALS`, and "numbers" or "ratings": what may be asked of the method. The words
-    are checked in one place, `registry.check_accepted`.
+    `accepts` has words of `registry.REFUSALS`, "numbers" or "ratings", and "rank 0" where numbers have a prior of
+    heads: what may be asked of the method. The words are checked in one place, `registry.check_accepted`.
     `purposes` says what the method's pages are for. A key is "page/statistic", a page, or a statistic; pages are named
     without their numbers. Pages of modules that methods share have their purposes there.
     """

@@ -153,7 +153,8 @@ class _Learner:
         judged = families.judge("families-0", candidates, 0.6 * mu_squared, relative=True)
         self.descent.spent += 0.6 * mu_squared
         loss = judged.by_factor()
-        return state if loss[1] < min(loss[f] for f in loss if f != 1) - judged.sigma else state.first(0)
+        clearly = (1.0 if len(state.basis) > 2 * self.panel.location.most_rows else 3.0) * judged.sigma
+        return state if loss[1] < min(loss[f] for f in loss if f != 1) - clearly else state.first(0)
 
     def finish(self, state: Estimate, left: float, again: float) -> Estimate:
         """Return the state after rounds; what they leave goes to the prior mean."""
@@ -210,7 +211,9 @@ def measure_errors(
     location, level = panel.location, chosen.level
     odds = chosen.slopes * factor.shape[1] if chosen.factor else 0.0
     new = np.full(q, 1.0 + odds + (level if math.isfinite(level) else 8.0))
-    step = HeadErrors(panel.mean, factor, chosen.own, level, new, panel.target_scale)
+    seen = spreads.noise if chosen.factor == 0 or spreads.noise_shared is None else spreads.noise_shared
+    scale = panel.target_scale * math.sqrt(1.0 if seen is None else seen)  # in which errors are about one
+    step = HeadErrors(panel.mean, factor, chosen.own, level, new, scale)
     norm = 2.0 * location.typical_rows * math.sqrt(2 * q)
     needed = (math.sqrt(4) / (0.01 * max(location.users, 1.0))) ** 2
     share = 0.5 * mu_squared if needed < mu_squared else 0.0
@@ -220,18 +223,16 @@ def measure_errors(
         queries["tails"] = Query(bound, share)
     released = learner.run.release("calibration", step, queries)
     values, sigma = released["noise"].value, released["noise"].sigma
+    known = fresh = np.ones(q)
     if values[-1] > CLEAR * sigma:
         known, fresh = (np.maximum(values[i * q : (i + 1) * q], sigma) / float(values[-1]) for i in (0, 1))
-    else:
-        seen = spreads.noise if chosen.factor == 0 or spreads.noise_shared is None else spreads.noise_shared
-        known = fresh = np.full(q, 1.0 if seen is None else seen)
     normal = _normal_quantiles()
     quantiles = [normal, normal]
     if share:
         counts = released["tails"].value.reshape(2, ERROR_CELLS)
         sizes = known.mean(), fresh.mean()
         quantiles = [_quantiles(part) / math.sqrt(size) for part, size in zip(counts, sizes, strict=True)]
-    noise = known * panel.target_scale**2
+    noise = known * scale**2
     return HeadPrior(panel.mean, factor, chosen.own, level, noise, quantiles[0], quantiles[1], new * fresh / known)
 
 

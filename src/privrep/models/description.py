@@ -84,9 +84,13 @@ class Config:
         check_accepted(self.learner, self._asked())
         if self.loss is not None and self.configuration == "paper":
             raise InputError("the configuration paper is for numbers, as the papers are; for labels use the default.")
-        if self.rank is not None and not 1 <= self.rank <= (self.rank if features is None else features):
+        plain = self.loss is None and not self.ratings and self.configuration == "default"
+        least = 0 if plain and "rank 0" in self.learner.accepts else 1
+        if self.rank is not None and not least <= self.rank <= (self.rank if features is None else features):
             most = "" if features is None else f", {features}"
-            raise InputError(f"rank must lie between 1 and the number of features{most}. Got {self.rank} instead.")
+            raise InputError(
+                f"rank must lie between {least} and the number of features{most}. Got {self.rank} instead."
+            )
         if self.configuration == "paper":
             self._check_paper()
         if features is not None:

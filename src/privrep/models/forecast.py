@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from privrep.linear.choice import STRONG
+from privrep.linear.choice import STRONG, UNKNOWN
 from privrep.linear.families import LEGIBLE
 from privrep.linear.numbers import MOST_ALL, NumbersSettings
 from privrep.models.planning import (
@@ -162,7 +162,6 @@ def _level_error(n: float, p: PlanningProblem, mu_squared: float, factor: float)
 
 
 SPREADS = 16.0  # users, times the root of mu^2, for histograms of levels to be read, for each clipping norm
-UNKNOWN = 10.0  # a ratio of levels to the noise where they are not
 CLIPPED = 1.3  # squared norm of a gradient with its curvature behind, over that of the gradient
 
 

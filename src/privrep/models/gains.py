@@ -108,8 +108,10 @@ def slopes_ratio(learned: Representation, prior: HeadPrior) -> float:
     return float((scaled**2 if whitening is None else np.linalg.solve(whitening, scaled) ** 2).sum())
 
 
-def _reference(learned: Representation) -> str:
-    return "its own mean" if learned.prior is None or learned.prior.mean.intercept else "predicting zero"
+def _reference(learned: Representation, whose: str = "its") -> str:
+    """Return what gains are over: without levels, users' means are not known to anyone."""
+    levels = learned.prior is None or learned.prior.mean.intercept
+    return f"{whose} own mean" if levels else "predicting zero"
 
 
 def _percent(log: float) -> str:
@@ -122,8 +124,8 @@ def _compare(log: float, sigma: float) -> str:
     """Return `_percent` with two standard deviations of its noise."""
     if 2 * sigma > 1:
         return "lost in the noise of the release: neither clearly smaller nor larger"
-    points = 200 * sigma * math.exp(min(log, 20.0))
-    return f"about {_percent(log)} (within {points:.2g} points)"
+    points = f"{200 * sigma * math.exp(min(log, 20.0)):.2g}"
+    return f"about {_percent(log)} (within {points} {'point' if points == '1' else 'points'})"
 
 
 def _about_family(learned: Representation, prior: HeadPrior, report: PrivacyReport) -> str:
@@ -170,9 +172,10 @@ def _about_errors(prior: HeadPrior, columns: Columns) -> list[str]:
 
 
 def _about_newcomers(learned: Representation, gains: Gains) -> str:
+    whose = "a user's"
     return (
         "A newcomer without rows gets the prior mean. On the users of the fit its squared error is "
-        f"{_compare(gains.prior_mean, gains.sigma)} than by {_reference(learned)}."
+        f"{_compare(gains.prior_mean, gains.sigma)} than by {_reference(learned, whose)}."
     )
 
 

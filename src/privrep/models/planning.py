@@ -180,7 +180,7 @@ def predicted_error(users: float, problem: PlanningProblem, budget: Budget) -> f
     return min(e + few_rows_error(n, p), 1.0)
 
 
-LAST = 0.12  # of what is left after the start, for the last step on level and slopes
+LAST = 0.08  # of what is left after the start, for the last step on level and slopes
 
 
 def few_rows_error(users: float, p: PlanningProblem) -> float:

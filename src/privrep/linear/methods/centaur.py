@@ -75,7 +75,9 @@ class CentaurMethod(Method):
 
     name = "centaur"
     title = "CENTAUR: a start by the private power method, then private gradient steps on the representation (centaur)."
-    accepts = frozenset({"numbers", "classes", "several targets", "sparse", "start", "paper", "add-or-remove-one-user"})
+    accepts = frozenset(
+        {"numbers", "rank 0", "classes", "several targets", "sparse", "start", "paper", "add-or-remove-one-user"}
+    )
     purposes: ClassVar[Mapping[str, str]] = {"centaur-power": "starting point", "gradient": "step"}
     own_start = "power-method"
 

@@ -90,7 +90,7 @@ class PrivAltMinMethod(Method):
 
     name = "priv-altmin"
     title = "Priv-AltMin: private least squares for the representation, in turn with heads of users' own (priv-altmin)."
-    accepts = frozenset({"numbers", "several targets", "sparse", "start", "paper", "add-or-remove-one-user"})
+    accepts = frozenset({"numbers", "rank 0", "several targets", "sparse", "start", "paper", "add-or-remove-one-user"})
     purposes: ClassVar[Mapping[str, str]] = {
         "altmin-scout": "first clipping norm",
         "strong/normal": "normal equations, strong directions",

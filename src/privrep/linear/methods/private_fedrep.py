@@ -71,7 +71,9 @@ class PrivateFedRepMethod(Method):
     title = (
         "Private FedRep: private gradient steps on the representation, and a head of each user's own (private-fedrep)."
     )
-    accepts = frozenset({"numbers", "classes", "several targets", "sparse", "start", "paper", "add-or-remove-one-user"})
+    accepts = frozenset(
+        {"numbers", "rank 0", "classes", "several targets", "sparse", "start", "paper", "add-or-remove-one-user"}
+    )
     purposes: ClassVar[Mapping[str, str]] = {
         "round-scout": "first clipping norm",
         "strong/step": "step, strong directions",
