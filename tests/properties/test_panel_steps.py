@@ -26,8 +26,9 @@ from privrep.users.performance import Performance
 NAMES = tuple(panel_questions(17, 3, True))
 SPARSE = tuple(panel_questions(17, 3, True, sparse=True))
 SHAPES = [
-    (1, np.float64, 1), (1, np.float32, 3), (2, np.float32, 1), (2, np.float64, 2), (3, np.float64, 1),
-    (5, np.float64, 9), (10, np.float32, 3), (17, np.float64, 1), (33, np.float64, 1), (70, np.float32, 2),
+    (1, np.float64, 1, True), (1, np.float32, 3, True), (2, np.float32, 1, True), (2, np.float64, 2, False),
+    (3, np.float64, 1, True), (5, np.float64, 9, True), (10, np.float32, 3, False), (10, np.float32, 3, True),
+    (17, np.float64, 1, False), (33, np.float64, 1, True), (70, np.float32, 2, True),
 ]  # fmt: skip
 
 
@@ -47,8 +48,7 @@ def strange_crowd(rows: int, dtype: type, targets: int, rng: np.random.Generator
     return X, y
 
 
-@pytest.mark.parametrize("intercept", [True, False])
-@pytest.mark.parametrize(("rows", "dtype", "targets"), SHAPES)
+@pytest.mark.parametrize(("rows", "dtype", "targets", "intercept"), SHAPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_contributions_do_not_depend_on_the_others(
     name: str, rows: int, dtype: type, targets: int, intercept: bool
@@ -58,8 +58,7 @@ def test_contributions_do_not_depend_on_the_others(
     assert_alone_as_in_company(step, functools.partial(chosen, X, y))
 
 
-@pytest.mark.parametrize("intercept", [True, False])
-@pytest.mark.parametrize(("rows", "dtype", "targets"), SHAPES)
+@pytest.mark.parametrize(("rows", "dtype", "targets", "intercept"), SHAPES)
 @pytest.mark.parametrize("name", SPARSE)
 def test_nor_do_those_of_sparse_rows(name: str, rows: int, dtype: type, targets: int, intercept: bool) -> None:
     rng = np.random.default_rng([rows, len(name)])

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from privrep.privacy.ledger import Budget
 
 ROUGH = (
-    "Rough: of simulated fits of made-up populations, nine in ten errors were within a tenth of what is said here, and "
-    "where nothing turns into something a factor of two more or fewer users may decide. Real data needs more."
+    "Rough: of simulated fits of made-up populations, nine in ten had errors within a tenth of what is said here. "
+    "Where nothing turns into something, a factor of two in users may decide. Real data needs more."
 )
 
 

@@ -115,7 +115,7 @@ def run_demo(
     fitted, ours = _fit(sparse, rows, config, folder / "model", columns, on_page)
     models.finish(fitted, folder / "model")
     along = fedrep(InMemoryUsers(rows), 2).matrix
-    others = _compare(sparse, rows, mixed(rows, along, follow=False, iterations=15))
+    others = _compare(sparse, rows, mixed(rows, along, follow=False))
     tables = {f"{users:,} users, 50 features, 10 rows each:\nslopes differ in 2 directions": [*others, ours]}
     _write_rows(sparse, rng, folder / "new-rows.csv")
     panel = make_population(

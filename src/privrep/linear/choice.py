@@ -63,6 +63,7 @@ class Choice:
     intercept: bool
     mu_squared: float
     asked: int = 0
+    spent: float = 0.0  # of mu^2, so far
 
     def make(self) -> Candidate:
         k = self.families.first.shape[1]
@@ -73,7 +74,7 @@ class Choice:
         chosen = self._refined(chosen, FIRST, 0.22)
         others = self._others(chosen, shared)
         if others and self.families.legible(0.22 * self.mu_squared):
-            chosen = choose(self._judge([chosen, *others], 0.22))
+            chosen = pick(self._judge([chosen, *others], 0.22))
         return self._refined(chosen, SECOND, 0.22, flip=self.intercept)
 
     def _others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
@@ -94,13 +95,14 @@ class Choice:
 
     def _judge(self, candidates: list[Candidate], share: float) -> Judged:
         self.asked += 1
+        self.spent += share * self.mu_squared
         along = all(c.factor == 1 for c in candidates)
         unit = self.spreads.noise_shared if along else self.spreads.noise
         families = self.families if unit is None else replace(self.families, unit=unit)
         return families.judge(f"families-{self.asked}", candidates, share * self.mu_squared)
 
 
-def choose(judged: Judged) -> Candidate:
+def pick(judged: Judged) -> Candidate:
     """Return the candidate that loses least, of the simplest family within the noise of the best."""
     losses = judged.by_factor()
     least = min(losses.values())

@@ -113,7 +113,7 @@ class _Learner:
 
     @property
     def context(self) -> RoundContext:
-        return RoundContext(self.run, self.panel.transform, self.intercept, self.settings, mean=self.panel.mean)
+        return RoundContext(self.run, self.panel.transform, self.intercept, self.settings, mean=self.panel.seen_mean)
 
     def start(self, initialiser: Initialiser, mu_squared: float) -> Estimate:
         """Return where rounds start: no direction where nobody asks for one and none stands out from the noise."""
@@ -122,7 +122,7 @@ class _Learner:
             return Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
         if d in (rank, 1):
             return Estimate(np.eye(d), np.zeros((d, d)))
-        asked = Start(self.run, self.panel.transform, rank, mu_squared, self.intercept, mean=self.panel.mean)
+        asked = Start(self.run, self.panel.transform, rank, mu_squared, self.intercept, mean=self.panel.seen_mean)
         state = initialiser(asked)
         self.descent.spent += mu_squared
         if rank is not None:
@@ -193,8 +193,10 @@ def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors
     """Choose the prior, measure the noise, and post the representation."""
     families = learner.families(state)
     spreads = families.spreads("spreads", 0.2 * for_families)
-    chosen = Choice(families, spreads, learner.intercept, for_families).make()
+    choice = Choice(families, spreads, learner.intercept, for_families)
+    chosen = choice.make()
     gains = read_gains(families, chosen, learner.intercept, 0.14 * for_families)
+    for_errors += 0.66 * for_families - choice.spent  # what was not worth asking for
     factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
     prior = measure_errors(learner, factor * math.sqrt(chosen.slopes), chosen, spreads, for_errors)
     return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)

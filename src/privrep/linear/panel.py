@@ -60,6 +60,22 @@ class Panel:
     residual: float  # size of what slopes leave of the targets within users, in units of `target_scale`
     level_size: float  # size of what the prior mean leaves of users' levels, in the same units
 
+    @property
+    def seen_mean(self) -> PriorMean:
+        """Return the mean that representations are learned around: without slopes that explain next to nothing.
+
+        The error of common slopes is one that all users share: to pair moments it looks like a direction of heads.
+        """
+        t = self.transform
+        scaled = self.mean.slopes * t.scale[:, None] / self.target_scale
+        turned = scaled if t.whitening is None else np.linalg.solve(t.whitening, scaled)
+        if float((turned**2).sum()) > SLIGHT * len(self.target_scale):
+            return self.mean
+        return replace(self.mean, slopes=np.zeros_like(self.mean.slopes))
+
+
+SLIGHT = 0.01  # of the targets' variance within users, that common slopes explain
+
 
 def find_moments(run: Run, location: Location, mu_squared: float, intercept: bool) -> dict[str, Release]:
     d, q = run.users.facts.features, run.users.facts.targets

@@ -113,7 +113,7 @@ def alone(table: UserTable, *, intercept: bool = True) -> tuple[Array, Array]:
 
 
 def mixed(
-    table: UserTable, along: Array, *, follow: bool = True, iterations: int = 40, tolerance: float = 2e-3
+    table: UserTable, along: Array, *, follow: bool = True, iterations: int = 60, tolerance: float = 1e-3
 ) -> tuple[Array, Array]:
     """Fit a mixed model by EM (Liu and Rubin 1994): return (n, d) weights and (n,) intercepts. NOT PRIVATE.
 
@@ -122,14 +122,14 @@ def mixed(
         along: (d, k), the directions in which users' slopes differ around common ones; levels differ, too.
         follow: whether levels may follow the users' mean rows.
         iterations: at most.
-        tolerance: largest relative change of a variance after which to stop.
+        tolerance: largest change of a variance, relative to itself and the noise's, after which to stop.
     """
     m = _Moments.of(table, along, follow)
     n, q, p = table.n_users, 1 + along.shape[1], len(m.normal) - 1
     gram, right, square = m.normal[:p, :p], m.normal[:p, p], m.normal[p, p] / table.n_rows
     little = 1e-9 * np.trace(gram) / p * np.eye(p)
-    noise = (square - right @ np.linalg.solve(gram + little, right) / table.n_rows) / 2
-    spread = noise / q * np.eye(q)
+    spread = (square - right @ np.linalg.solve(gram + little, right) / table.n_rows) / 2 / q * np.eye(q)
+    noise = m.lines if m.lines is not None else float(spread[0, 0]) * q
     for _ in range(iterations):
         before = np.append(np.diag(spread), noise)
         inverse = np.linalg.inv(m.inner + noise * np.linalg.inv(spread))
@@ -142,7 +142,7 @@ def mixed(
         fit += float((own * ((m.inner @ own[:, :, None])[:, :, 0] - 2 * left)).sum()) / table.n_rows
         spread = (own.T @ own + noise * inverse.sum(axis=0)) / n + 1e-9 * noise * np.eye(q)
         noise = fit + noise * float((m.inner * inverse).sum()) / table.n_rows
-        if np.abs(np.append(np.diag(spread), noise) / before - 1).max() < tolerance:
+        if (np.abs(np.append(np.diag(spread), noise) - before) / (before + noise)).max() < tolerance:
             break
     d = table.n_features
     level = fixed[0] + own[:, 0] + (m.means @ fixed[1 + d :] if follow else 0.0)
@@ -158,6 +158,16 @@ class _Moments:
     part: Array  # (n, q): R^T y
     means: Array  # (n, d): mean rows
     normal: Array  # (p + 1, p + 1): (F, y)^T (F, y), all users together
+
+    @property
+    def lines(self) -> float | None:
+        """Return the variance of targets around lines of users' own; None where users have few rows for that."""
+        (n, q), rows = self.part.shape, float(self.inner[:, 0, 0].sum())
+        if rows < 2 * n * q:
+            return None
+        little = 1e-9 * np.trace(self.inner.sum(axis=0)) / n * np.eye(q)
+        heads = np.linalg.solve(self.inner + little, self.part[:, :, None])[:, :, 0]
+        return float(self.normal[-1, -1] - (heads * self.part).sum()) / (rows - n * q)
 
     @classmethod
     def of(cls, table: UserTable, along: Array, follow: bool) -> _Moments:

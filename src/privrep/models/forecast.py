@@ -1,4 +1,28 @@
-"""Predict the error of predictions before any data is seen: by privrep, by a user's mean, alone, by a mixed model."""
+"""Predict the error of predictions before any data is seen: by privrep, by a user's mean, alone, by a mixed model.
+
+Users have m rows each and slopes in d features of unit variance, without correlation. Targets around a user's own line
+have variance s^2, levels t^2; slopes that all users share add w^2 to a target, users' own slopes v^2, along k
+directions. Means of squared errors on new rows of users who took part:
+
+  a user's mean   (s^2 + v^2 + w^2) (1 + 1/m)
+  alone           a ridge regression with the best penalty, closed form below; or the mean, if that is better
+  mixed model     s^2 + doubt about slopes along the true U + doubt about the level, both closed form, + sampling error
+  privrep         the same, with the error that noise leaves in the prior:
+    common slopes   a user's gradient has norm sqrt(d (m - 1) r^2), r^2 what slopes leave; the noise of a release that
+                    spends mu_t^2 is divided by n (m - 1). Steps are shrunk by their noise: precisions add up
+    U               `planning.predicted_error`; what of v^2 it misses is noise to everyone
+    level           the same for one coordinate of users' means
+    family          the best of common slopes, slopes along U and slopes in all features, if losses are legible
+    histograms      if sizes of the features are lost in noise, there are levels alone; if the target's is, own means
+
+How rough it is. Constants of histograms and of clipping were set on 100 simulated fits. On 100 other problems, drawn at
+random afterwards (500 to 20,000 users, 3 to 50 features, rank 0 to 3, 3 to 15 rows, epsilon 0.3, 1 or 3, either
+relation), the root of a simulated fit's mean squared error was within 5% of the forecast for 87, within 10% for 96, and
+between 0.65 and 1.4 of it for all; a rank was given if it was not 0. With rank="auto" it was within 10% for 92: where
+"auto" finds no rank the error was up to 2.9 times the forecast. With users' means that differ and levels that follow
+them, 40 problems: 90% within 10%. Those that are off lie where histograms or directions are just heard, or just not.
+Correlated features, heavy tails and users with very different numbers of rows are not modelled.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def draw_fit(
 
     Args:
         path: of the file.
-        report: of the fit whose budget is drawn, right: the share of mu^2 that each pass over the users took.
+        report: of the fit whose budget is drawn, right: the share of mu^2 that each pass over the users took. With
+            several populations it is the fit of the first.
         errors: by population the mean squared error of each method, left, a dot each on a log axis; None: no errors.
         ours: the method to set off.
         note: a line below.
@@ -46,7 +47,8 @@ def draw_fit(
     grid = figure.add_gridspec(len(counts), len(columns), height_ratios=counts, width_ratios=columns)
     for row, (title, methods) in enumerate(populations.items()):
         _draw_errors(figure.add_subplot(grid[row, 0]), title, methods, ours, row + 1 == len(populations))
-    _draw_budget(figure.add_subplot(grid[:, -1]), report, bars)
+    title = "Budget of the first" if len(populations) > 1 else "Budget"
+    _draw_budget(figure.add_subplot(grid[:, -1]), title, report, bars)
     if report.seeded:
         note = "SEEDED NOISE: a simulation, not private. " + note
     if note:
@@ -101,7 +103,7 @@ def _bars(report: PrivacyReport) -> dict[str, float]:
     return shares
 
 
-def _draw_budget(axis: Any, report: PrivacyReport, shares: Mapping[str, float]) -> None:
+def _draw_budget(axis: Any, title: str, report: PrivacyReport, shares: Mapping[str, float]) -> None:
     """Shares of different groups of a split stand side by side and do not add up, which the picture says."""
     colours = [_GROUP if "(group " in label else _PRIVATE for label in shares]
     axis.barh(range(len(shares)), list(shares.values()), color=colours, height=min(0.62, 0.07 * len(shares)))
@@ -123,7 +125,7 @@ def _draw_budget(axis: Any, report: PrivacyReport, shares: Mapping[str, float]) 
     each = "\nPale: one group each; a user pays for one." if parallel else ""
     spent_of = f"epsilon {report.epsilon:.3g} of {report.epsilon_budget:g} spent,\ndelta {report.delta:g}"
     axis.set_xlabel(f"share of the budget (of mu²){each}\n{spent_of}", loc="left", fontsize=9 if parallel else None)
-    axis.set_title("Budget", loc="left", weight="bold", fontsize=10)
+    axis.set_title(title, loc="left", weight="bold", fontsize=10)
     _plain(axis, bottom=False)
 
 

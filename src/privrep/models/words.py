@@ -57,6 +57,7 @@ def table_sections(found: TableFacts) -> tuple[Section, ...]:
 def table_json(found: TableFacts) -> dict[str, Any]:
     """Return the facts of a table's model for machines."""
     learned = found.representation
+    heads = None if learned is None else heads_json(learned, found.columns, found.privacy)
     return {
         "config": asdict(found.config),
         "columns": asdict(found.columns),
@@ -69,7 +70,7 @@ def table_json(found: TableFacts) -> dict[str, Any]:
             "error": learned.error,
             "mean_squared_sine": learned.mean_error,
         },
-        "heads": None if learned is None else heads_json(learned, found.columns, found.privacy),
+        **({} if heads is None else {"heads": heads}),
         "users_with_heads": found.users,
     }
 
