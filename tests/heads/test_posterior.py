@@ -42,7 +42,8 @@ def some_prior(
         axes = rng.normal(size=(d, 2)) * located[:, None]
         levels = rng.normal(size=q), slopes, rng.normal(size=d), located
         mean = PriorMean(*levels, axes, np.array([0.5, 2.0]), rng.normal(size=(2, q)) * (ratio > 0), True)
-    noise, new = rng.uniform(0.5, 2.0, q), rng.uniform(2.0, 3.0, q)
+    noise = rng.uniform(500.0, 2000.0, q)  # so large that nobody's level is a surprise
+    new = rng.uniform(2.0, 3.0, q)
     return HeadPrior(mean, factor, own, ratio if intercept else 0.0, noise, NORMAL, NORMAL, new)
 
 
@@ -106,6 +107,18 @@ class Direct:
         before = np.diag([ratio, *np.ones(A.shape[1] - 1)])
         gain = before @ A.T @ np.linalg.inv(np.eye(len(A)) + A @ before @ A.T)
         return gain @ residuals[kept], before - gain @ A @ before
+
+
+def test_a_level_far_off_counts_for_more_than_the_prior_says() -> None:
+    """Four standard deviations are believed as the prior says, forty are not: that user keeps most of its own mean."""
+    mean = PriorMean.nothing(FEATURES, 1, True)
+    prior = HeadPrior(mean, np.zeros((FEATURES, 0)), False, 0.01, np.ones(1), NORMAL, NORMAL, np.ones(1))
+    rng = np.random.default_rng(0)
+    X, noise = rng.normal(size=(2, 8, FEATURES)), rng.normal(size=(2, 8))
+    near, far = (fit_posterior(X, noise - noise.mean(axis=1, keepdims=True) + level, prior, 0) for level in (1.0, 14.0))
+    np.testing.assert_allclose(near.intercept, 1.0 * 0.08 / 1.08)  # shrunk by rho m / (1 + rho m)
+    assert (far.intercept > 0.99 * 14.0).all()
+    assert (far.doubt > near.doubt).all()
 
 
 CASES = [

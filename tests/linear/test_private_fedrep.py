@@ -75,8 +75,9 @@ def test_declared_scales_cost_nothing():
     table, _ = population(2000)
     run = run_on(table)
     private_fedrep(run, 2, transform=FeatureTransform.plain(20))
-    assert "scales" not in run.billboard
-    assert "covariance" not in run.billboard
+    asked = {name for name, _ in run.ledger.report().events}
+    assert "scales/sizes" not in asked
+    assert "scales/levels" in asked  # where users' means lie was not declared
     assert run.ledger.epsilon == pytest.approx(1.0, rel=1e-6)
 
 
@@ -174,7 +175,7 @@ def test_nothing_to_learn_is_known_to_be_nothing():
     learned = private_fedrep(run, 2)
     assert learned.error == 2.0  # all of it: two directions
     assert learned.trust < 0.05
-    assert run.ledger.epsilon < 0.03  # and what could not help was not spent
+    assert run.ledger.epsilon < 0.04  # and what could not help was not spent
     assert np.isfinite(learned.matrix).all()
 
 
@@ -258,7 +259,7 @@ def test_golden_run():
     assert sine(learned.matrix, U) == pytest.approx(GOLDEN, rel=1e-3)
 
 
-GOLDEN = 0.00190837
+GOLDEN = 0.00202217
 
 
 # Weak directions, and what stands before the rounds

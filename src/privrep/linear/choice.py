@@ -55,7 +55,7 @@ STRONG = 3.0  # a variance that slopes along U explain, over the noise's, from w
 
 
 @dataclass
-class Choice:
+class PriorChoice:
     """How the prior is chosen: ratios of the likeliest family, then the family, then its ratios again."""
 
     families: Families

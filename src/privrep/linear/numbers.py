@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from privrep.linear.alternation import AlternationSettings, Round, RoundContext, run_rounds, spread_of_heads
-from privrep.linear.choice import ODDS_ALL, Choice, guess_common, guess_shared, read_gains
+from privrep.linear.choice import ODDS_ALL, PriorChoice, guess_common, guess_shared, read_gains
 from privrep.linear.descent import Descent
 from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR, Candidate, Families, HeadErrors
 from privrep.linear.panel import Panel, PanelSettings, find_panel
@@ -193,7 +193,7 @@ def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors
     """Choose the prior, measure the noise, and post the representation."""
     families = learner.families(state)
     spreads = families.spreads("spreads", 0.2 * for_families)
-    choice = Choice(families, spreads, learner.intercept, for_families)
+    choice = PriorChoice(families, spreads, learner.intercept, for_families)
     chosen = choice.make()
     gains = read_gains(families, chosen, learner.intercept, 0.14 * for_families)
     for_errors += 0.66 * for_families - choice.spent  # what was not worth asking for

@@ -28,7 +28,7 @@ from privrep.privacy.run import Run
 from privrep.typing import Array
 
 PURPOSES = {
-    "scales/sizes": "sizes of the columns",
+    "scales/sizes": "sizes of the features",
     "scales/levels": "where users' means lie",
     "scales/rows": "how many rows users have",
     "levels": "where users' means lie, closer",
