@@ -142,10 +142,10 @@ def test_columns_that_say_nothing(data, usual):
 
 
 def test_an_all_zero_table_and_constant_targets(data):
-    with pytest.warns(match="mostly noise"):
+    with pytest.warns(match="do better than what users can do alone"):
         model = fit(np.zeros_like(data.X), data.y, data.groups)
     assert np.isfinite(model.predict(data.fresh, groups=data.owners)).all()
-    with pytest.warns(match="mostly noise"):
+    with pytest.warns(match="do better than what users can do alone"):
         model = fit(data.X, np.full_like(data.y, 3.0), data.groups)
     assert model.predict(data.fresh, groups=data.owners) == pytest.approx(np.full(len(data.owners), 3.0))
 
@@ -154,7 +154,7 @@ def test_users_with_constant_targets(data, usual):
     constant = data.groups < 800
     model = fit(data.X, np.where(constant, 0.1, data.y), data.groups)
     mine = data.owners < 800
-    assert model.predict(data.fresh[mine], groups=data.owners[mine]) == pytest.approx(np.full(mine.sum(), 0.1))
+    assert np.mean((model.predict(data.fresh[mine], groups=data.owners[mine]) - 0.1) ** 2) < usual
     left = model.predict(data.fresh[~mine], groups=data.owners[~mine]) - data.truth[~mine]
     assert np.mean(left**2) < 1.2 * usual
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_is_refused(data, change, sentence):
 
 def test_one_user_and_one_feature(data):
     one = data.groups == 0
-    with pytest.warns(match="mostly noise"):
+    with pytest.warns(match="do better than what users can do alone"):
         model = fit(data.X[one], data.y[one], data.groups[one], rank=2)
     assert np.isfinite(model.predict(data.X[one], groups=data.groups[one])).all()
     narrow = fit(data.X[:, :1], data.y, data.groups, rank=1)

@@ -273,12 +273,16 @@ def test_deaths_come_at_every_kind_of_place(told: dict[str, Any]) -> None:
 
 @KINDS
 def test_nothing_is_spent_twice_and_nothing_is_left_out(told: dict[str, Any], kind: str) -> None:
-    """The ledger of a run that was killed equals that of one that was not: names, prices, order, epsilon."""
+    """The ledger of a run that was killed equals that of one that was not: names, prices, order, epsilon.
+
+    With secret noise what is asked later depends on noise that was drawn anew, so that the budget alone is compared.
+    """
     wanted = told[kind]["undisturbed"]["end"]
     assert wanted["epsilon"] == pytest.approx(40.0, rel=1e-6)
     for story in told[kind]["stories"]:
-        assert story["end"]["events"] == wanted["events"], story["deaths"]
-        assert story["end"]["epsilon"] == wanted["epsilon"], story["deaths"]
+        if kind == "simulated":
+            assert story["end"]["events"] == wanted["events"], story["deaths"]
+        assert story["end"]["epsilon"] == pytest.approx(wanted["epsilon"], rel=1e-9), story["deaths"]
         assert story["end"]["epsilon"] <= 40.0
         names = [name for name, _ in story["end"]["events"]]
         assert len(names) == len(set(names))

@@ -196,7 +196,7 @@ def fit_block(
     loss: Loss | None = None,
 ) -> Heads:
     if representation.prior is not None:
-        return _posterior_block(block, representation.prior)
+        return _posterior_block(block, representation.prior, representation.scale, safety_net)
     n, (d, k) = block.n_users, representation.matrix.shape
     q = loss.outputs if loss is not None else block.n_targets
     kind = np.full(n * q, CONSTANT, dtype=np.int8)
@@ -236,16 +236,18 @@ def prior_heads(ids: NDArray[Any], prior: HeadPrior) -> Heads:
     return Heads(ids, kind, np.tile(level, n), nothing, *own, q, nothing.copy(), doubt)
 
 
-def _posterior_block(block: UserTable, prior: HeadPrior) -> Heads:
+def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_net: bool) -> Heads:
     """Return heads as posterior means, in closed form; users without rows, or whose numbers overflow, have the prior's.
 
-    What overflows is nobody else's business, so nobody hears of it.
+    What overflows is nobody else's business, so nobody hears of it. With the safety net a user with MANY rows for each
+    feature keeps a regression of its own where that is clearly better by leave-one-out.
     """
     d, q, wanted = prior.factor.shape[0], block.n_targets, len(prior.noise)
     if q != wanted:
         raise InputError(f"the model has {wanted} {'target' if wanted == 1 else 'targets'}. Got {q} instead.")
     found = prior_heads(block.ids, prior)
     origin, doubt = cast(Array, found.origin), cast(Array, found.doubt)
+    own: list[Array] = []
     for users, size in block.positions_by_size():
         X, Y = finite_rows(*block.group(users, size))
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
@@ -257,7 +259,21 @@ def _posterior_block(block: UserTable, prior: HeadPrior) -> Heads:
             heads = users[fine] * q + c
             found.kind[heads], found.intercept[heads] = POSTERIOR, fits.intercept[fine]
             found.shared[heads], origin[heads], doubt[heads] = (part[fine] for part in numbers[1:])
-    return found
+            if not safety_net or isinstance(X, SparseRows) or size < max(MANY * d, LEAST_OWN):
+                continue
+            with np.errstate(all="ignore"):
+                alone = own_candidate(X, y, scale, prior.mean.intercept)
+                better = np.flatnonzero(fine & (alone.loss < CLEARLY * fits.loss) & np.isfinite(alone.intercept))
+            heads = users[better] * q + c
+            found.kind[heads], found.intercept[heads], found.shared[heads] = OWN, alone.intercept[better], 0.0
+            found.own_position[heads] = len(own) + np.arange(len(better))
+            own += list(alone.weights[better] - prior.mean.slopes[:, c])  # common slopes are added to every head
+    return replace(found, own=np.array(own).reshape(-1, d)) if own else found
+
+
+MANY = 3  # rows for each feature from which on a user may have a regression of its own
+LEAST_OWN = 30  # and in all
+CLEARLY = 0.8  # of the posterior's leave-one-out loss, that it must stay below
 
 
 def _candidates(

@@ -153,6 +153,7 @@ class PosteriorHeads:
     coordinates: Array  # (users, p)
     origin: Array  # (users, p)
     doubt: Array  # (users, packed (1 + p)) or (users, 2)
+    loss: Array  # (users,): mean square of what each target left out would have been off
 
 
 MOST_PACKED = 6
@@ -180,7 +181,7 @@ def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: in
         base = base + ((means - mean.centre * mean.located) @ mean.mean_weights(m)[:, target, None])[:, 0, 0]
     coordinates = np.where(spread.lost[:, None], 0.0, fits.coordinates)
     intercept = base + fits.level - (origin * coordinates).sum(axis=1)
-    return PosteriorHeads(intercept, coordinates, origin, _doubt(spread, ratios))
+    return PosteriorHeads(intercept, coordinates, origin, _doubt(spread, ratios), (fits.left**2).mean(axis=1))
 
 
 def _doubt(spread: Spread, ratio: Array) -> Array:

@@ -30,6 +30,8 @@ from privrep.typing import Array
 PURPOSES = {
     "scales/sizes": "sizes of the features",
     "scales/levels": "where users' means lie",
+    "scales/target_sizes": "size of the target",
+    "scales/target_levels": "where users' mean targets lie",
     "scales/rows": "how many rows users have",
     "levels": "where users' means lie, closer",
     "covariance/within": "correlations within users",
