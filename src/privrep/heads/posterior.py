@@ -22,7 +22,7 @@ from privrep.privacy.contributions import pack, packed_size
 from privrep.typing import Array, Floats
 
 FAR = 4.0  # standard deviations of levels beyond which a user's own counts for more than the prior says
-LARGEST = 1e13  # of squares of a user's images, in units of the noise: beyond, a user keeps its level alone
+LARGEST = 1e11  # of squares of a user's images, in units of the noise: beyond, a user keeps its level alone
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool
     if not mean.intercept:
         return np.zeros((1, 1, factor.shape[1]))
     if own:
-        return mean.user_means(X) @ factor
+        return mean.means_along(X, np.zeros(len(factor)), factor)
     public: Array = ((mean.centre * mean.located) @ factor)[None, None]
     if mean.located.all():
         return public
-    return public + mean.user_means(X) @ (factor * (1 - mean.located)[:, None])
+    return public + mean.means_along(X, np.zeros(len(factor)), factor * (1 - mean.located)[:, None])
 
 
 def spread_of(images: Array, residuals: Array) -> Spread:
@@ -177,8 +177,8 @@ def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: in
     origin = np.zeros((len(y), images.shape[2]))
     origin += origins_of(X, prior.factor, mean, prior.own_origin)[:, 0]
     if mean.intercept:
-        means = mean.user_means(X)
-        base = base + ((means - mean.centre * mean.located) @ mean.mean_weights(m)[:, target, None])[:, 0, 0]
+        moved = mean.means_along(X, mean.centre * mean.located, mean.mean_weights(m)[:, target, None])
+        base = base + moved[:, 0, 0]
     coordinates = np.where(spread.lost[:, None], 0.0, fits.coordinates)
     intercept = base + fits.level - (origin * coordinates).sum(axis=1)
     return PosteriorHeads(intercept, coordinates, origin, _doubt(spread, ratios), (fits.left**2).mean(axis=1))

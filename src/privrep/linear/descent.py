@@ -186,7 +186,7 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int) -> fl
 class _Curvature:
     """A released curvature over its mean eigenvalue, and what it stands for: noisy, and better after every step."""
 
-    shape: Array  # (p, p), of mean eigenvalue about one
+    shape: Array  # (p, p), of mean eigenvalue about one; (p, 1) where all directions are taken to bend alike
     mean: float  # eigenvalue, in the units of the last release
     noise: float  # standard deviation of the noise in `shape`
     sigma: float  # and in `mean`
@@ -196,7 +196,7 @@ class _Curvature:
         """Return what one release shows; the curvature stands behind `skip` numbers of the gradient."""
         bend, sigma = released.value[skip:] / tail, released.sigma / tail
         if not full:
-            return cls(np.eye(p), float(bend[0]), math.inf, sigma)
+            return cls(np.ones((p, 1)), float(bend[0]), math.inf, sigma)
         H = unpack(bend)
         mean = float(np.trace(H)) / p
         return cls(H / max(mean, sigma), mean, sigma / max(mean, sigma), sigma / math.sqrt(p))
@@ -209,14 +209,14 @@ class _Curvature:
         shape = (mine * self.shape + theirs * other.shape) / (mine + theirs)
         return replace(self, shape=shape, noise=(mine + theirs) ** -0.5)
 
-    def directions(self) -> tuple[Array, Array] | None:
+    def directions(self) -> tuple[Array, Array | None] | None:
         """Return the curvature's eigenvalues and eigenvectors, (p,) and (p, p), its shape shrunk towards the identity
-        by how much of it may be noise; None: all noise."""
+        by how much of it may be noise; no eigenvectors: the coordinates. None: all noise."""
         p = len(self.shape)
         if self.mean < CLEAR * self.sigma:
             return None
         if math.isinf(self.noise):
-            return np.full(p, self.mean), np.eye(p)
+            return np.full(p, self.mean), None
         rest = self.shape - np.eye(p)
         size = float((rest**2).sum())
         keep = max(0.0, 1 - self.noise**2 * packed_size(p) / size) if size > 0 else 0.0
@@ -268,6 +268,10 @@ def _newton(released: Release, bend: _Curvature, q: int, spare: int) -> _Step | 
         return None
     gradient = released.value[: p * q].reshape(q, p).T
     values, turn = found
+    if turn is None and spare == 0:
+        step = _shrunk(gradient, values, released.sigma)
+        return _Step(step, max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
+    turn = np.eye(p) if turn is None else turn
     step = turn @ _shrunk(turn.T @ gradient, values, released.sigma)
     if spare:  # a level moves by itself: contexts that are all noise do not keep it
         whole = (turn / values) @ (turn.T @ gradient)

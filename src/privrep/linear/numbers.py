@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from privrep.linear.alternation import AlternationSettings, Round, RoundContext, run_rounds, spread_of_heads
-from privrep.linear.choice import ODDS_ALL, PriorChoice, guess_common, guess_shared, read_gains
+from privrep.linear.choice import ODDS_ALL, STRONG, PriorChoice, guess_common, guess_shared, read_gains
 from privrep.linear.descent import Descent
 from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR, Candidate, Families, HeadErrors
 from privrep.linear.panel import Panel, PanelSettings, find_panel
@@ -149,7 +149,8 @@ class _Learner:
         self.descent.spent += 0.4 * mu_squared
         if not families.legible(0.6 * mu_squared):
             few = self.panel.location.most_rows * 2 < len(state.basis)  # without it such users have little to go by
-            return state if few else state.first(0)
+            strong = spreads.head is not None and candidates[1].slopes * state.basis.shape[1] > STRONG
+            return state if few or strong else state.first(0)
         judged = families.judge("families-0", candidates, 0.6 * mu_squared, relative=True)
         self.descent.spent += 0.6 * mu_squared
         loss = judged.by_factor()

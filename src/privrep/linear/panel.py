@@ -155,16 +155,17 @@ def read_moments(
         return transform, mean, 1.0
     within, sigma = found
     varies = location.varies[:d]
-    features = denoise(within[:d, :d], sigma)
+    heard = float(np.trace(within[:d, :d])) > CLEAR * sigma * math.sqrt(d)  # else features do not vary within users
+    features = denoise(within[:d, :d], sigma) if heard else np.zeros((d, d))
     whitening = None
-    if d > 1:
+    if d > 1 and heard:
         whitening = whitening_of(features / (np.trace(features) / d), 1e-6)
     scale, target = location.scale[:d], location.scale[d:]
     values, vectors = np.linalg.eigh(features)
     right, bend = vectors.T @ within[:d, d : d + q], np.maximum(values, 0.0) + sigma * math.sqrt(2 * d)
     signal, noise = float((right**2 / bend[:, None]).sum()), q * sigma**2 / 2 * float((1 / bend).sum())
     slopes = vectors @ (right / bend[:, None]) * max(0.0, 1 - noise / max(signal, 1e-300))
-    slopes[~varies] = 0.0
+    slopes[~varies if heard else slice(None)] = 0.0
     explained = float(np.einsum("dq,de,eq->", slopes, features, slopes))
     whole = max(float(np.trace(within[d : d + q, d : d + q])), 1e-9)
     residual = math.sqrt(max(1 - explained / whole, 0.05))

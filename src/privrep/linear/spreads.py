@@ -17,7 +17,7 @@ from privrep.data.sparse import SparseRows
 from privrep.heads.posterior import images_of
 from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
-from privrep.local.least_squares import ridge_fit, sum_columns, sum_rows, users_last, without_mean
+from privrep.local.least_squares import ROUNDING, ridge_fit, sum_columns, sum_rows, users_last, without_mean
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
@@ -62,6 +62,10 @@ class HeadSpreads:
                 sizes[:, 1] += (sum_rows(targets) / m) ** 2 if free else 0.0
             if k and m > k + free:
                 sizes[:, 2:] += self._regressed(images, targets, m, k, free)
+        largest = np.abs(y.reshape(users, -1)).max(axis=1) / float(self.target_scale.min())
+        sizes = np.where(
+            sizes > (ROUNDING * largest[:, None]) ** 2, sizes, 0.0
+        )  # what is left of equal numbers is none
         cells = octaves(sizes, WIDE_LOWEST, WIDE_CELLS)
         return {"spreads": Counts(np.where(cells < 0, -1, cells + WIDE_CELLS * np.arange(5)), 5 * WIDE_CELLS)}
 

@@ -90,6 +90,15 @@ class PriorMean:
         m = rows.shape[1]
         return (np.full((1, m), 1 / m, rows.dtype) @ rows).astype(np.float64)
 
+    def means_along(self, X: Floats | SparseRows, origin: Array, matrix: Array) -> Array:
+        """Return users' mean rows less a public origin (d,), times a matrix (d, k): (users, 1, k).
+
+        Sparse rows are not made dense: their images are averaged, a product per user.
+        """
+        if not isinstance(X, SparseRows):
+            return (self.user_means(X) - origin) @ matrix
+        return np.full((1, X.shape[1]), 1 / X.shape[1]) @ X.project(matrix) - origin @ matrix
+
     def of_slopes(self, X: Floats | SparseRows) -> Array:
         """Return what common slopes make of every row, (users, m, q)."""
         if not self.slopes.any():
@@ -101,7 +110,7 @@ class PriorMean:
         """Return the mean at every row of users with equally many, (users, m, q)."""
         found = self.of_slopes(X) + self.constant
         if self.axes.shape[1] or not self.located.all():
-            found = found + (self.user_means(X) - self.centre * self.located) @ self.mean_weights(X.shape[1])
+            found = found + self.means_along(X, self.centre * self.located, self.mean_weights(X.shape[1]))
         return found
 
     @property
