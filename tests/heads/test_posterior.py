@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,14 +15,16 @@ import pytest
 from scipy import sparse
 from scipy.stats import norm
 
+from privrep import PrivateFedRep, make_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.fitting import Heads, fit_block, fit_heads, prior_heads
 from privrep.heads.posterior import MOST_PACKED, doubt_at, doubt_size, fit_posterior, images_of, spread_of
 from privrep.heads.regression import OWN, POSTERIOR, PRIOR
 from privrep.heads.store import read_heads, write_heads
+from privrep.linear.references import alone
 from privrep.local.prior import QUANTILES, HeadPrior, PriorMean
-from privrep.local.representation import Representation
+from privrep.local.representation import Representation, read_representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.contributions import pack
 
@@ -333,3 +336,28 @@ def test_heads_with_doubts_come_back_as_they_were(p: int, targets: int, tmp_path
     write_heads(replace(joined, origin=None, doubt=None), tmp_path)
     assert read_heads(tmp_path).origin is None
     assert read_heads(tmp_path).doubt is None
+
+
+def test_users_are_as_well_off_as_alone_where_nothing_can_be_learned() -> None:
+    """With 500 users and epsilon 0.3 losses cannot tell: own regressions are kept by most, and cost no more than 1%."""
+    rng = np.random.default_rng(5)
+    population = make_population(rng, 500, 20, 2, 10, 0.1, level=5.0, common=2.0, intercept=1.0)
+    table = population.sample(rng)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = PrivateFedRep(epsilon=0.3, random_state=1)
+        model.fit(table.X, table.y, groups=np.repeat(table.ids, table.sizes))
+    heads, learned = model.model_.heads, model.model_.representation
+    assert learned.prior is not None
+    assert not learned.prior.decided
+    assert (heads.kind == OWN).mean() > 0.5
+    error = population.population_mse(heads.weights(learned), heads.intercept)
+    assert error < 1.01 * population.population_mse(*alone(table))
+    assert not read_representation_again(model).decided
+
+
+def read_representation_again(model: PrivateFedRep) -> HeadPrior:
+    page = model.model_.billboard["representation"]
+    prior = read_representation(page.arrays, page.facts["derived"]).prior
+    assert prior is not None
+    return prior

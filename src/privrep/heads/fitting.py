@@ -240,7 +240,8 @@ def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_ne
     """Return heads as posterior means, in closed form; users without rows, or whose numbers overflow, have the prior's.
 
     What overflows is nobody else's business, so nobody hears of it. With the safety net a user with MANY rows for each
-    feature keeps a regression of its own where that is clearly better by leave-one-out.
+    feature keeps a regression of its own where that is clearly better by leave-one-out. So do users with few rows where
+    nothing could be learned of which prior is good: they are as well off as alone.
     """
     d, q, wanted = prior.factor.shape[0], block.n_targets, len(prior.noise)
     if q != wanted:
@@ -259,11 +260,13 @@ def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_ne
             heads = users[fine] * q + c
             found.kind[heads], found.intercept[heads] = POSTERIOR, fits.intercept[fine]
             found.shared[heads], origin[heads], doubt[heads] = (part[fine] for part in numbers[1:])
-            if not safety_net or isinstance(X, SparseRows) or size < max(MANY * d, LEAST_OWN):
+            least = max(MANY * d, LEAST_OWN) if prior.decided else FEWEST_OWN
+            if not safety_net or isinstance(X, SparseRows) or size < least:
                 continue
             with np.errstate(all="ignore"):
                 alone = own_candidate(X, y, scale, prior.mean.intercept)
-                better = np.flatnonzero(fine & (alone.loss < CLEARLY * fits.loss) & np.isfinite(alone.intercept))
+                below = (CLEARLY if prior.decided else 1.0) * fits.loss
+                better = np.flatnonzero(fine & (alone.loss < below) & np.isfinite(alone.intercept))
             heads = users[better] * q + c
             found.kind[heads], found.intercept[heads], found.shared[heads] = OWN, alone.intercept[better], 0.0
             found.own_position[heads] = len(own) + np.arange(len(better))
@@ -273,6 +276,7 @@ def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_ne
 
 MANY = 3  # rows for each feature from which on a user may have a regression of its own
 LEAST_OWN = 30  # and in all
+FEWEST_OWN = 6  # or where users' losses could not tell which prior is good
 CLEARLY = 0.8  # of the posterior's leave-one-out loss, that it must stay below
 
 

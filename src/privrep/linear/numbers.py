@@ -200,6 +200,7 @@ def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors
     for_errors += 0.66 * for_families - choice.spent  # what was not worth asking for
     factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
     prior = measure_errors(learner, factor * math.sqrt(chosen.slopes), chosen, spreads, for_errors)
+    prior = replace(prior, decided=choice.asked > 0 or gains.over_alone > 0)
     return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)
 
 

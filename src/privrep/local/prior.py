@@ -142,6 +142,7 @@ class HeadPrior:
     known: Vector  # quantiles of errors of users' own heads over their standard deviations, at `QUANTILES`
     new: Vector  # the same of users without rows, whose deviations are `new_ratio` times the noise's, squared
     new_ratio: Vector  # (q,)
+    decided: bool = True  # by users' losses; if those could not tell, users with a few rows choose for themselves
 
     def level_ratio_at(self, rows: int, target: int) -> float:
         """Return the variance of levels of users with this many rows, in units of the noise's."""

@@ -170,6 +170,7 @@ def publish(
         arrays |= {f"prior_{name}": getattr(prior, name) for name in _PRIOR_ARRAYS}
         facts |= {"prior_intercept": prior.mean.intercept, "prior_level_ratio": min(prior.level_ratio, FREE)}
         facts["prior_own_origin"] = prior.own_origin
+        facts |= {} if prior.decided else {"prior_decided": False}
     if gains is not None:
         facts |= {f"loss_{name}": value for name, value in asdict(gains).items()}
     run.derive("representation", arrays | {name: a for name, a in optional.items() if a is not None}, **facts)
@@ -212,5 +213,5 @@ def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Head
     if factor.shape[0] != d or d != len(arrays["basis"]) or noise.shape != (q,) or not (noise >= 0).all():
         raise ValueError("the arrays of its prior do not fit each other")
     ratio = facts["prior_level_ratio"]
-    own = bool(facts["prior_own_origin"])
-    return HeadPrior(mean, factor, own, math.inf if ratio >= FREE else ratio, noise, known, new, new_ratio)
+    own, decided = bool(facts["prior_own_origin"]), bool(facts.get("prior_decided", True))
+    return HeadPrior(mean, factor, own, math.inf if ratio >= FREE else ratio, noise, known, new, new_ratio, decided)
