@@ -221,7 +221,7 @@ class _Curvature:
         size = float((rest**2).sum())
         keep = max(0.0, 1 - self.noise**2 * packed_size(p) / size) if size > 0 else 0.0
         values, turn = np.linalg.eigh(np.eye(p) + keep * rest)
-        return self.mean * np.maximum(values, max(0.1, self.noise * math.sqrt(p))), turn
+        return self.mean * np.maximum(values, max(0.1, keep * self.noise * math.sqrt(p))), turn
 
 
 def _moved(panel: Panel, released: dict[str, Release], bends: dict[str, _Curvature]) -> tuple[Panel, bool]:

@@ -169,7 +169,8 @@ class _Learner:
             self.descent.step(again * left, last=False)
         last = 0.08 * left
         state = run_rounds(self.context, state, self.rank, self.method, left - (self.descent.spent - before) - last)
-        mean = self.panel.mean
+        mean = self.panel.seen_mean
+        self.descent.panel = replace(self.panel, mean=mean)
         everywhere = replace(mean, located=np.ones_like(mean.located))  # with zero for a centre where none is known
         families = replace(self.families(state), mean=everywhere)
         spreads = families.spreads("spreads-1", 0.2 * last)

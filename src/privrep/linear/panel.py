@@ -76,7 +76,7 @@ class Panel:
         return replace(self.mean, slopes=np.zeros_like(self.mean.slopes))
 
 
-SLIGHT = 0.01  # of the targets' variance within users, that common slopes explain
+SLIGHT = 0.03  # of the targets' variance within users, that common slopes explain
 
 
 def find_moments(run: Run, location: Location, mu_squared: float, intercept: bool) -> dict[str, Release]:
@@ -164,7 +164,8 @@ def read_moments(
     values, vectors = np.linalg.eigh(features)
     right, bend = vectors.T @ within[:d, d : d + q], np.maximum(values, 0.0) + sigma * math.sqrt(2 * d)
     signal, noise = float((right**2 / bend[:, None]).sum()), q * sigma**2 / 2 * float((1 / bend).sum())
-    slopes = vectors @ (right / bend[:, None]) * max(0.0, 1 - noise / max(signal, 1e-300))
+    believed = signal > noise * (1 + 3 * math.sqrt(2 / (d * q)))  # more than noise alone makes it
+    slopes = vectors @ (right / bend[:, None]) * (1 - noise / signal if believed else 0.0)
     slopes[~varies if heard else slice(None)] = 0.0
     explained = float(np.einsum("dq,de,eq->", slopes, features, slopes))
     whole = max(float(np.trace(within[d : d + q, d : d + q])), 1e-9)

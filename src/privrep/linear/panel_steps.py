@@ -262,7 +262,16 @@ class CommonGradient:
             return replace(gradient, tail=curvature * self.within_tail), gradient.lengths(), curvature[:, 0]
         flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
         rows = self.transform.rows(centred(X) if intercept else X)
-        return _with_curvature(flat, rows, np.ones(users), self.full, self.within_tail)
+        return _with_curvature(flat, rows, self._left_over(spread, m), self.full, self.within_tail)
+
+    def _left_over(self, spread: Spread, m: int) -> Array:
+        """Return the share of users' rows that levels and slopes along the factor leave to common slopes, (users,)."""
+        if not spread.images.shape[2]:
+            return np.ones(len(spread.ones))
+        trace = spread.diagonal.sum(axis=1)
+        if self.mean.intercept:
+            trace = trace - (spread.ones**2).sum(axis=1) / np.maximum(spread.ones.sum(axis=1), 1e-300)
+        return np.clip(trace / max(m - self.mean.intercept, 1), 0.0, 1.0)
 
     def _between(self, X: Floats | SparseRows, spread: Spread, weighed: Array) -> tuple[Contributions, Array, Array]:
         users, m, _ = X.shape
@@ -289,8 +298,8 @@ def _with_curvature(
 ) -> tuple[Contributions, Array, Array]:
     """Return gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures.
 
-    A curvature is scale times rows^T rows. What slopes along the factor take from it is left in, so that steps along
-    the factor are short.
+    A curvature is scale times rows^T rows: what slopes along the factor take from it is taken evenly from all
+    directions.
     """
     users, _, p = rows.shape
     norms = np.sqrt((gradient**2).sum(axis=1))
