@@ -145,13 +145,13 @@ class LevelCells:
         y = with_targets(batch.y)
         if self.start.shape != self.width.shape or len(self.width) != y.shape[2]:
             check_shapes(X, y, columns=(self.start, self.width))
-        q = y.shape[2]
-        means, features = _means(y), 0
-        if not isinstance(X, SparseRows) and len(self.width) > q:  # sparse features have no histograms of means
-            means, features = np.concatenate([_means(X), means], axis=1), X.shape[2]
-        start, width = (each[-(features + q) :] for each in (self.start, self.width))
-        counted = np.flatnonzero(width > 0)
-        place = np.floor((means[:, counted] - start[counted]) / width[counted])
+        counted, before = np.flatnonzero(self.width > 0), len(self.width) - y.shape[2]
+        if isinstance(X, SparseRows) or not before:  # means of sparse features are taken to be zero
+            means, targets = np.zeros((len(y), len(counted))), counted >= before
+            means[:, targets] = _means(y)[:, counted[targets] - before]
+        else:
+            means = np.concatenate([_means(X), _means(y)], axis=1)[:, counted]
+        place = np.floor((means - self.start[counted]) / self.width[counted])
         cells = np.clip(np.where(np.isfinite(place), place, -1.0), -1, LINEAR_CELLS).astype(np.int64) + 1
         total = LINEAR_CELLS + 2
         return {"cells": Counts(cells + total * np.arange(len(counted)), total * len(counted))}
