@@ -282,6 +282,7 @@ def test_nothing_is_spent_twice_and_nothing_is_left_out(told: dict[str, Any], ki
     for story in told[kind]["stories"]:
         if kind == "simulated":
             assert story["end"]["events"] == wanted["events"], story["deaths"]
+            assert story["end"]["epsilon"] == wanted["epsilon"], story["deaths"]
         assert story["end"]["epsilon"] == pytest.approx(wanted["epsilon"], rel=1e-9), story["deaths"]
         assert story["end"]["epsilon"] <= 40.0
         names = [name for name, _ in story["end"]["events"]]
