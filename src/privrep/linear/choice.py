@@ -17,6 +17,7 @@ from privrep.linear.spreads import Spreads
 from privrep.local.representation import Gains
 
 ODDS_ALL = (0.3, 2.0)  # variance that slopes in all features explain, over the noise's
+ODDS_WEAK = 0.06
 FIRST, SECOND = 6.0, 3.0  # factors between neighbours when ratios are refined, one after the other
 
 
@@ -24,7 +25,7 @@ def guess_common(families: Families, spreads: Spreads, intercept: bool) -> Candi
     """Return the candidate with common slopes whose levels vary as users see it."""
     if not intercept:
         return Candidate(0, 0.0, 0.0)
-    return Candidate(0, 0.0, _ratio(spreads.level, spreads.noise, families, MODEST))
+    return Candidate(0, 0.0, _ratio(spreads.level, spreads.noise, families, MODEST, families.level))
 
 
 def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
@@ -32,25 +33,27 @@ def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candi
 
     Slopes turn around whichever origin leaves levels that vary less.
     """
-    slopes = _ratio(spreads.head, spreads.noise_shared, families, WIDE)
+    slopes = _ratio(spreads.head, spreads.noise_shared, families, WIDE, UNKNOWN)
     if not intercept:
         return Candidate(1, slopes, 0.0)
     own = spreads.around_own
     level = spreads.level if own else spreads.level_shared
-    return Candidate(1, slopes, _ratio(level, spreads.noise_shared, families, WIDE), own)
+    return Candidate(1, slopes, _ratio(level, spreads.noise_shared, families, WIDE, UNKNOWN), own)
 
 
-def _ratio(square: float | None, noise: float | None, families: Families, limits: tuple[float, float]) -> float:
-    """Return a variance over the noise's, less what of the noise is in it; a guess where nothing is known."""
+def _ratio(
+    square: float | None, noise: float | None, families: Families, limits: tuple[float, float], unknown: float
+) -> float:
+    """Return a variance over the noise's, less what of the noise is in it; `unknown` where nothing is known."""
     if square is None or noise is None:
-        return UNKNOWN
+        return unknown
     ratio = square / noise
     return float(np.clip(max(ratio - 1 / families.rows, 0.2 * ratio), *limits))
 
 
 MODEST = (0.1, 3.0)  # ratios of levels to the noise to begin with, where slopes are common
 WIDE = (0.01, 1e6)  # ratios where slopes along U explain much
-UNKNOWN = 10.0  # where nothing is known: users' own rows decide
+UNKNOWN = 10.0  # of slopes along U where nothing is known, and of levels beside them: users' own rows decide
 STRONG = 3.0  # a variance that slopes along U explain, over the noise's, from which on they come first
 
 

@@ -213,7 +213,7 @@ class _Curvature:
         """Return the curvature's eigenvalues and eigenvectors, (p,) and (p, p), its shape shrunk towards the identity
         by how much of it may be noise; no eigenvectors: the coordinates. None: all noise."""
         p = len(self.shape)
-        if self.mean < CLEAR * self.sigma:
+        if self.mean < BENT * self.sigma:
             return None
         if math.isinf(self.noise):
             return np.full(p, self.mean), None
@@ -281,6 +281,7 @@ def _newton(released: Release, bend: _Curvature, q: int, spare: int) -> _Step | 
     return _Step(np.asarray(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
 
 
+BENT = 2.5  # standard deviations of its noise from which on a mean curvature is one: it may be off by two fifths
 BELIEVED = 2.6  # standard deviations of its noise from which on a number is believed
 
 

@@ -152,6 +152,7 @@ class Families:
     target_scale: Array
     users: float  # how many there are, roughly
     rows: float  # a typical user has
+    level: float = 1.0  # variance of levels over the noise's, as guessed without asking for it
     unit: float = 1.0  # a typical square of an error, over the target's scale squared
 
     def spreads(self, page: str, mu_squared: float) -> Spreads:

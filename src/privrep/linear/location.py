@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import gammainc, ndtr
 
 from privrep.linear.panel_steps import (
     LINEAR_CELLS,
@@ -131,20 +131,44 @@ def find_location(
             centre[part], between[part] = found
             spent += cost
     centre = np.where(np.abs(centre) < 0.3 * between, 0.0, centre)  # zero is as good an origin, and has no noise
-    _fill_levels(centre[:d], between[:d], scale[:d])
+    if not facts.sparse:
+        _fill_levels(centre[:d], between[:d], np.where(varies, scale, 0.0)[:d])
     location = Location(scale, varies, centre, between, rows, users)
     least = np.where(varies & (between > 0), 0.5 * scale / math.sqrt(location.typical_rows), 0.0)
     return Location(scale, varies, centre, np.maximum(between, least), rows, users), spent
 
 
 def _fill_levels(centre: Array, between: Array, scale: Array) -> None:
-    """Take features whose means were not heard to lie around zero, as all do that were, if those are many enough."""
+    """Take features whose means were not heard to lie around zero, as all do that were, or many octaves wide.
+
+    Means that lie close together far from zero are heard before all others. What is changed is `between`.
+
+    Args:
+        centre: of each feature, (d,).
+        between: spread of its means, (d,); zero where nothing was heard.
+        scale: of its rows within users, (d,); zero where that was not heard.
+    """
     heard = between > 0
-    if 8 * heard.sum() >= len(heard) and not heard.all() and not centre[heard].any():
-        between[~heard] = scale[~heard] * float(np.median(between[heard] / scale[heard]))
+    missing = ~heard & (scale > 0)
+    if not heard.any() or not missing.any():
+        return
+    if 2 * heard.sum() >= len(heard):
+        between[missing] = WIDE * scale[missing]
+    elif 8 * heard.sum() >= len(heard) and not centre[heard].any():
+        known = heard & (scale > 0)
+        between[missing] = scale[missing] * (float(np.median(between[known] / scale[known])) if known.any() else 1.0)
 
 
-_KERNEL = np.array([0.2, 0.6, 1.0, 0.6, 0.2])  # what sizes of a column look like, octave by octave
+WIDE = 1.5  # spread of users' means over that of rows within users, of features whose means are over many octaves
+
+
+_KERNELS = tuple(  # what sizes of a column look like, octave by octave: alike, and of users who differ
+    kernel / np.linalg.norm(kernel)
+    for kernel in (
+        np.array([0, 0, 0, 0.2, 0.6, 1, 0.6, 0.2, 0, 0, 0]),
+        np.array([0.1, 0.2, 0.3, 0.45, 0.65, 1, 0.4, 0.1, 0, 0, 0]),
+    )
+)
 
 
 def read_sizes(counts: Array, sigma: float) -> tuple[Array, NDArray[np.bool_]]:
@@ -154,8 +178,8 @@ def read_sizes(counts: Array, sigma: float) -> tuple[Array, NDArray[np.bool_]]:
     """
     if not len(counts):
         return np.ones(0), np.zeros(0, bool)
-    smooth = np.apply_along_axis(np.convolve, 1, counts, _KERNEL, mode="same") / np.linalg.norm(_KERNEL)
-    together = np.convolve(counts.sum(axis=0), _KERNEL, mode="same") / np.linalg.norm(_KERNEL)
+    smooth = np.maximum(*(np.apply_along_axis(np.correlate, 1, counts, kernel, mode="same") for kernel in _KERNELS))
+    together = np.maximum(*(np.correlate(counts.sum(axis=0), kernel, mode="same") for kernel in _KERNELS))
     heard = smooth.max(axis=1) > HEARD * sigma
     common = int(together.argmax()) if together.max() > HEARD * sigma * math.sqrt(len(counts)) else -LOWEST
     return np.ldexp(1.0, np.where(heard, smooth.argmax(axis=1), common) + LOWEST), heard
@@ -226,10 +250,30 @@ def read_octaves(counts: Array, sigma: float, users: float) -> tuple[Array, Arra
     others = answer / length  # users whose mean is not zero
     zeros = np.where(zeros > np.maximum(HEARD * sigma, 0.1 * users), zeros, 0.0)
     heard = (answer > HEARD * sigma) & (others > 0.05 * users) & (others + zeros > 0.3 * users)
+    ones = rest @ unit_shape()  # of columns of zeros and ones: the likeliest, so that less is enough to hear them
+    indicator = ~heard & (zeros > 0.2 * users) & (ones > UNIT_HEARD * sigma)
+    others = np.where(indicator, np.minimum(ones / UNIT_LENGTH, users), others)
+    middle, deviation = np.where(indicator, UNIT_MEAN, middle), np.where(indicator, UNIT_SPREAD, deviation)
+    heard |= indicator
     share = np.where(heard, others / np.maximum(others + zeros, 1e-300), 0.0)
     centre = share * middle
     variance = share * (deviation**2 + middle**2) - centre**2
-    return centre, np.sqrt(np.maximum(variance, 0.0)), heard & (narrow > 0) & (share > 0.8)
+    return centre, np.sqrt(np.maximum(variance, 0.0)), heard & ~indicator & (narrow > 0) & (share > 0.8)
+
+
+UNIT_HEARD = 3.0
+_UNIT_SHARES = np.array([0.75, 0.2, 0.05])  # of users with ones, whose mean is about 1, a half, a quarter
+UNIT_LENGTH = float(np.linalg.norm(_UNIT_SHARES))
+UNIT_MEAN = float(_UNIT_SHARES @ 0.5 ** np.arange(3))
+UNIT_SPREAD = math.sqrt(float(_UNIT_SHARES @ 0.25 ** np.arange(3)) - UNIT_MEAN**2)
+
+
+def unit_shape() -> Array:
+    """Return the shape, of length one, of a histogram of means of zeros and ones by signed octave, zeros left out."""
+    shape = np.zeros(SIGNED_CELLS)
+    one = CELLS + 1 - LOWEST  # the cell of 1
+    shape[[one, one - 1, one - 2]] = _UNIT_SHARES / UNIT_LENGTH
+    return shape
 
 
 def _lean(counts: Array, sigma: float) -> Array:
@@ -243,7 +287,7 @@ def _lean(counts: Array, sigma: float) -> Array:
 
 @lru_cache(maxsize=1)
 def octave_shapes() -> tuple[Array, Array]:
-    """Return shapes of histograms of normal means by signed octave, each of length one, and of each its centre, its
+    """Return shapes of histograms of means, normal or gamma, by signed octave, each of length one, and of each its centre, its
     spread, whether it is narrow, and the length of the shape of one user."""
     low, high = signed_edges()
     sizes = 2.0 ** (np.arange(2 * LOWEST, 2 * (LOWEST + CELLS)) / 2)
@@ -253,11 +297,18 @@ def octave_shapes() -> tuple[Array, Array]:
             middle = sign * sizes if ratio else np.zeros_like(sizes)
             spread = ratio * sizes if ratio else sizes
             shape = ndtr((high - middle[:, None]) / spread[:, None]) - ndtr((low - middle[:, None]) / spread[:, None])
-            shape[:, CELLS] = 0.0
-            length = np.linalg.norm(shape, axis=1)
-            shapes.append(shape / length[:, None])
-            facts.append(np.column_stack([middle, spread, np.full(len(sizes), float(ratio == NARROW)), length]))
-    return np.concatenate(shapes), np.concatenate(facts)
+            shapes.append(shape)
+            facts.append(np.column_stack([middle, spread, np.full(len(sizes), float(ratio == NARROW))]))
+    for order in (1.0, 0.5):  # of one sign, and over many octaves: numbers whose logarithm varies
+        for sign in (-1.0, 1.0):
+            edges = sorted((sign * low, sign * high), key=np.sum)
+            ends = (gammainc(order, order * np.maximum(edge, 0.0) / sizes[:, None]) for edge in edges)
+            shapes.append(np.subtract(*reversed(list(ends))))
+            facts.append(np.column_stack([sign * sizes, sizes / math.sqrt(order), np.zeros(len(sizes))]))
+    found = np.concatenate(shapes)
+    found[:, CELLS] = 0.0
+    length = np.linalg.norm(found, axis=1)
+    return found / length[:, None], np.column_stack([np.concatenate(facts), length])
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from privrep.linear.alternation import AlternationSettings, Round, RoundContext, run_rounds, spread_of_heads
-from privrep.linear.choice import ODDS_ALL, STRONG, PriorChoice, guess_common, guess_shared, read_gains
+from privrep.linear.choice import MODEST, ODDS_ALL, ODDS_WEAK, STRONG, PriorChoice, guess_common, guess_shared, read_gains
 from privrep.linear.descent import Descent
 from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR, Candidate, Families, HeadErrors
 from privrep.linear.panel import Panel, PanelSettings, find_panel
@@ -41,6 +41,8 @@ PURPOSES = {
     "calibration/noise": "noise of the targets",
     "calibration/tails": "how often errors are large",
 }
+FEW = 4  # features for each row of a user with many rows, from which on it has little to go by alone
+NOTHING = 0.005  # of users' losses: a gain that is not worth a representation
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 
@@ -51,6 +53,7 @@ class NumbersSettings:
     panel: PanelSettings = field(default_factory=PanelSettings)
     common: float = 0.04  # of the first step on the prior mean
     start: float = 0.18
+    brief_start: float = 0.07  # where nobody gives a rank, and users' rows are not few for their features
     first_families: float = 0.03
     families: float = 0.08
     calibration: float = 0.02
@@ -89,7 +92,10 @@ def learn_numbers(
     descent.step(s.common * total, last=False)
     later = (s.families + s.calibration) * total
     learner = _Learner(run, method, settings or AlternationSettings(), descent, rank, intercept)
-    state = learner.start(initialiser, s.start * total)
+    state = Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
+    if rank is not None or learner.hopeful(s.first_families * total):
+        few = rank is not None or learner.few
+        state = learner.start(initialiser, (s.start if few else s.brief_start) * total)
     if rank is None and 0 < state.basis.shape[1] < d:
         state = learner.doubt(state, s.first_families * total)
     state = learner.finish(state, total - later - descent.spent, s.again)
@@ -128,8 +134,33 @@ class _Learner:
         if rank is not None:
             return state
         rows = self.panel.location.most_rows
-        least = 1 if d > 2 * rows else 0  # rounds may find what a start does not, and few rows are lost without it
+        least = int(self.few)  # rounds may find what a start does not, and few rows are lost without it
         return state.first(min(max(state.found, least), self.method.most(d), max(rows - 1, 0)))
+
+    @property
+    def few(self) -> bool:
+        """Return whether users have so few rows that without a representation they have little to go by."""
+        return self.run.users.facts.features > FEW * self.panel.location.most_rows
+
+    def hopeful(self, mu_squared: float) -> bool:
+        """Return whether a representation is worth looking for: users' slopes differ in some way.
+
+        Users with many rows for their features tell by how they do with slopes that differ in all features alike.
+        """
+        none = Estimate(np.zeros((self.run.users.facts.features, 0)), np.zeros((0, 0)))
+        families, p = self.families(none), self.panel
+        width = families.second.shape[1]
+        if self.few or width < 2:
+            return True
+        if not families.legible(mu_squared):
+            return False
+        ratio = float(np.clip((p.level_size / p.residual) ** 2, *MODEST)) if self.intercept else 0.0
+        odds = (0.0, ODDS_WEAK, *ODDS_ALL)
+        candidates = [Candidate(2 if o else 0, o / width, ratio, own=not (o and self.intercept)) for o in odds]
+        judged = families.judge("families-look", candidates, mu_squared, relative=True)
+        self.descent.spent += mu_squared
+        loss = judged.by_factor()
+        return loss[2] < loss[0] - max(3 * judged.sigma, NOTHING * judged.rows)
 
     def families(self, state: Estimate) -> Families:
         panel, d = self.panel, self.run.users.facts.features
@@ -137,7 +168,8 @@ class _Learner:
         facts = self.run.users.facts
         second = np.zeros((d, 0)) if facts.sparse or d > MOST_ALL else _all_features(panel)
         location = panel.location
-        return Families(self.run, panel.mean, matrix, second, panel.target_scale, location.users, location.typical_rows)
+        many = location.users, location.typical_rows, panel.level_guess
+        return Families(self.run, panel.mean, matrix, second, panel.target_scale, *many)
 
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
         """Return the state, or no direction where heads along it do no better than others."""
@@ -148,13 +180,12 @@ class _Learner:
         candidates += [Candidate(2, odds / p, candidates[0].level, own=not self.intercept) for odds in ODDS_ALL if p]
         self.descent.spent += 0.4 * mu_squared
         if not families.legible(0.6 * mu_squared):
-            few = self.panel.location.most_rows * 2 < len(state.basis)  # without it such users have little to go by
             strong = spreads.head is not None and candidates[1].slopes * state.basis.shape[1] > STRONG
-            return state if few or strong else state.first(0)
+            return state if self.few or strong else state.first(0)
         judged = families.judge("families-0", candidates, 0.6 * mu_squared, relative=True)
         self.descent.spent += 0.6 * mu_squared
         loss = judged.by_factor()
-        clearly = (1.0 if len(state.basis) > 2 * self.panel.location.most_rows else 3.0) * judged.sigma
+        clearly = (1.0 if self.few else 3.0) * judged.sigma
         return state if loss[1] < min(loss[f] for f in loss if f != 1) - clearly else state.first(0)
 
     def finish(self, state: Estimate, left: float, again: float) -> Estimate:

@@ -63,6 +63,13 @@ class Panel:
     level_size: float  # size of what the prior mean leaves of users' levels, in the same units
 
     @property
+    def level_guess(self) -> float:
+        """Return the variance of levels over the noise's as far as it is known; infinite where levels are not."""
+        if not self.location.between[len(self.mean.slopes) :].any():
+            return math.inf
+        return float(np.clip((self.level_size / self.residual) ** 2, *GUESSED))
+
+    @property
     def seen_mean(self) -> PriorMean:
         """Return the mean that representations are learned around: without slopes that explain next to nothing.
 
@@ -76,6 +83,7 @@ class Panel:
         return replace(self.mean, slopes=np.zeros_like(self.mean.slopes))
 
 
+GUESSED = (0.3, 3.0)  # variances of levels over the noise's that are guessed from sizes
 SLIGHT = 0.03  # of the targets' variance within users, that common slopes explain
 
 
@@ -171,21 +179,28 @@ def read_moments(
     whole = max(float(np.trace(within[d : d + q, d : d + q])), 1e-9)
     residual = math.sqrt(max(1 - explained / whole, 0.05))
     mean = replace(mean, slopes=slopes * target / scale[:, None])
-    if mean.intercept and (between := normalise(released["between"])) is not None:
-        mean = _with_axes(mean, location, features, *between)
+    if mean.intercept:
+        mean = _with_axes(mean, location, features, normalise(released["between"]))
     return replace(transform, whitening=whitening), mean, residual
 
 
-def _with_axes(mean: PriorMean, location: Location, within: Array, between: Array, sigma: float) -> PriorMean:
-    """Return the mean with the coordinates of users' mean rows in which they vary."""
+def _with_axes(
+    mean: PriorMean, location: Location, within: Array, found: tuple[Array, float] | None
+) -> PriorMean:
+    """Return the mean with the coordinates of users' mean rows in which they vary.
+
+    Where second moments of means were lost in noise, columns are taken to vary as their histograms say.
+    """
     d, q = mean.slopes.shape
     known = np.flatnonzero(location.between[:d] > 0)
     if not len(known):
         return mean
     unit = location.between[known]
     ratio = np.where(location.varies[known], location.scale[known] / unit, 0.0)
-    mid = between[known, -1]
-    total = denoise(between[np.ix_(known, known)] - np.outer(mid, mid), sigma)
+    total = np.eye(len(known))
+    if found is not None:
+        mid = found[0][known, -1]
+        total = denoise(found[0][np.ix_(known, known)] - np.outer(mid, mid), found[1])
     inside = within[np.ix_(known, known)] * np.outer(ratio, ratio)  # in the units of the means
     inside = inside + 1e-3 * np.diag(np.diag(total))
     users = total - inside / location.typical_rows
@@ -194,5 +209,16 @@ def _with_axes(mean: PriorMean, location: Location, within: Array, between: Arra
     spread, turn = np.linalg.eigh(root.T @ users @ root)
     heard = spread > 0.2 / location.typical_rows
     axes = np.zeros((d, int(heard.sum())))
-    axes[known] = ((root @ turn) / unit[:, None])[:, heard]
-    return replace(mean, axes=axes, spread=spread[heard], context=np.zeros((int(heard.sum()), q)))
+    turned, spread = (root @ turn)[:, heard], spread[heard]
+    axes[known] = turned / unit[:, None]
+    mean = replace(mean, axes=axes, spread=spread, context=np.zeros((len(spread), q)))
+    return mean if found is None else _with_level(mean, location, known, *found)
+
+
+def _with_level(mean: PriorMean, location: Location, known: Array, between: Array, sigma: float) -> PriorMean:
+    """Return the mean with the level that users' means have, as far as that stands out from the noise."""
+    d, q = mean.slopes.shape
+    target, mid = location.between[d:], between[:, -1]
+    slopes = mean.slopes[known] * location.between[known][:, None]
+    level = mid[d : d + q] * target - mid[known] @ slopes
+    return replace(mean, level=mean.level + np.where(np.abs(level) > CLEAR * sigma * target, level, 0.0))
