@@ -401,6 +401,7 @@ def test_steps_for_several_targets_are_those_that_say_so_themselves() -> None:
     assert declared == {
         "privrep.linear.families:HeadErrors",
         "privrep.linear.families:HeadLosses",
+        "privrep.linear.families:HeadVotes",
         "privrep.linear.methods.priv_altmin:NormalEquations",
         "privrep.linear.panel_steps:ColumnSizes",
         "privrep.linear.panel_steps:CommonGradient",

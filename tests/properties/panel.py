@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from privrep.linear.families import ERROR_CELLS, HeadErrors, HeadLosses
+from privrep.linear.families import ERROR_CELLS, HeadErrors, HeadLosses, HeadVotes
 from privrep.linear.panel_steps import (
     COMMON_CELLS,
     LINEAR_CELLS,
@@ -136,6 +136,10 @@ def panel_questions(d: int, k: int, intercept: bool, targets: int = 1, sparse: b
             moments["between"] = Bound(DIRECTION_ONLY, packed_size(columns + 1), acute=True)
         found |= {
             "panel moments": (PanelMoments(scale, centre, between, intercept), moments),
+            "head votes": (
+                HeadVotes(mean, U, False, 0.4, scale[:d]),
+                {"votes": Bound(1.0, 2, acute=True)},
+            ),
             "panel moments, loose": (
                 PanelMoments(scale, centre, between, intercept),
                 {key: Bound(9.0, bound.size, acute=True) for key, bound in moments.items()},

@@ -15,7 +15,9 @@ import numpy as np
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
+from privrep.heads.fitting import FEWEST_OWN
 from privrep.heads.posterior import images_of, spread_of
+from privrep.heads.regression import own_candidate
 from privrep.linear.descent import choose_norm
 from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
 from privrep.linear.spreads import Spreads, find_spreads
@@ -194,6 +196,39 @@ class Families:
         released = self.run.release(page, step, {"losses": Query(bound, mu_squared)})["losses"]
         rows = max(float(released.value[-1]), 3 * released.sigma) / tail
         return Judged(tuple(candidates), released.value[:-1], released.sigma, rows)
+
+
+@dataclass(frozen=True)
+class HeadVotes:
+    """Votes of users with a few rows: whether, by leave-one-out, a head of this prior or a regression of one's own
+    does better. A user has one vote, and none where both do alike."""
+
+    several_targets: ClassVar[bool] = True
+    mean: PriorMean
+    factor: Matrix
+    own: bool
+    level: float
+    scale: Vector  # (d,): of the features, in regressions of one's own
+
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(floats_per_user=self.factor.size)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X.astype(np.float64, copy=False)
+        y = with_targets(batch.y).astype(np.float64, copy=False)
+        check_shapes(X, y, features=(self.factor, self.scale))
+        users, m, _ = X.shape
+        heads, alone = np.zeros(users), np.zeros(users)
+        if m >= FEWEST_OWN:
+            around = residual_targets(self.mean, X, y)
+            images = images_of(X, self.factor, self.mean, self.own)
+            for c in range(y.shape[2]):
+                fits = spread_of(images, np.ascontiguousarray(around[:, :, c])).with_levels(self.level)
+                heads += (fits.left**2).mean(axis=1)
+                alone += own_candidate(X, np.ascontiguousarray(y[:, :, c]), self.scale, self.mean.intercept).loss
+        vote = np.where(heads < alone, 0, np.where(alone < heads, 1, -1))
+        return {"votes": Counts(vote[:, None], 2)}
 
 
 LEGIBLE = 40.0  # users times the root of mu^2 for losses to stand out: then a twentieth of a typical user's is heard

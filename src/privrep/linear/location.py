@@ -37,6 +37,8 @@ THIN = 0.6  # a spread, in cells of a window, that is looked at again
 OUTSIDE = 0.04  # share of users outside of where most means are, from which on they count for the spread
 NARROW = 0.2  # a spread over a location, below which the octaves of means do not tell it
 ROWS_SHARE = 0.005  # of mu^2
+DEAR = 3.0  # times as much, at most, for histograms of a target as for those of the features
+MOST = 0.42  # of mu^2, for all histograms together
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,10 @@ def find_location(
         "levels": (histogram_share(run, total, d, limits), d, d * SIGNED_CELLS),
         "target_levels": (0.0, q, q * SIGNED_CELLS),
     }
+    features = (shares["sizes"][0] + (1 + ZOOMS / 2) * shares["levels"][0]) / total
+    dear = limits[0], min(DEAR * limits[1], (MOST - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
     for name in ("target_sizes", "target_levels"):
-        shares[name] = (histogram_share(run, total, q, limits) or limits[1] * total, *shares[name][1:])
+        shares[name] = (histogram_share(run, total, q, dear) or dear[1] * total, *shares[name][1:])
     if declared is not None:
         del shares["sizes"]
     if facts.sparse or not intercept:

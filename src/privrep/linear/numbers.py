@@ -22,7 +22,7 @@ import numpy as np
 from privrep.linear.alternation import AlternationSettings, Round, RoundContext, run_rounds, spread_of_heads
 from privrep.linear.choice import MODEST, ODDS_ALL, ODDS_WEAK, STRONG, PriorChoice, guess_common, guess_shared, read_gains
 from privrep.linear.descent import Descent
-from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR, Candidate, Families, HeadErrors
+from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR, Candidate, Families, HeadErrors, HeadVotes
 from privrep.linear.panel import Panel, PanelSettings, find_panel
 from privrep.linear.spreads import Spreads
 from privrep.linear.starts import Initialiser, Start
@@ -231,9 +231,24 @@ def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors
     gains = read_gains(families, chosen, learner.intercept, 0.14 * for_families)
     for_errors += 0.66 * for_families - choice.spent  # what was not worth asking for
     factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
-    prior = measure_errors(learner, factor * math.sqrt(chosen.slopes), chosen, spreads, for_errors)
-    prior = replace(prior, decided=choice.asked > 0 or gains.over_alone > 0)
+    factor, decided = factor * math.sqrt(chosen.slopes), True
+    if choice.asked == 0 and not learner.run.users.facts.sparse:
+        decided = ask_votes(learner, factor, chosen, 0.3 * for_families)
+        for_errors -= 0.3 * for_families
+    prior = replace(measure_errors(learner, factor, chosen, spreads, for_errors), decided=decided)
     return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)
+
+
+def ask_votes(learner: _Learner, factor: Array, chosen: Candidate, mu_squared: float) -> bool:
+    """Return whether more users do better by heads of the prior than by regressions of their own.
+
+    A vote is the cheapest of questions, for populations too small for losses.
+    """
+    panel = learner.panel
+    step = HeadVotes(panel.mean, factor, chosen.own, chosen.level, panel.transform.scale)
+    votes = learner.run.release("families-votes", step, {"votes": Query(Bound(1.0, 2, acute=True), mu_squared)})
+    heads, own = votes["votes"].value
+    return bool(heads >= own)
 
 
 def measure_errors(

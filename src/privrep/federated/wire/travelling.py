@@ -35,6 +35,7 @@ TABLE_STEPS = (
     "privrep.linear.class_steps:PooledGradient",
     "privrep.linear.families:HeadErrors",
     "privrep.linear.families:HeadLosses",
+    "privrep.linear.families:HeadVotes",
     "privrep.linear.methods.lipschitz_selection:LipschitzLosses",
     "privrep.linear.methods.margin_selection:MarginLosses",
     "privrep.linear.methods.factorization:TasteImage",
