@@ -66,16 +66,16 @@ class Location:
 
 
 def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, float]) -> float:
-    """Return mu^2 with which filters hear a histogram of each column: ten standard deviations are half of the users.
+    """Return mu^2 with which filters hear a histogram of each column: fourteen standard deviations are half of the
+    users, or fewer where the most that may be spent does not reach; 0 where that is fewer than seven.
 
-    It is 0 where even twice the most that may be spent would not do. Where the number of users is not public it is the
-    most.
+    Where the number of users is not public it is the most.
     """
     least, most = limits
     if run.ledger.budget.relation != "replace-one-user":
         return most * total
-    needed = (10 * math.sqrt(2 * columns) / (run.users.facts.users / 2)) ** 2
-    return 0.0 if needed > 2 * most * total else float(np.clip(needed, least * total, most * total))
+    needed = (14 * math.sqrt(2 * columns) / (run.users.facts.users / 2)) ** 2
+    return 0.0 if needed > 4 * most * total else float(np.clip(needed, least * total, most * total))
 
 
 def find_location(
