@@ -240,7 +240,8 @@ LOWEST_ERROR, ERROR_CELLS = -8, 20  # histograms of errors over their deviations
 class HeadErrors:
     """Errors of users' heads, each target left out in turn, and of the prior mean by itself, in standard deviations.
 
-    noise: sums of squares by target, of heads and of the prior mean, then the number of rows.
+    noise: sums of squares by target, of heads and of the prior mean, then the numbers of rows of both: the head of a
+    user's other rows says nothing where there are none.
     tails: how many of a user's errors are in each cell of two histograms, over all targets.
     Deviations are in units of `target_scale`, as if the noise had variance one in them.
     """
@@ -271,12 +272,14 @@ class HeadErrors:
         for c in range(q):
             fits = spread_of(images, np.ascontiguousarray(around[:, :, c])).with_levels(self.level)
             known[:, :, c] = fits.left * np.sqrt(fits.certainty)
-        if m < 2 and self.mean.intercept:
-            known[:] = 0.0
-        squares = np.concatenate([(part**2).sum(axis=1) for part in (known, new)], axis=1)
-        counted = np.full((users, 1), float(m))
-        tails = np.concatenate([_error_counts(part.reshape(users, -1)) for part in (known, new)], axis=1)
-        return {"noise": NonNegative(np.concatenate([squares, counted], axis=1)), "tails": NonNegative(tails)}
+        told = float(m > 1 or not self.mean.intercept)  # a head of the other rows, of which there are none
+        squares = [told * (known**2).sum(axis=1), (new**2).sum(axis=1)]
+        counted = np.tile([told * m, float(m)], (users, 1))
+        tails = [told * _error_counts(known.reshape(users, -1)), _error_counts(new.reshape(users, -1))]
+        return {
+            "noise": NonNegative(np.concatenate([*squares, counted], axis=1)),
+            "tails": NonNegative(np.concatenate(tails, axis=1)),
+        }
 
 
 def _error_counts(errors: Array) -> Array:

@@ -20,14 +20,24 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from privrep.linear.alternation import AlternationSettings, Round, RoundContext, run_rounds, spread_of_heads
-from privrep.linear.choice import MODEST, ODDS_ALL, ODDS_WEAK, STRONG, PriorChoice, guess_common, guess_shared, read_gains
+from privrep.linear.choice import (
+    MODEST,
+    ODDS_ALL,
+    ODDS_WEAK,
+    STRONG,
+    PriorChoice,
+    guess_common,
+    guess_shared,
+    read_gains,
+)
 from privrep.linear.descent import Descent
-from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR, Candidate, Families, HeadErrors, HeadVotes
+from privrep.linear.families import ERROR_CELLS, Candidate, Families, HeadErrors, HeadVotes
 from privrep.linear.panel import Panel, PanelSettings, find_panel
 from privrep.linear.spreads import Spreads
 from privrep.linear.starts import Initialiser, Start
+from privrep.linear.tails import read_quantiles
 from privrep.linear.transform import CLEAR
-from privrep.local.prior import QUANTILES, HeadPrior
+from privrep.local.prior import HeadPrior
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound
@@ -266,36 +276,21 @@ def measure_errors(
     scale = panel.target_scale * math.sqrt(1.0 if seen is None else seen)  # in which errors are about one
     step = HeadErrors(panel.mean, factor, chosen.own, level, new, scale)
     norm = 2.0 * location.typical_rows * math.sqrt(2 * q)
-    needed = (math.sqrt(4) / (0.01 * max(location.users, 1.0))) ** 2
-    share = 0.5 * mu_squared if needed < mu_squared else 0.0
-    queries = {"noise": Query(Bound(norm, 2 * q + 1, acute=True), mu_squared - share)}
-    if share:
-        bound = Bound(math.sqrt(2.0) * q * location.typical_rows, 2 * ERROR_CELLS, acute=True)
-        queries["tails"] = Query(bound, share)
+    bound = Bound(math.sqrt(2.0) * q * location.typical_rows, 2 * ERROR_CELLS, acute=True)
+    queries = {
+        "noise": Query(Bound(norm, 2 * q + 2, acute=True), 0.5 * mu_squared),
+        "tails": Query(bound, 0.5 * mu_squared),
+    }
     released = learner.run.release("calibration", step, queries)
     values, sigma = released["noise"].value, released["noise"].sigma
     known = fresh = np.ones(q)
-    if values[-1] > CLEAR * sigma:
-        known, fresh = (np.maximum(values[i * q : (i + 1) * q], sigma) / float(values[-1]) for i in (0, 1))
-    normal = _normal_quantiles()
-    quantiles = [normal, normal]
-    if share:
-        counts = released["tails"].value.reshape(2, ERROR_CELLS)
-        sizes = known.mean(), fresh.mean()
-        quantiles = [_quantiles(part) / math.sqrt(size) for part, size in zip(counts, sizes, strict=True)]
+    if values[-2:].min() > CLEAR * sigma:
+        known, fresh = (np.maximum(values[i * q : (i + 1) * q], sigma) / float(values[i - 2]) for i in (0, 1))
+    tails = released["tails"]
+    sizes = known.mean(), fresh.mean()
+    counts = tails.value.reshape(2, ERROR_CELLS)
+    quantiles = [read_quantiles(part, tails.sigma, float(size)) for part, size in zip(counts, sizes, strict=True)]
     noise = known * scale**2
     return HeadPrior(panel.mean, factor, chosen.own, level, noise, quantiles[0], quantiles[1], new * fresh / known)
 
 
-def _normal_quantiles() -> Array:
-    from scipy.stats import norm
-
-    return np.asarray(norm.ppf(0.5 + np.array(QUANTILES) / 2))
-
-
-def _quantiles(counts: Array) -> Array:
-    """Return quantiles of sizes in a noisy histogram with two cells an octave, interpolated within cells."""
-    below = np.maximum.accumulate(np.cumsum(counts))
-    below = np.maximum(below, 0.0) / max(float(below[-1]), 1e-300)
-    edges = 2.0 ** ((np.arange(ERROR_CELLS + 1) + LOWEST_ERROR) / 2)
-    return np.asarray(np.interp(QUANTILES, np.concatenate([[0.0], below]), np.concatenate([[0.0], edges[1:]])))

@@ -1,0 +1,68 @@
+"""How large errors are, from noisy histograms of them: quantiles, for intervals."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from scipy import stats
+
+from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR
+from privrep.local.prior import QUANTILES
+from privrep.typing import Array
+
+PRECISE = 0.01  # noise of a count, over all of them, up to which quantiles are read off as they are
+HEARD = 5.0  # standard deviations of its noise that the answer of a filter must have
+SHAPES = (
+    stats.uniform(-math.sqrt(3.0), 2 * math.sqrt(3.0)),
+    stats.norm,
+    *(stats.t(freedom) for freedom in (8.0, 4.0, 2.5)),
+)
+"""Of errors over their scale: of targets with a least and a most, of sums of many causes, and with heavier tails."""
+
+
+def read_quantiles(counts: Array, sigma: float, variance: float) -> Array:
+    """Return `QUANTILES` of errors over their standard deviation, from a noisy histogram of their sizes.
+
+    Where counts are precise they are read off. Else they are means over the shapes and scales that may explain the
+    histogram. Where that is all noise they are the normal ones.
+
+    Args:
+        counts: of errors, (ERROR_CELLS,), two cells an octave.
+        sigma: of the noise in each.
+        variance: of the errors.
+    """
+    total = max(float(counts.sum()), 1e-300)
+    if sigma < PRECISE * total:
+        return _interpolated(counts) / math.sqrt(variance)
+    templates, sizes = _shapes()
+    answers = templates @ counts
+    best = int(answers.argmax())
+    if answers[best] < HEARD * sigma:
+        return np.asarray(stats.norm.ppf(0.5 + np.array(QUANTILES) / 2))
+    likely = np.exp((answers**2 - answers[best] ** 2) / (2 * sigma**2)) * (answers > 0)
+    return np.asarray(likely @ sizes / likely.sum()) / math.sqrt(variance)
+
+
+@lru_cache(maxsize=1)
+def _edges() -> Array:
+    return np.asarray(2.0 ** ((np.arange(ERROR_CELLS + 1) + LOWEST_ERROR) / 2))
+
+
+@lru_cache(maxsize=1)
+def _shapes() -> tuple[Array, Array]:
+    """Return histograms of sizes of errors, each of length one, and the quantiles of each."""
+    edges, share = _edges().copy(), 0.5 + np.array(QUANTILES) / 2
+    edges[0], edges[-1] = 0.0, math.inf
+    scales = 2.0 ** (np.arange(-24, 25) / 8)
+    shapes = np.concatenate([np.diff(2 * shape.cdf(edges / scales[:, None]), axis=1) for shape in SHAPES])
+    sizes = np.concatenate([scales[:, None] * shape.ppf(share) for shape in SHAPES])
+    return shapes / np.linalg.norm(shapes, axis=1, keepdims=True), sizes
+
+
+def _interpolated(counts: Array) -> Array:
+    """Return quantiles of sizes in a histogram, interpolated within cells."""
+    below = np.maximum.accumulate(np.cumsum(counts))
+    below = np.maximum(below, 0.0) / max(float(below[-1]), 1e-300)
+    return np.asarray(np.interp(QUANTILES, np.concatenate([[0.0], below]), np.concatenate([[0.0], _edges()[1:]])))
