@@ -228,25 +228,33 @@ def _moved(panel: Panel, released: dict[str, Release], bends: dict[str, _Curvatu
     """Return the panel after a step, and whether slopes or contexts moved."""
     mean = panel.mean
     d, q = mean.slopes.shape
-    scale, heard = panel.target_scale, False
+    heard = False
     step = _newton(released["within"], bends["within"], q, 0)
     if step is not None:
-        move = panel.transform.original(step.move) * scale
+        move = panel.transform.original(step.move) * panel.target_scale
         move[~panel.location.varies[:d]] = 0.0
         heard = bool(move.any())
-        mean = replace(mean, slopes=mean.slopes + move)
-        panel = replace(panel, residual=step.left(panel.residual))
+        panel = replace(panel, mean=replace(mean, slopes=mean.slopes + move), residual=step.left(panel.residual))
     if not mean.intercept:
-        return replace(panel, mean=mean), heard
-    m = panel.location.typical_rows
-    step = _newton(released["between"], bends["between"], q, 1)
-    if step is not None:
-        unit = mean.unit(m, m) / (mean.spread / (mean.spread + 1 / m))
-        context = mean.context + step.move[1:] * scale * unit[:, None]
-        mean = replace(mean, level=mean.level + step.move[0] * scale, context=context)
-        heard = heard or bool(step.move[1:].any())
-        panel = replace(panel, level_size=step.left(panel.level_size))
-    return replace(panel, mean=mean), heard
+        return panel, heard
+    change = panel.mean.slopes - mean.slopes
+    panel, also = _moved_between(panel, released["between"], bends["between"])
+    if heard and len(mean.spread):  # what users' means say in all is as the step found it, whatever slopes do
+        context = panel.mean.context - np.linalg.lstsq(mean.axes, change * mean.located[:, None], rcond=1e-9)[0]
+        panel = replace(panel, mean=replace(panel.mean, context=context))
+    return panel, heard or also
+
+
+def _moved_between(panel: Panel, released: Release, bend: _Curvature) -> tuple[Panel, bool]:
+    """Return the panel with its level and contexts moved, and whether contexts were."""
+    mean, scale, m = panel.mean, panel.target_scale, panel.location.typical_rows
+    step = _newton(released, bend, len(scale), 1)
+    if step is None:
+        return panel, False
+    unit = mean.unit(m, m) / (mean.spread / (mean.spread + 1 / m))
+    context = mean.context + step.move[1:] * scale * unit[:, None]
+    mean = replace(mean, level=mean.level + step.move[0] * scale, context=context)
+    return replace(panel, mean=mean, level_size=step.left(panel.level_size)), bool(step.move[1:].any())
 
 
 @dataclass(frozen=True)

@@ -291,8 +291,8 @@ def _lean(counts: Array, sigma: float) -> Array:
 
 @lru_cache(maxsize=1)
 def octave_shapes() -> tuple[Array, Array]:
-    """Return shapes of histograms of means, normal or gamma, by signed octave, each of length one, and of each its centre, its
-    spread, whether it is narrow, and the length of the shape of one user."""
+    """Return shapes of histograms of means, normal or gamma, by signed octave, each of length one, and of each its
+    centre, its spread, whether it is narrow, and the length of the shape of one user."""
     low, high = signed_edges()
     sizes = 2.0 ** (np.arange(2 * LOWEST, 2 * (LOWEST + CELLS)) / 2)
     shapes, facts = [], []

@@ -292,5 +292,3 @@ def measure_errors(
     quantiles = [read_quantiles(part, tails.sigma, float(size)) for part, size in zip(counts, sizes, strict=True)]
     noise = known * scale**2
     return HeadPrior(panel.mean, factor, chosen.own, level, noise, quantiles[0], quantiles[1], new * fresh / known)
-
-

@@ -184,9 +184,7 @@ def read_moments(
     return replace(transform, whitening=whitening), mean, residual
 
 
-def _with_axes(
-    mean: PriorMean, location: Location, within: Array, found: tuple[Array, float] | None
-) -> PriorMean:
+def _with_axes(mean: PriorMean, location: Location, within: Array, found: tuple[Array, float] | None) -> PriorMean:
     """Return the mean with the coordinates of users' mean rows in which they vary.
 
     Where second moments of means were lost in noise, columns are taken to vary as their histograms say.
