@@ -105,7 +105,7 @@ def panel_questions(d: int, k: int, intercept: bool, targets: int = 1, sparse: b
     step = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
     losses = {"losses": Bound(0.5, candidates + 1), "sizes": Bound(1.0, WIDE_CELLS, acute=True)}
     errors = {
-        "noise": Bound(3.0, 2 * q + 1, acute=True),
+        "noise": Bound(3.0, 2 * q + 2, acute=True),
         "tails": Bound(math.sqrt(2.0) * q, 2 * ERROR_CELLS, acute=True),
     }
     found: dict[str, Question] = {

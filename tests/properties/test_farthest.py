@@ -175,7 +175,7 @@ FARTHEST: dict[str, tuple[Question, User, User, bool]] = {
         False,
     ),
     "noise": (
-        (ERRORS, {"noise": Bound(0.5, 3, acute=True)}),
+        (ERRORS, {"noise": Bound(0.5, 4, acute=True)}),
         (np.ones((1, D)), np.zeros(1)),
         (np.ones((2, D)), np.array([9e3, -9e3])),
         False,

@@ -75,6 +75,8 @@ class AlternationSettings:
     scout_share: float = 0.03  # of what the rounds have
     sizes_share: float = 0.05  # of the same, histograms of all rounds together
     growth: float = 1.25  # later rounds, whose gradients are smaller, get more
+    far: float = math.inf  # squared sines up to which a round that hears nothing more leaves all to one last; beyond
+    # it, to half as many
     least_ridge: float = 1e-3  # of the rounds' heads; follows the estimated error of the representation, because a
     most_ridge: float = 0.02  # ridge leaves a residual, and the noise is in proportion to the residuals
     heads_weight: float = 0.3  # second moment of the heads against the gradient, in norm, within a contribution
@@ -99,6 +101,10 @@ FOR_CLASSES = AlternationSettings(
     heads_weight=0.15,
 )
 """Of classifiers, whose gradients are noisier: more to the rounds."""
+
+FOR_NUMBERS = AlternationSettings(rounds=16, growth=1.12, far=0.05)
+"""Of numbers: as long as U is far from the truth, a round's noise is in proportion to its error, and more rounds with
+less each get closer than few with more."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +238,8 @@ def with_precision(problem: RoundContext, state: Estimate, mu_squared: float, pa
 def iterate(
     problem: RoundContext, state: Estimate, method: Round, mu_squared: float, name: str, rounds: int
 ) -> Estimate:
-    """Rounds which together spend `mu_squared`, after a look at the sizes; one that has converged spends all the rest.
+    """Rounds which together spend `mu_squared`, after a look at the sizes; one that has converged spends all the rest,
+    or begins dearer ones, where U is still far from the truth (`far`).
 
     The clipping norm follows the sizes of what is clipped, which shrinks by orders of magnitude as U converges.
     """
@@ -247,9 +254,11 @@ def iterate(
         return state  # not even the histogram of sizes rises above the noise: what is left is better not spent
     norm, ratio = read
     for t in range(rounds):
-        last = t + 1 == rounds or state.converged
+        if state.converged and state.total_error > s.far:
+            plan = _merged(plan, t, per_histogram)
+        last = t + 1 == len(plan) or (state.converged and state.total_error <= s.far)
         step = method.step(problem, state, norm, ratio)
-        share = float(plan[t:].sum()) + (rounds - t) * per_histogram if last else float(plan[t])
+        share = float(plan[t:].sum()) + (len(plan) - t) * per_histogram if last else float(plan[t])
         queries = method.queries(step, norm, share)
         if not last:
             queries["sizes"] = Query(SIZES, per_histogram)
@@ -260,6 +269,13 @@ def iterate(
         norm, ratio = read_sizes(released["sizes"], s) or (norm, ratio)
         norm, ratio = norm * state.shrink, ratio * state.shrink
     return state
+
+
+def _merged(plan: Array, done: int, per_histogram: float) -> Array:
+    """Return the plan with the rounds that are to come made dearer: half of them for the same mu^2, one at least."""
+    ahead = max((len(plan) - done) // 2, 1)
+    left = float(plan[done:].sum()) + (len(plan) - done - ahead) * per_histogram
+    return np.concatenate([plan[:done], np.full(ahead, left / ahead)])
 
 
 def read_sizes(sizes: Release, s: AlternationSettings) -> tuple[float, float] | None:

@@ -284,12 +284,13 @@ def _newton(released: Release, bend: _Curvature, q: int, spare: int) -> _Step | 
     if spare:  # a level moves by itself: contexts that are all noise do not keep it
         whole = (turn / values) @ (turn.T @ gradient)
         noise = released.sigma * np.sqrt(((turn / values) ** 2 @ np.ones(p))[:spare])
-        moved = np.abs(whole[:spare]) > BELIEVED * noise[:, None]
+        moved = np.abs(whole[:spare]) > MOVED * noise[:, None]
         step[:spare] = np.where(moved, whole[:spare] * (1 - (noise[:, None] / whole[:spare]) ** 2), step[:spare])
     return _Step(np.asarray(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
 
 
 BENT = 2.5  # standard deviations of its noise from which on a mean curvature is one: it may be off by two fifths
+MOVED = 3.3  # from which on a level is moved: zero is often right, and an error of the level is one of every user
 BELIEVED = 2.6  # standard deviations of its noise from which on a number is believed
 
 

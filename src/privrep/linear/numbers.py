@@ -19,7 +19,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from privrep.linear.alternation import AlternationSettings, Round, RoundContext, run_rounds, spread_of_heads
+from privrep.linear.alternation import (
+    FOR_NUMBERS,
+    AlternationSettings,
+    Round,
+    RoundContext,
+    run_rounds,
+    spread_of_heads,
+)
 from privrep.linear.choice import (
     MODEST,
     ODDS_ALL,
@@ -101,7 +108,7 @@ def learn_numbers(
     descent = Descent(run, panel, total, spent=spent)
     descent.step(s.common * total, last=False)
     later = (s.families + s.calibration) * total
-    learner = _Learner(run, method, settings or AlternationSettings(), descent, rank, intercept)
+    learner = _Learner(run, method, settings or FOR_NUMBERS, descent, rank, intercept)
     state = Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
     if rank is not None or learner.hopeful(s.first_families * total):
         few = rank is not None or learner.few
