@@ -245,7 +245,7 @@ def iterate(
     """
     s, ask = problem.settings, problem.run.release
     per_histogram = s.sizes_share * mu_squared / rounds
-    plan = s.growth ** np.arange(rounds)
+    plan: Array = s.growth ** np.arange(rounds, dtype=np.float64)
     plan *= (1 - s.scout_share - s.sizes_share) * mu_squared / plan.sum()
     scout = method.step(problem, state, 1.0, 1.0)
     sizes = ask(f"{name}-scout", problem.seen(scout), {"sizes": Query(SIZES, s.scout_share * mu_squared)})["sizes"]

@@ -67,6 +67,7 @@ class PriorChoice:
     mu_squared: float
     asked: int = 0
     spent: float = 0.0  # of mu^2, so far
+    last: Judged | None = None
 
     def make(self) -> Candidate:
         k = self.families.first.shape[1]
@@ -102,7 +103,9 @@ class PriorChoice:
         along = all(c.factor == 1 for c in candidates)
         unit = self.spreads.noise_shared if along else self.spreads.noise
         families = self.families if unit is None else replace(self.families, unit=unit)
-        return families.judge(f"families-{self.asked}", candidates, share * self.mu_squared)
+        page, mu_squared = f"families-{self.asked}", share * self.mu_squared
+        self.last = families.judge(page, candidates, mu_squared, before=self.last)
+        return self.last
 
 
 def pick(judged: Judged) -> Candidate:

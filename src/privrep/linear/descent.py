@@ -1,8 +1,8 @@
 """Newton's steps on the prior mean: level, common slopes, and what users' mean rows say of their levels.
 
-Each step is one release of two gradients with their curvatures. Its clipping norms come from histograms of norms, or of
-residuals, as far as those can be afforded, and from scales else. Directions of a step are shrunk by how much of them
-is noise, whose variance is public.
+Each step is one release of two gradients with their curvatures. Its clipping norms come from histograms of norms of the
+step before, from histograms of residuals, or from scales: the first that can be had. Directions of a step are shrunk by
+how much of them is noise, whose variance is public.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ PURPOSES = {
     "common/within": "common slopes",
     "common/between": "level, and what means say of it",
     "common/sizes": "next clipping norm",
-    "common-scout": "first clipping norm of common slopes",
     "common-look": "how large residuals are",
 }
 """What the pages that this module asks for are for; see `method.Method.purposes`."""
@@ -90,11 +89,7 @@ class Descent:
         if sizing is not None and sizing.mu_squared > 0.3 * mu_squared:
             sizing = None
         left = mu_squared
-        if sizing is not None and self.sizes is None:
-            page = f"common-scout-{self.steps + 1}"
-            self.sizes = self.run.release(page, self.ask(), {"sizes": sizing})["sizes"]
-            left -= sizing.mu_squared
-        elif sizing is None:
+        if sizing is None:
             left -= self._look(0.1 * mu_squared)
         self.steps += 1
         queries = {"sizes": sizing} if sizing is not None and not last else {}

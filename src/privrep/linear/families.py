@@ -121,6 +121,7 @@ class Judged:
     losses: Array  # (candidates,), with noise
     sigma: float  # of the noise in each
     rows: float  # that these are sums over, with noise of its own
+    norm: float  # that users' differences were clipped to
 
     def best(self, among: Iterable[int] | None = None) -> int:
         """Return the number of the candidate that loses least."""
@@ -165,8 +166,18 @@ class Families:
         """Return whether users are many enough for losses that cost this much to tell candidates apart."""
         return math.sqrt(mu_squared) * self.users > LEGIBLE
 
-    def judge(self, page: str, candidates: Sequence[Candidate], mu_squared: float, relative: bool = False) -> Judged:
-        """Ask users what they lose by each candidate."""
+    def judge(
+        self,
+        page: str,
+        candidates: Sequence[Candidate],
+        mu_squared: float,
+        relative: bool = False,
+        before: Judged | None = None,
+    ) -> Judged:
+        """Ask users what they lose by each candidate.
+
+        Users who are very many tell candidates apart with the clipping norm of those `before` as well.
+        """
         tail = 0.3 * math.sqrt(len(candidates))
         step = HeadLosses(
             self.mean,
@@ -183,7 +194,9 @@ class Families:
         )
         needed = (4 * math.sqrt(2) / (max(self.users, 1.0) / 10)) ** 2
         norm = 0.5 * self.rows * math.sqrt(len(candidates)) * (1.0 if relative else self.unit)
-        if not relative and needed < 0.25 * mu_squared:
+        if before is not None and math.sqrt(mu_squared) * self.users > AMPLE:
+            norm = before.norm
+        elif not relative and needed < 0.25 * mu_squared:
             share = max(needed, 0.05 * mu_squared)
             mu_squared -= share
             sizing = {"sizes": Query(Bound(1.0, WIDE_CELLS, acute=True), share)}
@@ -195,7 +208,7 @@ class Families:
         bound = Bound(norm, len(candidates) + 1)
         released = self.run.release(page, step, {"losses": Query(bound, mu_squared)})["losses"]
         rows = max(float(released.value[-1]), 3 * released.sigma) / tail
-        return Judged(tuple(candidates), released.value[:-1], released.sigma, rows)
+        return Judged(tuple(candidates), released.value[:-1], released.sigma, rows, norm)
 
 
 @dataclass(frozen=True)
@@ -232,6 +245,7 @@ class HeadVotes:
 
 
 LEGIBLE = 40.0  # users times the root of mu^2 for losses to stand out: then a twentieth of a typical user's is heard
+AMPLE = 10 * LEGIBLE  # from which on a clipping norm need not be the best one
 SOFT = 0.2  # of a user's least loss, added to all of them
 LOWEST_ERROR, ERROR_CELLS = -8, 20  # histograms of errors over their deviations: two cells an octave, from 2^-4 to 2^6
 

@@ -55,6 +55,8 @@ from privrep.typing import Array
 PURPOSES = {
     "spreads": "how far users' levels and slopes vary",
     "families": "how far users differ, and in what",
+    "families-look": "whether users' slopes differ",
+    "families-votes": "whether users do better alone",
     "calibration/noise": "noise of the targets",
     "calibration/tails": "how often errors are large",
 }
@@ -75,6 +77,7 @@ class NumbersSettings:
     families: float = 0.08
     calibration: float = 0.02
     again: float = 0.25  # of what is left, for another step on the prior mean beside rounds
+    last: float = 0.08  # and for the last
 
 
 def learn_numbers(
@@ -115,7 +118,7 @@ def learn_numbers(
         state = learner.start(initialiser, (s.start if few else s.brief_start) * total)
     if rank is None and 0 < state.basis.shape[1] < d:
         state = learner.doubt(state, s.first_families * total)
-    state = learner.finish(state, total - later - descent.spent, s.again)
+    state = learner.finish(state, total - later - descent.spent, s)
     return conclude(learner, state, s.families * total, s.calibration * total)
 
 
@@ -205,7 +208,7 @@ class _Learner:
         clearly = (1.0 if self.few else 3.0) * judged.sigma
         return state if loss[1] < min(loss[f] for f in loss if f != 1) - clearly else state.first(0)
 
-    def finish(self, state: Estimate, left: float, again: float) -> Estimate:
+    def finish(self, state: Estimate, left: float, s: NumbersSettings) -> Estimate:
         """Return the state after rounds; what they leave goes to the prior mean."""
         d, k = state.basis.shape
         if not k or k == d:
@@ -214,8 +217,8 @@ class _Learner:
             return state
         before = self.descent.spent
         if self.descent.heard:
-            self.descent.step(again * left, last=False)
-        last = 0.08 * left
+            self.descent.step(s.again * left, last=False)
+        last = s.last * left
         state = run_rounds(self.context, state, self.rank, self.method, left - (self.descent.spent - before) - last)
         mean = self.panel.seen_mean
         self.descent.panel = replace(self.panel, mean=mean)

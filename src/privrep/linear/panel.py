@@ -25,7 +25,7 @@ from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.run import Run
-from privrep.typing import Array
+from privrep.typing import Array, Integers
 
 PURPOSES = {
     "scales/sizes": "sizes of the features",
@@ -213,7 +213,7 @@ def _with_axes(mean: PriorMean, location: Location, within: Array, found: tuple[
     return mean if found is None else _with_level(mean, location, known, *found)
 
 
-def _with_level(mean: PriorMean, location: Location, known: Array, between: Array, sigma: float) -> PriorMean:
+def _with_level(mean: PriorMean, location: Location, known: Integers, between: Array, sigma: float) -> PriorMean:
     """Return the mean with the level that users' means have, as far as that stands out from the noise."""
     d, q = mean.slopes.shape
     target, mid = location.between[d:], between[:, -1]

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import chdtr
 
 from privrep.data.sparse import SparseRows
 from privrep.heads.posterior import images_of
@@ -115,7 +115,7 @@ def _square_shapes() -> Array:
     """Return shapes of histograms of mean squares of 1, 2, 4, 8 and 16 normal numbers of variance one, in octaves
     around one, each of length one, (5, 2 HALF + 1)."""
     edges = 2.0 ** (np.arange(-HALF, HALF + 2) - 0.5)
-    shapes = np.stack([np.diff(chi2.cdf(edges * dof, dof)) for dof in (1, 2, 4, 8, 16)])
+    shapes = np.stack([np.diff(chdtr(dof, edges * dof)) for dof in (1, 2, 4, 8, 16)])
     return np.asarray(shapes / np.linalg.norm(shapes, axis=1, keepdims=True))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR
 from privrep.local.prior import QUANTILES
@@ -14,12 +16,26 @@ from privrep.typing import Array
 
 PRECISE = 0.01  # noise of a count, over all of them, up to which quantiles are read off as they are
 HEARD = 5.0  # standard deviations of its noise that the answer of a filter must have
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A distribution of errors over their scale, symmetric: how many are below a size, and sizes of quantiles."""
+
+    below: Callable[[Array], Array]
+    size: Callable[[Array], Array]
+
+
+def _student(freedom: float) -> Shape:
+    return Shape(lambda size: 2 * stdtr(freedom, size) - 1, lambda share: stdtrit(freedom, (1 + share) / 2))
+
+
 SHAPES = (
-    stats.uniform(-math.sqrt(3.0), 2 * math.sqrt(3.0)),
-    stats.norm,
-    *(stats.t(freedom) for freedom in (8.0, 4.0, 2.5)),
+    Shape(lambda size: np.minimum(size / math.sqrt(3.0), 1.0), lambda share: math.sqrt(3.0) * share),  # even
+    Shape(lambda size: 2 * ndtr(size) - 1, lambda share: ndtri((1 + share) / 2)),
+    *map(_student, (8.0, 4.0, 2.5)),
 )
-"""Of errors over their scale: of targets with a least and a most, of sums of many causes, and with heavier tails."""
+"""Of targets with a least and a most, of sums of many causes, and with heavier tails."""
 
 
 def read_quantiles(counts: Array, sigma: float, variance: float) -> Array:
@@ -40,7 +56,7 @@ def read_quantiles(counts: Array, sigma: float, variance: float) -> Array:
     answers = templates @ counts
     best = int(answers.argmax())
     if answers[best] < HEARD * sigma:
-        return np.asarray(stats.norm.ppf(0.5 + np.array(QUANTILES) / 2))
+        return np.asarray(ndtri((1 + np.array(QUANTILES)) / 2))
     likely = np.exp((answers**2 - answers[best] ** 2) / (2 * sigma**2)) * (answers > 0)
     return np.asarray(likely @ sizes / likely.sum()) / math.sqrt(variance)
 
@@ -53,11 +69,10 @@ def _edges() -> Array:
 @lru_cache(maxsize=1)
 def _shapes() -> tuple[Array, Array]:
     """Return histograms of sizes of errors, each of length one, and the quantiles of each."""
-    edges, share = _edges().copy(), 0.5 + np.array(QUANTILES) / 2
+    edges, scales = _edges().copy(), 2.0 ** (np.arange(-24, 25) / 8)
     edges[0], edges[-1] = 0.0, math.inf
-    scales = 2.0 ** (np.arange(-24, 25) / 8)
-    shapes = np.concatenate([np.diff(2 * shape.cdf(edges / scales[:, None]), axis=1) for shape in SHAPES])
-    sizes = np.concatenate([scales[:, None] * shape.ppf(share) for shape in SHAPES])
+    shapes = np.concatenate([np.diff(shape.below(edges / scales[:, None]), axis=1) for shape in SHAPES])
+    sizes = np.concatenate([scales[:, None] * shape.size(np.array(QUANTILES)) for shape in SHAPES])
     return shapes / np.linalg.norm(shapes, axis=1, keepdims=True), sizes
 
 

@@ -33,7 +33,6 @@ from privrep.linear.choice import STRONG, UNKNOWN
 from privrep.linear.families import LEGIBLE
 from privrep.linear.numbers import MOST_ALL, NumbersSettings
 from privrep.models.planning import (
-    LAST,
     PlanningProblem,
     few_rows_error,
     fewest_users,
@@ -140,7 +139,7 @@ def _private(n: float, p: PlanningProblem, budget: Budget, mean: float) -> float
     again = [s.again * rest] if p.common else []
     first = _common_error(n, p, residual, [s.common * total, *again], factor)
     sine, fewer = predicted_error(n, p, budget), replace(p, rows=max(p.rows - p.rank, 2))
-    along = _common_error(n, fewer, p.noise**2 + sine * p.spread, [0.8 * LAST * rest], factor, first)
+    along = _common_error(n, fewer, p.noise**2 + sine * p.spread, [0.8 * NumbersSettings().last * rest], factor, first)
     known = _Known(slopes, along, sine, level, ratio)
     legible = n * budget.mu * math.sqrt(0.2 * s.families) > LEGIBLE
     families = [0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings
+from privrep.linear.alternation import FOR_NUMBERS
 from privrep.models.description import Columns, Config, loss_of
 from privrep.models.folder import ModelFolder
 from privrep.models.model import CLASSES_PAGE, TABLE, Model, describe
@@ -107,5 +107,5 @@ def _enough(classes: Categories) -> Categories:
     raise InputError(f"{what} (--classes, classes=) if they are public. What was spent on finding out is spent.")
 
 
-PAGES = AlternationSettings().rounds + 4
+PAGES = FOR_NUMBERS.rounds + 8
 """About the most pages a fit asks for: what a progress bar counts to."""

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings
+from privrep.linear.alternation import FOR_NUMBERS
 from privrep.linear.numbers import NumbersSettings
 from privrep.privacy.accounting import epsilon_spent
 from privrep.privacy.bounds import MAX_USERS
@@ -73,9 +73,9 @@ def plan_parts(budget: Budget, settings: NumbersSettings | None = None) -> list[
 PARTS = {  # and how names of their pages begin
     "where columns lie": ("scales", "levels", "target"),
     "correlations": ("covariance", "frequencies"),
-    "common slopes, first step": ("common-1", "common-scout-1", "common-look"),
+    "common slopes, first step": ("common-1", "common-look"),
     "start of the representation": ("moments", "pairs", "power"),
-    "whether users' slopes differ": ("spreads-0", "families-0"),
+    "whether users' slopes differ": ("spreads-0", "families-0", "families-look"),
     "rounds, and common slopes again": ("round", "strong", "residuals", "altmin", "centaur", "spreads-1", "common"),
     "how far users differ": ("spreads", "families"),
     "how large errors are": ("calibration",),
@@ -156,11 +156,12 @@ def predicted_error(users: float, problem: PlanningProblem, budget: Budget) -> f
     p, d, k = problem, problem.features, problem.rank
     if k == 0 or k == d or not p.spread:
         return 0.0
-    s, n, factor = AlternationSettings(), users, sensitivity_factor(budget.relation)
+    s, n, factor = FOR_NUMBERS, users, sensitivity_factor(budget.relation)
     relative = p.noise**2 / p.spread  # the noise, in units of the signal
     spare, total = max(p.within - k, 1), budget.mu**2
     e = _start(n, p, relative, factor, NumbersSettings().start * total)
-    for_rounds = (1 - LAST - (NumbersSettings().again if p.common else 0.0)) * rest_share(k) * total
+    shares = NumbersSettings()
+    for_rounds = (1 - shares.last - (shares.again if p.common else 0.0)) * rest_share(k) * total
     if n < 10 * max(factor, math.sqrt(2.0)) * noise_multiplier(s.scout_share * for_rounds):
         return 1.0
     weights = [s.growth**t for t in range(s.rounds)]
@@ -179,9 +180,6 @@ def predicted_error(users: float, problem: PlanningProblem, budget: Budget) -> f
         after = min((1 - gain * heard) ** 2 * tangent + gain**2 * noise, tangent)
         e = after / (1 + after)
     return min(e + few_rows_error(n, p), 1.0)
-
-
-LAST = 0.08  # of what is left after the start, for the last step on level and slopes
 
 
 def few_rows_error(users: float, p: PlanningProblem) -> float:
