@@ -299,8 +299,9 @@ def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int
     step = ResidualMoments(state.basis, problem.transform, problem.settings.ridge(state), problem.intercept)
     asked = seen(step, problem.loss, problem.mean)
     moments = unpack(problem.run.release("residuals", asked, {"moments": query})["moments"].value)
-    outside = np.eye(d) - state.basis @ state.basis.T
-    weak = top_eigenvectors(outside @ moments @ outside, min(most, d) - k)
+    outside = scipy.linalg.null_space(state.basis.T)  # (d, d - k): among all d coordinates k would have no noise
+    weak = top_eigenvectors(outside.T @ moments @ outside, min(most, d) - k)
+    weak = replace(weak, basis=outside @ weak.basis)
     if rank is None:
         clear = np.diag(weak.error) < problem.settings.clear_weak
         weak = weak.first(int(clear.sum()))

@@ -17,7 +17,6 @@ from privrep.linear.spreads import Spreads
 from privrep.local.representation import Gains
 
 ODDS_ALL = (0.3, 2.0)  # variance that slopes in all features explain, over the noise's
-ODDS_WEAK = 0.06
 FIRST, SECOND = 6.0, 3.0  # factors between neighbours when ratios are refined, one after the other
 
 
@@ -152,12 +151,16 @@ def refine(judged: Judged, factor: float) -> Candidate:
     return found
 
 
+def alone_candidates(families: Families, intercept: bool) -> list[Candidate]:
+    """Return regressions of users' own, which know nothing of others; none where features are sparse or too many."""
+    p, free = families.second.shape[1], math.inf if intercept else 0.0
+    return [Candidate(2, odds / p, free, common=False) for odds in (1.0, 100.0)] if p else []
+
+
 def read_gains(families: Families, chosen: Candidate, intercept: bool, mu_squared: float) -> Gains:
     """Return what users lose by their means, alone, by the prior mean and by their heads, from one more release."""
-    free = math.inf if intercept else 0.0
-    p = families.second.shape[1]
-    alone = [Candidate(2, odds / p, free, common=False) for odds in (1.0, 100.0)] if p else []
-    asked = [chosen, Candidate(0, 0.0, 0.0), Candidate(0, 0.0, free, common=False), *alone]
+    own_mean = Candidate(0, 0.0, math.inf if intercept else 0.0, common=False)
+    asked = [chosen, Candidate(0, 0.0, 0.0), own_mean, *alone_candidates(families, intercept)]
     judged = families.judge("families", asked, mu_squared, relative=True)
     heads, prior, mean, *own = (float(loss - judged.losses[2]) / judged.rows for loss in judged.losses)
     return Gains(min([mean, *own]), prior, heads, math.sqrt(2.0) * judged.sigma / judged.rows)

@@ -51,7 +51,7 @@ class HeadLosses:
     A user sends its losses as differences to their mean over candidates. `relative` takes the number of rows times
     the logarithm of the losses instead, so that candidates may differ by orders of magnitude; a part of a user's least
     loss is then added to each, so that no loss is lucky beyond measure. `tail` times the number of rows follows.
-    `sizes` is a histogram of the norms of the differences.
+    `sizes` is a histogram of the norms of the differences. `votes` counts the users who lose least by each candidate.
     """
 
     several_targets: ClassVar[bool] = True
@@ -97,7 +97,9 @@ class HeadLosses:
         moved = scaled - np.matmul(scaled[:, None, :], np.full((candidates, 1), 1 / candidates))[:, 0]
         cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
         joined = np.concatenate([moved, np.full((users, 1), self.tail * m)], axis=1)
-        return {"losses": Vectors(joined), "sizes": Counts(cells, WIDE_CELLS)}
+        least = losses.min(axis=1)
+        vote = np.where(least < losses.max(axis=1), losses.argmin(axis=1), -1)[:, None]
+        return {"losses": Vectors(joined), "sizes": Counts(cells, WIDE_CELLS), "votes": Counts(vote, candidates)}
 
     def _add(self, losses: Array, common: int, X: Floats | SparseRows, residuals: Array) -> None:
         """Add what users lose by the candidates around the prior mean, or by the others."""
@@ -162,6 +164,20 @@ class Families:
         """Ask users how far levels and slopes vary."""
         return find_spreads(self.run, page, self.mean, self.first, self.target_scale, mu_squared)
 
+    def _step(self, candidates: Sequence[Candidate], tail: float, relative: bool) -> HeadLosses:
+        factor, slopes, level, own, common = (
+            np.array([float(number) for number in numbers])
+            for numbers in zip(*((c.factor, c.slopes, c.level, c.own, c.common) for c in candidates), strict=True)
+        )
+        parts = self.first, self.second, factor, slopes, level, own, common
+        return HeadLosses(self.mean, *parts, self.target_scale, tail, relative)
+
+    def vote(self, page: str, candidates: Sequence[Candidate], mu_squared: float) -> tuple[Array, float]:
+        """Ask users which candidate they lose least by: the cheapest of questions. Return counts, and their noise."""
+        query = Query(Bound(1.0, len(candidates), acute=True), mu_squared)
+        votes = self.run.release(page, self._step(candidates, 1.0, False), {"votes": query})["votes"]
+        return votes.value, votes.sigma
+
     def legible(self, mu_squared: float) -> bool:
         """Return whether users are many enough for losses that cost this much to tell candidates apart."""
         return math.sqrt(mu_squared) * self.users > LEGIBLE
@@ -179,19 +195,7 @@ class Families:
         Users who are very many tell candidates apart with the clipping norm of those `before` as well.
         """
         tail = 0.3 * math.sqrt(len(candidates))
-        step = HeadLosses(
-            self.mean,
-            self.first,
-            self.second,
-            np.array([float(c.factor) for c in candidates]),
-            np.array([c.slopes for c in candidates]),
-            np.array([c.level for c in candidates]),
-            np.array([float(c.own) for c in candidates]),
-            np.array([float(c.common) for c in candidates]),
-            self.target_scale,
-            tail,
-            relative,
-        )
+        step = self._step(candidates, tail, relative)
         needed = (4 * math.sqrt(2) / (max(self.users, 1.0) / 10)) ** 2
         norm = 0.5 * self.rows * math.sqrt(len(candidates)) * (1.0 if relative else self.unit)
         if before is not None and math.sqrt(mu_squared) * self.users > AMPLE:

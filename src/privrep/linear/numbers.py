@@ -30,8 +30,6 @@ from privrep.linear.alternation import (
 from privrep.linear.choice import (
     MODEST,
     ODDS_ALL,
-    ODDS_WEAK,
-    STRONG,
     PriorChoice,
     guess_common,
     guess_shared,
@@ -61,7 +59,8 @@ PURPOSES = {
     "calibration/tails": "how often errors are large",
 }
 FEW = 4  # features for each row of a user with many rows, from which on it has little to go by alone
-NOTHING = 0.005  # of users' losses: a gain that is not worth a representation
+MANY = 0.1  # for one user who does better with common slopes, so many more than one who do not make U worthwhile
+STRONGLY = 2.0  # and as many as this much of the budget to look for it
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 
@@ -71,8 +70,9 @@ class NumbersSettings:
 
     panel: PanelSettings = field(default_factory=PanelSettings)
     common: float = 0.04  # of the first step on the prior mean
+    look: float = 0.01  # whether slopes differ at all
     start: float = 0.18
-    brief_start: float = 0.07  # where nobody gives a rank, and users' rows are not few for their features
+    brief_start: float = 0.07  # where nobody gives a rank, and users' slopes do not differ strongly
     first_families: float = 0.03
     families: float = 0.08
     calibration: float = 0.02
@@ -113,9 +113,9 @@ def learn_numbers(
     later = (s.families + s.calibration) * total
     learner = _Learner(run, method, settings or FOR_NUMBERS, descent, rank, intercept)
     state = Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
-    if rank is not None or learner.hopeful(s.first_families * total):
-        few = rank is not None or learner.few
-        state = learner.start(initialiser, (s.start if few else s.brief_start) * total)
+    hope = math.inf if rank is not None else learner.hope(s.look * total)
+    if hope > 1 + MANY:
+        state = learner.start(initialiser, (s.start if hope > STRONGLY else s.brief_start) * total)
     if rank is None and 0 < state.basis.shape[1] < d:
         state = learner.doubt(state, s.first_families * total)
     state = learner.finish(state, total - later - descent.spent, s)
@@ -162,8 +162,9 @@ class _Learner:
         """Return whether users have so few rows that without a representation they have little to go by."""
         return self.run.users.facts.features > FEW * self.panel.location.most_rows
 
-    def hopeful(self, mu_squared: float) -> bool:
-        """Return whether a representation is worth looking for: users' slopes differ in some way.
+    def hope(self, mu_squared: float) -> float:
+        """Return whether a representation is worth looking for: how many users do better if slopes differ, for one who
+        does not. Where that is lost in noise it is 0, and infinite where it cannot be asked.
 
         Users with many rows for their features tell by how they do with slopes that differ in all features alike.
         """
@@ -171,16 +172,14 @@ class _Learner:
         families, p = self.families(none), self.panel
         width = families.second.shape[1]
         if self.few or width < 2:
-            return True
-        if not families.legible(mu_squared):
-            return False
+            return math.inf
         ratio = float(np.clip((p.level_size / p.residual) ** 2, *MODEST)) if self.intercept else 0.0
-        odds = (0.0, ODDS_WEAK, *ODDS_ALL)
-        candidates = [Candidate(2 if o else 0, o / width, ratio, own=not (o and self.intercept)) for o in odds]
-        judged = families.judge("families-look", candidates, mu_squared, relative=True)
+        candidates = [Candidate(0, 0.0, ratio), Candidate(2, ODDS_ALL[0] / width, ratio, own=not self.intercept)]
+        votes, sigma = families.vote("families-look", candidates, mu_squared)
         self.descent.spent += mu_squared
-        loss = judged.by_factor()
-        return loss[2] < loss[0] - max(3 * judged.sigma, NOTHING * judged.rows)
+        if votes[1] - votes[0] < 3 * math.sqrt(2.0) * sigma:
+            return 0.0
+        return float(votes[1] / max(votes[0], sigma))
 
     def families(self, state: Estimate) -> Families:
         panel, d = self.panel, self.run.users.facts.features
@@ -200,8 +199,10 @@ class _Learner:
         candidates += [Candidate(2, odds / p, candidates[0].level, own=not self.intercept) for odds in ODDS_ALL if p]
         self.descent.spent += 0.4 * mu_squared
         if not families.legible(0.6 * mu_squared):
-            strong = spreads.head is not None and candidates[1].slopes * state.basis.shape[1] > STRONG
-            return state if self.few or strong else state.first(0)
+            votes, sigma = families.vote("families-0", candidates, 0.6 * mu_squared)
+            self.descent.spent += 0.6 * mu_squared
+            better = votes[1] > max(votes[0], votes[2:].sum()) + 2 * sigma
+            return state if better or self.few else state.first(0)
         judged = families.judge("families-0", candidates, 0.6 * mu_squared, relative=True)
         self.descent.spent += 0.6 * mu_squared
         loss = judged.by_factor()

@@ -57,7 +57,7 @@ def plan_parts(budget: Budget, settings: NumbersSettings | None = None) -> list[
         "correlations": s.panel.moments,
         "common slopes, first step": s.common,
         "start of the representation": s.start,
-        "whether users' slopes differ": s.first_families,
+        "whether users' slopes differ": s.look + s.first_families,
         "rounds, and common slopes again": 0.0,
         "how far users differ": s.families,
         "how large errors are": s.calibration,
@@ -92,7 +92,7 @@ def rest_share(rank: int | None) -> float:
     """Return the share of mu^2 that is left for rounds and later steps; a rank of 0 needs no start and no doubt."""
     s = NumbersSettings()
     fixed = HISTOGRAMS * s.panel.histogram[0] + s.panel.moments + s.common + s.families + s.calibration
-    return 1 - fixed - (s.start + s.first_families if rank != 0 else 0.0)
+    return 1 - fixed - (s.start + s.look + s.first_families if rank != 0 else 0.0)
 
 
 def epsilon_of_releases(multiplier: float, releases: int, delta: float) -> float:
