@@ -103,7 +103,11 @@ def panel_questions(d: int, k: int, intercept: bool, targets: int = 1, sparse: b
     spreads = {"spreads": Bound(math.sqrt(5.0), 5 * WIDE_CELLS, acute=True)}
     pairs = {"moments": Bound(DIRECTION_ONLY, packed_size(d))}
     step = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
-    losses = {"losses": Bound(0.5, candidates + 1), "sizes": Bound(1.0, WIDE_CELLS, acute=True)}
+    losses = {
+        "losses": Bound(0.5, candidates + 1),
+        "sizes": Bound(1.0, WIDE_CELLS, acute=True),
+        "votes": Bound(1.0, candidates, acute=True),
+    }
     errors = {
         "noise": Bound(3.0, 2 * q + 2, acute=True),
         "tails": Bound(math.sqrt(2.0) * q, 2 * ERROR_CELLS, acute=True),

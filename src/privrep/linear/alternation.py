@@ -298,9 +298,10 @@ def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int
     query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
     step = ResidualMoments(state.basis, problem.transform, problem.settings.ridge(state), problem.intercept)
     asked = seen(step, problem.loss, problem.mean)
-    moments = unpack(problem.run.release("residuals", asked, {"moments": query})["moments"].value)
+    released = problem.run.release("residuals", asked, {"moments": query})["moments"]
+    moments = unpack(released.value)
     outside = scipy.linalg.null_space(state.basis.T)  # (d, d - k): among all d coordinates k would have no noise
-    weak = top_eigenvectors(outside.T @ moments @ outside, min(most, d) - k)
+    weak = top_eigenvectors(outside.T @ moments @ outside, min(most, d) - k, released.sigma)
     weak = replace(weak, basis=outside @ weak.basis)
     if rank is None:
         clear = np.diag(weak.error) < problem.settings.clear_weak

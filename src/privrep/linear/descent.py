@@ -280,7 +280,8 @@ def _newton(released: Release, bend: _Curvature, q: int, spare: int) -> _Step | 
         whole = (turn / values) @ (turn.T @ gradient)
         noise = released.sigma * np.sqrt(((turn / values) ** 2 @ np.ones(p))[:spare])
         moved = np.abs(whole[:spare]) > MOVED * noise[:, None]
-        step[:spare] = np.where(moved, whole[:spare] * (1 - (noise[:, None] / whole[:spare]) ** 2), step[:spare])
+        shrunk = whole[:spare] - noise[:, None] ** 2 / np.where(moved, whole[:spare], 1.0)
+        step[:spare] = np.where(moved, shrunk, step[:spare])
     return _Step(np.asarray(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
 
 

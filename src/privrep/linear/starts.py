@@ -83,13 +83,17 @@ def _top(start: Start, page: str, step: PairMoments) -> Estimate:
     )
 
 
-def top_eigenvectors(moments: Array, rank: int | None) -> Estimate:
-    """Of a released sum; how far noise may have turned them is read off the eigenvalues."""
+def top_eigenvectors(moments: Array, rank: int | None, sigma: float = 0.0) -> Estimate:
+    """Of a released sum; how far noise may have turned them is read off the eigenvalues.
+
+    Few eigenvalues may look less noisy than they are: `sigma`, the noise of packed entries, is the least there is.
+    """
     values, vectors = np.linalg.eigh(moments)
     k = rank if rank is not None else rank_above_noise(values, MAX_AUTO_RANK)
-    top, half = values[::-1][:k], noise_radius(values) / 2
+    radius = max(noise_radius(values), sigma * math.sqrt(2 * len(values)))
+    top, half = values[::-1][:k], radius / 2
     spike = (top + np.sqrt(np.maximum(top**2 - 4 * half**2, 0.0))) / 2  # before the noise pushed it up
-    error = np.where(top > edge(values), (half / np.maximum(np.maximum(spike, half), 1e-300)) ** 2, 1.0)
+    error = np.where(top > edge(values, radius), (half / np.maximum(np.maximum(spike, half), 1e-300)) ** 2, 1.0)
     return Estimate(vectors[:, ::-1][:, :k], np.diag(error))
 
 
@@ -98,9 +102,9 @@ def noise_radius(values: Array) -> float:
     return float(np.median(np.abs(values))) / 0.4040
 
 
-def edge(values: Array) -> float:
+def edge(values: Array, radius: float | None = None) -> float:
     """Where noise ends: its radius, and room for its fluctuations, which are larger with few features."""
-    return (1.15 + 2 / len(values)) * noise_radius(values)
+    return (1.15 + 2 / len(values)) * (noise_radius(values) if radius is None else radius)
 
 
 def rank_above_noise(values: Array, most: int) -> int:
