@@ -81,7 +81,8 @@ def test_the_rank_is_found(users, d, k, rows, noise, epsilon) -> None:
 def test_slopes_that_do_not_differ_need_no_representation() -> None:
     found = learn(4000, 8, 0, 6, 1.0, 1.0, intercept=1.0, common=1.0)
     assert found.basis.shape[1] == 0
-    assert found.prior is not None and found.prior.factor.shape[1] == 0
+    assert found.prior is not None
+    assert found.prior.factor.shape[1] == 0
 
 
 def test_dearer_rounds_cost_as_much_as_those_they_replace() -> None:
