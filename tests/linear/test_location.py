@@ -85,7 +85,7 @@ def test_places_cost_no_more_than_they_may(relation) -> None:
             total = run.ledger.capacity
             found, spent = find_location(run, total, True, LIMITS)
             charged = total - run.ledger.remaining
-        assert spent <= (location.MOST + location.ROWS_SHARE + 1e-9) * total
+        assert spent <= (location.MOST_ALONE + location.ROWS_SHARE + 1e-9) * total
         assert charged == pytest.approx(spent, rel=1e-9)
         assert np.isfinite(found.centre).all()
         assert (found.between >= 0).all()

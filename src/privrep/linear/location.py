@@ -38,7 +38,7 @@ OUTSIDE = 0.04  # share of users outside of where most means are, from which on 
 NARROW = 0.2  # a spread over a location, below which the octaves of means do not tell it
 ROWS_SHARE = 0.005  # of mu^2
 DEAR = 3.0  # times as much, at most, for histograms of a target as for those of the features
-MOST = 0.42  # of mu^2, for all histograms together
+MOST, MOST_ALONE = 0.42, 0.6  # of mu^2, for all histograms together; where features cannot be heard at all
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Location:
 
 def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, float]) -> float:
     """Return mu^2 with which filters hear a histogram of each column: fourteen standard deviations are half of the
-    users, or fewer where the most that may be spent does not reach; 0 where that is fewer than seven.
+    users, or fewer where the most that may be spent does not reach; 0 where that is three or four.
 
     Where the number of users is not public it is the most.
     """
@@ -75,7 +75,7 @@ def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, f
     if run.ledger.budget.relation != "replace-one-user":
         return most * total
     needed = (14 * math.sqrt(2 * columns) / (run.users.facts.users / 2)) ** 2
-    return 0.0 if needed > 4 * most * total else float(np.clip(needed, least * total, most * total))
+    return 0.0 if needed > 16 * most * total else float(np.clip(needed, least * total, most * total))
 
 
 def find_location(
@@ -100,7 +100,8 @@ def find_location(
         "target_levels": (0.0, q, q * SIGNED_CELLS),
     }
     features = (shares["sizes"][0] + (1 + ZOOMS / 2) * shares["levels"][0]) / total
-    dear = limits[0], min(DEAR * limits[1], (MOST - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
+    most = MOST if features or declared is not None else MOST_ALONE
+    dear = limits[0], min(DEAR * limits[1], (most - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
     for name in ("target_sizes", "target_levels"):
         shares[name] = (histogram_share(run, total, q, dear) or dear[1] * total, *shares[name][1:])
     if declared is not None:

@@ -131,7 +131,7 @@ def find_panel(
         if transform is None:
             scales = replace(scales, scale=frequency_scales(run, scales.scale, s.moments * total))
             spent += s.moments * total
-    elif d <= MOST_WHITENED and noise < 2:
+    elif d <= MOST_WHITENED and noise < 2 and (location.varies[:d].any() or location.between[:d].any()):
         released = find_moments(run, location, s.moments * total, intercept)
         spent += s.moments * total
         scales, mean, residual = read_moments(released, location, scales, mean)
