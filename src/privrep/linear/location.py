@@ -103,7 +103,7 @@ def find_location(
     most = MOST if features or declared is not None else MOST_ALONE
     dear = limits[0], min(DEAR * limits[1], (most - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
     for name in ("target_sizes", "target_levels"):
-        shares[name] = (histogram_share(run, total, q, dear) or dear[1] * total, *shares[name][1:])
+        shares[name] = (histogram_share(run, total, q, dear) or limits[1] * total, *shares[name][1:])
     if declared is not None:
         del shares["sizes"]
     if facts.sparse or not intercept:
