@@ -52,9 +52,9 @@ def test_users_vote_for_what_does_better() -> None:
 
 
 def test_users_who_cannot_tell_do_not_vote() -> None:
-    """Five rows are too few for a regression of one's own, and two candidates that are one have nothing to choose."""
+    """Three rows are too few for a regression of one's own, and two candidates that are one have nothing to choose."""
     mean = PriorMean.nothing(D, 1, True)
-    assert not votes(HeadVotes(mean, np.zeros((D, 0)), True, 1.0, np.ones(D)), lines(50, 5, 1.0), 2).any()
+    assert not votes(HeadVotes(mean, np.zeros((D, 0)), True, 1.0, np.ones(D)), lines(50, 3, 1.0), 2).any()
     same = (np.zeros(2), np.zeros(2), np.ones(2), np.ones(2), np.ones(2))
     step = HeadLosses(mean, np.zeros((D, 0)), np.eye(D), *same, np.ones(1), 1.0, False)
     assert not votes(step, lines(50, 5, 1.0), 2).any()

@@ -276,7 +276,7 @@ def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_ne
 
 MANY = 3  # rows for each feature from which on a user may have a regression of its own
 LEAST_OWN = 30  # and in all
-FEWEST_OWN = 6  # or where users' losses could not tell which prior is good
+FEWEST_OWN = 4  # or where users' losses could not tell which prior is good
 CLEARLY = 0.8  # of the posterior's leave-one-out loss, that it must stay below
 
 
