@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from privrep.data.table import UserTable
 from privrep.linear import location
 from privrep.linear.location import find_location, read_octaves, read_sizes
+from privrep.linear.numbers import NumbersSettings
 from privrep.linear.panel_steps import SIGNED_CELLS, signed_octaves
 from privrep.linear.steps import CELLS, octaves
 from privrep.privacy.ledger import Budget
@@ -78,14 +80,37 @@ def test_sizes_of_users_who_differ_are_heard() -> None:
 def test_places_cost_no_more_than_they_may(relation) -> None:
     """Whatever the users and the columns: later passes need the rest."""
     rng = np.random.default_rng(3)
-    for users, d in ((3, 1), (40, 2), (300, 1), (300, 6), (3000, 3)):
+    for users, d, form in ((3, 1, np.asarray), (40, 2, csr_array), (300, 1, np.asarray), (300, 6, csr_array)):
         X = 1000 + rng.normal(size=(4 * users, d))  # means that are looked at again, and again
-        table = UserTable.from_rows(X, 50 + rng.normal(size=4 * users), np.repeat(np.arange(users), 4))
+        table = UserTable.from_rows(form(X), 50 + rng.normal(size=4 * users), np.repeat(np.arange(users), 4))
         with Run.open(InMemoryUsers(table), Budget(1.0, 1e-6, relation), seed=0) as run:
             total = run.ledger.capacity
             found, spent = find_location(run, total, True, LIMITS)
             charged = total - run.ledger.remaining
-        assert spent <= (location.MOST_ALONE + location.ROWS_SHARE + 1e-9) * total
+        most = location.MOST if form is csr_array else location.MOST_ALONE
+        assert spent <= (most + location.ROWS_SHARE + 1e-9) * total
         assert charged == pytest.approx(spent, rel=1e-9)
         assert np.isfinite(found.centre).all()
         assert (found.between >= 0).all()
+
+
+def test_all_shares_fit_into_the_budget() -> None:
+    """The dearest path there is: every page of it asked for, all windows looked at as often as they may be."""
+    s = NumbersSettings()
+    after = s.common + s.look + s.start + s.first_families + s.families + s.calibration
+    assert location.MOST + location.ROWS_SHARE + s.panel.moments + after < 1
+    assert location.MOST_ALONE + location.ROWS_SHARE + after < 1  # no moments of features that nobody can hear
+
+
+def test_a_count_of_users_that_noise_makes_negative_is_none() -> None:
+    """Under add-or-remove the number of users is released. Places stay finite, and near the users' own."""
+    rng = np.random.default_rng(4)
+    table = UserTable.from_rows(rng.normal(size=(120, 40)), rng.normal(size=120), np.repeat(np.arange(20), 6))
+    counted = []
+    for seed in range(60):
+        with Run.open(InMemoryUsers(table), Budget(0.5, 1e-6, "add-or-remove-one-user"), seed=seed) as run:
+            found, _ = find_location(run, run.ledger.capacity, True, LIMITS)
+        counted.append(found.users)
+        assert np.abs(found.centre).max() < 1e15
+        assert found.between.max() < 1e15
+    assert min(counted) == 1.0  # some were negative before

@@ -7,7 +7,6 @@ import pytest
 
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
-from privrep.linear.alternation import FOR_NUMBERS, _merged
 from privrep.linear.descent import _Curvature, _moved
 from privrep.linear.families import HeadLosses, HeadVotes
 from privrep.linear.method import Problem
@@ -83,15 +82,6 @@ def test_slopes_that_do_not_differ_need_no_representation() -> None:
     assert found.basis.shape[1] == 0
     assert found.prior is not None
     assert found.prior.factor.shape[1] == 0
-
-
-def test_dearer_rounds_cost_as_much_as_those_they_replace() -> None:
-    plan, per_histogram = FOR_NUMBERS.growth ** np.arange(FOR_NUMBERS.rounds, dtype=float), 0.125
-    for done in range(len(plan)):
-        found = _merged(plan, done, per_histogram)
-        assert len(found) == done + max((len(plan) - done) // 2, 1)
-        assert found[:done].tolist() == plan[:done].tolist()
-        assert found.sum() + len(found) * per_histogram == pytest.approx(plan.sum() + len(plan) * per_histogram)
 
 
 def test_a_step_on_slopes_leaves_what_means_say_in_all() -> None:

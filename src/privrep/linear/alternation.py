@@ -75,8 +75,7 @@ class AlternationSettings:
     scout_share: float = 0.03  # of what the rounds have
     sizes_share: float = 0.05  # of the same, histograms of all rounds together
     growth: float = 1.25  # later rounds, whose gradients are smaller, get more
-    far: float = math.inf  # squared sines up to which a round that hears nothing more leaves all to one last; beyond
-    # it, to half as many
+    far: float = math.inf  # squared sines beyond which a round that hears nothing does not leave all to a last one
     least_ridge: float = 1e-3  # of the rounds' heads; follows the estimated error of the representation, because a
     most_ridge: float = 0.02  # ridge leaves a residual, and the noise is in proportion to the residuals
     heads_weight: float = 0.3  # second moment of the heads against the gradient, in norm, within a contribution
@@ -239,7 +238,7 @@ def iterate(
     problem: RoundContext, state: Estimate, method: Round, mu_squared: float, name: str, rounds: int
 ) -> Estimate:
     """Rounds which together spend `mu_squared`, after a look at the sizes; one that has converged spends all the rest,
-    or begins dearer ones, where U is still far from the truth (`far`).
+    unless U is still far from the truth.
 
     The clipping norm follows the sizes of what is clipped, which shrinks by orders of magnitude as U converges.
     """
@@ -254,11 +253,9 @@ def iterate(
         return state  # not even the histogram of sizes rises above the noise: what is left is better not spent
     norm, ratio = read
     for t in range(rounds):
-        if state.converged and state.total_error > s.far:
-            plan = _merged(plan, t, per_histogram)
-        last = t + 1 == len(plan) or (state.converged and state.total_error <= s.far)
+        last = t + 1 == rounds or (state.converged and state.total_error <= s.far)
         step = method.step(problem, state, norm, ratio)
-        share = float(plan[t:].sum()) + (len(plan) - t) * per_histogram if last else float(plan[t])
+        share = float(plan[t:].sum()) + (rounds - t) * per_histogram if last else float(plan[t])
         queries = method.queries(step, norm, share)
         if not last:
             queries["sizes"] = Query(SIZES, per_histogram)
@@ -269,13 +266,6 @@ def iterate(
         norm, ratio = read_sizes(released["sizes"], s) or (norm, ratio)
         norm, ratio = norm * state.shrink, ratio * state.shrink
     return state
-
-
-def _merged(plan: Array, done: int, per_histogram: float) -> Array:
-    """Return the plan with the rounds that are to come made dearer: half of them for the same mu^2, one at least."""
-    ahead = max((len(plan) - done) // 2, 1)
-    left = float(plan[done:].sum()) + (len(plan) - done - ahead) * per_histogram
-    return np.concatenate([plan[:done], np.full(ahead, left / ahead)])
 
 
 def read_sizes(sizes: Release, s: AlternationSettings) -> tuple[float, float] | None:

@@ -65,9 +65,9 @@ class Location:
         return int(rows_of_cells()[seen[-1]]) if len(seen) else 1 << 20
 
 
-def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, float]) -> float:
+def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, float], hard: float = 4.0) -> float:
     """Return mu^2 with which filters hear a histogram of each column: fourteen standard deviations are half of the
-    users, or fewer where the most that may be spent does not reach; 0 where that is three or four.
+    users, or fewer where the most that may be spent does not reach; 0 where that is `hard` times too little.
 
     Where the number of users is not public it is the most.
     """
@@ -75,7 +75,7 @@ def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, f
     if run.ledger.budget.relation != "replace-one-user":
         return most * total
     needed = (14 * math.sqrt(2 * columns) / (run.users.facts.users / 2)) ** 2
-    return 0.0 if needed > 16 * most * total else float(np.clip(needed, least * total, most * total))
+    return 0.0 if needed > hard * most * total else float(np.clip(needed, least * total, most * total))
 
 
 def find_location(
@@ -94,16 +94,16 @@ def find_location(
     d, q = facts.features, facts.targets
     columns = min(d, SPARSE_COLUMNS) if facts.sparse else d
     shares = {
-        "sizes": (histogram_share(run, total, columns, limits), columns, d * CELLS),
+        "sizes": (histogram_share(run, total, columns, limits, 16.0), columns, d * CELLS),
         "target_sizes": (0.0, q, q * CELLS),
         "levels": (histogram_share(run, total, d, limits), d, d * SIGNED_CELLS),
         "target_levels": (0.0, q, q * SIGNED_CELLS),
     }
     features = (shares["sizes"][0] + (1 + ZOOMS / 2) * shares["levels"][0]) / total
-    most = MOST if features or declared is not None else MOST_ALONE
+    most = MOST if features or declared is not None or facts.sparse else MOST_ALONE
     dear = limits[0], min(DEAR * limits[1], (most - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
     for name in ("target_sizes", "target_levels"):
-        shares[name] = (histogram_share(run, total, q, dear) or limits[1] * total, *shares[name][1:])
+        shares[name] = (histogram_share(run, total, q, dear, 16.0) or limits[1] * total, *shares[name][1:])
     if declared is not None:
         del shares["sizes"]
     if facts.sparse or not intercept:
@@ -127,7 +127,7 @@ def find_location(
             scale[part], varies[part] = read_sizes(released[name].value.reshape(count, CELLS), released[name].sigma)
     rows = np.where(released["rows"].value > 3 * released["rows"].sigma, released["rows"].value, 0.0)
     public = run.ledger.budget.relation == "replace-one-user"
-    users = float(facts.users if public else released["rows"].value.sum())
+    users = float(facts.users if public else max(released["rows"].value.sum(), 1.0))
     centre, between = np.zeros(d + q), np.zeros(d + q)
     for name, part in (("levels", slice(None, d)), ("target_levels", slice(d, None))):
         if name in released:
