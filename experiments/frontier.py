@@ -4,7 +4,8 @@
 
 Around one base point (n 20,000, d 50, k 2, m 10, label noise 0.1, identity covariance, epsilon 1, delta 1e-6,
 replace-one-user, unit heads, no intercepts) one quantity is changed at a time. Writes results/frontier.csv, one row a
-run, and from it frontier_winners.csv, frontier_starts.csv, frontier_slopes.csv, frontier.png and frontier_starts.png.
+run, and from it frontier_winners.csv, frontier_panels.csv, frontier_starts.csv, frontier_slopes.csv, frontier.png and
+frontier_starts.png.
 A row that stands is not run again, so a stopped run goes on where it was; after a change of the algorithms or the heads
 delete frontier.csv. All of it takes about half an hour. Noise is simulated from seeds: reproducible, not private.
 
@@ -16,7 +17,9 @@ delete frontier.csv. All of it takes about half an hour. Noise is simulated from
 
 Sweeps "... at 0.2" have epsilon 0.2, where noise, not the number of rows, decides: slopes of the defaults are read
 there. Sweeps "... at 64" are for the papers' configurations, of which Priv-AltMin's converges at no epsilon that
-protects anybody. Sweeps "... floor" have epsilon 1,000: what a configuration reaches with next to no noise.
+protects anybody. Sweeps "... floor" have epsilon 1,000: what a configuration reaches with next to no noise. The sweep
+"panels" has populations like real tables: levels, common slopes, feature means of users' own, constant columns, heavy
+tails, two rows a user. There the oracle is one who knows the population.
 """
 
 from __future__ import annotations

@@ -12,9 +12,11 @@ import numpy as np
 
 from experiments.figure1 import write_csv
 from experiments.frontier_runs import (
+    ALONE,
     DEFAULTS,
     NO_NOISE,
     OWN_START,
+    PANELS,
     PAPERS,
     REFERENCES,
     ROWS,
@@ -229,6 +231,16 @@ def write_winners(results: Results, folder: Path) -> None:
     write_csv(folder / "frontier_winners.csv", header, lines)
 
 
+def write_panels(results: Results, folder: Path) -> None:
+    """Of populations like real panels: every default, and users alone, over one who knows the population."""
+    lines = [
+        [panel, *(results.mse(point, who) for who in (*DEFAULTS, *ALONE))]
+        for panel, point in PANELS.items()
+        if results.at(point, DEFAULTS[0])
+    ]
+    write_csv(folder / "frontier_panels.csv", ["panel", *(f"mse_{who.method}" for who in (*DEFAULTS, *ALONE))], lines)
+
+
 def results_of_starts(rows: Sequence[Row]) -> dict[int, Results]:
     """By number of users, of the seeds with which all starts were run."""
     sweeps = {users: SWEEPS[f"starts at {users:,} users"] for users in (2_000, 20_000)}
@@ -258,5 +270,6 @@ def write_starts(rows: Sequence[Row], folder: Path) -> None:
 def write_tables(rows: Sequence[Row], folder: Path) -> None:
     results = Results(rows)
     write_winners(results, folder)
+    write_panels(results, folder)
     write_starts(rows, folder)
     write_slopes(results, folder)
