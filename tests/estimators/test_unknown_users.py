@@ -268,3 +268,24 @@ def test_classifiers_refuse() -> None:
     model = PrivateFedRepClassifier(1, epsilon=50.0, random_state=0).fit(X, (y > 3).astype(int), groups=groups)
     with pytest.raises(InputError, match=r"user -1 \(row 0\) was not in fit"):
         model.predict(X[:1], groups=[-1])
+
+
+def test_intervals_are_infinite_where_nobody_could_be_heard(tmp_path: Path) -> None:
+    """Thirty users at epsilon 0.05: how large errors are is lost in noise, and no interval beats a wrong one."""
+    rng = np.random.default_rng(0)
+    X, groups = rng.normal(size=(120, 2)), np.repeat(np.arange(30), 4)
+    y = 1e4 * rng.normal(size=120)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = PrivateFedRep(epsilon=0.05, random_state=0).fit(X, y, groups=groups)
+    for groups_asked in (groups, groups + 1000):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            predicted, deviation = model.predict(X, groups=groups_asked, return_std=True)
+            low, high = model.predict_interval(X, groups=groups_asked, coverage=0.9)
+        assert np.isfinite(predicted).all()
+        assert np.isinf(deviation).all()
+        assert np.isinf(high - low).all()
+    model.save(tmp_path / "model")
+    again = PrivateFedRep.load(tmp_path / "model")
+    assert np.isinf(again.predict(X, groups=groups, return_std=True)[1]).all()

@@ -156,3 +156,14 @@ def test_strength_of_slopes_is_measured_in_public_coordinates() -> None:
     whitened = replace(found, transform=replace(found.transform, whitening=2 * np.eye(3)))
     assert slopes_ratio(whitened, found.prior) == pytest.approx(1.0 + 0.25)
     assert slopes_ratio(learned(columns=0), replace(found.prior, factor=np.zeros((3, 0)))) == 0.0
+
+
+def test_errors_of_unknown_size_are_said_to_be_unknown() -> None:
+    found = learned()
+    assert found.prior is not None
+    found = replace(found, prior=replace(found.prior, noise=np.array([np.inf])))
+    said = heads_json(found, NAMED, JUDGED)
+    assert said is not None
+    assert said["noise_deviation"] == said["nine_in_ten_errors"] == said["nine_in_ten_errors_of_newcomers"] == [None]
+    json.dumps(said, allow_nan=False)
+    assert "not known" in " ".join(about_heads(found, NAMED, JUDGED))

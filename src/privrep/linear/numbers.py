@@ -277,7 +277,7 @@ def measure_errors(
 ) -> HeadPrior:
     """Return the prior with the noise's variance and quantiles of errors, by one more release.
 
-    Where that is lost in its noise, the variance is the one that users see alone.
+    Where that is lost in its noise, the variance is the one that users see alone, and infinite where nobody is heard.
     """
     panel, q = learner.panel, len(learner.panel.target_scale)
     location, level = panel.location, chosen.level
@@ -295,11 +295,13 @@ def measure_errors(
     released = learner.run.release("calibration", step, queries)
     values, sigma = released["noise"].value, released["noise"].sigma
     known = fresh = np.ones(q)
-    if values[-2:].min() > CLEAR * sigma:
+    heard = bool(values[-2:].min() > CLEAR * sigma)
+    if heard:
         known, fresh = (np.maximum(values[i * q : (i + 1) * q], sigma) / float(values[i - 2]) for i in (0, 1))
     tails = released["tails"]
     sizes = known.mean(), fresh.mean()
     counts = tails.value.reshape(2, ERROR_CELLS)
     quantiles = [read_quantiles(part, tails.sigma, float(size)) for part, size in zip(counts, sizes, strict=True)]
-    noise = known * scale**2
+    told = heard or seen is not None or bool(location.varies[-q:].all())
+    noise = known * scale**2 if told else np.full(q, math.inf)  # nobody said how large errors are
     return HeadPrior(panel.mean, factor, chosen.own, level, noise, quantiles[0], quantiles[1], new * fresh / known)

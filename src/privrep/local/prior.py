@@ -138,7 +138,7 @@ class HeadPrior:
     factor: Matrix  # (d, p): v has unit variance, in units of the noise's, along its columns; p may be 0
     own_origin: bool  # whether slopes turn a user's line around its own mean row, or around the centre
     level_ratio: float  # variance of users' levels, in units of the noise's; infinite: levels are the users' own
-    noise: Vector  # (q,): variance of a row's target around its user's own line
+    noise: Vector  # (q,): variance of a row's target around its user's own line; infinite where it is not known
     known: Vector  # quantiles of errors of users' own heads over their standard deviations, at `QUANTILES`
     new: Vector  # the same of users without rows, whose deviations are `new_ratio` times the noise's, squared
     new_ratio: Vector  # (q,)

@@ -15,6 +15,7 @@ from privrep.local.prior import HeadPrior
 from privrep.local.representation import Gains, Representation
 from privrep.models.description import Columns
 from privrep.privacy.ledger import PrivacyReport
+from privrep.typing import Array
 
 FAMILIES = ("common slopes", "slopes along the representation", "slopes in all features")
 MOST_NAMED = 5  # common slopes that are named
@@ -87,7 +88,7 @@ def heads_json(learned: Representation, columns: Columns, report: PrivacyReport)
         "learned": gains.clear,
         "level_ratio": prior.level_ratio if math.isfinite(prior.level_ratio) else None,
         "slopes_ratio": slopes_ratio(learned, prior),
-        "noise_deviation": np.sqrt(prior.noise).tolist(),
+        "noise_deviation": _known(np.sqrt(prior.noise)),
         "log_losses": {"alone": gains.alone, "prior_mean": gains.prior_mean, "heads": gains.heads},
         "log_losses_deviation": gains.sigma,
         "smaller_than_mean": -math.expm1(gains.heads),
@@ -155,15 +156,22 @@ def _about_strength(learned: Representation, prior: HeadPrior) -> list[str]:
     return lines
 
 
-def _widths(prior: HeadPrior, known: bool) -> list[float]:
+def _known(numbers: Array) -> list[float | None]:
+    """Return numbers for machines, which have no word for an infinite one: None where nothing is known."""
+    return [float(number) if math.isfinite(number) else None for number in numbers]
+
+
+def _widths(prior: HeadPrior, known: bool) -> list[float | None]:
     """Return within which distance of a prediction nine in ten targets lie, one number a target."""
     variance = prior.noise if known else prior.noise * prior.new_ratio
-    return (np.sqrt(variance) * prior.quantile(0.9, known)).tolist()
+    return _known(np.sqrt(variance) * prior.quantile(0.9, known))
 
 
 def _about_errors(prior: HeadPrior, columns: Columns) -> list[str]:
     names = columns.targets if len(columns.targets) == len(prior.noise) > 1 else ("",) * len(prior.noise)
     deviations, wide = np.sqrt(prior.noise), _widths(prior, known=False)
+    if not np.isfinite(deviations).all():
+        return ["Noise: how large errors are is not known: there were too few users. Intervals are infinite."]
     return [
         f"Noise{f' of {name}' if name else ''}: rows lie around their user's own line with a standard deviation of "
         f"about {deviation:.3g}. Of users without rows, nine in ten targets lie within {new:.3g} of the prediction."
