@@ -278,6 +278,12 @@ MANY = 3  # rows for each feature from which on a user may have a regression of 
 LEAST_OWN = 30  # and in all
 FEWEST_OWN = 4  # or where users' losses could not tell which prior is good
 CLEARLY = 0.8  # of the posterior's leave-one-out loss, that it must stay below
+LUCK = 1.1  # rows' worth of luck: the ridge of such a regression was chosen by the very losses that are compared
+
+
+def fair_share(rows: int) -> float:
+    """Return the part of a head's loss that a regression of a user's own must stay below to be the better one."""
+    return 1 - LUCK / rows
 
 
 def _candidates(

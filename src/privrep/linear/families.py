@@ -15,7 +15,7 @@ import numpy as np
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
-from privrep.heads.fitting import FEWEST_OWN
+from privrep.heads.fitting import FEWEST_OWN, fair_share
 from privrep.heads.posterior import images_of, spread_of
 from privrep.heads.regression import own_candidate
 from privrep.linear.descent import choose_norm
@@ -244,6 +244,7 @@ class HeadVotes:
                 fits = spread_of(images, np.ascontiguousarray(around[:, :, c])).with_levels(self.level)
                 heads += (fits.left**2).mean(axis=1)
                 alone += own_candidate(X, np.ascontiguousarray(y[:, :, c]), self.scale, self.mean.intercept).loss
+        alone = alone / fair_share(m)
         vote = np.where(heads < alone, 0, np.where(alone < heads, 1, -1))
         return {"votes": Counts(vote[:, None], 2)}
 

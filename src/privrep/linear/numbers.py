@@ -60,7 +60,7 @@ PURPOSES = {
 }
 FEW = 4  # features for each row of a user with many rows, from which on it has little to go by alone
 MANY = 0.1  # for one user who does better with common slopes, so many more than one who do not make U worthwhile
-STRONGLY = 2.0  # and as many as this much of the budget to look for it
+STRONGLY = 3.5  # and as many as this much of the budget to look for it
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 
@@ -69,10 +69,10 @@ class NumbersSettings:
     """Shares of mu^2, fixed beforehand."""
 
     panel: PanelSettings = field(default_factory=PanelSettings)
-    common: float = 0.04  # of the first step on the prior mean
+    common: float = 0.05  # of the first step on the prior mean
     look: float = 0.01  # whether slopes differ at all
     start: float = 0.18
-    brief_start: float = 0.07  # where nobody gives a rank, and users' slopes do not differ strongly
+    brief_start: float = 0.1  # where nobody gives a rank, and users' slopes do not differ strongly
     first_families: float = 0.03
     families: float = 0.08
     calibration: float = 0.02
