@@ -1,8 +1,9 @@
 """Newton's steps on the prior mean: level, common slopes, and what users' mean rows say of their levels.
 
 Each step is one release of two gradients with their curvatures. Its clipping norms come from histograms of norms of the
-step before, from histograms of residuals, or from scales: the first that can be had. Directions of a step are shrunk by
-how much of them is noise, whose variance is public.
+step before, from ones asked for by themselves where users are now known to vary, from histograms of residuals, or from
+scales: the first that can be had. Directions of a step are shrunk by how much of them is noise, whose variance is
+public.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PURPOSES = {
     "common/between": "level, and what means say of it",
     "common/sizes": "next clipping norm",
     "common-look": "how large residuals are",
+    "common-scout": "clipping norm of the last step on common slopes",
 }
 """What the pages that this module asks for are for; see `method.Method.purposes`."""
 
@@ -91,6 +93,10 @@ class Descent:
         left = mu_squared
         if sizing is None:
             left -= self._look(0.1 * mu_squared)
+        elif self.sizes is None and self.panel.factor.shape[1]:  # gradients that no step before has shown
+            page = f"common-scout-{self.steps + 1}"
+            self.sizes = self.run.release(page, self.ask(), {"sizes": sizing})["sizes"]
+            left -= sizing.mu_squared
         self.steps += 1
         queries = {"sizes": sizing} if sizing is not None and not last else {}
         left -= sum(query.mu_squared for query in queries.values())
