@@ -216,3 +216,21 @@ def test_a_node_does_the_same(folder: Path, copy: Path, tmp_path: Path, capsys: 
         assert list(csv.reader(one)) == list(csv.reader(other))
     said = refused(capsys, "node", "predict", node, *options, tmp_path / "c.csv", "--refuse-unknown")
     assert "user 9000 in row 21" in said
+
+
+def test_infinite_intervals_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Thirty users at epsilon 0.05 cannot tell how large errors are."""
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(
+        {"user": np.repeat(np.arange(30), 4), "y": 1e4 * rng.normal(size=120), "x": rng.normal(size=120)}
+    )
+    rows.to_csv(tmp_path / "few.csv", index=False)
+    asked = ["--user", "user", "--target", "y", "--epsilon", "0.05", "--delta", "1e-6", "--out", tmp_path / "model"]
+    assert run(capsys, "fit", tmp_path / "few.csv", *asked)[0] == 0
+    out = ["--out", tmp_path / "p.csv", "--interval", "0.9"]
+    code, said, _ = run(capsys, "predict", tmp_path / "model", tmp_path / "few.csv", *out)
+    assert code == 0
+    assert "Intervals are infinite" in said
+    written = pd.read_csv(tmp_path / "p.csv")
+    assert np.isinf(written["prediction_low"]).all()
+    assert np.isfinite(written["prediction"]).all()

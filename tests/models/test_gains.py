@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from privrep.linear.tails import NORMAL
 from privrep.local.prior import QUANTILES, HeadPrior, PriorMean
 from privrep.local.representation import Gains, Representation
 from privrep.local.transform import FeatureTransform
@@ -19,6 +20,7 @@ from privrep.models.gains import (
     describe_gains,
     find_family,
     heads_json,
+    is_calibrated,
     judge_nothing,
     slopes_ratio,
 )
@@ -167,3 +169,23 @@ def test_errors_of_unknown_size_are_said_to_be_unknown() -> None:
     assert said["noise_deviation"] == said["nine_in_ten_errors"] == said["nine_in_ten_errors_of_newcomers"] == [None]
     json.dumps(said, allow_nan=False)
     assert "not known" in " ".join(about_heads(found, NAMED, JUDGED))
+
+
+def test_intervals_are_calibrated_only_by_a_release_that_was_heard() -> None:
+    """It is always asked for: where it is lost in noise, quantiles are those of normal errors."""
+    found = learned()
+    assert found.prior is not None
+    assert is_calibrated(found.prior, JUDGED)
+    assert not is_calibrated(found.prior, spent("calibration/noise"))
+    for lost in (
+        replace(found.prior, known=NORMAL),
+        replace(found.prior, new=NORMAL),
+        replace(found.prior, noise=np.array([np.inf])),
+    ):
+        assert not is_calibrated(lost, JUDGED)
+        said = heads_json(replace(found, prior=lost), NAMED, JUDGED)
+        assert said is not None
+        assert said["intervals_calibrated"] is False
+        assert "calibrated by a charged release" not in "\n".join(
+            about_heads(replace(found, prior=lost), NAMED, JUDGED)
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -76,6 +77,9 @@ def predict(
         f"{rows:,} rows with their prediction{'s' if len(names) > 1 else ''}: {out} (readable by you alone: made by "
         "private heads, not covered by the privacy guarantee)"
     )
+    prior = fitted.representation.prior
+    if interval is not None and prior is not None and not all(map(math.isfinite, prior.noise)):
+        say("Intervals are infinite: there were too few users to tell how large errors are; fit more, or spend more")
     if unknown.rows:
         said = describe_unknown(unknown.rows, len(unknown.users))
         say(f"{said}; privrep personalize {folder} TABLE makes heads of users' own rows")

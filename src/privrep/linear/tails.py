@@ -14,6 +14,7 @@ from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR
 from privrep.local.prior import QUANTILES
 from privrep.typing import Array
 
+NORMAL = np.asarray(ndtri((1 + np.array(QUANTILES)) / 2))  # of errors of which nothing is known but their variance
 PRECISE = 0.01  # noise of a count, over all of them, up to which quantiles are read off as they are
 HEARD = 5.0  # standard deviations of its noise that the answer of a filter must have
 
@@ -56,7 +57,7 @@ def read_quantiles(counts: Array, sigma: float, variance: float) -> Array:
     answers = templates @ counts
     best = int(answers.argmax())
     if answers[best] < HEARD * sigma:
-        return np.asarray(ndtri((1 + np.array(QUANTILES)) / 2))
+        return NORMAL
     likely = np.exp((answers**2 - answers[best] ** 2) / (2 * sigma**2)) * (answers > 0)
     return np.asarray(likely @ sizes / likely.sum()) / math.sqrt(variance)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from privrep.linear.tails import NORMAL
 from privrep.local.prior import HeadPrior
 from privrep.local.representation import Gains, Representation
 from privrep.models.description import Columns
@@ -19,7 +20,7 @@ from privrep.typing import Array
 
 FAMILIES = ("common slopes", "slopes along the representation", "slopes in all features")
 MOST_NAMED = 5  # common slopes that are named
-TAILS = "calibration/tails"  # the release that calibrates intervals, where there are users enough
+TAILS = "calibration/tails"  # the release that calibrates intervals, if it can be heard
 
 
 def find_family(learned: Representation, prior: HeadPrior) -> int:
@@ -60,11 +61,10 @@ def about_heads(learned: Representation, columns: Columns, report: PrivacyReport
     prior, gains = learned.prior, learned.gains
     assert prior is not None
     assert gains is not None
-    calibrated = any(name == TAILS for name, _ in report.events)
     how = (
         "Intervals are calibrated by a charged release of how often errors are large."
-        if calibrated
-        else "For a release that calibrates intervals there were too few users: they take errors to be normal."
+        if is_calibrated(prior, report)
+        else "There were too few users to calibrate intervals: they take errors to be normal."
     )
     return [
         _about_family(learned, prior, report),
@@ -75,6 +75,13 @@ def about_heads(learned: Representation, columns: Columns, report: PrivacyReport
         how,
         _about_slopes(learned, prior, columns),
     ]
+
+
+def is_calibrated(prior: HeadPrior, report: PrivacyReport) -> bool:
+    """Return whether the sizes of errors were heard in a release: asked for, and not lost in its noise."""
+    asked = any(name == TAILS for name, _ in report.events)
+    heard = not (np.allclose(prior.known, NORMAL, rtol=1e-9) or np.allclose(prior.new, NORMAL, rtol=1e-9))
+    return asked and heard and bool(np.isfinite(prior.noise).all())
 
 
 def heads_json(learned: Representation, columns: Columns, report: PrivacyReport) -> dict[str, Any] | None:
@@ -95,7 +102,7 @@ def heads_json(learned: Representation, columns: Columns, report: PrivacyReport)
         "smaller_than_alone": -math.expm1(-gains.over_alone),
         "nine_in_ten_errors": _widths(prior, known=True),
         "nine_in_ten_errors_of_newcomers": _widths(prior, known=False),
-        "intervals_calibrated": any(name == TAILS for name, _ in report.events),
+        "intervals_calibrated": is_calibrated(prior, report),
         "common_slopes": prior.mean.slopes.T.tolist(),
     }
 
