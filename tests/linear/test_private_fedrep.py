@@ -175,7 +175,7 @@ def test_nothing_to_learn_is_known_to_be_nothing():
     learned = private_fedrep(run, 2)
     assert learned.error == 2.0  # all of it: two directions
     assert learned.trust < 0.05
-    assert run.ledger.epsilon < 0.04  # and what could not help was not spent
+    assert run.ledger.epsilon < 0.036  # and what could not help was not spent
     assert np.isfinite(learned.matrix).all()
 
 

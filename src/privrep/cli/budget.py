@@ -42,7 +42,7 @@ def budget(
     ] = None,
     relation: Annotated[str, typer.Option(help="For --features: the relation of the fit.")] = "replace-one-user",
 ) -> None:
-    """What a budget buys: epsilon to noise, noise to epsilon, or roughly how good predictions will be."""
+    """Say what a budget buys: epsilon to noise, noise to epsilon, or roughly how good predictions will be."""
     from privrep.models.planning import PlanningProblem
     from privrep.privacy.accounting import check_budget
     from privrep.privacy.ledger import Budget

@@ -38,7 +38,7 @@ class Fits:
 
 @dataclass(frozen=True)
 class Spread:
-    """What the slopes' prior makes of users' rows, before levels: B_0 r, B_0 1 and the diagonal of B_0, (users, m)."""
+    """Users' rows as the slopes' prior weighs them, before levels: B_0 r, B_0 1 and the diagonal of B_0, (users, m)."""
 
     images: Array  # P, (users, m, p)
     targets: Array  # B_0 r

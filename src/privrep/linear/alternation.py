@@ -108,7 +108,7 @@ less each get closer than few with more."""
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What stays the same throughout a run."""
+    """The part of a fit that stays the same throughout its rounds."""
 
     run: Run
     transform: FeatureTransform
@@ -128,7 +128,7 @@ class RoundContext:
 
 
 class Round(Protocol):
-    """What a method does in a round: a local step, what to ask of it, and the move that the releases stand for."""
+    """A method's round: a local step, what to ask of it, and the move that the releases stand for."""
 
     @property
     def name(self) -> str: ...
@@ -334,7 +334,7 @@ def spread_of_heads(state: Estimate) -> Array:
 
 @dataclass(frozen=True)
 class Move:
-    """What a round says: how U should move in each of k directions of the heads, and how much of that is noise."""
+    """A round's answer: how U should move in each of k directions of the heads, and how much of that is noise."""
 
     turn: Array  # (k, k), orthonormal: the directions
     raw: Array  # (d, k), orthogonal to U: the move in each

@@ -148,7 +148,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Families:
-    """What candidates are made of."""
+    """The parts that candidates are made of, and the run that asks users about them."""
 
     run: Run
     mean: PriorMean
@@ -165,12 +165,19 @@ class Families:
         return find_spreads(self.run, page, self.mean, self.first, self.target_scale, mu_squared)
 
     def _step(self, candidates: Sequence[Candidate], tail: float, relative: bool) -> HeadLosses:
-        factor, slopes, level, own, common = (
-            np.array([float(number) for number in numbers])
-            for numbers in zip(*((c.factor, c.slopes, c.level, c.own, c.common) for c in candidates), strict=True)
+        return HeadLosses(
+            self.mean,
+            self.first,
+            self.second,
+            np.array([float(c.factor) for c in candidates]),
+            np.array([c.slopes for c in candidates]),
+            np.array([c.level for c in candidates]),
+            np.array([float(c.own) for c in candidates]),
+            np.array([float(c.common) for c in candidates]),
+            self.target_scale,
+            tail,
+            relative,
         )
-        parts = self.first, self.second, factor, slopes, level, own, common
-        return HeadLosses(self.mean, *parts, self.target_scale, tail, relative)
 
     def vote(self, page: str, candidates: Sequence[Candidate], mu_squared: float) -> tuple[Array, float]:
         """Ask users which candidate they lose least by: the cheapest of questions. Return counts, and their noise."""
@@ -244,7 +251,7 @@ class HeadVotes:
                 fits = spread_of(images, np.ascontiguousarray(around[:, :, c])).with_levels(self.level)
                 heads += (fits.left**2).mean(axis=1)
                 alone += own_candidate(X, np.ascontiguousarray(y[:, :, c]), self.scale, self.mean.intercept).loss
-        alone = alone / fair_share(m)
+            alone = alone / fair_share(m)
         vote = np.where(heads < alone, 0, np.where(alone < heads, 1, -1))
         return {"votes": Counts(vote[:, None], 2)}
 

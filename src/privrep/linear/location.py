@@ -78,6 +78,43 @@ def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, f
     return 0.0 if needed > hard * most * total else float(np.clip(needed, least * total, most * total))
 
 
+def histogram_queries(
+    run: Run, total: float, intercept: bool, limits: tuple[float, float], declared: bool
+) -> dict[str, Query]:
+    """Return what is asked on the first page: histograms of columns, each at its price, and of numbers of rows.
+
+    Histograms of features that nobody could hear are left out. Those of targets are not: without them there is nothing
+    to predict. All together, windows that narrow included, cost at most MOST, or MOST_ALONE.
+    """
+    facts = run.users.facts
+    d, q = facts.features, facts.targets
+    columns = min(d, SPARSE_COLUMNS) if facts.sparse else d
+    shares = {
+        "sizes": (histogram_share(run, total, columns, limits, 16.0), columns, d * CELLS),
+        "target_sizes": (0.0, q, q * CELLS),
+        "levels": (histogram_share(run, total, d, limits), d, d * SIGNED_CELLS),
+        "target_levels": (0.0, q, q * SIGNED_CELLS),
+    }
+    features = (shares["sizes"][0] + (1 + ZOOMS / 2) * shares["levels"][0]) / total
+    most = MOST if features or declared or facts.sparse else MOST_ALONE
+    dear = limits[0], min(DEAR * limits[1], (most - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
+    for name in ("target_sizes", "target_levels"):
+        shares[name] = (histogram_share(run, total, q, dear, 16.0) or limits[1] * total, *shares[name][1:])
+    if declared:
+        del shares["sizes"]
+    if facts.sparse or not intercept:
+        del shares["levels"]
+    if not intercept:
+        del shares["target_levels"]
+    queries = {
+        name: Query(Bound(math.sqrt(count), size, acute=True), share)
+        for name, (share, count, size) in shares.items()
+        if share
+    }
+    queries["rows"] = Query(Bound(1.0, ROW_CELLS, acute=True), ROWS_SHARE * total)
+    return queries
+
+
 def find_location(
     run: Run, total: float, intercept: bool, limits: tuple[float, float], declared: Array | None = None
 ) -> tuple[Location, float]:
@@ -92,30 +129,7 @@ def find_location(
     """
     facts = run.users.facts
     d, q = facts.features, facts.targets
-    columns = min(d, SPARSE_COLUMNS) if facts.sparse else d
-    shares = {
-        "sizes": (histogram_share(run, total, columns, limits, 16.0), columns, d * CELLS),
-        "target_sizes": (0.0, q, q * CELLS),
-        "levels": (histogram_share(run, total, d, limits), d, d * SIGNED_CELLS),
-        "target_levels": (0.0, q, q * SIGNED_CELLS),
-    }
-    features = (shares["sizes"][0] + (1 + ZOOMS / 2) * shares["levels"][0]) / total
-    most = MOST if features or declared is not None or facts.sparse else MOST_ALONE
-    dear = limits[0], min(DEAR * limits[1], (most - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
-    for name in ("target_sizes", "target_levels"):
-        shares[name] = (histogram_share(run, total, q, dear, 16.0) or limits[1] * total, *shares[name][1:])
-    if declared is not None:
-        del shares["sizes"]
-    if facts.sparse or not intercept:
-        del shares["levels"]
-    if not intercept:
-        del shares["target_levels"]
-    queries = {
-        name: Query(Bound(math.sqrt(count), size, acute=True), share)
-        for name, (share, count, size) in shares.items()
-        if share
-    }
-    queries["rows"] = Query(Bound(1.0, ROW_CELLS, acute=True), ROWS_SHARE * total)
+    queries = histogram_queries(run, total, intercept, limits, declared is not None)
     released = run.release("scales", ColumnSizes(intercept), queries)
     spent = sum(query.mu_squared for query in queries.values())
     scale, varies = np.ones(d + q), np.zeros(d + q, bool)
@@ -132,7 +146,7 @@ def find_location(
     for name, part in (("levels", slice(None, d)), ("target_levels", slice(d, None))):
         if name in released:
             pages = "levels" if name == "levels" else "target"
-            found, cost = _find_levels(run, released[name], pages, part, d + q, 0.5 * shares[name][0], users)
+            found, cost = _find_levels(run, released[name], pages, part, d + q, 0.5 * queries[name].mu_squared, users)
             centre[part], between[part] = found
             spent += cost
     centre = np.where(np.abs(centre) < 0.3 * between, 0.0, centre)  # zero is as good an origin, and has no noise

@@ -3,11 +3,13 @@
 Passes over the users, each a page of the billboard:
   scales, levels-t, covariance   see `panel`                               -> coordinates, first slopes
   common-t                       see `descent`                             -> level, common slopes, contexts
+  families-look                  a vote, without a rank                    -> whether to look for U, and how hard
   (the start)                    see `starts`, of what the mean leaves     -> U_0, its rank, which may be 0
   spreads-0, families-0          how heads along it do, without a rank     -> whether to go on with U
   *-scout, *-t                   rounds, see `alternation`                 -> U
   spreads-1, common-t            a last step that knows how heads vary     -> level, common slopes, contexts
   spreads, families-t            see `choice`                              -> how far users differ, and in what
+  families-votes                 a vote, where losses cannot tell          -> whether users may do without the prior
   families                       losses of heads and of users alone        -> what is gained
   calibration                    errors in standard deviations             -> the noise's variance, intervals
 """
@@ -27,14 +29,7 @@ from privrep.linear.alternation import (
     run_rounds,
     spread_of_heads,
 )
-from privrep.linear.choice import (
-    MODEST,
-    ODDS_ALL,
-    PriorChoice,
-    guess_common,
-    guess_shared,
-    read_gains,
-)
+from privrep.linear.choice import MODEST, ODDS_ALL, PriorChoice, guess_common, guess_shared, read_gains
 from privrep.linear.descent import Descent
 from privrep.linear.families import ERROR_CELLS, Candidate, Families, HeadErrors, HeadVotes
 from privrep.linear.panel import Panel, PanelSettings, find_panel
@@ -59,8 +54,8 @@ PURPOSES = {
     "calibration/tails": "how often errors are large",
 }
 FEW = 4  # features for each row of a user with many rows, from which on it has little to go by alone
-MANY = 0.1  # for one user who does better with common slopes, so many more than one who do not make U worthwhile
-STRONGLY = 3.5  # and as many as this much of the budget to look for it
+HOPE = 1.1  # users who do better if slopes differ, for one who does not, from which on U is looked for
+STRONG_HOPE = 3.5  # and from which on more is spent on it
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 
@@ -112,14 +107,18 @@ def learn_numbers(
     descent.step(s.common * total, last=False)
     later = (s.families + s.calibration) * total
     learner = _Learner(run, method, settings or FOR_NUMBERS, descent, rank, intercept)
-    state = Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
+    state = _no_directions(d)
     hope = math.inf if rank is not None else learner.hope(s.look * total)
-    if hope > 1 + MANY:
-        state = learner.start(initialiser, (s.start if hope > STRONGLY else s.brief_start) * total)
+    if hope > HOPE:
+        state = learner.start(initialiser, (s.start if hope > STRONG_HOPE else s.brief_start) * total)
     if rank is None and 0 < state.basis.shape[1] < d:
         state = learner.doubt(state, s.first_families * total)
     state = learner.finish(state, total - later - descent.spent, s)
     return conclude(learner, state, s.families * total, s.calibration * total)
+
+
+def _no_directions(d: int) -> Estimate:
+    return Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
 
 
 @dataclass
@@ -145,7 +144,7 @@ class _Learner:
         """Return where rounds start: no direction where nobody asks for one and none stands out from the noise."""
         d, rank = self.run.users.facts.features, self.rank
         if rank == 0:
-            return Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
+            return _no_directions(d)
         if d in (rank, 1):
             return Estimate(np.eye(d), np.zeros((d, d)))
         asked = Start(self.run, self.panel.transform, rank, mu_squared, self.intercept, mean=self.panel.seen_mean)
@@ -168,12 +167,11 @@ class _Learner:
 
         Users with many rows for their features tell by how they do with slopes that differ in all features alike.
         """
-        none = Estimate(np.zeros((self.run.users.facts.features, 0)), np.zeros((0, 0)))
-        families, p = self.families(none), self.panel
+        families = self.families(_no_directions(self.run.users.facts.features))
         width = families.second.shape[1]
         if self.few or width < 2:
             return math.inf
-        ratio = float(np.clip((p.level_size / p.residual) ** 2, *MODEST)) if self.intercept else 0.0
+        ratio = self.panel.guess_level(MODEST) if self.intercept else 0.0
         candidates = [Candidate(0, 0.0, ratio), Candidate(2, ODDS_ALL[0] / width, ratio, own=not self.intercept)]
         votes, sigma = families.vote("families-look", candidates, mu_squared)
         self.descent.spent += mu_squared

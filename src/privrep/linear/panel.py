@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from privrep.linear.location import Location, find_location
-from privrep.linear.panel_steps import (
-    PanelMoments,
-)
+from privrep.linear.panel_steps import PanelMoments
 from privrep.linear.transform import CLEAR, MOST_WHITENED, frequency_scales, whitening_of
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
@@ -51,7 +49,7 @@ class PanelSettings:
 
 @dataclass(frozen=True)
 class Panel:
-    """What is known of users before representations: coordinates, the prior mean, and where columns lie."""
+    """Users as they are known before representations: coordinates, the prior mean, and where columns lie."""
 
     location: Location
     transform: FeatureTransform
@@ -67,7 +65,11 @@ class Panel:
         """Return the variance of levels over the noise's as far as it is known; infinite where levels are not."""
         if not self.location.between[len(self.mean.slopes) :].any():
             return math.inf
-        return float(np.clip((self.level_size / self.residual) ** 2, *GUESSED))
+        return self.guess_level(GUESSED)
+
+    def guess_level(self, limits: tuple[float, float]) -> float:
+        """Return the variance of levels over the noise's, from their sizes, within these limits."""
+        return float(np.clip((self.level_size / self.residual) ** 2, *limits))
 
     @property
     def seen_mean(self) -> PriorMean:

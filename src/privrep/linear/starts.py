@@ -43,7 +43,7 @@ MOST_SQUARED = 1024  # features whose pairs are affordable: more draw too much n
 
 @dataclass(frozen=True)
 class Start:
-    """What an initialiser is asked."""
+    """The question to an initialiser."""
 
     run: Run
     transform: FeatureTransform
@@ -84,7 +84,7 @@ def _top(start: Start, page: str, step: PairMoments) -> Estimate:
 
 
 def top_eigenvectors(moments: Array, rank: int | None, sigma: float = 0.0) -> Estimate:
-    """Of a released sum; how far noise may have turned them is read off the eigenvalues.
+    """Return the top eigenvectors of a released sum; how far noise may have turned them is read off its eigenvalues.
 
     Few eigenvalues may look less noisy than they are: `sigma`, the noise of packed entries, is the least there is.
     """
