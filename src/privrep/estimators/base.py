@@ -14,10 +14,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from privrep.data.table import UserTable, factorize, find_users, plain
-from privrep.errors import InputError, NothingLearned, WeakPrivacy
+from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
+from privrep.heads.uncertainty import describe_unknown
 from privrep.linear.registry import find_estimator
+from privrep.local.prior import HeadPrior
 from privrep.local.representation import Representation
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
@@ -41,6 +43,7 @@ class Personal(BaseEstimator, ABC):
     feature_covariance: Any
     start: str | None
     safety_net: bool
+    unknown_users: str
     random_state: int | None
     run_folder: str | Path | None
 
@@ -85,21 +88,50 @@ class Personal(BaseEstimator, ABC):
     ) -> tuple[models.Model, UserTable]:
         """The model without heads, and the rows that heads are made of."""
 
-    def _outputs(self, X: Any, groups: Groups | None) -> Array:
-        """What each row's user's own head says of it."""
+    def _found(self, X: Any, groups: Groups | None) -> tuple[Any, Heads, NDArray[np.int64]]:
+        """Return checked rows, the heads, and the position of each row's user among them, -1 for unknown users."""
+        refuses = self._refuses()
         X, names = rows_to_predict(self, X, groups)
         heads = heads_of(self.model_)
-        return heads.predict(self._representation, X, known_users(heads.ids, names))
+        if refuses or self._representation.prior is None:
+            return X, heads, known_users(heads.ids, names)
+        positions = find_users(heads.ids, names)
+        if (positions < 0).any():
+            said = describe_unknown(*count_unknown(heads.ids, names, positions))
+            warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=3)
+        return X, heads, positions
+
+    def _refuses(self) -> bool:
+        if self.unknown_users not in ("prior", "refuse"):
+            raise InputError(f'unknown_users must be "prior" or "refuse". Got {self.unknown_users!r} instead.')
+        return self.unknown_users == "refuse"
 
     def _head(self, X: Any, y: Array) -> PersonalHead:
         """Return the head of a user who was not there."""
         return self._personal(UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64)))
 
+    def _fit_one(self, table: UserTable) -> Heads:
+        """Return the head of the only user of a table, as heads of many."""
+        return fit_block(table, self._representation, self.fit_intercept, self.safety_net, self.model_.loss)
+
+    def _no_rows(self, X: Any, y: Any) -> bool:
+        """Return whether these are rows of a user who has none, whose head is the prior's."""
+        rows = np.shape(X)
+        return self._representation.prior is not None and len(rows) == 2 and not rows[0] and np.shape(y)[:1] == (0,)
+
+    def _without_rows(self, X: Any, targets: Array) -> UserTable:
+        """Return a table of one user without rows; X (0, n_features) is checked."""
+        kinds = [np.float64, np.float32]
+        X = validate_data(self, X, dtype=kinds, accept_sparse="csr", reset=False, ensure_min_samples=0)
+        return UserTable(X, targets, np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64))
+
     def _personal(self, table: UserTable) -> PersonalHead:
         """Return the head of the only user of a table."""
-        heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net, self.model_.loss)
+        return self._as_personal(self._fit_one(table))
+
+    def _as_personal(self, heads: Heads) -> PersonalHead:
         weights, kinds = heads.weights(self._representation), tuple(HEAD_KINDS[kind] for kind in heads.kind)
-        doubts = None if self._representation.prior is None else heads.doubts(self._representation)
+        doubts = heads.doubts(self._representation) if isinstance(self._representation.prior, HeadPrior) else None
         if heads.targets == 1:
             return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]), doubts)
         return PersonalHead(kinds, weights, heads.intercept, doubts)

@@ -23,6 +23,7 @@ from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
 from privrep.linear.registry import DEFAULT
 from privrep.local.losses import Loss, decided, probabilities
+from privrep.local.prior import LabelPrior
 from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns
@@ -41,8 +42,8 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
 
     Parameters
     ----------
-    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, start, safety_net, random_state,
-    run_folder : as those of `PrivateFedRep`
+    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, start, safety_net, unknown_users,
+    random_state, run_folder : as those of `PrivateFedRep`
     loss : "log" or "hinge"
         "log" is the logistic loss, softmax for more than two classes; "hinge" is smoothed, each class against the rest.
     classes : list, optional
@@ -79,6 +80,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         feature_covariance: Any = None,
         start: str | None = None,
         safety_net: bool = True,
+        unknown_users: str = "prior",
         random_state: int | None = None,
         run_folder: str | Path | None = None,
     ) -> None:
@@ -93,11 +95,12 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         self.feature_covariance = feature_covariance
         self.start = start
         self.safety_net = safety_net
+        self.unknown_users = unknown_users
         self.random_state = random_state
         self.run_folder = run_folder
 
     def predict(self, X: Any, groups: Groups | None = None) -> NDArray[Any]:
-        """Labels by each row's user's own head. A user who was not in `fit` is an error: see `personalize`."""
+        """Labels by each row's user's own head. Users who were not in `fit` have the prior mean: see `personalize`."""
         codes = decided(self._outputs(X, groups))
         return np.asarray(self.classes_[codes])
 
@@ -112,12 +115,28 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return probabilities(self._loss, outputs)
 
     def personalize(self, X: Any, y: Any) -> PersonalClassifier:
-        """The classifier of a user who was not there, from its own rows and the public representation. Costs no
-        privacy."""
+        """Return the classifier of a user who was not there, from its own rows and what `fit` released. Costs no
+        privacy. There may be no rows at all: the head is then the prior mean.
+
+        Args:
+            X: rows (rows, n_features) of the user.
+            y: their labels, (rows,).
+        """
         check_is_fitted(self)
-        X, labels = self._validated(X, y, reset=False)
-        head = self._head(X, codes_of(labels, self.model_.columns.classes).astype(np.float64))
-        return PersonalClassifier(head, self.classes_, self._loss)
+        if self._no_rows(plain(X), plain(y)):
+            table = self._without_rows(plain(X), np.zeros(0))
+        else:
+            X, labels = self._validated(X, y, reset=False)
+            codes = codes_of(labels, self.model_.columns.classes).astype(np.float64)
+            table = UserTable.from_rows(X, codes, np.zeros(X.shape[0], dtype=np.int64))
+        heads = self._fit_one(table)
+        trust = heads.trust(self._representation) if isinstance(self._representation.prior, LabelPrior) else None
+        return PersonalClassifier(self._as_personal(heads), self.classes_, self._loss, trust)
+
+    def _outputs(self, X: Any, groups: Groups | None) -> Array:
+        """Return what each row's user's own head says of it."""
+        X, heads, users = self._found(X, groups)
+        return heads.predict(self._representation, X, users)
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
         """Accuracy of `predict`. Computed on users' data: not private, and not part of the model."""
@@ -146,6 +165,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
             table = replace(rows, y=codes[rows.y.astype(np.int64)])
             return InMemoryUsers(table)
 
+        self._refuses()  # a parameter that is none is refused before anything is spent
         config, columns = self._config(loss=self.loss), replace(columns, classes=self._declared(y))
         config.check(rows.n_features)  # what cannot be done, too
         config.check_users(InMemoryUsers(rows))

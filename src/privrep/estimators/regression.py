@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from privrep.data.table import UserTable, find_users, plain
-from privrep.errors import InputError, UnknownUsers
-from privrep.estimators.base import Groups, Personal, count_unknown, heads_of, known_users, rows_to_predict
-from privrep.heads.fitting import Heads
+from privrep.data.table import UserTable, plain
+from privrep.estimators.base import Groups, Personal
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
-from privrep.heads.uncertainty import check_coverage, describe_unknown
+from privrep.heads.uncertainty import check_coverage
 from privrep.linear.registry import ESTIMATORS, METHODS
 from privrep.models import learning
 from privrep.models import model as models
@@ -122,37 +118,16 @@ class Regressor(RegressorMixin, Personal):
             y: their targets, (rows,) or (rows, targets).
         """
         check_is_fitted(self)
-        prior, rows = self._representation.prior, plain(X)
-        if prior is None or len(np.shape(rows)) != 2 or np.shape(rows)[0] or np.shape(plain(y))[:1] != (0,):
+        rows, prior = plain(X), self._representation.prior
+        if prior is None or not self._no_rows(rows, plain(y)):
             return self._head(*self._validated(X, y, reset=False))
-        kinds = [np.float64, np.float32]
-        X = validate_data(self, rows, dtype=kinds, accept_sparse="csr", reset=False, ensure_min_samples=0)
-        targets = np.zeros((0, len(prior.noise))) if len(prior.noise) > 1 else np.zeros(0)
-        return self._personal(UserTable(X, targets, np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)))
+        return self._personal(self._without_rows(rows, np.zeros((0, prior.targets) if prior.targets > 1 else 0)))
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
         """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
         from sklearn.metrics import r2_score
 
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
-
-    def _found(self, X: Any, groups: Groups | None) -> tuple[Any, Heads, NDArray[np.int64]]:
-        """Return checked rows, the heads, and the position of each row's user among them, -1 for unknown users."""
-        refuses = self._refuses()
-        X, names = rows_to_predict(self, X, groups)
-        heads = heads_of(self.model_)
-        if refuses or self._representation.prior is None:
-            return X, heads, known_users(heads.ids, names)
-        positions = find_users(heads.ids, names)
-        if (positions < 0).any():
-            said = describe_unknown(*count_unknown(heads.ids, names, positions))
-            warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=3)
-        return X, heads, positions
-
-    def _refuses(self) -> bool:
-        if self.unknown_users not in ("prior", "refuse"):
-            raise InputError(f'unknown_users must be "prior" or "refuse". Got {self.unknown_users!r} instead.')
-        return self.unknown_users == "refuse"
 
     def _learn(
         self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns

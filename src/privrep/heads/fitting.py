@@ -27,7 +27,7 @@ from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.classification import class_constant, class_own, class_shared
-from privrep.heads.margin import LossName, first_half, lipschitz_fit, shortened, zero_one_heads
+from privrep.heads.label_posterior import fit_label_heads
 from privrep.heads.posterior import doubt_size, fit_posterior
 from privrep.heads.regression import (
     CONSTANT,
@@ -43,9 +43,9 @@ from privrep.heads.regression import (
     shared_candidate,
 )
 from privrep.heads.regression import HEAD_KINDS as HEAD_KINDS
-from privrep.heads.uncertainty import SAYS_NOTHING, Doubts
+from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
 from privrep.local.losses import Loss
-from privrep.local.prior import HeadPrior
+from privrep.local.prior import HeadPrior, LabelPrior
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.typing import Array
@@ -85,6 +85,9 @@ class Heads:
         if representation.prior is None and (users < 0).any():
             raise InputError("some rows are of users without a head, and this model has no prior to predict them with.")
         columns = [self._predict(representation, X, users, c) for c in range(self.targets)]
+        if isinstance(representation.prior, LabelPrior):
+            trusted = self.trust(representation).factors(X, users)
+            columns = [trusted * column for column in columns]
         return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
 
     def _predict(self, representation: Representation, X: Any, users: NDArray[np.int64], target: int) -> Array:
@@ -105,9 +108,17 @@ class Heads:
     def doubts(self, representation: Representation) -> Doubts:
         """Return what the heads leave to doubt; raise InputError if they have no prior."""
         prior = representation.prior
-        if prior is None or self.origin is None or self.doubt is None:
+        if not isinstance(prior, HeadPrior) or self.origin is None or self.doubt is None:
             raise InputError(SAYS_NOTHING)
         return Doubts(prior, self.origin, self.doubt, self.kind == PRIOR)
+
+    def trust(self, representation: Representation) -> Trust:
+        """Return how far outputs of classifiers are to be believed."""
+        prior = representation.prior
+        assert isinstance(prior, LabelPrior)
+        assert self.origin is not None
+        assert self.doubt is not None
+        return Trust(prior, self.origin, self.doubt, self.kind)
 
     def deviations(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
         """Return the standard deviation of each prediction's error, as `predict` has them; heads must have a prior."""
@@ -195,8 +206,11 @@ def fit_block(
     safety_net: bool,
     loss: Loss | None = None,
 ) -> Heads:
-    if representation.prior is not None:
+    if isinstance(representation.prior, HeadPrior):
         return _posterior_block(block, representation.prior, representation.scale, safety_net)
+    if isinstance(representation.prior, LabelPrior):
+        assert loss is not None
+        return _label_block(block, representation.prior, representation.scale, safety_net, loss)
     n, (d, k) = block.n_users, representation.matrix.shape
     q = loss.outputs if loss is not None else block.n_targets
     kind = np.full(n * q, CONSTANT, dtype=np.int8)
@@ -225,9 +239,9 @@ def fit_block(
     return Heads(block.ids, kind, constant, shared, place, own[has_own].reshape(-1, d), q)
 
 
-def prior_heads(ids: NDArray[Any], prior: HeadPrior) -> Heads:
+def prior_heads(ids: NDArray[Any], prior: HeadPrior | LabelPrior) -> Heads:
     """Return heads of users without rows: the prior mean, for each of its targets."""
-    n, (d, p), q = len(ids), prior.factor.shape, len(prior.noise)
+    n, (d, p), q = len(ids), prior.factor.shape, prior.targets
     mean = prior.mean
     level = mean.level - (mean.centre * mean.located) @ mean.row_weights
     kind, nothing = np.full(n * q, PRIOR, dtype=np.int8), np.zeros((n * q, p))
@@ -243,7 +257,7 @@ def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_ne
     feature keeps a regression of its own where that is clearly better by leave-one-out. So do users with few rows where
     nothing could be learned of which prior is good: they are as well off as alone.
     """
-    d, q, wanted = prior.factor.shape[0], block.n_targets, len(prior.noise)
+    d, q, wanted = prior.factor.shape[0], block.n_targets, prior.targets
     if q != wanted:
         raise InputError(f"the model has {wanted} {'target' if wanted == 1 else 'targets'}. Got {q} instead.")
     found = prior_heads(block.ids, prior)
@@ -274,6 +288,44 @@ def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_ne
     return replace(found, own=np.array(own).reshape(-1, d)) if own else found
 
 
+def _label_block(block: UserTable, prior: LabelPrior, scale: Array, safety_net: bool, loss: Loss) -> Heads:
+    """Return heads of classifiers as posterior means; users without rows, or whose numbers overflow, have the prior's.
+
+    The safety net is as `_posterior_block` has it, losses being those of labels.
+    """
+    d, q = prior.factor.shape[0], prior.targets
+    found = prior_heads(block.ids, prior)
+    origin, doubt = cast(Array, found.origin), cast(Array, found.doubt)
+    own: list[Array] = []
+    for users, size in block.positions_by_size():
+        X, y = finite_rows(*block.group(users, size))
+        X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
+        with np.errstate(all="ignore"):
+            fits = fit_label_heads(X, y, prior, loss)
+            numbers = fits.intercept, fits.coordinates, fits.doubt
+            fine = np.logical_and.reduce([np.isfinite(part).reshape(len(y), -1).all(axis=1) for part in numbers])
+        heads = users[fine, None] * q + np.arange(q)
+        found.kind[heads], found.intercept[heads], found.shared[heads] = (
+            POSTERIOR,
+            *(part[fine] for part in numbers[:2]),
+        )
+        doubt[heads], origin[heads] = fits.doubt[fine], fits.origin[fine, None]
+        least = max(MANY * d, LEAST_OWN) if prior.decided else FEWEST_OWN
+        if not safety_net or isinstance(X, SparseRows) or size < least:
+            continue
+        with np.errstate(all="ignore"):
+            alone = class_own(X, loss.signs(y), loss, scale, prior.mean.intercept)
+            below = fits.loss - (CLEARLY_LABELS if prior.decided else LUCK_LABELS) / size
+            better = np.flatnonzero(fine & (alone.loss < below) & np.isfinite(alone.intercept).all(axis=1))
+        heads = (users[better, None] * q + np.arange(q)).ravel()
+        found.kind[heads], found.intercept[heads], found.shared[heads] = OWN, alone.intercept[better].ravel(), 0.0
+        found.own_position[heads] = len(own) + np.arange(len(heads))
+        own += list((alone.weights[better] - prior.mean.slopes.T).reshape(-1, d))
+    return replace(found, own=np.array(own).reshape(-1, d)) if own else found
+
+
+CLEARLY_LABELS = 3.0  # nats, over all rows, by which a classifier of one's own must be better
+LUCK_LABELS = 0.5
 MANY = 3  # rows for each feature from which on a user may have a regression of its own
 LEAST_OWN = 30  # and in all
 FEWEST_OWN = 4  # or where users' losses could not tell which prior is good
@@ -318,35 +370,3 @@ def _class_candidates(
         return [constant, shared]
     last_resort = replace(constant, loss=np.full(len(y), 1e300))  # it is part of one's own
     return [last_resort, shared, class_own(X, signs, loss, rep.scale, intercept)]
-
-
-@dataclass(frozen=True)
-class MarginRule:
-    """How users' heads of two classes are fitted on a representation that was selected."""
-
-    matrix: Array  # (d, k)
-    loss: str  # "margin": 0-1 loss; else one of `margin.LOSSES`
-    radius: float  # to which images of rows are shortened, where there is no margin
-    norm: float  # of heads, at most, where there is no margin
-    second_half: bool  # whether the rows that chose the representation are left out
-
-
-def fit_margin_heads(blocks: Iterable[UserTable], rule: MarginRule, performance: Performance | None = None) -> Array:
-    """Return a head for every user of the blocks, (users, k)."""
-    return np.concatenate(list(map_blocks(partial(_margin_block, rule=rule), blocks, performance or Performance())))
-
-
-def _margin_block(block: UserTable, rule: MarginRule) -> Array:
-    heads = np.zeros((block.n_users, rule.matrix.shape[1]))
-    for users, size in block.positions_by_size():
-        with np.errstate(all="ignore"):  # a user whose numbers overflow has no head, and nobody hears of it
-            X, y = finite_rows(*block.group(users, size))
-            P = X.project(rule.matrix) if isinstance(X, SparseRows) else X @ rule.matrix.astype(X.dtype)
-            used = first_half(size) if rule.second_half and size > 1 else 0
-            P, y = P[:, used:].astype(np.float64), y[:, used:, None]
-            if rule.loss == "margin":
-                heads[users] = zero_one_heads(P * y)
-            else:
-                F, loss = shortened(P[..., None], rule.radius), cast(LossName, rule.loss)
-                heads[users] = lipschitz_fit(F, y.astype(np.float64), loss, rule.norm).heads[..., 0]
-    return np.nan_to_num(heads)

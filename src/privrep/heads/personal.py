@@ -13,7 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from privrep.data.categories import Categories, item_codes
 from privrep.data.table import plain
 from privrep.errors import InputError
-from privrep.heads.uncertainty import SAYS_NOTHING, Doubts
+from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
 from privrep.local.losses import Loss, decided, probabilities
 from privrep.typing import Array, Singles
 
@@ -44,13 +44,13 @@ class PersonalHead:
         Returns:
             (rows,), or (rows, targets) where there are several; with return_std two arrays of that shape.
         """
-        rows = self._rows(X)
+        rows = self.checked_rows(X)
         values = np.asarray(rows @ self.weights.T + self.intercept)
         return (values, self._known_doubts.deviations(rows, _first(rows))) if return_std else values
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
         """Return the lower and the upper ends of intervals that cover this share of targets, each as `predict` has."""
-        rows = self._rows(X)
+        rows = self.checked_rows(X)
         values, width = self.predict(rows), self._known_doubts.half_widths(rows, _first(rows), coverage)
         return values - width, values + width
 
@@ -60,7 +60,8 @@ class PersonalHead:
             raise InputError(SAYS_NOTHING)
         return self.doubts
 
-    def _rows(self, X: Any) -> Any:
+    def checked_rows(self, X: Any) -> Any:
+        """Return rows (rows, d) as numbers; raise InputError unless they have as many features as the head."""
         rows = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
         d = self.weights.shape[-1]
         if rows.ndim != 2 or rows.shape[1] != d:
@@ -88,15 +89,21 @@ class PersonalClassifier:
     head: PersonalHead  # one output for two classes, whose sign decides; else one for each
     classes: NDArray[Any]
     loss: Loss = field(repr=False)
+    trust: Trust | None = field(default=None, repr=False)  # of this user alone; None: the head has no prior
 
     @property
     def kind(self) -> str:
-        """ "shared", "own" or "constant": which candidate did best."""
+        """Return what the head is: "posterior", "prior", "own", or of models without a prior "shared", "constant"."""
         return self.head.kind if isinstance(self.head.kind, str) else self.head.kind[0]
 
     def decision_function(self, X: Any) -> Array:
         """The outputs: (rows,) for two classes, positive for the second, or (rows, classes)."""
-        return self.head.predict(X)
+        outputs = self.head.predict(X)
+        if self.trust is None:
+            return outputs
+        rows = self.head.checked_rows(X)
+        factors = self.trust.factors(rows, _first(rows))
+        return outputs * (factors if outputs.ndim == 1 else factors[:, None])
 
     def predict(self, X: Any) -> NDArray[Any]:
         return self.classes[decided(self.decision_function(X))]

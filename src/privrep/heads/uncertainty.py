@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from privrep.errors import InputError
+from privrep.heads.label_posterior import new_variance, trust_of
 from privrep.heads.posterior import doubt_at
-from privrep.local.prior import QUANTILES, HeadPrior
+from privrep.heads.regression import OWN, PRIOR
+from privrep.local.prior import QUANTILES, HeadPrior, LabelPrior
 from privrep.typing import Array
 
 SAYS_NOTHING = (
@@ -71,6 +73,33 @@ class Doubts:
 
     def _each(self, columns: list[Array]) -> Array:
         return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far outputs of classifiers are to be believed: the less, the more is left to doubt about a user's head."""
+
+    prior: LabelPrior
+    origin: Array  # (heads, p) and
+    doubt: Array  # (heads, .), as `posterior.PosteriorHeads` has them
+    kind: NDArray[np.int8]  # (heads,)
+
+    def factors(self, X: Any, users: NDArray[np.int64]) -> Array:
+        """Return factors of outputs, (rows,), for rows (rows, d) of users at these positions, -1 without a head."""
+        prior, q = self.prior, self.prior.targets
+        heads = users * q
+        new = (users < 0) | (self.kind[heads] == PRIOR)
+        if not prior.logits:
+            return np.ones(len(users))
+        images = np.asarray(X @ prior.factor)
+        variance = np.stack([doubt_at(self.doubt[heads + c], images - self.origin[heads + c]) for c in range(q)])
+        found = prior.known * trust_of(np.maximum(variance, 0.0))
+        if new.any():
+            mean = prior.mean
+            moved = images[new] - (mean.centre * mean.located) @ prior.factor
+            unknown = new_variance(moved, prior.level_variance_at(1))
+            found[new] = prior.new * trust_of(np.ascontiguousarray(unknown.T))
+        return np.where(~new & (self.kind[heads] == OWN), 1.0, found)
 
 
 def _quantile(prior: HeadPrior, coverage: float, known: bool) -> float:

@@ -12,9 +12,7 @@ and, where strong directions may hide weak ones, three pages more, after some ro
 and at the end
   preference   whether a user does better by the representation or alone
                                                                -> how to choose between the two on few rows
-Classifiers have some more, before the rounds and after (see `class_prior`):
-  *centre*     gradient of one classifier for everybody        -> what heads have in common
-  *prior       losses of users' heads with several precisions  -> how far they differ from that
+`numbers` and `labels` have what comes before the rounds and after.
 
 Everything that depends on the users is read off these releases; the rest are public facts (d, k and the budget). The
 number of users is not used anywhere, so that it need not be public.
@@ -31,15 +29,13 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from privrep.heads.classification import ClassPreference
 from privrep.heads.regression import KINDS, OWN, SHARED, Preference
-from privrep.linear.prior import TOO_KIND, Common, find_precision, newton_step
-from privrep.linear.starts import MOST_SQUARED, Initialiser, Start, seen, top_eigenvectors
+from privrep.linear.starts import MOST_SQUARED, seen, top_eigenvectors
 from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, ResidualMoments
-from privrep.linear.transform import CLEAR, find_transform, octave_quantile
+from privrep.linear.transform import CLEAR, octave_quantile
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
-from privrep.local.representation import Estimate, Representation, publish
+from privrep.local.representation import Estimate, Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
@@ -54,8 +50,6 @@ PURPOSES = {
     "strong-scout": "first clipping norm, strong directions",
     "preference": "whether users gain by it",
     "sizes": "next clipping norm",
-    "prior": "strength of the heads' prior, for the rounds",
-    "heads-prior": "strength of the heads' prior",
 }
 """What the pages that this module asks for are for; see `method.Method.purposes`."""
 
@@ -68,9 +62,6 @@ class AlternationSettings:
     covariance_share: float = 0.1
     start_share: float = 0.2
     votes_share: float = 0.01
-    prior_share: float = 0.0  # of classifiers' heads: how strong, twice, before the rounds and after
-    look_share: float = 0.0  # and what they have in common: a look
-    centre_share: float = 0.0  # and where it saw something, each of three steps before the rounds and one after
     rounds: int = 8
     scout_share: float = 0.03  # of what the rounds have
     sizes_share: float = 0.05  # of the same, histograms of all rounds together
@@ -87,19 +78,8 @@ class AlternationSettings:
         return float(np.clip(state.total_error / state.basis.shape[1], self.least_ridge, self.most_ridge))
 
 
-FOR_CLASSES = AlternationSettings(
-    scales_share=0.015,
-    covariance_share=0.03,
-    start_share=0.12,
-    votes_share=0.005,
-    prior_share=0.003,
-    look_share=0.01,
-    centre_share=0.04,
-    scout_share=0.02,
-    sizes_share=0.03,
-    heads_weight=0.15,
-)
-"""Of classifiers, whose gradients are noisier: more to the rounds."""
+FOR_CLASSES = AlternationSettings(scout_share=0.02, sizes_share=0.03, heads_weight=0.15)
+"""Of classifiers, whose gradients are noisier."""
 
 FOR_NUMBERS = AlternationSettings(rounds=16, growth=1.12, far=0.05)
 """Of numbers: as long as U is far from the truth, a round's noise is in proportion to its error, and more rounds with
@@ -115,16 +95,13 @@ class RoundContext:
     intercept: bool
     settings: AlternationSettings
     loss: Loss | None = None  # of labels; None: the square, of numbers
+    mean: PriorMean | None = None  # the prior mean: what rounds see is what it leaves
     precision: float = 1.0  # of the prior of classifiers' heads
-    common: Common | None = None  # its centre; None: zero
-    mean: PriorMean | None = None  # of numbers: the prior mean, what rounds see is what it leaves
+    level: float = 1.0  # variance of classifiers' levels
 
     def seen(self, step: Step) -> Step:
-        """Return the step, asked of labels, or of what the prior mean leaves of numbers."""
-        return seen(step, None, self.mean)
-
-    def centre_on(self, basis: Array, spread: Array | float = 1.0) -> Array | None:
-        return None if self.common is None else self.common.on(basis, spread)
+        """Return the step of a round, asked of what the prior mean leaves of numbers; of labels it knows the mean."""
+        return step if self.loss is not None else seen(step, None, self.mean)
 
 
 class Round(Protocol):
@@ -147,55 +124,6 @@ class Round(Protocol):
     def move(self, problem: RoundContext, state: Estimate, step: Any, released: Mapping[str, Release]) -> Estimate: ...
 
 
-def learn_classes(
-    run: Run,
-    rank: int | None,
-    method: Round,
-    initialiser: Initialiser,
-    *,
-    intercept: bool,
-    transform: FeatureTransform | None,
-    settings: AlternationSettings | None,
-    loss: Loss,
-) -> Representation:
-    """Learn a shared representation from labels.
-
-    `rank=None` reads it off releases; `transform` declares public coordinates.
-
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
-    """
-    s = settings or FOR_CLASSES
-    d, total = run.users.facts.features, run.ledger.capacity
-    for_start, spent = s.start_share * total, 0.0
-    if transform is None:
-        transform, spent = find_transform(run, s.scales_share * total, s.covariance_share * total, intercept)
-        for_start += (s.scales_share + s.covariance_share) * total - spent  # where little can be told, a start is most
-    for_votes = 0.0 if run.users.facts.sparse or run.users.facts.targets > 1 else s.votes_share * total
-    for_prior = s.prior_share * total
-    left = total - spent - for_start - for_votes - 2 * for_prior
-    if d in (rank, 1):  # all directions: there is nothing to choose
-        return publish(run, Estimate(np.eye(d), np.zeros((d, d))), transform)
-    problem = RoundContext(run, transform, intercept, s, loss)
-    state = initialiser(Start(run, transform, rank, for_start, intercept, loss))
-    state = state.first(min(state.basis.shape[1], method.most(d))) if rank is None else state
-    left -= s.look_share * total
-    problem = centred(problem, state, s.look_share * total, "centre-1")
-    if problem.common is not None:
-        left -= 4 * s.centre_share * total
-        for t in (2, 3, 4):
-            problem = centred(problem, state, s.centre_share * total, f"centre-{t}")
-    problem = with_precision(problem, state, for_prior, "prior")
-    state = run_rounds(problem, state, rank, method, left)
-    if problem.common is not None:
-        problem = centred(problem, state, s.centre_share * total, "heads-centre")
-    problem = with_precision(problem, state, for_prior, "heads-prior")
-    problem = replace(problem, precision=problem.precision * (TOO_KIND if loss.outputs == 1 else 1.0))
-    votes = preference(problem, state, for_votes)
-    centre = problem.centre_on(state.basis, spread_of_heads(state))
-    return publish(run, state, transform, preference=votes, precision=problem.precision, centre=centre)
-
-
 def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method: Round, left: float) -> Estimate:
     """Return the state after rounds that spend what is left, with those for strong directions first where they hide
     weak ones."""
@@ -209,29 +137,6 @@ def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method:
     state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
     state = add_weak(problem, state, rank, rank, 0.25 * left)
     return iterate(problem, state, method, 0.5 * left, method.name, s.rounds)
-
-
-def centred(problem: RoundContext, state: Estimate, mu_squared: float, page: str) -> RoundContext:
-    """The problem with a step taken towards what heads have in common, if there is something to spend on it."""
-    assert problem.loss is not None
-    if not mu_squared:
-        return problem
-    asked = state.basis, problem.transform, problem.loss, problem.intercept
-    return replace(problem, common=newton_step(problem.run, page, *asked, problem.common, mu_squared))
-
-
-def with_precision(problem: RoundContext, state: Estimate, mu_squared: float, page: str) -> RoundContext:
-    """The problem with the precision of heads around their centre."""
-    assert problem.loss is not None
-    if not mu_squared:
-        return problem
-    asked = (
-        _matrix(problem, state),
-        problem.loss,
-        problem.intercept,
-        problem.centre_on(state.basis, spread_of_heads(state)),
-    )
-    return replace(problem, precision=find_precision(problem.run, page, *asked, mu_squared))
 
 
 def iterate(
@@ -287,7 +192,7 @@ def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int
     d, k = state.basis.shape
     query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
     step = ResidualMoments(state.basis, problem.transform, problem.settings.ridge(state), problem.intercept)
-    asked = seen(step, problem.loss, problem.mean)
+    asked = seen(step, problem.loss, problem.mean, problem.level)
     released = problem.run.release("residuals", asked, {"moments": query})["moments"]
     moments = unpack(released.value)
     outside = scipy.linalg.null_space(state.basis.T)  # (d, d - k): among all d coordinates k would have no noise
@@ -310,11 +215,7 @@ def preference(problem: RoundContext, state: Estimate, mu_squared: float) -> flo
     """
     if not mu_squared:
         return None
-    matrix, loss = _matrix(problem, state), problem.loss
-    step: Any = Preference(matrix, problem.transform, problem.intercept)
-    if loss is not None:
-        prior = problem.precision, problem.centre_on(state.basis, spread_of_heads(state))
-        step = ClassPreference(matrix, problem.transform, problem.intercept, loss, *prior)
+    step = Preference(_matrix(problem, state), problem.transform, problem.intercept)
     query = Query(Bound(1.0, len(KINDS), acute=True), mu_squared)
     votes = problem.run.release("preference", step, {"votes": query})["votes"]
     shared, own = float(votes.value[SHARED]), float(votes.value[OWN])

@@ -69,16 +69,22 @@ class PriorChoice:
     last: Judged | None = None
 
     def make(self) -> Candidate:
-        k = self.families.first.shape[1]
-        chosen = guess_common(self.families, self.spreads, self.intercept)
-        shared = guess_shared(self.families, self.spreads, self.intercept) if k else None
-        if shared is not None and self.spreads.head is not None and shared.slopes * k > STRONG:
-            chosen = shared
+        """Return the prior that users lose least by."""
+        chosen, shared = self.guess()
         chosen = self._refined(chosen, FIRST, 0.22)
         others = self._others(chosen, shared)
         if others and self.families.legible(0.22 * self.mu_squared):
             chosen = pick(self._judge([chosen, *others], 0.22))
         return self._refined(chosen, SECOND, 0.22, flip=self.intercept)
+
+    def guess(self) -> tuple[Candidate, Candidate | None]:
+        """Return the likeliest candidate before any is judged, and the one with slopes along U, if there is a U."""
+        k = self.families.first.shape[1]
+        common = guess_common(self.families, self.spreads, self.intercept)
+        shared = guess_shared(self.families, self.spreads, self.intercept) if k else None
+        if shared is not None and self.spreads.head is not None and shared.slopes * k > STRONG:
+            return shared, shared
+        return common, shared
 
     def _others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
         """Return the candidates of the other families, with levels that go with those of the chosen one."""

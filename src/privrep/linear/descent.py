@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from privrep.linear.label_steps import LabelGradient
 from privrep.linear.panel import Panel
 from privrep.linear.panel_steps import COMMON_CELLS, CommonGradient
 from privrep.linear.spreads import find_spreads
@@ -66,10 +67,13 @@ class Descent:
         """Return whether curvatures are asked for as matrices."""
         return max(self.parts.values()) <= MOST_CURVED and not self.run.users.facts.sparse
 
-    def ask(self, full: bool = False, within: float = 1.0, between: float = 1.0) -> CommonGradient:
+    def ask(self, full: bool = False, within: float = 1.0, between: float = 1.0) -> CommonGradient | LabelGradient:
+        """Return the step that users are asked."""
         p = self.panel
         rows = p.location.typical_rows
         factor, ratio = self.panel.factor, self.panel.level_ratio
+        if p.loss is not None:
+            return LabelGradient(p.mean, p.transform, p.loss, factor, ratio, rows, within, between, full)
         return CommonGradient(p.mean, p.transform, p.target_scale, factor, ratio, rows, within, between, full)
 
     def sizing(self) -> Query | None:
@@ -119,7 +123,7 @@ class Descent:
     def _look(self, most: float) -> float:
         """Ask how large residuals are, by the cheapest of histograms; return what it cost."""
         needed = (LOOKED / max(self.panel.location.users, 1.0)) ** 2
-        if self.panel.factor.shape[1] or needed > most:
+        if self.panel.loss is not None or self.panel.factor.shape[1] or needed > most:
             return 0.0
         p, page = self.panel, f"common-look-{self.steps + 1}"
         found = find_spreads(self.run, page, p.mean, p.factor, p.target_scale, needed)
@@ -147,6 +151,8 @@ def _guess_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
     d, q = panel.mean.slopes.shape
     r, m = len(panel.mean.spread), max(panel.location.typical_rows - 1, 1.0)
     size = panel.level_size
+    if panel.loss is not None:
+        return _guess_label_sizes(panel, full)
     if panel.factor.shape[1]:  # by then it is known how far levels vary
         size = panel.residual * math.sqrt(panel.level_ratio + 1 / m)
     weight = m / (1 + panel.level_ratio * m)
@@ -157,6 +163,20 @@ def _guess_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
     }
 
 
+def _guess_label_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
+    """Return the same for labels, whose rows pull with about PULL and weigh WEIGHT each."""
+    d, q = panel.mean.slopes.shape
+    r, m = len(panel.mean.spread), max(panel.location.typical_rows, 1.0)
+    within = PULL * math.sqrt(d * q * m)
+    between = PULL * math.sqrt((1 + r) * q * m) / math.sqrt(1 + panel.level_ratio * WEIGHT * m)
+    weight = WEIGHT * m / (1 + panel.level_ratio * WEIGHT * m)
+    return {
+        "within": (within, within / (WEIGHT * m) / (math.sqrt(d) if full else 1.0)),
+        "between": (between, between / weight / ((1 + r) if full else 1.0)),
+    }
+
+
+PULL, WEIGHT = 0.4, 0.16
 TAIL = 0.4
 BIAS = 0.1
 

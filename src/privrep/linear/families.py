@@ -19,11 +19,13 @@ from privrep.heads.fitting import FEWEST_OWN, fair_share
 from privrep.heads.posterior import images_of, spread_of
 from privrep.heads.regression import own_candidate
 from privrep.linear.descent import choose_norm
+from privrep.linear.label_steps import LabelLosses
 from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
 from privrep.linear.spreads import Spreads, find_spreads
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
 from privrep.local.elementary import log
 from privrep.local.least_squares import centred
+from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
@@ -159,25 +161,19 @@ class Families:
     rows: float  # a typical user has
     level: float = 1.0  # variance of levels over the noise's, as guessed without asking for it
     unit: float = 1.0  # a typical square of an error, over the target's scale squared
+    loss: Loss | None = None  # of labels; None: of numbers
 
     def spreads(self, page: str, mu_squared: float) -> Spreads:
         """Ask users how far levels and slopes vary."""
         return find_spreads(self.run, page, self.mean, self.first, self.target_scale, mu_squared)
 
-    def _step(self, candidates: Sequence[Candidate], tail: float, relative: bool) -> HeadLosses:
-        return HeadLosses(
-            self.mean,
-            self.first,
-            self.second,
-            np.array([float(c.factor) for c in candidates]),
-            np.array([c.slopes for c in candidates]),
-            np.array([c.level for c in candidates]),
-            np.array([float(c.own) for c in candidates]),
-            np.array([float(c.common) for c in candidates]),
-            self.target_scale,
-            tail,
-            relative,
-        )
+    def _step(self, candidates: Sequence[Candidate], tail: float, relative: bool) -> HeadLosses | LabelLosses:
+        parts = self.mean, self.first, self.second
+        names = ("factor", "slopes", "level", "own", "common")
+        asked = [np.array([float(getattr(c, name)) for c in candidates]) for name in names]
+        if self.loss is not None:
+            return LabelLosses(*parts, *asked, self.loss, tail)
+        return HeadLosses(*parts, *asked, self.target_scale, tail, relative)
 
     def vote(self, page: str, candidates: Sequence[Candidate], mu_squared: float) -> tuple[Array, float]:
         """Ask users which candidate they lose least by: the cheapest of questions. Return counts, and their noise."""
@@ -201,6 +197,7 @@ class Families:
 
         Users who are very many tell candidates apart with the clipping norm of those `before` as well.
         """
+        relative = relative and self.loss is None  # losses of labels are logarithms by themselves
         tail = 0.3 * math.sqrt(len(candidates))
         step = self._step(candidates, tail, relative)
         needed = (4 * math.sqrt(2) / (max(self.users, 1.0) / 10)) ** 2

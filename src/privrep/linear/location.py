@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainc, ndtr
 
+from privrep.linear.class_steps import encoded
 from privrep.linear.panel_steps import (
     LINEAR_CELLS,
     ROW_CELLS,
@@ -25,6 +26,7 @@ from privrep.linear.panel_steps import (
 )
 from privrep.linear.steps import CELLS, LOWEST
 from privrep.linear.transform import SPARSE_COLUMNS
+from privrep.local.losses import Loss
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
@@ -79,12 +81,12 @@ def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, f
 
 
 def histogram_queries(
-    run: Run, total: float, intercept: bool, limits: tuple[float, float], declared: bool
+    run: Run, total: float, intercept: bool, limits: tuple[float, float], declared: bool, labels: bool = False
 ) -> dict[str, Query]:
     """Return what is asked on the first page: histograms of columns, each at its price, and of numbers of rows.
 
     Histograms of features that nobody could hear are left out. Those of targets are not: without them there is nothing
-    to predict. All together, windows that narrow included, cost at most MOST, or MOST_ALONE.
+    to predict. Where labels lie is known. All together, windows that narrow included, cost at most MOST, or MOST_ALONE.
     """
     facts = run.users.facts
     d, q = facts.features, facts.targets
@@ -100,12 +102,14 @@ def histogram_queries(
     dear = limits[0], min(DEAR * limits[1], (most - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
     for name in ("target_sizes", "target_levels"):
         shares[name] = (histogram_share(run, total, q, dear, 16.0) or limits[1] * total, *shares[name][1:])
+    if labels:
+        del shares["target_sizes"], shares["target_levels"]
     if declared:
         del shares["sizes"]
     if facts.sparse or not intercept:
         del shares["levels"]
     if not intercept:
-        del shares["target_levels"]
+        shares.pop("target_levels", None)
     queries = {
         name: Query(Bound(math.sqrt(count), size, acute=True), share)
         for name, (share, count, size) in shares.items()
@@ -116,7 +120,12 @@ def histogram_queries(
 
 
 def find_location(
-    run: Run, total: float, intercept: bool, limits: tuple[float, float], declared: Array | None = None
+    run: Run,
+    total: float,
+    intercept: bool,
+    limits: tuple[float, float],
+    declared: Array | None = None,
+    loss: Loss | None = None,
 ) -> tuple[Location, float]:
     """Return where columns lie, and what of mu^2 it cost.
 
@@ -126,11 +135,12 @@ def find_location(
         intercept: whether users have levels.
         limits: the least and the most of `total` for one histogram.
         declared: public scales of the features, (d,), which are then not asked for.
+        loss: of labels, whose targets are numbers of known size (see `class_steps.Encoded`); None: of numbers.
     """
     facts = run.users.facts
-    d, q = facts.features, facts.targets
-    queries = histogram_queries(run, total, intercept, limits, declared is not None)
-    released = run.release("scales", ColumnSizes(intercept), queries)
+    d, q = facts.features, facts.targets if loss is None else loss.outputs
+    queries = histogram_queries(run, total, intercept, limits, declared is not None, loss is not None)
+    released = run.release("scales", encoded(ColumnSizes(intercept), loss), queries)
     spent = sum(query.mu_squared for query in queries.values())
     scale, varies = np.ones(d + q), np.zeros(d + q, bool)
     if declared is not None:
@@ -143,10 +153,13 @@ def find_location(
     public = run.ledger.budget.relation == "replace-one-user"
     users = float(facts.users if public else max(released["rows"].value.sum(), 1.0))
     centre, between = np.zeros(d + q), np.zeros(d + q)
+    if loss is not None:
+        centre[d:], between[d:], scale[d:] = (0.0, 0.7, 1.0) if q == 1 else (1 / q, 0.35, 0.5)
     for name, part in (("levels", slice(None, d)), ("target_levels", slice(d, None))):
         if name in released:
             pages = "levels" if name == "levels" else "target"
-            found, cost = _find_levels(run, released[name], pages, part, d + q, 0.5 * queries[name].mu_squared, users)
+            share = 0.5 * queries[name].mu_squared
+            found, cost = _find_levels(run, released[name], pages, part, d + q, share, users, loss)
             centre[part], between[part] = found
             spent += cost
     centre = np.where(np.abs(centre) < 0.3 * between, 0.0, centre)  # zero is as good an origin, and has no noise
@@ -205,7 +218,14 @@ def read_sizes(counts: Array, sigma: float) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _find_levels(
-    run: Run, levels: Release, pages: str, part: slice, columns: int, mu_squared: float, users: float
+    run: Run,
+    levels: Release,
+    pages: str,
+    part: slice,
+    columns: int,
+    mu_squared: float,
+    users: float,
+    loss: Loss | None,
 ) -> tuple[tuple[Array, Array], float]:
     """Return centres and spreads of users' means of some columns; spread 0: not heard. Columns that octaves cannot tell
     are looked at again, in windows that narrow.
@@ -218,6 +238,7 @@ def _find_levels(
         columns: how many there are in all.
         mu_squared: of each histogram.
         users: how many there are, roughly.
+        loss: of labels; None: of numbers.
     """
     counts = levels.value.reshape(-1, SIGNED_CELLS)
     centre, spread, active = read_octaves(counts, levels.sigma, users)
@@ -233,7 +254,7 @@ def _find_levels(
         query = Query(Bound(math.sqrt(len(looked)), size, acute=True), mu_squared)
         starts, widths = np.zeros(columns), np.zeros(columns)
         starts[part], widths[part] = start, np.where(active, width, 0.0)
-        released = run.release(f"{pages}-{t}", LevelCells(starts, widths), {"cells": query})["cells"]
+        released = run.release(f"{pages}-{t}", encoded(LevelCells(starts, widths), loss), {"cells": query})["cells"]
         spent += mu_squared
         answers = released.value.reshape(-1, LINEAR_CELLS + 2)[:, 1:-1] @ shapes.T
         few = (spreads < THIN) & (answers / sizes < 0.6 * users)  # some users have one and the same mean, and not most

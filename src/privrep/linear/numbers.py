@@ -56,6 +56,7 @@ PURPOSES = {
 FEW = 4  # features for each row of a user with many rows, from which on it has little to go by alone
 HOPE = 1.1  # users who do better if slopes differ, for one who does not, from which on U is looked for
 STRONG_HOPE = 3.5  # and from which on more is spent on it
+TYPICAL = 0.1  # difference of a label's losses by two candidates
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 
@@ -106,8 +107,8 @@ def learn_numbers(
     descent = Descent(run, panel, total, spent=spent)
     descent.step(s.common * total, last=False)
     later = (s.families + s.calibration) * total
-    learner = _Learner(run, method, settings or FOR_NUMBERS, descent, rank, intercept)
-    state = _no_directions(d)
+    learner = PriorLearner(run, method, settings or FOR_NUMBERS, descent, rank, intercept)
+    state = no_directions(d)
     hope = math.inf if rank is not None else learner.hope(s.look * total)
     if hope > HOPE:
         state = learner.start(initialiser, (s.start if hope > STRONG_HOPE else s.brief_start) * total)
@@ -117,12 +118,13 @@ def learn_numbers(
     return conclude(learner, state, s.families * total, s.calibration * total)
 
 
-def _no_directions(d: int) -> Estimate:
+def no_directions(d: int) -> Estimate:
+    """Return a representation of rank 0."""
     return Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
 
 
 @dataclass
-class _Learner:
+class PriorLearner:
     """A fit under way."""
 
     run: Run
@@ -144,11 +146,12 @@ class _Learner:
         """Return where rounds start: no direction where nobody asks for one and none stands out from the noise."""
         d, rank = self.run.users.facts.features, self.rank
         if rank == 0:
-            return _no_directions(d)
+            return no_directions(d)
         if d in (rank, 1):
             return Estimate(np.eye(d), np.zeros((d, d)))
-        asked = Start(self.run, self.panel.transform, rank, mu_squared, self.intercept, mean=self.panel.seen_mean)
-        state = initialiser(asked)
+        panel = self.panel
+        seen = panel.loss, panel.seen_mean, panel.level_ratio
+        state = initialiser(Start(self.run, panel.transform, rank, mu_squared, self.intercept, *seen))
         self.descent.spent += mu_squared
         if rank is not None:
             return state
@@ -167,7 +170,7 @@ class _Learner:
 
         Users with many rows for their features tell by how they do with slopes that differ in all features alike.
         """
-        families = self.families(_no_directions(self.run.users.facts.features))
+        families = self.families(no_directions(self.run.users.facts.features))
         width = families.second.shape[1]
         if self.few or width < 2:
             return math.inf
@@ -186,7 +189,8 @@ class _Learner:
         second = np.zeros((d, 0)) if facts.sparse or d > MOST_ALL else _all_features(panel)
         location = panel.location
         many = location.users, location.typical_rows, panel.level_guess
-        return Families(self.run, panel.mean, matrix, second, panel.target_scale, *many)
+        unit = 1.0 if panel.loss is None else TYPICAL
+        return Families(self.run, panel.mean, matrix, second, panel.target_scale, *many, unit, panel.loss)
 
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
         """Return the state, or no direction where heads along it do no better than others."""
@@ -241,7 +245,7 @@ def _all_features(panel: Panel) -> Array:
     return np.diag(np.where(panel.location.varies[:d], 1 / panel.transform.scale, 0.0))
 
 
-def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors: float) -> Representation:
+def conclude(learner: PriorLearner, state: Estimate, for_families: float, for_errors: float) -> Representation:
     """Choose the prior, measure the noise, and post the representation."""
     families = learner.families(state)
     spreads = families.spreads("spreads", 0.2 * for_families)
@@ -258,7 +262,7 @@ def conclude(learner: _Learner, state: Estimate, for_families: float, for_errors
     return publish(learner.run, state, learner.panel.transform, prior=prior, gains=gains)
 
 
-def ask_votes(learner: _Learner, factor: Array, chosen: Candidate, mu_squared: float) -> bool:
+def ask_votes(learner: PriorLearner, factor: Array, chosen: Candidate, mu_squared: float) -> bool:
     """Return whether more users do better by heads of the prior than by regressions of their own.
 
     A vote is the cheapest of questions, for populations too small for losses.
@@ -271,7 +275,7 @@ def ask_votes(learner: _Learner, factor: Array, chosen: Candidate, mu_squared: f
 
 
 def measure_errors(
-    learner: _Learner, factor: Array, chosen: Candidate, spreads: Spreads, mu_squared: float
+    learner: PriorLearner, factor: Array, chosen: Candidate, spreads: Spreads, mu_squared: float
 ) -> HeadPrior:
     """Return the prior with the noise's variance and quantiles of errors, by one more release.
 

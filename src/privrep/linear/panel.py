@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from privrep.linear.class_steps import encoded
 from privrep.linear.location import Location, find_location
 from privrep.linear.panel_steps import PanelMoments
 from privrep.linear.transform import CLEAR, MOST_WHITENED, frequency_scales, whitening_of
+from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
@@ -59,16 +61,21 @@ class Panel:
     level_ratio: float  # of the variance of levels to the noise's, so far
     residual: float  # size of what slopes leave of the targets within users, in units of `target_scale`
     level_size: float  # size of what the prior mean leaves of users' levels, in the same units
+    loss: Loss | None = None  # of labels, whose outputs the mean is of, and whose noise counts as one; None: of numbers
 
     @property
     def level_guess(self) -> float:
         """Return the variance of levels over the noise's as far as it is known; infinite where levels are not."""
+        if self.loss is not None:
+            return self.level_ratio
         if not self.location.between[len(self.mean.slopes) :].any():
             return math.inf
         return self.guess_level(GUESSED)
 
     def guess_level(self, limits: tuple[float, float]) -> float:
         """Return the variance of levels over the noise's, from their sizes, within these limits."""
+        if self.loss is not None:
+            return float(np.clip(self.level_ratio, *limits))
         return float(np.clip((self.level_size / self.residual) ** 2, *limits))
 
     @property
@@ -89,8 +96,11 @@ GUESSED = (0.3, 3.0)  # variances of levels over the noise's that are guessed fr
 SLIGHT = 0.03  # of the targets' variance within users, that common slopes explain
 
 
-def find_moments(run: Run, location: Location, mu_squared: float, intercept: bool) -> dict[str, Release]:
-    d, q = run.users.facts.features, run.users.facts.targets
+def find_moments(
+    run: Run, location: Location, mu_squared: float, intercept: bool, loss: Loss | None = None
+) -> dict[str, Release]:
+    """Ask for second moments of columns, of rows around their user's mean and of means."""
+    d, q = run.users.facts.features, run.users.facts.targets if loss is None else loss.outputs
     between = np.where(location.between > 0, location.between, location.scale)
     step = PanelMoments(location.scale, location.centre, between, intercept)
     size = packed_size(d + q + 1)
@@ -98,7 +108,7 @@ def find_moments(run: Run, location: Location, mu_squared: float, intercept: boo
     queries = {"within": Query(Bound(DIRECTION_ONLY, size, acute=True), share)}
     if intercept:
         queries["between"] = Query(Bound(DIRECTION_ONLY, size, acute=True), share)
-    return run.release("covariance", step, queries)
+    return run.release("covariance", encoded(step, loss), queries)
 
 
 def normalise(released: Release) -> tuple[Array, float] | None:
@@ -111,13 +121,23 @@ def normalise(released: Release) -> tuple[Array, float] | None:
 
 
 def find_panel(
-    run: Run, total: float, intercept: bool, transform: FeatureTransform | None, s: PanelSettings | None = None
+    run: Run,
+    total: float,
+    intercept: bool,
+    transform: FeatureTransform | None,
+    s: PanelSettings | None = None,
+    loss: Loss | None = None,
 ) -> tuple[Panel, float]:
-    """Return coordinates and a first prior mean, and what of mu^2 they cost."""
+    """Return coordinates and a first prior mean, and what of mu^2 they cost.
+
+    With a `loss` targets are labels. Their second moments are those of numbers that stand for them; what these say of
+    slopes and levels is carried over to outputs.
+    """
     s = s or PanelSettings()
     facts = run.users.facts
-    d, q = facts.features, facts.targets
-    location, spent = find_location(run, total, intercept, s.histogram, None if transform is None else transform.scale)
+    d, q = facts.features, facts.targets if loss is None else loss.outputs
+    declared = None if transform is None else transform.scale
+    location, spent = find_location(run, total, intercept, s.histogram, declared, loss)
     target_scale = np.maximum(location.scale[d:], 1e-300)
     located = (location.between > 0) if intercept else np.ones(d + q, bool)
     mean = replace(
@@ -126,7 +146,7 @@ def find_panel(
         centre=location.centre[:d],
         located=located[:d].astype(np.float64),
     )
-    scales = FeatureTransform(location.scale[:d], None, target_scale if q > 1 else None)
+    scales = FeatureTransform(location.scale[:d], None, target_scale if q > 1 and loss is None else None)
     noise = d**1.5 / (math.sqrt(s.moments * total / 2) * max(location.users, 1.0))
     residual = 1.0
     if facts.sparse:
@@ -134,13 +154,44 @@ def find_panel(
             scales = replace(scales, scale=frequency_scales(run, scales.scale, s.moments * total))
             spent += s.moments * total
     elif d <= MOST_WHITENED and noise < 2 and (location.varies[:d].any() or location.between[:d].any()):
-        released = find_moments(run, location, s.moments * total, intercept)
+        released = find_moments(run, location, s.moments * total, intercept, loss)
         spent += s.moments * total
         scales, mean, residual = read_moments(released, location, scales, mean)
+        if loss is not None and (within := normalise(released["within"])) is not None:
+            mean = output_slopes(mean, np.diag(within[0])[d : d + q] * target_scale**2, loss)
+    none = np.zeros((d, 0))
+    if loss is not None:
+        mean = output_level(mean, loss)
+        return Panel(location, transform or scales, mean, np.ones(q), none, 1.0, 1.0, 1.0, loss), spent
     between = np.where(location.between[d:] > 0, location.between[d:], target_scale)
     level_size = float(np.sqrt(np.mean((between / target_scale) ** 2)))
-    none = np.zeros((d, 0))
     return Panel(location, transform or scales, mean, target_scale, none, 1.0, residual, level_size), spent
+
+
+def output_slopes(mean: PriorMean, within: Array, loss: Loss) -> PriorMean:
+    """Return the mean with slopes of outputs for slopes of the numbers that stand for labels.
+
+    A probability p moves by p (1 - p) times its output. That is the variance of a label within users, or a quarter of
+    it where labels are 1 and -1.
+
+    Args:
+        mean: of numbers.
+        within: their variance within users, (outputs,).
+        loss: of the labels.
+    """
+    two = loss.outputs == 1
+    return replace(mean, slopes=mean.slopes * (2.0 if two else 1.0) / np.maximum(within, 0.1 if two else 0.03))
+
+
+def output_level(mean: PriorMean, loss: Loss) -> PriorMean:
+    """Return the mean with the level of outputs for the level of the numbers that stand for labels."""
+    if not mean.intercept:
+        return mean
+    if loss.outputs == 1:
+        p = np.clip((1 + mean.level) / 2, 0.02, 0.98)
+        return replace(mean, level=np.log(p / (1 - p)))
+    level = np.log(np.clip(mean.level, 0.1 / loss.outputs, 1.0))
+    return replace(mean, level=level - level.mean())
 
 
 def denoise(moments: Array, sigma: float, diagonal: Array | None = None) -> Array:

@@ -239,30 +239,15 @@ class CommonGradient:
         parts = {"within": self._within(X, spread, weighed, residuals)}
         if self.mean.intercept:
             parts["between"] = self._between(X, spread, weighed)
-        cells = []
-        for i, (_, norm, bend) in enumerate(parts.values()):
-            ratio = np.divide(norm, bend, out=np.zeros_like(norm), where=bend > 0)
-            pair = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
-            cells.append(np.where(pair < 0, -1, pair + np.array([0, WIDE_CELLS]) + i * COMMON_CELLS))
-        counts = Counts(np.concatenate(cells, axis=1), COMMON_CELLS * len(parts))
-        return {key: part[0] for key, part in parts.items()} | {"sizes": counts}
+        return join_parts(parts)
 
-    def _within(
-        self, X: Floats | SparseRows, spread: Spread, weighed: Array, residuals: Array
-    ) -> tuple[Contributions, Array, Array]:
-        users, m, _ = X.shape
-        intercept = self.mean.intercept
+    def _within(self, X: Floats | SparseRows, spread: Spread, weighed: Array, residuals: Array) -> Part:
+        m, intercept = X.shape[1], self.mean.intercept
         pull = _freed(spread, weighed) if intercept else weighed
         rounding = ROUNDING * np.abs(residuals).max(axis=1, keepdims=True)
         pull = np.where(np.abs(pull) > rounding, pull, 0.0)
-        gradient = pulled(X, self.transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
-        if isinstance(gradient, SparseColumns) or isinstance(X, SparseRows):
-            assert isinstance(gradient, SparseColumns)
-            curvature = np.full((users, 1), float(max(m - intercept, 0)))
-            return replace(gradient, tail=curvature * self.within_tail), gradient.lengths(), curvature[:, 0]
-        flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
-        rows = self.transform.rows(centred(X) if intercept else X)
-        return _with_curvature(flat, rows, self._left_over(spread, m), self.full, self.within_tail)
+        scale = np.ones(len(pull)) if isinstance(X, SparseRows) else self._left_over(spread, m)
+        return part_within(X, self.transform, pull, scale, intercept, self.full, self.within_tail)
 
     def _left_over(self, spread: Spread, m: int) -> Array:
         """Return the share of users' rows that levels and slopes along the factor leave to common slopes, (users,)."""
@@ -273,17 +258,79 @@ class CommonGradient:
             trace = trace - (spread.ones**2).sum(axis=1) / np.maximum(spread.ones.sum(axis=1), 1e-300)
         return np.clip(trace / max(m - self.mean.intercept, 1), 0.0, 1.0)
 
-    def _between(self, X: Floats | SparseRows, spread: Spread, weighed: Array) -> tuple[Contributions, Array, Array]:
-        users, m, _ = X.shape
+    def _between(self, X: Floats | SparseRows, spread: Spread, weighed: Array) -> Part:
         whole = np.maximum(spread.ones.sum(axis=1), 0.0)  # rounding could make it negative, and a curvature no square
         weight = 1 / (1 + self.level_ratio * whole)
-        rows = np.ones((users, 1, 1))
-        if self.mean.axes.shape[1]:
-            p = (self.mean.user_means(X) - self.mean.centre) @ (self.mean.axes * self.mean.unit(m, self.typical_rows))
-            rows = np.concatenate([rows, p], axis=2)
-        pull = weight[:, None, None] * (np.ones((1, m)) @ weighed)  # (users, 1, q)
-        flat = np.ascontiguousarray(pull.transpose(0, 2, 1) * rows).reshape(users, -1)
-        return _with_curvature(flat, rows, whole * weight, self.full, self.between_tail)
+        pull = weight[:, None, None] * (np.ones((1, X.shape[1])) @ weighed)  # (users, 1, q)
+        return part_between(X, self.mean, pull, whole * weight, self.typical_rows, self.full, self.between_tail)
+
+
+Part = tuple[Contributions, Array, Array]
+"""Gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures."""
+
+
+def join_parts(parts: Mapping[str, Part]) -> dict[str, Contributions]:
+    """Return the gradients of a prior mean and histograms of their norms, and of their ratios to the curvatures."""
+    cells = []
+    for i, (_, norm, bend) in enumerate(parts.values()):
+        ratio = np.divide(norm, bend, out=np.zeros_like(norm), where=bend > 0)
+        pair = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
+        cells.append(np.where(pair < 0, -1, pair + np.array([0, WIDE_CELLS]) + i * COMMON_CELLS))
+    counts = Counts(np.concatenate(cells, axis=1), COMMON_CELLS * len(parts))
+    return {key: part[0] for key, part in parts.items()} | {"sizes": counts}
+
+
+def part_within(
+    X: Floats | SparseRows,
+    transform: FeatureTransform,
+    pull: Array,
+    scale: Array,
+    intercept: bool,
+    full: bool,
+    tail: float,
+) -> Part:
+    """Return the gradient by common slopes.
+
+    Args:
+        X: rows (users, m, d).
+        transform: public coordinates of the rows.
+        pull: what each row pulls with, (users, m, q); with an intercept it sums to zero over a user's rows.
+        scale: weight of a user's rows in the curvature, (users,).
+        intercept: whether rows count around their user's mean.
+        full: whether the curvature is a matrix.
+        tail: times the curvature stands behind the gradient.
+    """
+    users, m, _ = X.shape
+    gradient = pulled(X, transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
+    if isinstance(gradient, SparseColumns) or isinstance(X, SparseRows):
+        assert isinstance(gradient, SparseColumns)
+        curvature = scale[:, None] * float(max(m - intercept, 0))
+        return replace(gradient, tail=curvature * tail), gradient.lengths(), curvature[:, 0]
+    flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
+    return _with_curvature(flat, transform.rows(centred(X) if intercept else X), scale, full, tail)
+
+
+def part_between(
+    X: Floats | SparseRows, mean: PriorMean, pull: Array, scale: Array, typical_rows: float, full: bool, tail: float
+) -> Part:
+    """Return the gradient by the level, and by what users' means say of it.
+
+    Args:
+        X: rows (users, m, d).
+        mean: with the coordinates of users' mean rows.
+        pull: what users' levels pull with, (users, 1, q).
+        scale: weight of a user in the curvature, (users,).
+        typical_rows: number of rows at which coordinates have unit variance.
+        full: whether the curvature is a matrix.
+        tail: times the curvature stands behind the gradient.
+    """
+    users, m, _ = X.shape
+    rows = np.ones((users, 1, 1))
+    if mean.axes.shape[1]:
+        p = (mean.user_means(X) - mean.centre) @ (mean.axes * mean.unit(m, typical_rows))
+        rows = np.concatenate([rows, p], axis=2)
+    flat = np.ascontiguousarray(pull.transpose(0, 2, 1) * rows).reshape(users, -1)
+    return _with_curvature(flat, rows, scale, full, tail)
 
 
 def _freed(spread: Spread, weighed: Array) -> Array:
@@ -293,9 +340,7 @@ def _freed(spread: Spread, weighed: Array) -> Array:
     return weighed - spread.ones[:, :, None] * (sums / np.maximum(spread.ones.sum(axis=1), 1e-300)[:, None, None])
 
 
-def _with_curvature(
-    gradient: Array, rows: Floats, scale: Array, full: bool, tail: float
-) -> tuple[Contributions, Array, Array]:
+def _with_curvature(gradient: Array, rows: Floats, scale: Array, full: bool, tail: float) -> Part:
     """Return gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures.
 
     A curvature is scale times rows^T rows: what slopes along the factor take from it is taken evenly from all

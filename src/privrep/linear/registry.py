@@ -32,7 +32,7 @@ _SHARED = (
     "numbers",
     "starts",
     "alternation",
-    "prior",
+    "labels",
     "nets",
 )  # in linear/, for many methods
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.linear.class_steps import encoded
+from privrep.linear.label_steps import LabelResidual
 from privrep.linear.panel_steps import Residual
 from privrep.linear.steps import PairMoments, PowerStep
 from privrep.local.losses import Loss
@@ -51,16 +52,26 @@ class Start:
     mu_squared: float
     intercept: bool
     loss: Loss | None = None  # targets are labels, for this loss; None: numbers
-    mean: PriorMean | None = None  # of numbers: what the start sees is what it leaves
+    mean: PriorMean | None = None  # what the start sees is what it leaves of numbers, or of labels
+    level: float = 1.0  # of labels: the variance of levels
 
     def seen(self, step: Step) -> Step:
         """Return the step as users are asked it."""
-        return seen(step, self.loss, self.mean)
+        return seen(step, self.loss, self.mean, self.level)
 
 
-def seen(step: Step, loss: Loss | None, mean: PriorMean | None) -> Step:
-    """Return a step asked of labels, of what a prior mean leaves of numbers, or as it is."""
-    return encoded(step, loss) if mean is None else Residual(step, mean)
+def seen(step: Step, loss: Loss | None, mean: PriorMean | None, level: float = 1.0) -> Step:
+    """Return a step asked of what a prior mean leaves of numbers or labels, or as it is.
+
+    Args:
+        step: for targets.
+        loss: of labels, None of numbers.
+        mean: the prior mean; None: there is none.
+        level: of labels, the variance of levels.
+    """
+    if mean is None:
+        return encoded(step, loss)
+    return Residual(step, mean) if loss is None else LabelResidual(step, mean, loss, level)
 
 
 Initialiser = Callable[[Start], Estimate]

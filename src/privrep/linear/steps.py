@@ -256,13 +256,17 @@ class LeaveOneOutGradient:
         if m <= 1 + self.intercept:  # no rows are left to fit a head on when one is left out
             return {"step": nothing(users, d, k), "sizes": Counts(np.full((users, 2), -1), SIZES.size)}
         P = projected(X, self.transform, self.U, self.intercept)
-        pulls, moments = zip(*(self._pull(P, t) for t in self.transform.targets(y)), strict=True)
-        pull, moment = sum(pulls[1:], pulls[0]), sum(moments[1:], moments[0])
+        pull, moment = self._pulls(X, P, y)
         step, norm = self._joined(X, P, pull, self.heads_weight * moment)
         ratio = norm / np.sqrt((moment**2).sum(axis=1))
         cells = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
         cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + WIDE_CELLS)
         return {"step": step, "sizes": Counts(cells, SIZES.size)}
+
+    def _pulls(self, X: Floats | SparseRows, P: Floats, y: Floats) -> tuple[Floats, Floats]:
+        """Return `_pull` summed over all targets; X are the rows, P their images."""
+        pulls, moments = zip(*(self._pull(P, t) for t in self.transform.targets(y)), strict=True)
+        return sum(pulls[1:], pulls[0]), sum(moments[1:], moments[0])
 
     def _pull(self, P: Floats, y: Floats) -> tuple[Floats, Floats]:
         """For one target: how each row pulls at U, (k, m, users), and the heads' second moment, packed."""

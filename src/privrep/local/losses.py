@@ -78,6 +78,14 @@ class Loss:
         short = sigmoid((1 - signs * outputs) / SOFTNESS)
         return signs * short, np.abs(signs) * short * (1 - short) / SOFTNESS
 
+    def skew(self, outputs: Floats, signs: Floats, curve: Floats) -> Floats:
+        """Return minus the third derivative of the loss by each output alone; none of the hinge, which is no
+        likelihood."""
+        if self.name != "log":
+            return np.zeros_like(outputs)
+        p = self.probabilities(outputs) if self.softmax else sigmoid(outputs)
+        return curve * (2 * p - 1)
+
     @property
     def steps(self) -> int:
         """That a fit takes."""
@@ -135,24 +143,31 @@ def fit_classes(
     intercept: bool,
     near: ClassFit | None = None,
     centre: Array | None = None,
+    offset: Floats | None = None,
+    level: float | None = None,
 ) -> ClassFit:
     """min over heads of sum_j loss_j + precision / 2 |v - centre|^2 for each user.
 
     P is (k, m, users) and signs (outputs, m, users). With an intercept, P should come centred by user. `near` is a fit
     of the same rows with another precision, from which it takes fewer steps; `centre` is (outputs, k + 1), the
-    intercept's last, or zero.
+    intercept's last, or zero. `offset`, (outputs, m, users), is added to all outputs, and `level` is the variance of
+    intercepts around it.
     """
     k, m, users = P.shape
     rows = np.concatenate([P, np.ones((1, m, users))]) if intercept else P
     penalty = np.full(len(rows), precision)
     if intercept:
         penalty[-1] = INTERCEPT_PRECISION if centre is None else CENTRED_PRECISION
+        if level is not None:
+            penalty[-1] = 1 / max(level, 1e-6)
     L = loss.outputs
     middle = np.zeros((L, len(rows), 1)) if centre is None else centre[:, : len(rows), None]
     heads = np.repeat(middle, users, axis=2)
     if near is not None:
         heads = np.concatenate([near.heads, near.intercepts[:, None]], axis=1) if intercept else near.heads.copy()
     outputs = np.stack([sum_columns(rows * head[:, None, :]) for head in heads])
+    if offset is not None:
+        outputs += offset
     for _ in range(loss.steps if near is None else loss.steps // 2):
         pull, curve = loss.pulls(outputs, signs)
         bend = loss.bend(outputs, signs, curve)

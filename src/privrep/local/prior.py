@@ -144,6 +144,11 @@ class HeadPrior:
     new_ratio: Vector  # (q,)
     decided: bool = True  # by users' losses; if those could not tell, users with a few rows choose for themselves
 
+    @property
+    def targets(self) -> int:
+        """Return how many targets there are."""
+        return len(self.noise)
+
     def level_ratio_at(self, rows: int, target: int) -> float:
         """Return the variance of levels of users with this many rows, in units of the noise's."""
         return self.level_ratio + float(self.mean.level_variance(rows)[target]) / max(float(self.noise[target]), 1e-300)
@@ -151,6 +156,31 @@ class HeadPrior:
     def quantile(self, share: float, known: bool) -> float:
         """Return how many standard deviations cover this share of errors."""
         return float(np.interp(share, (0.0, *QUANTILES), (0.0, *(self.known if known else self.new))))
+
+
+@dataclass(frozen=True)
+class LabelPrior:
+    """The prior of classifiers' heads: the mean of their outputs, and how far users differ from it."""
+
+    mean: PriorMean  # of outputs, one for two classes, else one for each
+    factor: Matrix  # (d, p): v has unit variance along its columns; p may be 0
+    own_origin: bool  # whether slopes turn around a user's own mean row, or around the centre
+    level: float  # variance of users' levels
+    known: float  # factor of outputs that makes probabilities of users' own heads right on average
+    new: float  # the same of users without rows
+    logits: bool  # whether outputs stand for probabilities, which count less the more is left to doubt
+    decided: bool = True  # by users' losses; if those could not tell, users with a few rows choose for themselves
+
+    @property
+    def targets(self) -> int:
+        """Return how many outputs there are."""
+        return self.mean.slopes.shape[1]
+
+    def level_variance_at(self, rows: int) -> Array:
+        """Return the variance of levels of users with this many rows, (outputs,)."""
+        if not self.mean.intercept:
+            return np.zeros(self.mean.slopes.shape[1])
+        return self.level + self.mean.level_variance(rows)
 
 
 QUANTILES = (0.25, 0.5, 0.68, 0.8, 0.9, 0.95, 0.98, 0.99)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 import numpy as np
 
-from privrep.local.prior import HeadPrior, PriorMean
+from privrep.local.prior import HeadPrior, LabelPrior, PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.run import Run
 from privrep.typing import Array
@@ -89,7 +89,7 @@ class Representation:
     preference: float | None = None  # users who preferred the shared head, to one who preferred its own; None: no vote
     precision: float | None = None  # of the prior of classifiers' heads; None: each user's own choice
     centre: Array | None = None  # of that prior, (outputs, k + 1): on the columns of `matrix`, then the intercept
-    prior: HeadPrior | None = None  # of heads of numbers; None: each user's own choice
+    prior: HeadPrior | LabelPrior | None = None  # of heads; None: each user's own choice
     gains: Gains | None = None  # what the prior is worth, by users' leave-one-out losses
 
     @property
@@ -150,7 +150,7 @@ def publish(
     preference: float | None = None,
     precision: float | None = None,
     centre: Array | None = None,
-    prior: HeadPrior | None = None,
+    prior: HeadPrior | LabelPrior | None = None,
     gains: Gains | None = None,
 ) -> Representation:
     """Post the representation, the last page of a run."""
@@ -167,8 +167,13 @@ def publish(
     arrays = {"basis": state.basis, "scale": transform.scale, "spread": spread}
     if prior is not None:
         arrays |= {f"prior_{name}": getattr(prior.mean, name) for name in _MEAN_ARRAYS}
-        arrays |= {f"prior_{name}": getattr(prior, name) for name in _PRIOR_ARRAYS}
-        facts |= {"prior_intercept": prior.mean.intercept, "prior_level_ratio": min(prior.level_ratio, FREE)}
+        facts |= {"prior_intercept": prior.mean.intercept}
+        if isinstance(prior, LabelPrior):
+            arrays["prior_factor"] = prior.factor
+            facts |= {f"prior_{name}": getattr(prior, name) for name in (*_LABEL_FACTS, "logits")}
+        else:
+            arrays |= {f"prior_{name}": getattr(prior, name) for name in _PRIOR_ARRAYS}
+            facts["prior_level_ratio"] = min(prior.level_ratio, FREE)
         facts["prior_own_origin"] = prior.own_origin
         facts |= {} if prior.decided else {"prior_decided": False}
     if gains is not None:
@@ -180,6 +185,7 @@ def publish(
 
 _MEAN_ARRAYS = ("level", "slopes", "centre", "located", "axes", "spread", "context")
 _PRIOR_ARRAYS = ("factor", "noise", "known", "new", "new_ratio")
+_LABEL_FACTS = ("level", "known", "new")
 FREE = 1e300  # a ratio of levels that stands for infinity: JSON has no other
 
 
@@ -200,18 +206,20 @@ def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float])
 _GAINS = tuple(each.name for each in fields(Gains))
 
 
-def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> HeadPrior:
+def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> HeadPrior | LabelPrior:
     fields = {name: arrays[f"prior_{name}"] for name in _MEAN_ARRAYS}
     mean = PriorMean(**fields, intercept=bool(facts["prior_intercept"]))
-    factor, noise, known, new, new_ratio = (arrays[f"prior_{name}"] for name in _PRIOR_ARRAYS)
-    (d, q), r = mean.slopes.shape, len(mean.spread)
-    shapes = {
-        "level": (q,), "centre": (d,), "located": (d,), "axes": (d, r), "context": (r, q)
-    }  # fmt: skip
-    if any(getattr(mean, name).shape != shape for name, shape in shapes.items()):
+    factor, d = arrays["prior_factor"], len(mean.slopes)
+    if factor.shape[0] != d or d != len(arrays["basis"]):
         raise ValueError("the arrays of its prior do not fit each other")
-    if factor.shape[0] != d or d != len(arrays["basis"]) or noise.shape != (q,) or not (noise >= 0).all():
+    own, decided = bool(facts["prior_own_origin"]), bool(facts.get("prior_decided", True))
+    if "prior_noise" not in arrays:
+        numbers = [facts[f"prior_{name}"] for name in _LABEL_FACTS]
+        if not all(0 <= number < math.inf for number in numbers):
+            raise ValueError("the numbers of its prior are not 0 or more")
+        return LabelPrior(mean, factor, own, *numbers, bool(facts["prior_logits"]), decided)
+    noise, known, new, new_ratio = (arrays[f"prior_{name}"] for name in _PRIOR_ARRAYS[1:])
+    if noise.shape != (mean.slopes.shape[1],) or not (noise >= 0).all():
         raise ValueError("the arrays of its prior do not fit each other")
     ratio = facts["prior_level_ratio"]
-    own, decided = bool(facts["prior_own_origin"]), bool(facts.get("prior_decided", True))
     return HeadPrior(mean, factor, own, math.inf if ratio >= FREE else ratio, noise, known, new, new_ratio, decided)

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings, Move, RoundContext, learn_classes, moved
+from privrep.linear.alternation import AlternationSettings, Move, RoundContext, moved
 from privrep.linear.class_steps import ClassGradient
+from privrep.linear.labels import learn_labels
 from privrep.linear.method import Method, Problem
 from privrep.linear.numbers import learn_numbers
 from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, public_order
@@ -50,16 +51,16 @@ def private_fedrep(
     settings: AlternationSettings | None = None,
     loss: Loss | None = None,
 ) -> Representation:
-    """Learn a shared representation, of numbers with a prior of heads.
+    """Learn a shared representation and a prior of heads.
 
-    See `numbers.learn_numbers` and `alternation.learn_classes`, whose formal guarantee this has.
+    See `numbers.learn_numbers` and `labels.learn_labels`, whose formal guarantee this has.
     """
     start = initialiser or best_start(run.users.facts.features)
     if loss is None:
         return learn_numbers(
             run, rank, GradientRound(), start, intercept=intercept, transform=transform, settings=settings
         )
-    return learn_classes(
+    return learn_labels(
         run, rank, GradientRound(), start, intercept=intercept, transform=transform, settings=settings, loss=loss
     )
 
@@ -108,7 +109,8 @@ class GradientRound:
     def step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> LeaveOneOutGradient:
         s, weight = problem.settings, problem.settings.heads_weight * ratio
         if problem.loss is not None:
-            prior = problem.loss, problem.centre_on(state.basis)
+            assert problem.mean is not None
+            prior = problem.loss, problem.mean, problem.level
             return ClassGradient(state.basis, problem.transform, weight, problem.precision, problem.intercept, *prior)
         return LeaveOneOutGradient(state.basis, problem.transform, weight, s.ridge(state), problem.intercept)
 

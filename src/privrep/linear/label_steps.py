@@ -1,0 +1,258 @@
+"""What users compute in the passes that find the prior of classifiers' heads: gradients, losses, trust.
+
+Heads are those of `heads.label_posterior`. Each user's numbers are a function of its own rows, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from privrep.data.sparse import SparseRows
+from privrep.errors import InputError
+from privrep.heads.classification import class_own
+from privrep.heads.label_posterior import LabelFits, fit_labels, moderated
+from privrep.heads.posterior import images_of
+from privrep.linear.panel_steps import check_shapes, join_parts, part_between, part_within
+from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
+from privrep.local.losses import Loss
+from privrep.local.prior import PriorMean
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Contributions, Losses
+from privrep.privacy.contributions import Counts, Vectors
+from privrep.privacy.protocol import Step, StepSpec, UserBatch
+from privrep.typing import Array, Floats, Matrix, Vector
+
+LOOSE = 4.0  # variance of levels of users who know nothing of others: about what one more row of each class is worth
+OWN_FEWEST = 4  # rows from which on a user compares its head with a classifier of its own
+
+
+def levels_of(mean: PriorMean, level: float, rows: int) -> Array:
+    """Return the variance of levels of users with this many rows, (outputs,)."""
+    if not mean.intercept:
+        return np.zeros(mean.slopes.shape[1])
+    return level + mean.level_variance(rows)
+
+
+def fit_around(
+    mean: PriorMean, factor: Array, own: bool, level: float, X: Floats | SparseRows, y: Floats, loss: Loss
+) -> LabelFits:
+    """Return the heads of users around a prior mean.
+
+    Args:
+        mean: of the outputs.
+        factor: along which slopes vary, (d, p).
+        own: whether slopes turn around a user's own mean row.
+        level: variance of levels.
+        X: rows (users, m, d).
+        y: codes of labels (users, m).
+        loss: what heads minimise.
+    """
+    check_shapes(X, np.zeros((*y.shape, loss.outputs)), mean, features=(factor,))
+    images = images_of(X, factor, mean, own)
+    return fit_labels(mean.of_users(X), images, y, loss, levels_of(mean, level, X.shape[1]))
+
+
+@dataclass(frozen=True)
+class LabelResidual:
+    """A step for targets, asked of what a prior mean and a user's own level leave of labels: minus the derivative of
+    the loss by each output, a target each."""
+
+    step: Step
+    mean: PriorMean
+    loss: Loss
+    level: float
+
+    @property
+    def spec(self) -> StepSpec:
+        return self.step.spec
+
+    def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
+        none = np.zeros((len(self.mean.slopes), 0))
+        fits = fit_around(self.mean, none, True, self.level, batch.X, batch.y, self.loss)
+        left = np.ascontiguousarray(fits.pull.transpose(1, 2, 0))
+        targets = left[:, :, 0] if self.loss.outputs == 1 else left
+        return self.step(replace(batch, y=targets.astype(batch.y.dtype)))
+
+
+@dataclass(frozen=True)
+class LabelGradient:
+    """`CommonGradient` of labels: gradients of the likelihood around a prior mean of outputs.
+
+    At a user's mode, minus the derivative of its loss is the derivative of its marginal likelihood by the prior mean
+    of each row, and (K + W^-1)^-1 is about its curvature (see `heads.label_posterior`).
+    """
+
+    mean: PriorMean
+    transform: FeatureTransform
+    loss: Loss
+    factor: Matrix  # (d, p)
+    level: float
+    typical_rows: float
+    within_tail: float
+    between_tail: float
+    full: bool
+
+    def __post_init__(self) -> None:
+        numbers = self.level, self.within_tail, self.between_tail
+        if not (self.typical_rows > 0 and all(0 <= number < math.inf for number in numbers)):
+            raise InputError("variances and tails of curvatures are 0 or more, and users have rows. Got other numbers.")
+
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(accepts_sparse=True, floats_per_user=self.mean.slopes.size + self.factor.size)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        z, mean, m = self.transform, self.mean, X.shape[1]
+        turned = None if z.whitening is None else z.whitening.T
+        check_shapes(
+            X, np.zeros((*batch.y.shape, self.loss.outputs)), features=(self.factor, z.scale, z.whitening, turned)
+        )
+        fits = fit_around(mean, self.factor, False, self.level, X, batch.y, self.loss)
+        pull = np.ascontiguousarray(fits.pull.transpose(1, 2, 0))  # (users, m, outputs)
+        weight = np.ascontiguousarray(fits.curve.sum(axis=0)) / self.loss.outputs
+        variance = np.ascontiguousarray(fits.variance.sum(axis=0)) / self.loss.outputs
+        whole = weight.sum(axis=1)
+        left = (weight * np.maximum(1 - weight * variance, 0.0)).sum(axis=1)  # what own heads leave of the weight
+        share = np.clip(left / np.maximum(whole, 1e-300) * m / max(m - mean.intercept, 1), 0.0, 1.0)
+        moved = pull - np.full((1, m), 1 / m) @ pull if mean.intercept else pull
+        parts = {"within": part_within(X, z, moved, share * whole / m, mean.intercept, self.full, self.within_tail)}
+        if mean.intercept:
+            whole = whole * share if self.factor.shape[1] else whole
+            level = float(levels_of(mean, self.level, m).mean())
+            sums, scale = np.ones((1, m)) @ pull, whole / (1 + level * whole)
+            parts["between"] = part_between(X, mean, sums, scale, self.typical_rows, self.full, self.between_tail)
+        return join_parts(parts)
+
+
+@dataclass(frozen=True)
+class LabelLosses:
+    """`HeadLosses` of labels: what each user loses by candidates, each label left out in turn, summed over its rows.
+
+    Candidates that are not `common` lie around zero, as users are who know nothing of others.
+    """
+
+    mean: PriorMean
+    first: Matrix  # (d, k)
+    second: Matrix  # (d, p)
+    factor: Vector  # (candidates,): 0: none, 1: `first`, 2: `second`
+    slopes: Vector  # (candidates,)
+    level: Vector  # (candidates,)
+    own: Vector  # (candidates,): 1 or 0
+    common: Vector  # (candidates,): 1 or 0
+    loss: Loss
+    tail: float
+
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(accepts_sparse=True, floats_per_user=self.second.size + self.first.size)
+
+    def __post_init__(self) -> None:
+        if len({len(self.factor), len(self.slopes), len(self.level), len(self.own), len(self.common)}) > 1:
+            raise InputError("candidates have a factor, slopes, a level and an origin each; give as many of each.")
+        if not (np.isin(self.factor, (0, 1, 2)).all() and (self.slopes >= 0).all() and (self.level >= 0).all()):
+            raise InputError("a candidate has one of three factors; slopes and levels vary by 0 or more.")
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        y: Floats = batch.y
+        users, m, _ = X.shape
+        check_shapes(X, np.zeros((*y.shape, self.loss.outputs)), self.mean, features=(self.first, self.second))
+        signs = self.loss.signs(y.T)
+        losses = np.stack([self._lost(i, X, y, signs) for i in range(len(self.factor))], axis=1)
+        moved = losses - np.matmul(losses[:, None, :], np.full((len(self.factor), 1), 1 / len(self.factor)))[:, 0]
+        cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
+        joined = np.concatenate([moved, np.full((users, 1), self.tail * m)], axis=1)
+        vote = np.where(losses.min(axis=1) < losses.max(axis=1), losses.argmin(axis=1), -1)[:, None]
+        counts = Counts(vote, len(self.factor))
+        return {"losses": Vectors(joined), "sizes": Counts(cells, WIDE_CELLS), "votes": counts}
+
+    def _lost(self, i: int, X: Floats | SparseRows, y: Floats, signs: Floats) -> Array:
+        """Return what users lose by one candidate, (users,)."""
+        L, m = self.loss.outputs, X.shape[1]
+        matrix = (np.zeros((X.shape[2], 0)), self.first, self.second)[int(self.factor[i])]
+        common = bool(self.common[i])
+        images = images_of(X, matrix, self.mean, bool(self.own[i]) or not common) * math.sqrt(float(self.slopes[i]))
+        level = levels_of(self.mean, min(float(self.level[i]), LOOSE), m)
+        offset = np.zeros((*y.shape, L))
+        if common:
+            offset, level = self.mean.of_users(X), levels_of(self.mean, min(float(self.level[i]), 1e6), m)
+        fits = fit_labels(offset, images, y, self.loss, level)
+        return self.loss.values(moderated(fits.left, fits.left_variance, self.loss), signs).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class LabelVotes:
+    """Votes of users with a few rows: whether, by leave-one-out, a head of this prior or a classifier of one's own does
+    better. A user has one vote, and none where both do alike."""
+
+    mean: PriorMean
+    factor: Matrix
+    own: bool
+    level: float
+    scale: Vector  # (d,): of the features, in classifiers of one's own
+    loss: Loss
+
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(floats_per_user=self.factor.size)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats = batch.X.astype(np.float64, copy=False)
+        users, m, _ = X.shape
+        vote = np.full(users, -1)
+        if m >= OWN_FEWEST:
+            check_shapes(X, np.zeros((*batch.y.shape, self.loss.outputs)), features=(self.scale,))
+            fits = fit_around(self.mean, self.factor, self.own, self.level, X, batch.y, self.loss)
+            signs = self.loss.signs(batch.y.T)
+            heads = self.loss.values(moderated(fits.left, fits.left_variance, self.loss), signs).sum(axis=1) / m
+            alone = class_own(X, self.loss.signs(batch.y), self.loss, self.scale, self.mean.intercept).loss
+            vote = np.where(heads < alone, 0, np.where(alone < heads, 1, -1))
+        return {"votes": Counts(vote[:, None], 2)}
+
+
+@dataclass(frozen=True)
+class LabelTrust:
+    """How far outputs should be believed: of heads, each label left out in turn, and of the prior mean by itself.
+
+    For each, minus the derivative of a user's loss by a factor of its outputs at `known` and at `new`, and the second
+    derivative: their ratio is Newton's step on the factor.
+    """
+
+    mean: PriorMean
+    factor: Matrix
+    own: bool
+    level: float
+    loss: Loss
+    known: float
+    new: float
+
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(accepts_sparse=True, floats_per_user=self.factor.size)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: Floats | SparseRows = batch.X
+        fits = fit_around(self.mean, self.factor, self.own, self.level, X, batch.y, self.loss)
+        signs = self.loss.signs(batch.y.T)
+        told = float(X.shape[1] > 1 or not self.mean.intercept)  # by other rows, of which there may be none
+        left = moderated(fits.left, fits.left_variance, self.loss)
+        parts = [told * part for part in self._derivatives(left, signs, self.known)]
+        parts += self._derivatives(self._new(X), signs, self.new)
+        return {"trust": Vectors(np.stack(parts, axis=1))}
+
+    def _new(self, X: Floats | SparseRows) -> Array:
+        """Return moderated outputs of rows whose users nothing is known of, (outputs, users, m)."""
+        images = images_of(X, self.factor, self.mean, False)
+        slopes = (images**2).sum(axis=2) if images.shape[2] else np.zeros(X.shape[:2])
+        variance = levels_of(self.mean, self.level, 1)[:, None, None] + slopes
+        outputs = np.ascontiguousarray(self.mean.at_rows(X).transpose(2, 0, 1))
+        return moderated(outputs, variance, self.loss)
+
+    def _derivatives(self, outputs: Array, signs: Floats, factor: float) -> list[Array]:
+        pull, curve = self.loss.pulls(factor * outputs, signs)
+        return [(pull * outputs).sum(axis=0).sum(axis=1), (curve * outputs**2).sum(axis=0).sum(axis=1)]

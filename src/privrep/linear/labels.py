@@ -1,0 +1,268 @@
+"""Learn from labels: the prior mean of outputs first, then what users differ in, then how strong the prior is.
+
+Passes over the users, each a page of the billboard; those that numbers have too are explained in `numbers`:
+  scales, levels-t, covariance   where features lie; labels count as numbers   -> coordinates, first slopes
+  common-t                       see `descent`                                 -> level, common slopes, contexts
+  families-level                 losses with several variances of levels       -> how far levels vary
+  families-look                  a vote, without a rank                        -> whether to look for U, and how hard
+  (the start)                    see `starts`, of what the mean leaves         -> U_0, its rank, which may be 0
+  families-0                     losses of heads along it                      -> how long heads are, whether to go on
+  *-scout, *-t                   rounds, see `alternation`                     -> U
+  common-t                       a last step that knows how heads vary         -> level, common slopes, contexts
+  families-t                     see `choice`                                  -> how far users differ, and in what
+  families-votes                 a vote, where losses cannot tell              -> whether users may do without the prior
+  families                       losses of heads and of users alone            -> what is gained
+  trust-t                        derivatives of losses by a factor of outputs  -> probabilities right on average
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from privrep.linear.alternation import FOR_CLASSES, AlternationSettings, Round, RoundContext, run_rounds
+from privrep.linear.choice import ODDS_ALL, PriorChoice, read_gains, refine
+from privrep.linear.descent import Descent
+from privrep.linear.families import Candidate, Judged
+from privrep.linear.label_steps import LabelTrust, LabelVotes
+from privrep.linear.numbers import HOPE, STRONG_HOPE, PriorLearner, no_directions
+from privrep.linear.panel import PanelSettings, find_panel
+from privrep.linear.spreads import Spreads
+from privrep.linear.starts import Initialiser
+from privrep.local.losses import Loss
+from privrep.local.prior import LabelPrior
+from privrep.local.representation import Estimate, Representation, publish
+from privrep.local.transform import FeatureTransform
+from privrep.privacy.bounds import Bound
+from privrep.privacy.calibration import Query
+from privrep.privacy.run import Run
+from privrep.typing import Array
+
+PURPOSES = {
+    "families-level": "how far users' levels vary",
+    "trust": "how far outputs are to be believed",
+}
+"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+
+LEVEL = 1.0  # variance of levels to begin with
+STEP = 8.0  # between neighbours when the variance of levels is looked for
+HEADS = (0.2, 2.0, 20.0)  # variances of heads along U to begin with
+NOTHING_SEEN = Spreads(None, None, None, None, None)  # what users see of labels alone says little
+
+
+@dataclass(frozen=True)
+class LabelsSettings:
+    """Shares of mu^2, fixed beforehand."""
+
+    panel: PanelSettings = field(default_factory=lambda: PanelSettings(moments=0.12))
+    common: float = 0.06  # of the first step on the prior mean
+    level: float = 0.02
+    look: float = 0.01  # whether slopes differ at all
+    start: float = 0.15
+    brief_start: float = 0.1  # where nobody gives a rank, and users' slopes do not differ strongly
+    first_families: float = 0.03
+    families: float = 0.08
+    trust: float = 0.02
+    again: float = 0.15  # of what is left, for another step on the prior mean beside rounds
+    last: float = 0.12  # and for the last
+
+
+def learn_labels(
+    run: Run,
+    rank: int | None,
+    method: Round,
+    initialiser: Initialiser,
+    *,
+    intercept: bool,
+    transform: FeatureTransform | None,
+    loss: Loss,
+    settings: AlternationSettings | None = None,
+    shares: LabelsSettings | None = None,
+) -> Representation:
+    """Learn the prior of classifiers' heads and a shared representation from labels.
+
+    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
+    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+
+    Args:
+        run: asks the users.
+        rank: of the representation; None reads it off releases, 0 has none.
+        method: what a round does.
+        initialiser: where rounds start.
+        intercept: whether users have levels.
+        transform: declared public coordinates; None: found by charged releases.
+        loss: of the labels.
+        settings: of the rounds.
+        shares: of the budget.
+    """
+    s, total, d = shares or LabelsSettings(), run.ledger.capacity, run.users.facts.features
+    panel, spent = find_panel(run, total, intercept, transform, s.panel, loss)
+    descent = Descent(run, panel, total, spent=spent)
+    descent.step(s.common * total, last=False)
+    learner = LabelLearner(run, method, settings or FOR_CLASSES, descent, rank, intercept)
+    if intercept:
+        learner.find_level(s.level * total)
+    later = (s.families + s.trust) * total
+    state = no_directions(d)
+    hope = math.inf if rank is not None else learner.hope(s.look * total)
+    if hope > HOPE:
+        state = learner.start(initialiser, (s.start if hope > STRONG_HOPE else s.brief_start) * total)
+    if state.basis.shape[1]:
+        state = learner.doubt(state, s.first_families * total)
+    state = learner.improve(state, total - later - descent.spent, s)
+    return learner.conclude(state, s.families * total, s.trust * total)
+
+
+@dataclass
+class LabelLearner(PriorLearner):
+    """A fit of labels under way."""
+
+    heads: float = HEADS[1]  # variance of heads along U
+
+    @property
+    def loss(self) -> Loss:
+        loss = self.panel.loss
+        assert loss is not None
+        return loss
+
+    @property
+    def context(self) -> RoundContext:
+        panel = self.panel
+        prior = panel.seen_mean, 1 / self.heads, panel.level_ratio
+        return RoundContext(self.run, panel.transform, self.intercept, self.settings, self.loss, *prior)
+
+    def find_level(self, mu_squared: float) -> None:
+        """Ask users with which variance of levels they lose least."""
+        families = self.families(no_directions(self.run.users.facts.features))
+        if not families.legible(mu_squared):
+            return
+        candidates = [Candidate(0, 0.0, LEVEL * factor) for factor in (1.0, STEP, 1 / STEP)]
+        judged = families.judge("families-level", candidates, mu_squared)
+        self.descent.spent += mu_squared
+        self.descent.panel = replace(self.panel, level_ratio=refine(judged, STEP).level)
+
+    def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
+        """Return the state, or no direction where nobody asks for one and heads along it do no better than others; and
+        find how long heads along it are."""
+        families, level = self.families(state), self.panel.level_ratio
+        own = self.intercept
+        shared = [Candidate(1, slopes, level, own) for slopes in HEADS]
+        others = [Candidate(0, 0.0, level)]
+        width = families.second.shape[1]
+        others += [Candidate(2, odds / width, level, own=not own) for odds in ODDS_ALL if width]
+        if not families.legible(mu_squared):
+            if self.rank is not None or self.few:
+                return state
+            votes, sigma = families.vote("families-0", [shared[1], *others], mu_squared)
+            self.descent.spent += mu_squared
+            better = votes[0] > max(votes[1], votes[2:].sum()) + 2 * sigma
+            return state if better else state.first(0)
+        judged = families.judge("families-0", [*shared, *others], mu_squared)
+        self.descent.spent += mu_squared
+        self.heads = _between(judged, len(shared))
+        if self.rank is not None:
+            return state
+        losses = judged.by_factor()
+        clearly = (1.0 if self.few else 3.0) * judged.sigma
+        return state if losses[1] < min(losses[f] for f in losses if f != 1) - clearly else state.first(0)
+
+    def improve(self, state: Estimate, left: float, s: LabelsSettings) -> Estimate:
+        """Return the state after rounds; what they leave goes to the prior mean."""
+        d, k = state.basis.shape
+        if not k or k == d:
+            for share in (0.35 * left, 0.65 * left):
+                self.descent.step(share, last=share > 0.5 * left)
+            return state
+        before = self.descent.spent
+        if self.descent.heard:
+            self.descent.step(s.again * left, last=False)
+        last = s.last * left
+        state = run_rounds(self.context, state, self.rank, self.method, left - (self.descent.spent - before) - last)
+        self.descent.panel = replace(self.panel, mean=self.panel.seen_mean)
+        factor = self.families(state).first * math.sqrt(self.heads)
+        self.descent.refit(replace(self.panel, factor=factor))
+        self.descent.step(last, last=True)
+        return state
+
+    def conclude(self, state: Estimate, for_families: float, for_trust: float) -> Representation:
+        """Choose the prior, measure how far to believe it, and post the representation."""
+        families = self.families(state)
+        level = self.panel.level_ratio if self.intercept else 0.0
+        choice = LabelChoice(families, NOTHING_SEEN, self.intercept, for_families, heads=self.heads, level=level)
+        chosen = choice.make()
+        gains = read_gains(families, chosen, self.intercept, 0.2 * for_families)
+        for_trust += 0.8 * for_families - choice.spent
+        factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
+        factor, decided, logits = factor * math.sqrt(chosen.slopes), True, self.loss.name == "log"
+        if choice.asked == 0 and not self.run.users.facts.sparse:
+            decided = self.ask_votes(factor, chosen, 0.3 * for_families)
+            for_trust -= 0.3 * for_families
+        prior = LabelPrior(self.panel.mean, factor, chosen.own, chosen.level, 1.0, 1.0, logits, decided)
+        if logits:
+            prior = self.find_trust(prior, for_trust)
+        return publish(self.run, state, self.panel.transform, prior=prior, gains=gains)
+
+    def ask_votes(self, factor: Array, chosen: Candidate, mu_squared: float) -> bool:
+        """Return whether more users do better by heads of the prior than by classifiers of their own."""
+        scale = self.panel.transform.scale
+        step = LabelVotes(self.panel.mean, factor, chosen.own, chosen.level, scale, self.loss)
+        votes = self.run.release("families-votes", step, {"votes": Query(Bound(1.0, 2, acute=True), mu_squared)})
+        heads, own = votes["votes"].value
+        return bool(heads >= own)
+
+    def find_trust(self, prior: LabelPrior, mu_squared: float) -> LabelPrior:
+        """Return the prior with factors of outputs that make probabilities right on average, by two of Newton's steps.
+
+        A step is shrunk by how much of it is noise, and stays within a factor of two.
+        """
+        rows = self.panel.location.typical_rows
+        for t in (1, 2):
+            step = LabelTrust(
+                prior.mean, prior.factor, prior.own_origin, prior.level, self.loss, prior.known, prior.new
+            )
+            query = Query(Bound(TRUST_NORM * math.sqrt(rows), 4), mu_squared / 2)
+            released = self.run.release(f"trust-{t}", step, {"trust": query})["trust"]
+            known, new = released.value.reshape(2, 2)
+            prior = replace(
+                prior,
+                known=prior.known * _newton_factor(*known, released.sigma, prior.known),
+                new=prior.new * _newton_factor(*new, released.sigma, prior.new),
+            )
+        return prior
+
+
+TRUST_NORM = 1.0  # of a user's derivatives, for each root of its rows
+
+
+def _newton_factor(slope: float, curve: float, sigma: float, here: float) -> float:
+    """Return by what a factor of outputs is multiplied: Newton's step, shrunk by its noise."""
+    if curve < 4 * sigma:
+        return 1.0
+    move = slope / curve / here
+    noise = (sigma / curve / here) ** 2
+    return float(np.clip(1 + move * move**2 / (move**2 + noise), 0.5, 2.0))
+
+
+def _between(judged: Judged, count: int) -> float:
+    """Return the variance of heads where a parabola through the first losses, over its logarithm, is least."""
+    low, middle, high = (float(loss) for loss in judged.losses[:count])
+    curvature = max(low + high - 2 * middle, 0.0) + 3 * judged.sigma
+    place = float(np.clip((low - high) / (2 * curvature), -1.0, 1.0))
+    return float(HEADS[1] * (HEADS[2] / HEADS[1]) ** place)
+
+
+@dataclass
+class LabelChoice(PriorChoice):
+    """How the prior of labels is chosen: from the variances that earlier losses found."""
+
+    heads: float = HEADS[1]
+    level: float = LEVEL
+
+    def guess(self) -> tuple[Candidate, Candidate | None]:
+        common = Candidate(0, 0.0, self.level)
+        if not self.families.first.shape[1]:
+            return common, None
+        shared = Candidate(1, self.heads, self.level, self.intercept)
+        return shared, shared
