@@ -41,7 +41,7 @@ class LabelFits:
 
     level: Array  # (users, outputs)
     coordinates: Array  # (users, outputs, p): v
-    pull: Array  # (outputs, users, m): a
+    pull: Array  # (outputs, users, m): K times which is the mean, less the offset
     curve: Array  # (outputs, users, m): W
     variance: Array  # (outputs, users, m): S_jj
     left: Array  # (outputs, users, m): outputs of each row without its label
@@ -75,6 +75,16 @@ def trust_of(variance: Array) -> Array:
     return 1 / np.sqrt(1 + MODERATE * several * np.maximum(total / L, 0.0))
 
 
+def stretch(learned: float, level: float) -> float:
+    """Return the factor of a prior mean that keeps probabilities the same on average over users.
+
+    Args:
+        learned: variance of levels with which the mean was learned.
+        level: variance of levels that it is used with.
+    """
+    return math.sqrt((1 + MODERATE * level) / (1 + MODERATE * learned))
+
+
 def fit_labels(
     offset: Array, images: Array, y: Floats, loss: Loss, level: Array, covariance: bool = False
 ) -> LabelFits:
@@ -104,7 +114,7 @@ def fit_labels(
     return LabelFits(
         np.stack([head[0] for head in heads], axis=1),
         np.stack([head[1] for head in heads], axis=1),
-        mode.pull,
+        mode.dual,
         mode.curve,
         mode.variance,
         left,

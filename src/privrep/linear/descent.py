@@ -139,7 +139,8 @@ class Descent:
             return {key: read[key] for key in self.parts}
         for i, (key, p) in enumerate(self.parts.items()):
             counts = self.sizes.value[i * COMMON_CELLS : (i + 1) * COMMON_CELLS]
-            norm = choose_norm(counts[:WIDE_CELLS], self.sizes.sigma, each, p * q)
+            bias = BIAS if self.panel.loss is None else LABEL_BIAS
+            norm = choose_norm(counts[:WIDE_CELLS], self.sizes.sigma, each, p * q, bias)
             if norm is not None and counts[WIDE_CELLS:].max() > 3 * self.sizes.sigma:
                 ratio = octave_quantile(counts[WIDE_CELLS:], 0.5)
                 read[key] = norm, ratio if not full else ratio / math.sqrt(p)
@@ -178,11 +179,20 @@ def _guess_label_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float
 
 PULL, WEIGHT = 0.4, 0.16
 TAIL = 0.4
-BIAS = 0.1
+BIAS, LABEL_BIAS = 0.1, 1.0
 
 
-def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int) -> float | None:
-    """Return the clipping norm that balances the noise against what it cuts off, from a histogram of norms."""
+def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, bias: float = BIAS) -> float | None:
+    """Return the clipping norm that balances the noise against what it cuts off, from a histogram of norms.
+
+    Args:
+        counts: users by the octave of their norm, with noise.
+        sigma: of the noise.
+        mu_squared: what the release will cost.
+        size: how many numbers it has.
+        bias: how much of what is cut off counts: all of it where rare users with large norms say something else than
+            the others, as those with the rarer label do.
+    """
     peak = int(counts.argmax())
     if counts[peak] < CLEAR * sigma:
         return None
@@ -190,6 +200,8 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int) -> fl
     ends = np.flatnonzero(~low[:peak]), np.flatnonzero(~low[peak:])
     clear = np.zeros(len(counts), bool)  # the cells around the fullest, as far as they are full without a gap
     clear[ends[0][-1] + 1 if len(ends[0]) else 0 : peak + ends[1][0] if len(ends[1]) else len(counts)] = True
+    if bias == LABEL_BIAS:  # users with few labels are of few kinds, with gaps between their norms
+        clear |= counts > CLEAR * sigma
     weights = np.where(clear, counts, 0.0)
     norms = 2.0 ** (np.arange(len(counts)) + WIDE_LOWEST)
     first, last = np.flatnonzero(clear)[[0, -1]]
@@ -197,7 +209,7 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int) -> fl
     noise = 2 * math.sqrt(size) / math.sqrt(mu_squared)
     kept = np.minimum(1.0, candidates[:, None] / norms)
     info = (weights * kept).sum(axis=1)  # what is left of the curvature
-    cut = BIAS * (weights * norms * (1 - kept)).sum(axis=1)
+    cut = bias * (weights * norms * (1 - kept)).sum(axis=1)
     sampling = (weights * (norms * kept) ** 2).sum(axis=1)
     error = ((noise * candidates) ** 2 + cut**2 + sampling) / info**2
     return float(candidates[error.argmin()])

@@ -18,7 +18,7 @@ from privrep.errors import InputError
 from privrep.heads.fitting import FEWEST_OWN, fair_share
 from privrep.heads.posterior import images_of, spread_of
 from privrep.heads.regression import own_candidate
-from privrep.linear.descent import choose_norm
+from privrep.linear.descent import BIAS, LABEL_BIAS, choose_norm
 from privrep.linear.label_steps import LabelLosses
 from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
 from privrep.linear.spreads import Spreads, find_spreads
@@ -172,7 +172,7 @@ class Families:
         names = ("factor", "slopes", "level", "own", "common")
         asked = [np.array([float(getattr(c, name)) for c in candidates]) for name in names]
         if self.loss is not None:
-            return LabelLosses(*parts, *asked, self.loss, tail)
+            return LabelLosses(*parts, *asked, self.loss, self.level, tail)
         return HeadLosses(*parts, *asked, self.target_scale, tail, relative)
 
     def vote(self, page: str, candidates: Sequence[Candidate], mu_squared: float) -> tuple[Array, float]:
@@ -209,7 +209,8 @@ class Families:
             mu_squared -= share
             sizing = {"sizes": Query(Bound(1.0, WIDE_CELLS, acute=True), share)}
             sizes = self.run.release(f"{page}-scout", step, sizing)["sizes"]
-            norm = choose_norm(sizes.value, sizes.sigma, mu_squared, len(candidates)) or norm
+            bias = BIAS if self.loss is None else LABEL_BIAS
+            norm = choose_norm(sizes.value, sizes.sigma, mu_squared, len(candidates), bias) or norm
         if not relative:
             tail = 0.3 * norm / self.rows
             step = replace(step, tail=tail)

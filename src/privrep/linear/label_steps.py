@@ -14,9 +14,9 @@ import numpy as np
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
 from privrep.heads.classification import class_own
-from privrep.heads.label_posterior import LabelFits, fit_labels, moderated
+from privrep.heads.label_posterior import LabelFits, fit_labels, moderated, stretch
 from privrep.heads.posterior import images_of
-from privrep.linear.panel_steps import check_shapes, join_parts, part_between, part_within
+from privrep.linear.panel_steps import Part, check_shapes, join_parts, part_between, part_within
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
@@ -27,6 +27,7 @@ from privrep.privacy.protocol import Step, StepSpec, UserBatch
 from privrep.typing import Array, Floats, Matrix, Vector
 
 LOOSE = 4.0  # variance of levels of users who know nothing of others: about what one more row of each class is worth
+FREE = 1e4  # the largest variance of levels
 OWN_FEWEST = 4  # rows from which on a user compares its head with a classifier of its own
 
 
@@ -82,8 +83,8 @@ class LabelResidual:
 class LabelGradient:
     """`CommonGradient` of labels: gradients of the likelihood around a prior mean of outputs.
 
-    At a user's mode, minus the derivative of its loss is the derivative of its marginal likelihood by the prior mean
-    of each row, and (K + W^-1)^-1 is about its curvature (see `heads.label_posterior`).
+    The derivative of a user's marginal likelihood by the prior mean of its rows is K^-1 times what the posterior mean
+    of its outputs adds to it, and (K + W^-1)^-1 is about the curvature (see `heads.label_posterior`).
     """
 
     mean: PriorMean
@@ -119,21 +120,40 @@ class LabelGradient:
         whole = weight.sum(axis=1)
         left = (weight * np.maximum(1 - weight * variance, 0.0)).sum(axis=1)  # what own heads leave of the weight
         share = np.clip(left / np.maximum(whole, 1e-300) * m / max(m - mean.intercept, 1), 0.0, 1.0)
-        moved = pull - np.full((1, m), 1 / m) @ pull if mean.intercept else pull
-        parts = {"within": part_within(X, z, moved, share * whole / m, mean.intercept, self.full, self.within_tail)}
-        if mean.intercept:
-            whole = whole * share if self.factor.shape[1] else whole
-            level = float(levels_of(mean, self.level, m).mean())
-            sums, scale = np.ones((1, m)) @ pull, whole / (1 + level * whole)
-            parts["between"] = part_between(X, mean, sums, scale, self.typical_rows, self.full, self.between_tail)
-        return join_parts(parts)
+        if not mean.intercept:
+            asked = share * whole / m, False, self.full, self.within_tail
+            return join_parts({"within": part_within(X, z, pull, *asked)})
+        lasting = whole * share if self.factor.shape[1] else whole
+        sums = np.ones((1, m)) @ pull
+        scale = lasting / (1 + float(levels_of(mean, self.level, m).mean()) * lasting)
+        between = part_between(X, mean, sums, scale, self.typical_rows, self.full, self.between_tail)
+        return join_parts({"within": self._within(X, pull, share * whole / m, sums, scale), "between": between})
+
+    def _within(self, X: Floats | SparseRows, pull: Array, weight: Array, sums: Array, scale: Array) -> Part:
+        """Return the gradient by slopes, of rows less what their user's mean would be after very many rows.
+
+        Args:
+            X: rows (users, m, d).
+            pull: of each row, (users, m, outputs).
+            weight: of a row in the curvature, (users,).
+            sums: of the pulls of a user's rows, (users, 1, outputs).
+            scale: weight of a user's mean row in the curvature, (users,).
+        """
+        m, z = X.shape[1], self.transform
+        moved = pull - sums / m
+        if isinstance(X, SparseRows):
+            return part_within(X, z, moved, weight, True, self.full, self.within_tail)
+        left = self.mean.left_of_means(X, z.scale)
+        ratio = np.sqrt(np.divide(scale, weight, out=np.zeros_like(scale), where=weight > 0))
+        return part_within(X, z, moved, weight, True, self.full, self.within_tail, (left, sums, ratio))
 
 
 @dataclass(frozen=True)
 class LabelLosses:
     """`HeadLosses` of labels: what each user loses by candidates, each label left out in turn, summed over its rows.
 
-    Candidates that are not `common` lie around zero, as users are who know nothing of others.
+    Candidates that are not `common` lie around zero, as users are who know nothing of others. Others lie around the
+    prior mean, stretched from the variance of levels that it was learned with to their own.
     """
 
     mean: PriorMean
@@ -145,6 +165,7 @@ class LabelLosses:
     own: Vector  # (candidates,): 1 or 0
     common: Vector  # (candidates,): 1 or 0
     loss: Loss
+    learned: float
     tail: float
 
     @property
@@ -154,7 +175,8 @@ class LabelLosses:
     def __post_init__(self) -> None:
         if len({len(self.factor), len(self.slopes), len(self.level), len(self.own), len(self.common)}) > 1:
             raise InputError("candidates have a factor, slopes, a level and an origin each; give as many of each.")
-        if not (np.isin(self.factor, (0, 1, 2)).all() and (self.slopes >= 0).all() and (self.level >= 0).all()):
+        fine = np.isin(self.factor, (0, 1, 2)).all() and (self.slopes >= 0).all() and (self.level >= 0).all()
+        if not (fine and self.learned >= 0):
             raise InputError("a candidate has one of three factors; slopes and levels vary by 0 or more.")
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
@@ -177,10 +199,11 @@ class LabelLosses:
         matrix = (np.zeros((X.shape[2], 0)), self.first, self.second)[int(self.factor[i])]
         common = bool(self.common[i])
         images = images_of(X, matrix, self.mean, bool(self.own[i]) or not common) * math.sqrt(float(self.slopes[i]))
-        level = levels_of(self.mean, min(float(self.level[i]), LOOSE), m)
-        offset = np.zeros((*y.shape, L))
+        variance, offset = min(float(self.level[i]), FREE if common else LOOSE), np.zeros((*y.shape, L))
         if common:
-            offset, level = self.mean.of_users(X), levels_of(self.mean, min(float(self.level[i]), 1e6), m)
+            factor = stretch(self.learned, variance) if self.mean.intercept else 1.0
+            offset = factor * self.mean.of_users(X)
+        level = levels_of(self.mean, variance, m)
         fits = fit_labels(offset, images, y, self.loss, level)
         return self.loss.values(moderated(fits.left, fits.left_variance, self.loss), signs).sum(axis=1)
 

@@ -22,13 +22,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from privrep.heads.label_posterior import stretch
 from privrep.linear.alternation import FOR_CLASSES, AlternationSettings, Round, RoundContext, run_rounds
 from privrep.linear.choice import ODDS_ALL, PriorChoice, read_gains, refine
 from privrep.linear.descent import Descent
 from privrep.linear.families import Candidate, Judged
 from privrep.linear.label_steps import LabelTrust, LabelVotes
 from privrep.linear.numbers import HOPE, STRONG_HOPE, PriorLearner, no_directions
-from privrep.linear.panel import PanelSettings, find_panel
+from privrep.linear.panel import Panel, PanelSettings, find_panel
 from privrep.linear.spreads import Spreads
 from privrep.linear.starts import Initialiser
 from privrep.local.losses import Loss
@@ -47,7 +48,7 @@ PURPOSES = {
 """What the pages that this module asks for are for; see `method.Method.purposes`."""
 
 LEVEL = 1.0  # variance of levels to begin with
-STEP = 8.0  # between neighbours when the variance of levels is looked for
+STEP, HALF_STEP = 8.0, 3.0  # between neighbours when the variance of levels is looked for, and again
 HEADS = (0.2, 2.0, 20.0)  # variances of heads along U to begin with
 NOTHING_SEEN = Spreads(None, None, None, None, None)  # what users see of labels alone says little
 
@@ -58,7 +59,8 @@ class LabelsSettings:
 
     panel: PanelSettings = field(default_factory=lambda: PanelSettings(moments=0.12))
     common: float = 0.06  # of the first step on the prior mean
-    level: float = 0.02
+    level: float = 0.02  # how far levels vary
+    level_again: float = 0.02  # the same, of what is left
     look: float = 0.01  # whether slopes differ at all
     start: float = 0.15
     brief_start: float = 0.1  # where nobody gives a rank, and users' slopes do not differ strongly
@@ -102,8 +104,7 @@ def learn_labels(
     descent = Descent(run, panel, total, spent=spent)
     descent.step(s.common * total, last=False)
     learner = LabelLearner(run, method, settings or FOR_CLASSES, descent, rank, intercept)
-    if intercept:
-        learner.find_level(s.level * total)
+    learner.find_level(no_directions(d), STEP, s.level * total)
     later = (s.families + s.trust) * total
     state = no_directions(d)
     hope = math.inf if rank is not None else learner.hope(s.look * total)
@@ -120,6 +121,7 @@ class LabelLearner(PriorLearner):
     """A fit of labels under way."""
 
     heads: float = HEADS[1]  # variance of heads along U
+    asked: int = 0  # how often it was asked how far levels vary
 
     @property
     def loss(self) -> Loss:
@@ -133,15 +135,23 @@ class LabelLearner(PriorLearner):
         prior = panel.seen_mean, 1 / self.heads, panel.level_ratio
         return RoundContext(self.run, panel.transform, self.intercept, self.settings, self.loss, *prior)
 
-    def find_level(self, mu_squared: float) -> None:
-        """Ask users with which variance of levels they lose least."""
-        families = self.families(no_directions(self.run.users.facts.features))
-        if not families.legible(mu_squared):
+    def find_level(self, state: Estimate, factor: float, mu_squared: float) -> None:
+        """Ask users with which variance of levels they lose least: the one so far, or `factor` times more or less."""
+        families, level = self.families(state), self.panel.level_ratio
+        if not (self.intercept and families.legible(mu_squared)):
             return
-        candidates = [Candidate(0, 0.0, LEVEL * factor) for factor in (1.0, STEP, 1 / STEP)]
-        judged = families.judge("families-level", candidates, mu_squared)
+        self.asked += 1
+        kind = (1, self.heads) if state.basis.shape[1] else (0, 0.0)
+        candidates = [Candidate(*kind, level * each) for each in (1.0, factor, 1 / factor)]
+        judged = families.judge(f"families-level-{self.asked}", candidates, mu_squared)
         self.descent.spent += mu_squared
-        self.descent.panel = replace(self.panel, level_ratio=refine(judged, STEP).level)
+        self.descent.panel = self.with_level(refine(judged, factor).level)
+
+    def with_level(self, level: float) -> Panel:
+        """Return the panel with another variance of levels, and the prior mean that goes with it."""
+        panel = self.panel
+        mean = panel.mean.scaled(stretch(panel.level_ratio, level)) if self.intercept else panel.mean
+        return replace(panel, mean=mean, level_ratio=level)
 
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
         """Return the state, or no direction where nobody asks for one and heads along it do no better than others; and
@@ -172,12 +182,15 @@ class LabelLearner(PriorLearner):
         """Return the state after rounds; what they leave goes to the prior mean."""
         d, k = state.basis.shape
         if not k or k == d:
-            for share in (0.35 * left, 0.65 * left):
-                self.descent.step(share, last=share > 0.5 * left)
+            before = self.descent.spent
+            self.descent.step(0.35 * left, last=False)
+            self.find_level(no_directions(d), HALF_STEP, s.level_again * left)
+            self.descent.step(left - (self.descent.spent - before), last=True)
             return state
         before = self.descent.spent
         if self.descent.heard:
             self.descent.step(s.again * left, last=False)
+            self.find_level(state, HALF_STEP, s.level_again * left)
         last = s.last * left
         state = run_rounds(self.context, state, self.rank, self.method, left - (self.descent.spent - before) - last)
         self.descent.panel = replace(self.panel, mean=self.panel.seen_mean)
@@ -194,6 +207,7 @@ class LabelLearner(PriorLearner):
         chosen = choice.make()
         gains = read_gains(families, chosen, self.intercept, 0.2 * for_families)
         for_trust += 0.8 * for_families - choice.spent
+        self.descent.panel = self.with_level(chosen.level)
         factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
         factor, decided, logits = factor * math.sqrt(chosen.slopes), True, self.loss.name == "log"
         if choice.asked == 0 and not self.run.users.facts.sparse:
@@ -217,12 +231,13 @@ class LabelLearner(PriorLearner):
 
         A step is shrunk by how much of it is noise, and stays within a factor of two.
         """
-        rows = self.panel.location.typical_rows
+        size = TRUST_NORM * (1.5 + float(np.abs(prior.mean.level).max()))  # of outputs, about
+        norm = size * math.sqrt(self.panel.location.typical_rows)
         for t in (1, 2):
             step = LabelTrust(
                 prior.mean, prior.factor, prior.own_origin, prior.level, self.loss, prior.known, prior.new
             )
-            query = Query(Bound(TRUST_NORM * math.sqrt(rows), 4), mu_squared / 2)
+            query = Query(Bound(norm, 4), mu_squared / 2)
             released = self.run.release(f"trust-{t}", step, {"trust": query})["trust"]
             known, new = released.value.reshape(2, 2)
             prior = replace(
@@ -233,7 +248,7 @@ class LabelLearner(PriorLearner):
         return prior
 
 
-TRUST_NORM = 1.0  # of a user's derivatives, for each root of its rows
+TRUST_NORM = 0.8  # of a user's derivatives, for each root of its rows, over the size of outputs
 
 
 def _newton_factor(slope: float, curve: float, sigma: float, here: float) -> float:

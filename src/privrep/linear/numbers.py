@@ -56,7 +56,7 @@ PURPOSES = {
 FEW = 4  # features for each row of a user with many rows, from which on it has little to go by alone
 HOPE = 1.1  # users who do better if slopes differ, for one who does not, from which on U is looked for
 STRONG_HOPE = 3.5  # and from which on more is spent on it
-TYPICAL = 0.1  # difference of a label's losses by two candidates
+TYPICAL = 0.5  # difference of a label's losses by two candidates, where users differ much
 MOST_ALL = 256  # features up to which slopes may differ in all of them
 
 

@@ -288,6 +288,7 @@ def part_within(
     intercept: bool,
     full: bool,
     tail: float,
+    beside: tuple[Array, Array, Array] | None = None,
 ) -> Part:
     """Return the gradient by common slopes.
 
@@ -299,6 +300,8 @@ def part_within(
         intercept: whether rows count around their user's mean.
         full: whether the curvature is a matrix.
         tail: times the curvature stands behind the gradient.
+        beside: of dense rows, one more row of each user, (users, 1, d), what it pulls with, (users, 1, q), and the root
+            of its weight over that of the others, (users,); None: no such row.
     """
     users, m, _ = X.shape
     gradient = pulled(X, transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
@@ -307,7 +310,12 @@ def part_within(
         curvature = scale[:, None] * float(max(m - intercept, 0))
         return replace(gradient, tail=curvature * tail), gradient.lengths(), curvature[:, 0]
     flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
-    return _with_curvature(flat, transform.rows(centred(X) if intercept else X), scale, full, tail)
+    rows = transform.rows(centred(X) if intercept else X)
+    if beside is not None:
+        row = transform.rows(beside[0])
+        flat = flat + (beside[1].transpose(0, 2, 1) @ row).reshape(users, -1)
+        rows = np.concatenate([rows.astype(np.float64, copy=False), row * beside[2][:, None, None]], axis=1)
+    return _with_curvature(flat, rows, scale, full, tail)
 
 
 def part_between(

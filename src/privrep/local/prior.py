@@ -13,7 +13,7 @@ mu_i - centre is spread / (spread + 1 / m) times that of xbar_i - centre. `conte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,11 @@ class PriorMean:
         empty = np.zeros((d, 0)), np.zeros(0), np.zeros((0, q))
         return cls(np.zeros(q), np.zeros((d, q)), np.zeros(d), np.ones(d), *empty, intercept)
 
+    def scaled(self, factor: float) -> PriorMean:
+        """Return this many times the mean."""
+        parts = {"level": self.level, "slopes": self.slopes, "context": self.context}
+        return replace(self, **{name: factor * part for name, part in parts.items()})
+
     @property
     def constant(self) -> Array:
         """Return the mean at a row of zeros, of a user whose mean row is the centre, (q,)."""
@@ -89,6 +94,22 @@ class PriorMean:
         rows = X.dense() if isinstance(X, SparseRows) else X
         m = rows.shape[1]
         return (np.full((1, m), 1 / m, rows.dtype) @ rows).astype(np.float64)
+
+    def left_of_means(self, X: Floats, scale: Array) -> Array:
+        """Return what of users' mean rows is no more than the rows' own scatter, (users, 1, d): the mean row less the
+        posterior mean of mu_i. Nothing is left in columns whose centre is not known.
+
+        Args:
+            X: rows (users, m, d).
+            scale: of the features, (d,), in which directions that axes do not tell apart are as short as can be.
+        """
+        moved = (self.user_means(X) - self.centre) * self.located
+        if not len(self.spread):
+            return moved
+        m = X.shape[1]
+        known = self.spread / (self.spread + 1 / m)
+        back = scale[:, None] * np.linalg.pinv(self.axes.T * scale)
+        return moved @ (np.eye(len(scale)) - (self.axes * known) @ back.T)
 
     def means_along(self, X: Floats | SparseRows, origin: Array, matrix: Array) -> Array:
         """Return users' mean rows less a public origin (d,), times a matrix (d, k): (users, 1, k).
