@@ -8,7 +8,8 @@ is the loss's second derivative and S = (K^-1 + W)^-1 the variance that is left 
 
 The posterior of logits is skewed, and its mean lies farther out than its mode: by S t / 2, t_j the third derivative of
 the log-likelihood times S_jj (Tierney and Kadane 1986). A head is the mean so corrected. Without row j the output of
-the row is f_j - s_j a_j with variance s_j = S_jj / (1 - W_j S_jj), to first order; users with few rows are fitted anew.
+the row is f_j - s_j a_j with variance s_j = S_jj / (1 - W_j S_jj), to first order; users with few rows,
+or with several outputs, are fitted anew.
 
 Probabilities average over what is left to doubt: an output of variance s counts 1 / sqrt(1 + pi s / 8) of itself
 (MacKay 1992). Each user's numbers are a function of its own rows to the last bit (see `local.least_squares`).
@@ -32,7 +33,7 @@ MODERATE = math.pi / 8  # of a variance, in the share of an output that probabil
 NEWTON_STEPS = 6  # for one output of the log loss
 MORE_STEPS = 10  # for several
 HINGE_STEPS = 20
-FEW = 6  # rows up to which leave-one-out takes fits of its own
+FEW = 6  # rows up to which leave-one-out takes fits of its own, and the number of fits for several outputs
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class LabelFits:
 
     level: Array  # (users, outputs)
     coordinates: Array  # (users, outputs, p): v
+    outputs: Array  # (outputs, users, m): of the mode
     pull: Array  # (outputs, users, m): K times which is the mean, less the offset
     curve: Array  # (outputs, users, m): W
     variance: Array  # (outputs, users, m): S_jj
@@ -86,7 +88,13 @@ def stretch(learned: float, level: float) -> float:
 
 
 def fit_labels(
-    offset: Array, images: Array, y: Floats, loss: Loss, level: Array, covariance: bool = False
+    offset: Array,
+    images: Array,
+    y: Floats,
+    loss: Loss,
+    level: Array,
+    covariance: bool = False,
+    near: LabelFits | None = None,
 ) -> LabelFits:
     """Return the heads of users with equally many rows.
 
@@ -97,6 +105,7 @@ def fit_labels(
         loss: what is minimised.
         level: the variance of levels, (outputs,); zero: none.
         covariance: whether to return the covariance of what is left to doubt.
+        near: fits of the same labels with another prior, from which fewer steps are taken.
     """
     signs = loss.signs(y.T)  # (outputs, users, m)
     m, p = images.shape[1:]
@@ -104,9 +113,9 @@ def fit_labels(
     lost = ~(largest**2 * m * max(p, 1) < LARGEST)
     images = np.where(lost[:, None, None], 0.0, images) if lost.any() else images
     start = np.ascontiguousarray(offset.transpose(2, 0, 1), dtype=np.float64)
-    mode = _Mode.of(start, images, signs, loss, level)
-    if m <= FEW:  # one step is too little where a label is much of what is known
-        left, left_variance = _refitted(start, images, signs, loss, level)
+    mode = _Mode.of(start, images, signs, loss, level, None if near is None else near.outputs)
+    if m <= FEW or loss.outputs > 1:  # one step is too little where a label is much of what is known
+        left, left_variance = _refitted(start, images, signs, loss, level, mode)
     else:
         left_variance = mode.variance / np.maximum(1 - mode.curve * mode.variance, 1e-2)
         left = mode.outputs - left_variance * mode.pull
@@ -114,6 +123,7 @@ def fit_labels(
     return LabelFits(
         np.stack([head[0] for head in heads], axis=1),
         np.stack([head[1] for head in heads], axis=1),
+        mode.outputs,
         mode.dual,
         mode.curve,
         mode.variance,
@@ -123,18 +133,22 @@ def fit_labels(
     )
 
 
-def _refitted(start: Array, images: Array, signs: Array, loss: Loss, level: Array) -> tuple[Array, Array]:
-    """Return outputs of each row without its label, and their variances, (outputs, users, m), by fits without it."""
+def _refitted(start: Array, images: Array, signs: Array, loss: Loss, level: Array, mode: _Mode) -> tuple[Array, Array]:
+    """Return outputs of each row without its label, and their variances, (outputs, users, m), by fits without it.
+
+    With more rows than FEW, the labels of every so many are left out together.
+    """
     L, users, m = start.shape
-    known = np.where(np.eye(m, dtype=bool), 0.0, 1.0)  # of fit j, rows
-    repeated = np.repeat(images, m, axis=0)
-    offsets = np.repeat(start, m, axis=1)
-    without = (signs[:, :, None, :] * known).reshape(L, users * m, m)
-    mode = _Mode.of(offsets, repeated, without, loss, level)
-    fit, row = np.arange(users * m), np.tile(np.arange(m), users)
-    lines = np.stack([space.line(mode.dual[o]) for o, space in enumerate(mode.spaces)]) + offsets
-    shape = L, users, m
-    return lines[:, fit, row].reshape(shape), mode.variance[:, fit, row].reshape(shape)
+    folds = min(m, FEW)
+    known = np.where(np.arange(m) % folds == np.arange(folds)[:, None], 0.0, 1.0)  # (folds, m)
+    offsets = np.repeat(start, folds, axis=1)
+    without = (signs[:, :, None, :] * known).reshape(L, users * folds, m)
+    near = np.repeat(mode.outputs, folds, axis=1)
+    fits = _Mode.of(offsets, np.repeat(images, folds, axis=0), without, loss, level, near)
+    lines = np.stack([space.line(fits.dual[o]) for o, space in enumerate(fits.spaces)]) + offsets
+    left, variance = (each.reshape(L, users, folds, m) for each in (lines, fits.variance))
+    fold, row = np.arange(m) % folds, np.arange(m)
+    return np.ascontiguousarray(left[:, :, fold, row]), np.ascontiguousarray(variance[:, :, fold, row])
 
 
 @dataclass(frozen=True)
@@ -149,10 +163,12 @@ class _Mode:
     dual: Array  # K times which, and the offset, is the mean
 
     @classmethod
-    def of(cls, start: Array, images: Array, signs: Array, loss: Loss, level: Array) -> _Mode:
-        spaces = [_Space.of(images, float(variance)) for variance in level]
-        outputs = start.copy()
-        for _ in range(_steps(loss)):
+    def of(
+        cls, start: Array, images: Array, signs: Array, loss: Loss, level: Array, near: Array | None = None
+    ) -> _Mode:
+        spaces = _Space.each(images, level)
+        outputs = start.copy() if near is None else near.copy()
+        for _ in range(_steps(loss) if near is None else (_steps(loss) + 1) // 2):
             pull, curve = loss.pulls(outputs, signs)
             bend = loss.bend(outputs, signs, curve)
             moves = [space.newton(outputs[o] - start[o], pull[o], bend[o]) for o, space in enumerate(spaces)]
@@ -178,6 +194,13 @@ class _Space:
     across: Array  # its transpose
     level: float
     kernel: Array | None  # K = Z Z^T, where there are fewer rows than coordinates
+
+    @classmethod
+    def each(cls, images: Array, level: Array) -> list[_Space]:
+        """Return the space of each output, whose levels have these variances; one for all where those are alike."""
+        if (level == level[0]).all():
+            return [cls.of(images, float(level[0]))] * len(level)
+        return [cls.of(images, float(variance)) for variance in level]
 
     @classmethod
     def of(cls, images: Array, level: float) -> _Space:

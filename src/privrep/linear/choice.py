@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -67,15 +68,16 @@ class PriorChoice:
     asked: int = 0
     spent: float = 0.0  # of mu^2, so far
     last: Judged | None = None
+    flips_last: ClassVar[bool] = True  # whether the other origin is judged with the last ratios, or before
 
     def make(self) -> Candidate:
         """Return the prior that users lose least by."""
         chosen, shared = self.guess()
         chosen = self._refined(chosen, FIRST, 0.22)
-        others = self._others(chosen, shared)
+        others = self.others(chosen, shared)
         if others and self.families.legible(0.22 * self.mu_squared):
             chosen = pick(self._judge([chosen, *others], 0.22))
-        return self._refined(chosen, SECOND, 0.22, flip=self.intercept)
+        return self._refined(chosen, SECOND, 0.22, flip=self.intercept and self.flips_last)
 
     def guess(self) -> tuple[Candidate, Candidate | None]:
         """Return the likeliest candidate before any is judged, and the one with slopes along U, if there is a U."""
@@ -86,7 +88,7 @@ class PriorChoice:
             return shared, shared
         return common, shared
 
-    def _others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
+    def others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
         """Return the candidates of the other families, with levels that go with those of the chosen one."""
         p, level = self.families.second.shape[1], chosen.level
         found = [shared] if shared is not None and chosen.factor != 1 else []

@@ -185,7 +185,12 @@ class LabelLosses:
         users, m, _ = X.shape
         check_shapes(X, np.zeros((*y.shape, self.loss.outputs)), self.mean, features=(self.first, self.second))
         signs = self.loss.signs(y.T)
-        losses = np.stack([self._lost(i, X, y, signs) for i in range(len(self.factor))], axis=1)
+        each: list[Array] = []
+        near: dict[bool, LabelFits] = {}
+        for i, common in enumerate(self.common > 0):
+            fits = near[bool(common)] = self._fit(i, X, y, near.get(bool(common)))
+            each.append(self.loss.values(moderated(fits.left, fits.left_variance, self.loss), signs).sum(axis=1))
+        losses = np.stack(each, axis=1)
         moved = losses - np.matmul(losses[:, None, :], np.full((len(self.factor), 1), 1 / len(self.factor)))[:, 0]
         cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
         joined = np.concatenate([moved, np.full((users, 1), self.tail * m)], axis=1)
@@ -193,8 +198,8 @@ class LabelLosses:
         counts = Counts(vote, len(self.factor))
         return {"losses": Vectors(joined), "sizes": Counts(cells, WIDE_CELLS), "votes": counts}
 
-    def _lost(self, i: int, X: Floats | SparseRows, y: Floats, signs: Floats) -> Array:
-        """Return what users lose by one candidate, (users,)."""
+    def _fit(self, i: int, X: Floats | SparseRows, y: Floats, near: LabelFits | None) -> LabelFits:
+        """Return users' heads by one candidate."""
         L, m = self.loss.outputs, X.shape[1]
         matrix = (np.zeros((X.shape[2], 0)), self.first, self.second)[int(self.factor[i])]
         common = bool(self.common[i])
@@ -204,8 +209,7 @@ class LabelLosses:
             factor = stretch(self.learned, variance) if self.mean.intercept else 1.0
             offset = factor * self.mean.of_users(X)
         level = levels_of(self.mean, variance, m)
-        fits = fit_labels(offset, images, y, self.loss, level)
-        return self.loss.values(moderated(fits.left, fits.left_variance, self.loss), signs).sum(axis=1)
+        return fit_labels(offset, images, y, self.loss, level, near=near)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -272,6 +273,7 @@ def _between(judged: Judged, count: int) -> float:
 class LabelChoice(PriorChoice):
     """How the prior of labels is chosen: from the variances that earlier losses found."""
 
+    flips_last: ClassVar[bool] = False
     heads: float = HEADS[1]
     level: float = LEVEL
 
@@ -281,3 +283,13 @@ class LabelChoice(PriorChoice):
             return common, None
         shared = Candidate(1, self.heads, self.level, self.intercept)
         return shared, shared
+
+    def others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
+        """Return the candidates of the other families, and those with the other origin, at which levels may vary less.
+
+        The loss of a label has no scale to speak of, and the last ratios are those of one origin.
+        """
+        found = super().others(chosen, shared)
+        if self.intercept and chosen.factor:
+            found += [replace(chosen, own=not chosen.own, level=chosen.level * each) for each in (1.0, 0.1)]
+        return found
