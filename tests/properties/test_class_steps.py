@@ -6,6 +6,7 @@ Targets of the other tests' users are turned into labels, one for one, some of t
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,17 @@ import pytest
 from asking import ADD, PHASES, REPLACE, D, Every, K, assert_within, basis, table_of, transforms, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from panel import prior_mean
 from test_alone_in_a_crowd import assert_alone_as_in_company, chosen, chosen_sparse, crowd, sparse_crowd
 from threadpoolctl import threadpool_limits
 
-from privrep.heads.classification import MANY_ROWS, PRECISIONS, ClassPreference, ClassPrior
-from privrep.linear.class_steps import ClassGradient, Encoded, PooledGradient
-from privrep.linear.steps import SIZES, PairMoments, PowerStep, ResidualMoments, gradient_size
+from privrep.heads.classification import MANY_ROWS
+from privrep.linear.class_steps import ClassGradient, Encoded
+from privrep.linear.label_steps import LabelGradient, LabelLosses, LabelResidual, LabelTrust, LabelVotes
+from privrep.linear.panel_steps import COMMON_CELLS
+from privrep.linear.steps import SIZES, WIDE_CELLS, PairMoments, PowerStep, ResidualMoments, gradient_size
 from privrep.local.losses import Loss
+from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.contributions import packed_size
 from privrep.privacy.protocol import StepSpec, UserBatch
@@ -50,11 +55,22 @@ class Labelled:
 
 def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any, dict[str, Bound]]]:
     U, (scaled, whitened) = basis(d, k), transforms(d)
-    matrix = whitened.original(U)
-    centre, pooled = (
-        np.linspace(-1, 1, loss.outputs * (k + 1)).reshape(loss.outputs, k + 1),
-        (loss.outputs + 1) * (k + 1),
-    )
+    matrix, L = whitened.original(U), loss.outputs
+    mean = prior_mean(d, L, intercept)
+    plain = PriorMean.nothing(d, L, intercept)
+    r = len(mean.spread)
+    losses, sizes = Bound(0.4, 7), Bound(1.0, WIDE_CELLS, acute=True)
+    candidates = [np.array(each) for each in ([0.0, 1, 1, 2, 0, 2], [0.0, 0.5, 2, 0.1, 0, 1])]
+    candidates += [np.array(each) for each in ([0.3, 1.0, 0, 2, math.inf, 4], [1.0, 1, 0, 0, 1, 1])]
+    candidates.append(np.array([1.0, 1, 1, 1, 0, 0]))
+    common = {
+        "within": Bound(0.6, d * L + packed_size(d)),
+        "sizes": Bound(math.sqrt(2.0 * (1 + intercept)), COMMON_CELLS * (1 + intercept), acute=True),
+    }
+    short = common | {"within": Bound(DIRECTION_ONLY, d * L + 1)}
+    if intercept:
+        common["between"] = Bound(0.3, (1 + r) * L + packed_size(1 + r))
+        short["between"] = Bound(0.3, L + 1)
     moments = {"moments": Bound(DIRECTION_ONLY, packed_size(d))}
     gradient = {"step": Bound(0.7, gradient_size(d, k)), "sizes": SIZES}
     tight = {"step": Bound(2.0**-40, gradient_size(d, k)), "sizes": SIZES}
@@ -62,13 +78,24 @@ def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any
         "pairs": (Encoded(PairMoments(whitened, intercept), loss.classes), moments),
         "residuals": (Encoded(ResidualMoments(U, scaled, 0.02, intercept), loss.classes), moments),
         "power": (Encoded(PowerStep(U, scaled, intercept), loss.classes), {"image": Bound(DIRECTION_ONLY, d * k)}),
-        "gradient": (ClassGradient(U, scaled, 0.3, 0.5, intercept, loss), gradient),
-        "gradient, whitened": (ClassGradient(U, whitened, 0.3, 1e-6, intercept, loss), tight),
-        "gradient, centred": (ClassGradient(U, scaled, 0.3, 0.5, intercept, loss, centre), gradient),
-        "pooled": (PooledGradient(U, whitened, intercept, loss, centre), {"pooled": Bound(DIRECTION_ONLY, pooled)}),
-        "prior, centred": (ClassPrior(matrix, intercept, loss, centre), {"precisions": Bound(0.25, len(PRECISIONS))}),
-        "prior": (ClassPrior(matrix, intercept, loss), {"precisions": Bound(0.25, len(PRECISIONS))}),
-        "votes": (ClassPreference(matrix, whitened, intercept, loss, 0.5), {"votes": Bound(1.0, 3, acute=True)}),
+        "left, pairs": (LabelResidual(PairMoments(whitened, intercept), mean, loss, 0.7), moments),
+        "left, power": (
+            LabelResidual(PowerStep(U, scaled, intercept), plain, loss, 2.0),
+            {"image": Bound(DIRECTION_ONLY, d * k)},
+        ),
+        "gradient": (ClassGradient(U, scaled, 0.3, 0.5, intercept, loss, plain, 1.0), gradient),
+        "gradient, whitened": (ClassGradient(U, whitened, 0.3, 1e-6, intercept, loss, mean, 0.0), tight),
+        "common, whitened": (LabelGradient(mean, whitened, loss, matrix, 1.5, 4.0, 0.4, 0.2, True), common),
+        "common": (LabelGradient(plain, scaled, loss, np.zeros((d, 0)), 0.5, 2.0, 0.4, 0.2, False), short),
+        "losses": (
+            LabelLosses(mean, matrix, np.eye(d), *candidates, loss, 1.0, 0.1),
+            {"losses": losses, "sizes": sizes, "votes": Bound(1.0, 6, acute=True)},
+        ),
+        "trust": (LabelTrust(mean, matrix, True, 1.0, loss, 1.1, 0.9), {"trust": Bound(2.0, 4)}),
+        "votes": (
+            LabelVotes(mean, matrix, False, 1.0, np.linspace(0.5, 2, d), loss),
+            {"votes": Bound(1.0, 2, acute=True)},
+        ),
     }
     return {name: (Labelled(step, loss.classes), bounds) for name, (step, bounds) in asked.items()}
 

@@ -94,7 +94,7 @@ def _targets(fitted: Model, given: str | None, folder: Path) -> list[str]:
         raise InputError(f"{folder} was fitted on arrays and names no target column; pass --target.")
     prior = fitted.representation.prior
     known = len(targets) if fitted.heads is None else fitted.heads.targets
-    known = known if prior is None else len(prior.noise)
+    known = known if prior is None else prior.targets
     wanted = (len(fitted.columns.targets) or known) if fitted.loss is None else 1
     if len(targets) != wanted:
         count = "one target" if wanted == 1 else f"{wanted} targets"

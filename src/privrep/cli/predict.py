@@ -51,6 +51,7 @@ def predict(
     """
     from privrep.data.readers import SUFFIXES
     from privrep.heads.uncertainty import check_coverage, describe_unknown
+    from privrep.local.prior import HeadPrior
     from privrep.models.model import load
 
     suffix = check_file(out, overwrite, SUFFIXES, folder)
@@ -78,7 +79,7 @@ def predict(
         "private heads, not covered by the privacy guarantee)"
     )
     prior = fitted.representation.prior
-    if interval is not None and prior is not None and not all(map(math.isfinite, prior.noise)):
+    if interval is not None and isinstance(prior, HeadPrior) and not all(map(math.isfinite, prior.noise)):
         say("Intervals are infinite: there were too few users to tell how large errors are; fit more, or spend more")
     if unknown.rows:
         said = describe_unknown(unknown.rows, len(unknown.users))

@@ -7,22 +7,15 @@ own rows to the last bit, because `ClassPreference` turns comparisons of them in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
-from privrep.heads.regression import CONSTANT, KINDS, OWN, SHARED, Fit, images, normalised
+from privrep.heads.regression import CONSTANT, OWN, SHARED, Fit, images, normalised
 from privrep.local.elementary import log, sigmoid
-from privrep.local.least_squares import centred, sum_columns, sum_rows, users_last, without_mean
+from privrep.local.least_squares import centred, sum_rows, users_last, without_mean
 from privrep.local.losses import FARTHEST, INTERCEPT_PRECISION, ClassFit, Loss, fit_classes
-from privrep.local.transform import FeatureTransform
-from privrep.privacy.bounds import Contributions
-from privrep.privacy.contributions import Counts, Vectors
-from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.typing import Array, Floats, Matrix
+from privrep.typing import Array, Floats
 
 PRECISIONS = (8.0, 1.0, 0.125)  # of the prior of a head on the representation, whose coordinates are of one size
 MANY_ROWS = 4  # times as many as features: enough for Newton's method
@@ -242,69 +235,3 @@ def _clearly_best(losses: Floats, rows: int) -> NDArray[np.int64]:
     """
     handicap = np.array(_HANDICAPS[: len(losses)])[:, None] / rows
     return (losses + handicap).argmin(axis=0)
-
-
-@dataclass(frozen=True)
-class ClassPrior:
-    """How much better or worse than on average a user's shared head does with each of PRECISIONS, by leave-one-out.
-
-    Leave-one-out by a Newton step is kind to a weak prior where classes have few rows each. So with several outputs
-    heads of every other row, tried on the rows between, count half as much: they are hard on it.
-    """
-
-    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
-    matrix: Matrix
-    intercept: bool
-    loss: Loss
-    centre: Matrix | None = None
-
-    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X: Floats | SparseRows = batch.X
-        y: Floats = batch.y
-        losses = np.zeros((len(PRECISIONS), len(X)))
-        if X.shape[1] > 3:
-            signs = self.loss.signs(y)
-            losses = _shared_fits(X, signs, self.loss, self.matrix, self.intercept, PRECISIONS, self.centre)[1]
-            if self.loss.outputs > 1:
-                P = users_last(images(X, self.matrix))
-                halves = [(P[:, first::2], signs[:, first::2]) for first in (0, 1)]
-                between = self._tried(*halves[0], *halves[1]) + self._tried(*halves[1], *halves[0])
-                losses = (2 * losses + between / X.shape[1]) / 3
-        return {"precisions": Vectors(np.ascontiguousarray((losses - sum_columns(losses) / len(losses)).T))}
-
-    def _tried(self, P: Floats, signs: Floats, fresh: Floats, fresh_signs: Floats) -> Floats:
-        """(precisions, users): losses on fresh rows of heads that were fitted on others."""
-        mean = sum_rows(P) / P.shape[1] if self.intercept else np.zeros((len(P), P.shape[2]))
-        rows, moved = np.ascontiguousarray(P - mean[:, None, :]), fresh - mean[:, None, :]
-        losses, fit = [], None
-        for precision in PRECISIONS:
-            fit = fit_classes(rows, signs, self.loss, precision, self.intercept, fit, self.centre)
-            outputs = np.stack([sum_columns(moved * head[:, None, :]) for head in fit.heads])
-            losses.append(sum_rows(self.loss.values(outputs + fit.intercepts[:, None, :], fresh_signs)))
-        return np.stack(losses)
-
-
-@dataclass(frozen=True)
-class ClassPreference:
-    """One vote per user: which of the two did best by leave-one-out. Users with too few rows to tell do not vote."""
-
-    spec: ClassVar[StepSpec] = StepSpec()
-    matrix: Matrix
-    transform: FeatureTransform
-    intercept: bool
-    loss: Loss
-    precision: float
-    centre: Matrix | None = None
-
-    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X: Floats = batch.X
-        y: Floats = batch.y
-        votes = np.full((len(X), 1), -1)
-        if X.shape[1] > 2:
-            X, signs = X.astype(np.float64, copy=False), self.loss.signs(y)
-            prior = self.precision, self.centre
-            shared = class_shared(X, signs, self.loss, self.matrix, self.intercept, *prior).loss
-            own = class_own(X, signs, self.loss, self.transform.scale, self.intercept).loss
-            clear = np.isfinite(shared) & np.isfinite(own)
-            votes[:, 0] = np.where(clear, np.where(shared < own, SHARED, OWN), -1)
-        return {"votes": Counts(votes, len(KINDS))}

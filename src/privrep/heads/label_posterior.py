@@ -238,11 +238,12 @@ class _Space:
             return np.asarray((spread * self.Z).sum(axis=2))
         diagonal = np.ascontiguousarray(self.kernel[:, np.arange(curve.shape[1]), np.arange(curve.shape[1])])
         explained = (self.kernel * (self._weight(curve) @ self.kernel)).sum(axis=1)
-        return np.maximum(diagonal - explained, 0.0)
+        return np.asarray(np.maximum(diagonal - explained, 0.0), dtype=np.float64)
 
     def _inverse(self, curve: Array) -> Array:
         """Return (I + Z^T W Z)^-1, (users, r, r)."""
-        return np.linalg.inv(self.across @ (curve[:, :, None] * self.Z) + np.eye(self.Z.shape[2]))
+        inner = self.across @ (curve[:, :, None] * self.Z) + np.eye(self.Z.shape[2])
+        return np.asarray(np.linalg.inv(inner), dtype=np.float64)
 
     def _weight(self, curve: Array) -> Array:
         """Return (K + W^-1)^-1, (users, m, m)."""

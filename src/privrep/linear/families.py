@@ -168,12 +168,12 @@ class Families:
         return find_spreads(self.run, page, self.mean, self.first, self.target_scale, mu_squared)
 
     def _step(self, candidates: Sequence[Candidate], tail: float, relative: bool) -> HeadLosses | LabelLosses:
-        parts = self.mean, self.first, self.second
         names = ("factor", "slopes", "level", "own", "common")
-        asked = [np.array([float(getattr(c, name)) for c in candidates]) for name in names]
+        asked = {name: np.array([float(getattr(c, name)) for c in candidates]) for name in names}
+        asked |= {"first": self.first, "second": self.second}
         if self.loss is not None:
-            return LabelLosses(*parts, *asked, self.loss, self.level, tail)
-        return HeadLosses(*parts, *asked, self.target_scale, tail, relative)
+            return LabelLosses(mean=self.mean, loss=self.loss, learned=self.level, tail=tail, **asked)
+        return HeadLosses(mean=self.mean, target_scale=self.target_scale, tail=tail, relative=relative, **asked)
 
     def vote(self, page: str, candidates: Sequence[Candidate], mu_squared: float) -> tuple[Array, float]:
         """Ask users which candidate they lose least by: the cheapest of questions. Return counts, and their noise."""

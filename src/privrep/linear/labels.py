@@ -240,12 +240,10 @@ class LabelLearner(PriorLearner):
             )
             query = Query(Bound(norm, 4), mu_squared / 2)
             released = self.run.release(f"trust-{t}", step, {"trust": query})["trust"]
-            known, new = released.value.reshape(2, 2)
-            prior = replace(
-                prior,
-                known=prior.known * _newton_factor(*known, released.sigma, prior.known),
-                new=prior.new * _newton_factor(*new, released.sigma, prior.new),
-            )
+            slope, curve, new_slope, new_curve = (float(value) for value in released.value)
+            known = prior.known * _newton_factor(slope, curve, released.sigma, prior.known)
+            new = prior.new * _newton_factor(new_slope, new_curve, released.sigma, prior.new)
+            prior = replace(prior, known=known, new=new)
         return prior
 
 

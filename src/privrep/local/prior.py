@@ -63,8 +63,8 @@ class PriorMean:
 
     def scaled(self, factor: float) -> PriorMean:
         """Return this many times the mean."""
-        parts = {"level": self.level, "slopes": self.slopes, "context": self.context}
-        return replace(self, **{name: factor * part for name, part in parts.items()})
+        level, slopes, context = (factor * part for part in (self.level, self.slopes, self.context))
+        return replace(self, level=level, slopes=slopes, context=context)
 
     @property
     def constant(self) -> Array:

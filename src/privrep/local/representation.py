@@ -214,10 +214,10 @@ def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Head
         raise ValueError("the arrays of its prior do not fit each other")
     own, decided = bool(facts["prior_own_origin"]), bool(facts.get("prior_decided", True))
     if "prior_noise" not in arrays:
-        numbers = [facts[f"prior_{name}"] for name in _LABEL_FACTS]
-        if not all(0 <= number < math.inf for number in numbers):
+        level, factors = facts["prior_level"], (facts["prior_known"], facts["prior_new"])
+        if not all(0 <= number < math.inf for number in (level, *factors)):
             raise ValueError("the numbers of its prior are not 0 or more")
-        return LabelPrior(mean, factor, own, *numbers, bool(facts["prior_logits"]), decided)
+        return LabelPrior(mean, factor, own, level, *factors, bool(facts["prior_logits"]), decided)
     noise, known, new, new_ratio = (arrays[f"prior_{name}"] for name in _PRIOR_ARRAYS[1:])
     if noise.shape != (mean.slopes.shape[1],) or not (noise >= 0).all():
         raise ValueError("the arrays of its prior do not fit each other")

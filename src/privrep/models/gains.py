@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from privrep.linear.tails import NORMAL
-from privrep.local.prior import HeadPrior
+from privrep.local.prior import HeadPrior, LabelPrior
 from privrep.local.representation import Gains, Representation
 from privrep.models.description import Columns
+from privrep.models.label_gains import about_label_heads, compare_losses, describe_label_gains, label_heads_json
 from privrep.privacy.ledger import PrivacyReport
 from privrep.typing import Array
 
@@ -23,7 +24,7 @@ MOST_NAMED = 5  # common slopes that are named
 TAILS = "calibration/tails"  # the release that calibrates intervals, if it can be heard
 
 
-def find_family(learned: Representation, prior: HeadPrior) -> int:
+def find_family(learned: Representation, prior: HeadPrior | LabelPrior) -> int:
     """Return the number of the family in `FAMILIES`."""
     p, (d, k) = prior.factor.shape[1], learned.basis.shape
     return 0 if not p else 2 if p == d and k != d else 1
@@ -38,6 +39,12 @@ def judge_nothing(learned: Representation) -> str:
             "the representation is mostly noise, so users fall back on what they can do alone: it takes more users or "
             "a larger epsilon"
         )
+    if isinstance(learned.prior, LabelPrior):
+        over = compare_losses(-learned.gains.over_alone, learned.gains.sigma)
+        return (
+            f"heads were not seen to do better than what users can do alone: the loss of a label is {over}. It takes "
+            "more users or a larger epsilon"
+        )
     return (
         "heads were not seen to do better than what users can do alone: a typical user's squared error is "
         f"{_compare(-learned.gains.over_alone, learned.gains.sigma)}. It takes more users or a larger epsilon"
@@ -48,6 +55,8 @@ def describe_gains(learned: Representation) -> str:
     """Return what a typical user gains, in one sentence; of a model with gains."""
     gains = learned.gains
     assert gains is not None
+    if isinstance(learned.prior, LabelPrior):
+        return describe_label_gains(gains)
     by = _reference(learned)
     if not gains.clear:
         over = _compare(-gains.over_alone, gains.sigma)
@@ -61,19 +70,22 @@ def about_heads(learned: Representation, columns: Columns, report: PrivacyReport
     prior, gains = learned.prior, learned.gains
     assert prior is not None
     assert gains is not None
+    family, slopes = _about_family(learned, prior, report), _about_slopes(learned, prior, columns)
+    if isinstance(prior, LabelPrior):
+        return [family, *about_label_heads(prior, gains), slopes]
     how = (
         "Intervals are calibrated by a charged release of how often errors are large."
         if is_calibrated(prior, report)
         else "There were too few users to calibrate intervals: they take errors to be normal."
     )
     return [
-        _about_family(learned, prior, report),
+        family,
         *_about_strength(learned, prior),
         describe_gains(learned),
         *_about_errors(prior, columns),
         _about_newcomers(learned, gains),
         how,
-        _about_slopes(learned, prior, columns),
+        slopes,
     ]
 
 
@@ -89,8 +101,11 @@ def heads_json(learned: Representation, columns: Columns, report: PrivacyReport)
     prior, gains = learned.prior, learned.gains
     if prior is None or gains is None:
         return None
+    family = FAMILIES[find_family(learned, prior)]
+    if isinstance(prior, LabelPrior):
+        return label_heads_json(learned, prior, gains, family)
     return {
-        "family": FAMILIES[find_family(learned, prior)],
+        "family": family,
         "directions": prior.factor.shape[1],
         "learned": gains.clear,
         "level_ratio": prior.level_ratio if math.isfinite(prior.level_ratio) else None,
@@ -136,7 +151,7 @@ def _compare(log: float, sigma: float) -> str:
     return f"about {_percent(log)} (within {points} {'point' if points == '1' else 'points'})"
 
 
-def _about_family(learned: Representation, prior: HeadPrior, report: PrivacyReport) -> str:
+def _about_family(learned: Representation, prior: HeadPrior | LabelPrior, report: PrivacyReport) -> str:
     (d, k), judged = learned.basis.shape, any(name.startswith("families-1/") for name, _ in report.events)
     kind = (
         "Slopes are common to all users",
@@ -194,7 +209,7 @@ def _about_newcomers(learned: Representation, gains: Gains) -> str:
     )
 
 
-def _about_slopes(learned: Representation, prior: HeadPrior, columns: Columns) -> str:
+def _about_slopes(learned: Representation, prior: HeadPrior | LabelPrior, columns: Columns) -> str:
     slopes = prior.mean.slopes[:, 0]
     if not prior.mean.slopes.any():
         return "Common slopes: none stood out from the noise."

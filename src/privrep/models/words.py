@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from privrep.local.prior import HeadPrior
+from privrep.local.prior import HeadPrior, LabelPrior
 from privrep.local.representation import Representation
 from privrep.models.description import Columns, Config
 from privrep.models.gains import about_heads, find_family, heads_json
@@ -223,7 +223,7 @@ def _judgement(learned: Representation) -> str:
     return f"{error} It was found roughly: more users or a larger epsilon would help."
 
 
-def _unused(learned: Representation, prior: HeadPrior) -> str:
+def _unused(learned: Representation, prior: HeadPrior | LabelPrior) -> str:
     """Return why heads do not use the representation; the empty string where they do."""
     family = find_family(learned, prior)
     if family == 0 and not learned.basis.shape[1]:

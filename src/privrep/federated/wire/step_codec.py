@@ -36,6 +36,7 @@ from privrep.federated.wire.travelling import (
     ENCODED,
     HELD,
     INNER_STEPS,
+    LABEL_RESIDUAL,
     PART,
     SPLIT,
     STEPS,
@@ -101,6 +102,8 @@ def _check_targets(step: Any, targets: int) -> None:
         if not 2 <= step.classes <= MOST_CLASSES:
             raise _wrong(f"it is of {step.classes:,} classes, and there are 2 to {MOST_CLASSES:,}")
         _check_targets(step.step, step.classes if step.classes > 2 else 1)
+    elif name_of(step) == LABEL_RESIDUAL:
+        _check_targets(step.step, step.loss.outputs)
     elif name_of(step) in INNER_STEPS:  # it hands users' targets on as they are
         _check_targets(step.step, targets)
 

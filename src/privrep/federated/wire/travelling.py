@@ -28,11 +28,13 @@ TABLE_STEPS = (
     "privrep.linear.methods.private_fedrep:FirstHalfPairs",
     "privrep.users.projected:ProjectedStep",
     "privrep.heads.regression:Preference",
-    "privrep.heads.classification:ClassPreference",
-    "privrep.heads.classification:ClassPrior",
     "privrep.linear.class_steps:ClassGradient",
     "privrep.linear.class_steps:Encoded",
-    "privrep.linear.class_steps:PooledGradient",
+    "privrep.linear.label_steps:LabelGradient",
+    "privrep.linear.label_steps:LabelLosses",
+    "privrep.linear.label_steps:LabelResidual",
+    "privrep.linear.label_steps:LabelTrust",
+    "privrep.linear.label_steps:LabelVotes",
     "privrep.linear.families:HeadErrors",
     "privrep.linear.families:HeadLosses",
     "privrep.linear.families:HeadVotes",
@@ -94,10 +96,13 @@ PART = "privrep.nn.flat_module:FlatModule"  # travels as layers and weights, see
 SPLIT = "privrep.nn.flat_module:Split"  # its parts are tried on rows without numbers
 ENCODED = "privrep.linear.class_steps:Encoded"  # makes a target of each class
 
+LABEL_RESIDUAL = "privrep.linear.label_steps:LabelResidual"  # makes a target of each output
+
 INNER_STEPS = {
     ENCODED: TABLE_STEPS,
     "privrep.users.projected:ProjectedStep": TABLE_STEPS,
     "privrep.linear.panel_steps:Residual": TABLE_STEPS,
+    LABEL_RESIDUAL: TABLE_STEPS,
     "privrep.neural.rounds:MeasuredStep": NETWORK_STEPS,
 }
 """Which steps a step that is made of another can hold."""
