@@ -12,10 +12,11 @@ from scipy import sparse
 from privrep.data.synthetic import ClassPopulation, make_class_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.heads.fitting import OWN, SHARED, Heads, fit_heads
+from privrep.heads.fitting import OWN, POSTERIOR, Heads, fit_heads
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.references import subspace_distance
 from privrep.local.losses import Loss
+from privrep.local.prior import LabelPrior
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
@@ -58,7 +59,7 @@ def test_the_representation_is_found(name: str, classes: int) -> None:
     assert run.ledger.epsilon == pytest.approx(2.0, rel=1e-3)  # all of the budget is spent, and no more
     assert run.ledger.epsilon <= 2.0
     heads = fit_heads(table.blocks(), found, loss=loss)
-    assert (heads.kind == SHARED).mean() > 0.7  # with 12 features and 15 rows some do well alone
+    assert (heads.kind == POSTERIOR).all()  # 15 rows are few for 12 features
     assert heads.targets == loss.outputs
 
 
@@ -68,19 +69,35 @@ def test_the_rank_is_read_off_the_releases() -> None:
 
 
 def test_the_prior_of_heads_follows_the_heads() -> None:
-    """Weak heads want a strong prior."""
+    """Heads that are six times as long have a variance that is many times as large."""
     loss = Loss("log", 2)
-    precisions = []
+    variances = []
     for strength in (0.5, 3.0):
         _, table = population(6000, strength=strength)
-        found = private_fedrep(run_of(table, 8.0), 2, loss=loss)
-        assert found.precision is not None
-        precisions.append(found.precision)
-    assert precisions[0] > 3 * precisions[1]
+        variances.append(float((prior_of(private_fedrep(run_of(table, 8.0), 2, loss=loss)).factor ** 2).sum()))
+    assert variances[1] > 6 * variances[0]
+
+
+def test_the_prior_of_levels_follows_the_levels() -> None:
+    """Levels of standard deviation 2, two rows a user, next to no slopes: as the insurance of cars is."""
+    rng, loss = np.random.default_rng(36), Loss("log", 2)
+    X, levels = rng.normal(size=(16000, 3)), np.repeat(rng.normal(-2.0, 2.0, size=8000), 2)
+    y = (rng.random(16000) < 1 / (1 + np.exp(-levels - 0.3 * X[:, 0]))).astype(np.float64)
+    table = UserTable.from_rows(X, y, np.repeat(np.arange(8000), 2))
+    run = run_of(table, 1.0)
+    prior = prior_of(private_fedrep(run, None, loss=loss))
+    assert 2.0 < prior.level < 8.0
+    assert prior.mean.level[0] == pytest.approx(-2.0, abs=0.7)
+    assert run.ledger.epsilon == pytest.approx(1.0, rel=1e-3)
+
+
+def prior_of(found: Representation) -> LabelPrior:
+    assert isinstance(found.prior, LabelPrior)
+    return found.prior
 
 
 def test_what_heads_have_in_common_is_found_where_there_is_something() -> None:
-    """Then few rows go a long way; and where there is nothing, the look is all that is spent on it."""
+    """Then few rows go a long way; and where there is nothing, slopes are none."""
     loss = Loss("log", 4)
     alike, _ = population(4000, 4, strength=0.5)
     rng = np.random.default_rng(34)
@@ -88,14 +105,18 @@ def test_what_heads_have_in_common_is_found_where_there_is_something() -> None:
     table = alike.sample(rng, rows=6)
     run = run_of(table, 2.0)
     found = private_fedrep(run, 2, loss=loss)
-    assert found.centre is not None
+    prior = prior_of(found)
+    assert np.abs(prior.mean.slopes).max() > 0.5
     assert run.ledger.epsilon == pytest.approx(2.0, rel=1e-3)
-    heads, without = (fit_heads(table.blocks(), r, loss=loss) for r in (found, dataclasses.replace(found, centre=None)))
-    assert log_loss(alike, heads, found, loss) < log_loss(alike, without, found, loss) - 0.1
+    flat = dataclasses.replace(prior, mean=dataclasses.replace(prior.mean, slopes=np.zeros_like(prior.mean.slopes)))
+    losses = []
+    for each in (found, dataclasses.replace(found, prior=flat)):
+        heads = fit_heads(table.blocks(), each, loss=loss)
+        losses.append(log_loss(alike, heads, each, loss))
+    assert losses[0] < losses[1] - 0.1
     _, other = population(4000, 4)
-    run = run_of(other, 2.0, seed=1)
-    assert private_fedrep(run, 2, loss=loss).centre is None
-    assert [page.name for page in run.billboard if "centre" in page.name] == ["centre-1"]
+    none = prior_of(private_fedrep(run_of(other, 2.0, seed=1), 2, loss=loss))
+    assert np.abs(none.mean.slopes).max() < 0.1
 
 
 def test_with_next_to_no_noise_it_is_as_good_as_fedrep_without_privacy() -> None:
@@ -111,9 +132,8 @@ def test_a_hopeless_budget_costs_nobody_much(classes: int) -> None:
     loss = Loss("log", classes)
     made, table = population(300, classes, skew=1.0)
     found = private_fedrep(run_of(table, 0.1), 2, loss=loss)
-    assert found.mostly_noise
+    assert found.learned_nothing
     heads = fit_heads(table.blocks(), found, loss=loss)
-    assert (heads.kind == SHARED).mean() < 0.02
     ours = log_loss(made, heads, found, loss)
     nothing = Representation(np.zeros((12, 1)), FeatureTransform.plain(12), 1.0)
     constants = dataclasses.replace(heads, intercept=frequencies(table, loss), shared=np.zeros((len(heads.kind), 1)))

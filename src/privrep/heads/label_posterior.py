@@ -33,7 +33,8 @@ MODERATE = math.pi / 8  # of a variance, in the share of an output that probabil
 NEWTON_STEPS = 6  # for one output of the log loss
 MORE_STEPS = 10  # for several
 HINGE_STEPS = 20
-FEW = 6  # rows up to which leave-one-out takes fits of its own, and the number of fits for several outputs
+FEW = 6  # rows up to which leave-one-out takes fits of its own
+FOLDS = 4  # fits for several outputs with more rows, each without every so many labels
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,10 @@ def fit_labels(
 def _refitted(start: Array, images: Array, signs: Array, loss: Loss, level: Array, mode: _Mode) -> tuple[Array, Array]:
     """Return outputs of each row without its label, and their variances, (outputs, users, m), by fits without it.
 
-    With more rows than FEW, the labels of every so many are left out together.
+    With more rows than FEW, every FOLDS-th label is left out together.
     """
     L, users, m = start.shape
-    folds = min(m, FEW)
+    folds = m if m <= FEW else FOLDS
     known = np.where(np.arange(m) % folds == np.arange(folds)[:, None], 0.0, 1.0)  # (folds, m)
     offsets = np.repeat(start, folds, axis=1)
     without = (signs[:, :, None, :] * known).reshape(L, users * folds, m)
