@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from experiments.label_data import LABELS, LOGISTIC, TWO_ROWS, UNION
 from experiments.label_runs import ANALYST, ORACLE, LabelScore
@@ -16,11 +17,10 @@ OVER_POOLED = "log-loss over the better of shrunk frequency and pooled logistic"
 OVER_ANALYST = "log-loss over the analyst's"
 BELOW_ORACLE = "points of accuracy below heads on the true U"
 NOTHING = (None, None, None)
-AT_ONE = {TWO_ROWS: 1.0, LOGISTIC: 0.5}
 GOALS = (
     Goal(LOG_LOSS, "test", {UNION: (0.340, 0.333, 0.328)}),
-    Goal(OVER_POOLED, "test", {TWO_ROWS: (None, AT_ONE[TWO_ROWS], None)}),
-    Goal(BELOW_ORACLE, "test", {LOGISTIC: (None, AT_ONE[LOGISTIC], None)}),
+    Goal(OVER_POOLED, "test", {TWO_ROWS: (None, 1.0, None)}),
+    Goal(BELOW_ORACLE, "test", {LOGISTIC: (None, 0.5, None)}),
     Goal(OVER_SIMPLE, "test", dict.fromkeys(LABELS, (1.005, 1.005, 1.005))),
     *(Goal(OVER_ANALYST, kind, dict.fromkeys(LABELS, NOTHING)) for kind in KINDS),
     *(Goal(ECE, kind, dict.fromkeys(LABELS, NOTHING)) for kind in KINDS),
@@ -62,9 +62,14 @@ def _over(value: float | None, best: float) -> float | None:
     return None if value is None else float(value / best)
 
 
-def judge_labels(results: LabelResults) -> Iterator[Verdict]:
-    """Yield what is asked of labels, and how privrep does against the analyst, of which nothing is asked."""
-    return judge_goals(GOALS, results, DEFAULT)
+def judge_labels(results: LabelResults, quick: bool = False) -> Iterator[Verdict]:
+    """Yield what is asked of labels, and how privrep does against the analyst, of which nothing is asked.
+
+    Nothing is asked of made-up populations in a quick run, which has few of their users.
+    """
+    for verdict in judge_goals(GOALS, results, DEFAULT):
+        small = quick and verdict.population in (TWO_ROWS, LOGISTIC)
+        yield replace(verdict, most=None, met="") if small else verdict
 
 
 def print_labels(results: LabelResults) -> None:
