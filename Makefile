@@ -50,7 +50,7 @@ benchmark: $(VENV)/core   ## speed and memory, as ratios within one run
 figure1: $(VENV)/core   ## Figures 1-2 of the paper: CSV and picture in experiments/results
 	$(BIN)/python -m experiments.figure1
 
-tables: $(VENV)/core   ## wages, baseball, grades and synthetic panels: half an hour; needs ../shared/data/tables, or PRIVREP_DATA
+tables: $(VENV)/core   ## real tables (numbers, labels, ratings) and synthetic panels: an hour; needs ../shared/data, or PRIVREP_DATA
 	$(BIN)/python -m experiments.tables
 
 jester: $(VENV)/core   ## ratings of jokes; needs ../shared/data/jester, or PRIVREP_DATA
