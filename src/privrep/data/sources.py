@@ -170,12 +170,17 @@ class TableSource:
         if problems:
             raise problems.error()
 
+    @property
+    def _may_miss(self) -> tuple[str, ...]:
+        """Return the columns in which values may be missing; they are then null."""
+        return ()
+
     def _look(self, batch: Any, problems: Problems) -> None:
         """Note what is missing in a batch, or not finite."""
         missing = {self.user: "has no user"}
         missing |= dict.fromkeys(self.targets, "has no finite target" if self.classes is None else "has no label")
         for name, column in zip(self.columns, batch.columns, strict=True):
-            bad = _bad_values(column)
+            bad = bad_values(column, may_miss=name in self._may_miss)
             if bad is not None:
                 says = missing.get(name, "has no finite number")
                 advice = f"fill the value in or leave the row out{self.or_name_features(name)}"
@@ -353,21 +358,21 @@ def _is_plain(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _bad_values(column: Any) -> Any:
-    """Return a mask of the values that are missing, not finite or an empty text; None if there is none."""
-    if column.null_count:
+def bad_values(column: Any, may_miss: bool = False) -> Any:
+    """Return a mask of the values that are missing, unless they may be, not finite or an empty text; None if none is.
+
+    NaN is a missing value.
+    """
+    bad = None
+    if column.null_count and not may_miss:
         bad = np.asarray(column.is_null())
-        if pa.types.is_floating(column.type):
-            bad |= ~np.isfinite(column.fill_null(0).to_numpy(zero_copy_only=False))
-        return bad
     if pa.types.is_floating(column.type):
-        values = column.to_numpy()
+        values = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
         with np.errstate(all="ignore"):
-            if np.isfinite(values.sum()):
-                return None
-        bad = ~np.isfinite(values)
-        return bad if bad.any() else None
-    if pa.types.is_large_string(column.type):
-        bad = np.asarray(pc.equal(column, ""))
-        return bad if bad.any() else None
-    return None
+            if not np.isfinite(values.sum()):
+                odd = np.isinf(values) if may_miss else ~np.isfinite(values)
+                bad = odd if bad is None else bad | odd
+    elif pa.types.is_large_string(column.type):
+        empty = np.asarray(pc.fill_null(pc.equal(column, ""), False))
+        bad = empty if bad is None else bad | empty
+    return bad if bad is not None and bad.any() else None

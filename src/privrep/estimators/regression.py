@@ -9,11 +9,13 @@ from typing import Any, ClassVar, Literal, Self, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from privrep.data.frames import FrameRows
 from privrep.data.table import UserTable, find_users, plain
 from privrep.errors import InputError, UnknownUsers
 from privrep.estimators.base import Groups, Personal, count_unknown, heads_of, known_users, rows_to_predict
+from privrep.estimators.rows import PreparedRows, validated
 from privrep.heads.fitting import Heads
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
@@ -24,7 +26,6 @@ from privrep.models import model as models
 from privrep.models.description import Columns
 from privrep.privacy.events import Relation
 from privrep.typing import Array
-from privrep.users.memory import InMemoryUsers
 
 
 class Regressor(RegressorMixin, Personal):
@@ -42,6 +43,7 @@ class Regressor(RegressorMixin, Personal):
         fit_intercept: bool = True,
         feature_scale: Any = None,
         feature_covariance: Any = None,
+        categories: Any = None,
         start: str | None = None,
         configuration: str = "default",
         safety_net: bool = True,
@@ -56,6 +58,7 @@ class Regressor(RegressorMixin, Personal):
         self.fit_intercept = fit_intercept
         self.feature_scale = feature_scale
         self.feature_covariance = feature_covariance
+        self.categories = categories
         self.start = start
         self.configuration = configuration
         self.safety_net = safety_net
@@ -124,9 +127,9 @@ class Regressor(RegressorMixin, Personal):
         check_is_fitted(self)
         prior, rows = self._representation.prior, plain(X)
         if prior is None or len(np.shape(rows)) != 2 or np.shape(rows)[0] or np.shape(plain(y))[:1] != (0,):
-            return self._head(*self._validated(X, y, reset=False))
+            return self._head(*self._validated(self._known(X), y, reset=False))
         kinds = [np.float64, np.float32]
-        X = validate_data(self, rows, dtype=kinds, accept_sparse="csr", reset=False, ensure_min_samples=0)
+        X = validated(self, self._known(X), dtype=kinds, accept_sparse="csr", reset=False, ensure_min_samples=0)
         targets = np.zeros((0, len(prior.noise))) if len(prior.noise) > 1 else np.zeros(0)
         return self._personal(UserTable(X, targets, np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)))
 
@@ -155,19 +158,20 @@ class Regressor(RegressorMixin, Personal):
         return self.unknown_users == "refuse"
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, frame: FrameRows | None
     ) -> tuple[models.Model, UserTable]:
         self._refuses()  # a parameter that is none is refused before anything is spent
         table = UserTable.from_rows(X, y, groups)
         if folder is not None:
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
-        return learning.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
+        rows = PreparedRows(table, frame, config.dense)
+        return learning.learn(rows.users(columns), config, folder=folder, columns=columns), rows.table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
-        X, y = validate_data(
+        X, y = validated(
             self,
-            plain(X),
+            X,
             plain(y),
             dtype=[np.float64, np.float32],
             accept_sparse="csr",
@@ -213,6 +217,12 @@ class PrivateFedRep(Regressor):
         charged release, and the features' correlations by another.
     feature_covariance : array of shape (n_features, n_features), optional
         A public covariance of the features, instead.
+    categories : dict, optional
+        Public lists of the categories of columns of a frame, {"race": ["black", "white", "other"]}. Text and
+        categorical columns that it does not name, or names with None in place of a list, have their categories
+        selected privately, those that enough users hold, for a twentieth of the budget (all columns together) and of
+        delta: which values occur is private, and so is the list that a pandas or polars categorical comes with. Any
+        other value, and a missing one, has no feature. Booleans are the numbers 0 and 1.
     start : "spectral", "normalised-pairs", "power-method" or "random", optional
         Where to start from, if not where the method itself would.
     configuration : "default" or "paper"
@@ -234,6 +244,8 @@ class PrivateFedRep(Regressor):
     representation_ : (n_features, rank) array, public
     privacy_ : PrivacyReport; relation, epsilon spent, delta, accountant, every event, whether the noise was seeded
     rank_ : int
+    categories_ : dict of the categories of each column that have a feature, public
+    feature_names_in_ : names of the columns of a frame; `predict` finds them by name, in any order
     users_ : the ids of the users, private like the heads
 
     Formal guarantee: `representation_`, `privacy_` and the billboard are (epsilon, delta)-DP at user level. Heads are
