@@ -102,12 +102,17 @@ def test_features_of_a_csv_file_are_those_of_its_header(
         message = complaint(path, "user", "y")
         assert "'x1'" in message
         assert f"row {late + 1};" in message
-        advice = "leave the column out." if "dates" in message else "name the feature columns with --features to leave it out."
+        advice = (
+            "leave the column out."
+            if "dates" in message
+            else "name the feature columns with --features to leave it out."
+        )
         assert message.endswith(f", or {advice}")
         assert not re.search(rf"\b{value}\b", message.replace(str(path), "")) or not value
         assert TableSource(path, "user", "y", ["x0"]).feature_names == ("x0",)
         path.write_text("\n".join(["user,y,x0,x1", *rows, f"7,{value},1,2"]) + "\n")
-        assert "'y'" in (message := complaint(path, "user", "y"))
+        message = complaint(path, "user", "y")
+        assert "'y'" in message
         assert "--features" not in message
     for value in ("yes", "5", "2020-01-01"):  # a column alike from top to bottom is no other kind of column
         path.write_text("\n".join(["user,y,x0,x1", *([f"7,1,2,{value}"] * late)]) + "\n")
@@ -556,6 +561,8 @@ def test_labels_that_do_not_fit(tmp_path: Path) -> None:
     assert advice in complaint(path, "user", "word", ["x0"])
     text = write(data, tmp_path / "t.csv")
     assert "is not an integer in 40 rows, first in row 1;" in complaint(text, "user", "word", ["x0"], classes=(1, 2))
-    assert "is neither true nor false in 40 rows, first in row 1;" in complaint(text, "user", "word", ["x0"], classes=(False, True))
+    assert "is neither true nor false in 40 rows, first in row 1;" in complaint(
+        text, "user", "word", ["x0"], classes=(False, True)
+    )
     message = complaint(text, "user", "word", ["x0"])
     assert "is not a number in 40 rows, first in row 1; correct it, or fit with --task classification" in message

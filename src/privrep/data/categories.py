@@ -46,20 +46,27 @@ def _checked(name: str, values: Any) -> Categories:
     return listed
 
 
-def read_type(name: str, listed: Categories, found: Any) -> Any:
-    """The type in which a column of a Parquet file is read that has these categories; an error if they do not fit.
+def can_hold(found: Any, listed: Categories) -> bool:
+    """Return whether a column of this type can hold these categories.
 
-    Whole numbers may come as floats, which is what integers become where some are missing.
+    Whole numbers may come as floats, which is what integers become where some are missing. Numbers are found in a list
+    of text that has numbers.
     """
     kind = found.value_type if pa.types.is_dictionary(found) else found
-    whole = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    if not is_text(kind) and not whole:
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return not isinstance(listed[0], str) or bool(_by_number(listed))
+    return is_text(kind) and isinstance(listed[0], str)
+
+
+def read_type(name: str, listed: Categories, found: Any) -> Any:
+    """The type in which a column of a Parquet file is read that has these categories; an error if they do not fit."""
+    if can_hold(found, listed):
+        return found
+    kind = found.value_type if pa.types.is_dictionary(found) else found
+    if not is_text(kind) and not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
         raise InputError(f"the categorical column {name!r} holds values of type {found}; make them text or integers.")
-    if is_text(kind) and not isinstance(listed[0], str):
-        raise InputError(f"the categorical column {name!r} holds text; list its categories as text.")
-    if whole and isinstance(listed[0], str) and not _by_number(listed):
-        raise InputError(f"the categorical column {name!r} holds integers; list its categories as integers.")
-    return found
+    kinds = "text" if is_text(kind) else "integers"
+    raise InputError(f"the categorical column {name!r} holds {kinds}; list its categories as {kinds}.")
 
 
 def csv_type(listed: Categories) -> Any:

@@ -116,28 +116,37 @@ def _encoding(path: str, changed: int, size: int) -> str:
 
 def _delimiter(path: str, encoding: str, user: str | None) -> str:
     """Return what cuts the header into most names, one of which is the user column's if that can be."""
-    with open_text(path, encoding) as file:
+    with open_text(path, "r", packed=is_packed(path), encoding=encoding) as file:
         start = file.read(_CHUNK).lstrip("\r\n")
     headers = {mark: next(csv.reader(start.splitlines(keepends=True), delimiter=mark), []) for mark in DELIMITERS}
     return max(headers, key=lambda mark: (user in headers[mark], len(headers[mark])))
 
 
 def _opened(path: _Path) -> IO[bytes]:
-    packed: Any = gzip.open(path, "rb") if os.fspath(path).lower().endswith(".gz") else open(path, "rb")
-    return packed  # type: ignore[no-any-return]
+    opened: Any = gzip.open if is_packed(path) else open
+    file: IO[bytes] = opened(path, "rb")
+    return file
 
 
-def open_text(path: _Path, encoding: str, mode: str = "r") -> IO[str]:
-    """Open a CSV file as text, gzipped if it is called so; bytes that cannot be decoded are kept as they are."""
-    opened: Any = gzip.open if os.fspath(path).lower().endswith(".gz") else open
-    name = "utf-8-sig" if encoding == "utf-8" and mode == "r" else encoding
-    file: IO[str] = opened(path, f"{mode}t", newline="", encoding=name, errors="surrogateescape")
+def open_text(path: _Path, mode: str, *, packed: bool, encoding: str | None = "utf-8") -> IO[str]:
+    """Open a CSV file as text; bytes that cannot be decoded are kept as they are.
+
+    Args:
+        path: of the file.
+        mode: "r" or "w".
+        packed: whether it is gzipped.
+        encoding: how it is encoded.
+    """
+    opened: Any = gzip.open if packed else open
+    name = "utf-8-sig" if encoding in (None, "utf-8") and mode == "r" else encoding or "utf-8"
+    errors = "surrogateescape" if name in _UTF8 else "replace"
+    file: IO[str] = opened(path, f"{mode}t", newline="", encoding=name, errors=errors)
     return file
 
 
 def text_rows(path: _Path, dialect: Dialect) -> Iterator[list[str]]:
     """Yield the lines of a CSV file, its header first, as lists of text; empty lines are left out."""
-    with open_text(path, dialect.encoding or "utf-8") as file:
+    with open_text(path, "r", packed=is_packed(path), encoding=dialect.encoding) as file:
         yield from (line for line in csv.reader(file, delimiter=dialect.delimiter or ",") if line)
 
 

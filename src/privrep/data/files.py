@@ -61,9 +61,7 @@ def open_csv(path: _Path, dialect: Dialect, convert: Any, block_size: int, probl
     encoding = "utf8" if dialect.encoding in (None, "utf-8") else dialect.encoding
     read = csv.ReadOptions(use_threads=False, block_size=block_size, encoding=encoding)
     handler = None if problems is None else problems.note_ragged
-    parse = csv.ParseOptions(
-        delimiter=dialect.delimiter or ",", newlines_in_values=True, invalid_row_handler=handler
-    )
+    parse = csv.ParseOptions(delimiter=dialect.delimiter or ",", newlines_in_values=True, invalid_row_handler=handler)
     return csv.open_csv(stream, read, parse, convert)
 
 

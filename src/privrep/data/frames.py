@@ -184,7 +184,9 @@ def _note_odd(problems: Problems, name: str, values: Any) -> None:
     counts.pop("", None)
     advice = "make all of them numbers, or all of them text"
     if len(counts) < 2:
-        problems.note(name, f"holds {next(iter(counts), 'nothing')}s, not numbers or text", "turn it into numbers or text")
+        problems.note(
+            name, f"holds {next(iter(counts), 'nothing')}s, not numbers or text", "turn it into numbers or text"
+        )
         return
     (most, _), *rest = counts.most_common()
     others = kinds != most

@@ -13,10 +13,8 @@ import pyarrow.compute as pc
 from privrep.data.problems import CODES, DATES, NOT_NUMBERS, TURN_DATES, Problems
 
 MISSING_TEXT = ("", "NA")  # where nobody quoted it
-_MISSING = pa.array(
-    "|NA|N/A|n/a|NaN|nan|-NaN|-nan|null|NULL|None|<NA>|#N/A|#N/A N/A|#NA|1.#IND|-1.#IND|1.#QNAN|-1.#QNAN".split("|"),
-    pa.large_string(),
-)
+_WORDS = "NA N/A n/a NaN nan -NaN -nan null NULL None <NA> #N/A #NA 1.#IND -1.#IND 1.#QNAN -1.#QNAN"
+_MISSING = pa.array(["", "#N/A N/A", *_WORDS.split(" ")], pa.large_string())
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$|^[+-]?(inf|Inf|INF|infinity|Infinity)$"
 _WITH_COMMA = r"^[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?$"
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]"

@@ -200,5 +200,3 @@ def warn_if_unnamed(asked: Columns, found: Columns) -> None:
                 ColumnNote,
                 stacklevel=3,
             )
-
-
