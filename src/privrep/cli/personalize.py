@@ -75,7 +75,7 @@ def personalize(
         new, names = _head_without_rows(fitted, user_id, features, named=out is not None)
     else:
         with _with_user_column(table, fitted, user, user_id, dialect) as (path, column):
-            source = open_table(path, fitted, column, targets, features, item, dialect)
+            source = open_table(path, fitted, column, targets, features, item, dialect, shown=table)
             new, names = _heads_of_rows(source, fitted), list(source.feature_names)
     if out is not None:
         _write_weights(new, fitted, _Names(names, targets), out)

@@ -31,8 +31,20 @@ def open_table(
     features: str | None = None,
     item: str | None = None,
     dialect: Dialect | None = None,
+    shown: Path | None = None,
 ) -> TableSource:
-    """A table's columns as the model needs them; says how it is read, where that is not plain."""
+    """Return a table's columns as the model needs them, and say how it is read, where that is not plain.
+
+    Args:
+        table: the file.
+        fitted: the model.
+        user: its column of users.
+        targets: its columns of targets, if they are needed.
+        features: the columns of numbers, if they are not called as in the fit.
+        item: the column of items, if it is not.
+        dialect: how the file is written, as far as that was said.
+        shown: what sentences call the file, if it is a copy.
+    """
     from privrep.data.readers import TableSource
 
     lists = _lists(fitted, features, item)
@@ -47,7 +59,7 @@ def open_table(
     how: Any = {"numeric": numbers, "dialect": dialect, "dense": fitted.config.dense}
     source = TableSource(table, user, targets, names, text, categories, classes or None, **how)
     for remark in source.remarks:
-        note(remark)
+        note(remark.replace(str(table), str(shown or table)))
     wanted = len(fitted.representation.scale)
     if len(source.feature_names) != wanted:
         raise InputError(

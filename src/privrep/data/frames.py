@@ -184,15 +184,14 @@ def _note_odd(problems: Problems, name: str, values: Any) -> None:
     counts.pop("", None)
     advice = "make all of them numbers, or all of them text"
     if len(counts) < 2:
-        problems.note(
-            name, f"holds {next(iter(counts), 'nothing')}s, not numbers or text", "turn it into numbers or text"
-        )
+        what = next(iter(counts), "no values")
+        problems.note(name, f"holds {what}, not numbers or text", "turn it into numbers or text, or leave it out")
         return
     (most, _), *rest = counts.most_common()
     others = kinds != most
     others &= kinds != ""
-    listed = " and ".join(f"a {kind}" for kind, _ in rest)
-    problems.note(name, f"holds a {most} in most rows and {listed}", advice, others)
+    listed = " and ".join(kind for kind, _ in rest)
+    problems.note(name, f"holds {most} in most rows and {listed}", advice, others)
 
 
 def _kind_of_value(value: Any) -> str:
@@ -201,8 +200,8 @@ def _kind_of_value(value: Any) -> str:
     if isinstance(value, str):
         return "text"
     if isinstance(value, bool | int | float | np.number | np.bool_):
-        return "number"
-    return type(value).__name__
+        return "numbers"
+    return f"values of type {type(value).__name__}"
 
 
 def _note_dates(problems: Problems, name: str, column: Any) -> None:
@@ -290,9 +289,11 @@ def _as_keys(name: str, column: Any, listed: Categories, problems: Problems) -> 
         return None
     if kind == "nothing":
         return pa.nulls(len(column), pa.large_string())
+    if listed and not one_hot.can_hold(column.type, listed):
+        wanted = "text" if isinstance(listed[0], str) else "integers"
+        problems.note(name, f"holds {kind} where categories are {wanted}", "convert the column")
+        return None
     if kind == "text":
-        if listed and not isinstance(listed[0], str):
-            problems.note(name, "holds text where categories are integers", "convert the column")
         return pc.if_else(pc.equal(column, ""), None, column)
     if pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type):
         return column.cast(pa.int64())

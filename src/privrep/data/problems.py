@@ -12,7 +12,7 @@ import pyarrow as pa
 from privrep.errors import InputError
 
 NOT_NUMBERS = "is not a number"
-DATES = "holds dates"
+DATES = "holds dates or times"
 CODES = "has leading zeros, as codes have,"
 TURN_DATES = "turn dates into numbers, such as days since a public day, or leave the column out"
 _SHOWN = 10  # columns that a sentence names
@@ -101,12 +101,14 @@ class Problems:
         elif by_column:
             listed = "; ".join(self._tell_all(founds) for founds in by_column[:_SHOWN])
             more = f"; and {len(by_column) - _SHOWN:,} more" if len(by_column) > _SHOWN else ""
-            sentences.append(f"{len(by_column):,} columns of {self.where} cannot be used: {listed}{more}.")
+            advice = "; ".join(dict.fromkeys(found.advice for found in self._found.values()))
+            sentences.append(
+                f"{len(by_column):,} columns of {self.where} cannot be used: {listed}{more}. To go on: {advice}."
+            )
         return InputError(" ".join(sentences))
 
     def _tell_all(self, founds: Sequence[_Found]) -> str:
-        told = " and ".join(self._tell(found) for found in founds)
-        return f"{founds[0].column!r} {told} ({' or '.join(dict.fromkeys(found.advice for found in founds))})"
+        return f"{founds[0].column!r} {' and '.join(self._tell(found) for found in founds)}"
 
     def _tell(self, found: _Found) -> str:
         if not found.rows:

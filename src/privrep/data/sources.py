@@ -309,11 +309,13 @@ class TableSource:
         return read_truth(name, text, problems) if pa.types.is_boolean(wanted) else self._numbers(name, text, problems)
 
     def _numbers(self, name: str, text: Any, problems: Problems) -> Any:
-        advice = _LABELS
+        advice, declared = _LABELS, name in self.numeric
         if name not in self.targets:
-            advice = f", name it with --categorical if it holds categories{self.or_name_features(name)}"
+            otherwise = self.or_name_features(name)
+            as_categories = f",{'' if otherwise else ' or'} name it with --categorical if it holds categories"
+            advice = otherwise if declared else as_categories + otherwise
         marks = self.dialect.marks if self.format == "csv" and self.dialect is not None else "."
-        return read_numbers(name, text, problems, advice, marks, declared=name in self.numeric)
+        return read_numbers(name, text, problems, advice, marks, declared)
 
     def _conform(self, batch: Any, problems: Problems) -> Any:
         """The columns of `schema`, in its order and types."""

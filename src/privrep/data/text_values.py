@@ -40,7 +40,7 @@ def read_numbers(name: str, text: Any, problems: Problems, advice: str, decimal:
         declared: whether the column was declared numeric: leading zeros are then those of numbers.
     """
     if not declared:
-        codes = f"name it with --categorical to use its values as they are written, or with --numeric{advice}"
+        codes = "name codes with --categorical to use them as they are written, or with --numeric if they are numbers"
         problems.note(name, CODES, codes, _mask(pc.match_substring_regex(text, _LEADING_ZERO)))
     if decimal == ".":
         try:
