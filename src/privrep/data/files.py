@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from privrep.data.dialects import Dialect, find_dialect
 from privrep.data.problems import Problems
 from privrep.data.problems import is_text as is_text
-from privrep.data.text_values import has_leading_zeros
+from privrep.data.text_values import leading_zeros
 from privrep.errors import InputError
 
 SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
@@ -118,14 +118,17 @@ def _csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tu
     Of types only that of the users counts: integers where Arrow takes the first block for integers and none of it is
     written with leading zeros, else text.
     """
-    with open_csv(path, dialect, csv.ConvertOptions(), block_size, Problems(path)) as reader:
+    problems = Problems(path)
+    with open_csv(path, dialect, csv.ConvertOptions(), block_size, problems) as reader:
         found = reader.schema
-        first = next(iter(reader), None)
+        rows = next((batch.num_rows for batch in reader if batch.num_rows), 0)
+    if not rows and problems:
+        raise problems.error()
     kind = pa.large_string()
     if user in found.names and pa.types.is_integer(found.field(user).type) and not _has_codes(path, user, dialect):
         kind = pa.int64()
     schema = pa.schema([(name, kind if name == user else pa.float64()) for name in found.names])
-    return schema, 0 if first is None else first.num_rows
+    return schema, rows
 
 
 def _has_codes(path: _Path, user: str, dialect: Dialect) -> bool:
@@ -133,7 +136,7 @@ def _has_codes(path: _Path, user: str, dialect: Dialect) -> bool:
     convert = csv.ConvertOptions(column_types={user: pa.large_string()}, include_columns=[user])
     with open_csv(path, dialect, convert, _FIRST_ROWS, Problems(path)) as reader:
         first = next(iter(reader), None)
-    return first is not None and has_leading_zeros(first.column(0))
+    return first is not None and bool(leading_zeros(first.column(0)).any())
 
 
 def require(name: str, option: str, path: _Path, header: Sequence[str]) -> None:
