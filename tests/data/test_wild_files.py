@@ -158,11 +158,10 @@ def test_a_late_problem_stops_everything(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("privrep.data.sources.BATCH_BYTES", 4000)
     path = tmp_path / "t.csv"
     path.write_text("user,y,x\n" + "1,1,1\n" * 3000 + "1,1,x\n" + "1,1,1\n" * 3000 + "1,1,x\n")
-    seen = 0
+    source, seen = TableSource(path, "user", "y"), list[int]()
     with pytest.raises(InputError, match="is not a number in 2 rows, first in row 3001;"):
-        for batch in checked_batches(TableSource(path, "user", "y")):
-            seen += batch.num_rows
-    assert 0 < seen <= 3000
+        seen.extend(batch.num_rows for batch in checked_batches(source))
+    assert 0 < sum(seen) <= 3000
 
 
 def test_declared_numbers(tmp_path: Path) -> None:

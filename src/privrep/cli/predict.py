@@ -273,15 +273,21 @@ def _all_columns(source: TableSource) -> Iterator[Any]:
 
     from privrep.data.dialects import Dialect
     from privrep.data.files import open_csv, open_parquet
+    from privrep.data.problems import Problems
 
     try:
         if source.format == "parquet":
             with open_parquet(source.path) as file:
                 yield from file.iter_batches(1 << 14)
         else:
-            convert = pyarrow.csv.ConvertOptions(column_types=source.read_types, decimal_point=source.decimal)
+            text = dict.fromkeys(source.numeric_names, pa.large_string())
+            types = {**source.read_types, **text}
+            convert = pyarrow.csv.ConvertOptions(column_types=types, decimal_point=source.decimal)
             with open_csv(source.path, source.dialect or Dialect(), convert, 1 << 20) as reader:
-                yield from reader
+                for batch in reader:
+                    named = dict(zip(batch.schema.names, batch.columns, strict=True))
+                    read = {name: source.of_text(name, named[name], Problems(source.path)) for name in text}
+                    yield pa.record_batch({**named, **read})
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{source.path}: {reason}; write to a .csv file, which keeps every value as text.") from None

@@ -287,7 +287,7 @@ def _as_keys(name: str, column: Any, listed: Categories, problems: Problems) -> 
     if kind not in ("text", "numbers", "nothing") or pa.types.is_boolean(column.type):
         problems.note(name, f"holds values of type {column.type}, not categories", "make them text or integers")
         return None
-    if kind == "nothing":
+    if kind == "nothing" or column.null_count == len(column):  # a column of NaN is one of floats
         return pa.nulls(len(column), pa.large_string())
     if listed and not one_hot.can_hold(column.type, listed):
         wanted = "text" if isinstance(listed[0], str) else "integers"

@@ -291,11 +291,11 @@ class TableSource:
         with open_csv(self.path, self.dialect, convert, BATCH_BYTES // 4, problems) as reader:
             for batch in reader:
                 if batch.num_rows:
-                    columns = [self._of_text(name, batch.column(name), problems) for name in self.columns]
+                    columns = [self.of_text(name, batch.column(name), problems) for name in self.columns]
                     read = pa.record_batch(columns, names=list(self.columns))
                     yield self._conform(read, problems)
 
-    def _of_text(self, name: str, text: Any, problems: Problems) -> Any:
+    def of_text(self, name: str, text: Any, problems: Problems) -> Any:
         """Return a column of a CSV file in the type of `read_types`; what cannot be read so is noted, and null."""
         wanted = self.read_types[name]
         if pa.types.is_large_string(wanted):
