@@ -60,15 +60,17 @@ class FrameRows:
         """Return rows as features: numbers, then a column for each category of each list that is not empty.
 
         Args:
-            values: (rows, columns), some of the rows of this frame in any order.
+            values: (rows, columns), some of the rows of this frame in any order. More columns after those of the frame
+                are numbers, too.
             lists: the categories of each column.
             dense: whether to return an array rather than a sparse matrix.
 
         Returns:
             (rows, features), a csr_array where there are categories.
         """
-        p = len(self.numbers)
-        numbers = values[:, :p].astype(np.float32) if self.single else values[:, :p]
+        p, last = len(self.numbers), len(self.numbers) + len(self.held)
+        numbers = values[:, :p] if values.shape[1] == last else np.delete(values, np.s_[p:last], axis=1)
+        numbers = numbers.astype(np.float32) if self.single else numbers
         if not self.held:
             return numbers
         named = {name: listed for name, listed in lists.items() if listed}
