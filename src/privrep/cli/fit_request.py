@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privrep.cli.declared import Declared
 from privrep.cli.options import check_relation, split_names
+from privrep.data.dialects import Dialect
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ KEYS = {  # of each option, what a file says in its place
     "--features": "columns.features",
     "--categorical": "columns.categorical",
     "--categories": "columns.categories",
+    "--numeric": "columns.numeric",
     "--item": "columns.item",
     "--items": "columns.items",
     "--epsilon": "privacy.epsilon",
@@ -42,6 +44,9 @@ KEYS = {  # of each option, what a file says in its place
     "--scale": "model.scale",
     "--covariance": "model.covariance",
     "--user-as-text": "data.user_as_text",
+    "--encoding": "data.encoding",
+    "--delimiter": "data.delimiter",
+    "--decimal": "data.decimal",
 }
 
 
@@ -73,6 +78,8 @@ class FitRequest:
     scale: Declared | None
     covariance: Declared | None
     user_as_text: bool
+    numeric: tuple[str, ...]
+    dialect: Dialect
 
     @classmethod
     def of_options(cls, given: Mapping[str, Any]) -> FitRequest:
@@ -98,6 +105,8 @@ class FitRequest:
             intercept=not given["no_intercept"],
             safety_net=not given["no_safety_net"],
             user_as_text=given["user_as_text"],
+            numeric=_names(given["numeric"]) or (),
+            dialect=Dialect(given["encoding"], given["delimiter"], given["decimal"]),
         )
 
     @classmethod
@@ -131,6 +140,8 @@ class FitRequest:
             scale=Declared.in_config("model.scale", model.scale),
             covariance=Declared.in_config("model.covariance", model.covariance),
             user_as_text=asked.data.user_as_text,
+            numeric=tuple(columns.numeric or ()),
+            dialect=Dialect(asked.data.encoding, asked.data.delimiter, asked.data.decimal),
         )
 
 

@@ -185,7 +185,7 @@ def regroup(rows: Rows, source: TableSource, folder: Path, limit: int) -> tuple[
 def _at(source: TableSource, path: Path) -> TableSource:
     """The same columns in another file, where categories are codes already: positions in lists of so many."""
     coded = {name: range(len(listed)) for name, listed in (source.categories or {}).items()}
-    return TableSource(path, source.user, source.target, source.numeric_names, categories=coded)
+    return TableSource(path, source.user, source.target, source.numeric_names, categories=coded, dense=source.dense)
 
 
 def _write_sorted(rows: Rows, writer: _Writer, schema: Any, prefix: Path, limit: int) -> None:

@@ -11,10 +11,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
+from privrep.data.frames import FrameRows
 from privrep.data.table import UserTable, factorize, find_users, plain
 from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
+from privrep.estimators.rows import read_given, read_known, reader, validated, warn_if_unnamed
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
 from privrep.heads.uncertainty import describe_unknown
@@ -24,6 +26,7 @@ from privrep.local.representation import Representation
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
 from privrep.models.gains import judge_nothing
+from privrep.models.learning import KEYS_PAGE
 from privrep.models.promise import find_weaknesses
 from privrep.privacy.events import Relation
 from privrep.typing import Array
@@ -41,6 +44,7 @@ class Personal(BaseEstimator, ABC):
     fit_intercept: bool
     feature_scale: Any
     feature_covariance: Any
+    categories: Any
     start: str | None
     safety_net: bool
     unknown_users: str
@@ -55,17 +59,23 @@ class Personal(BaseEstimator, ABC):
     def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
         """Learn the representation privately, then every user's head. `groups` names the user of each row.
 
-        X may be a SciPy sparse matrix, which is never made dense. y may have several columns of numbers: a head for
-        each.
+        X may be a SciPy sparse matrix, which is never made dense, or a frame of pandas, polars or Arrow. Text and
+        categorical columns of a frame have a feature for each category: see the parameter `categories`. y may have
+        several columns of numbers: a head for each.
         """
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
-        X, y = self._validated(X, y)
+        given = read_given(X, self.categories)
+        columns = given.columns(y, groups)
+        X, y = self._validated(given.X, y)
+        if given.frame is not None:
+            self.n_features_in_, self.feature_names_in_ = len(given.names), np.array(given.names, dtype=object)
         folder = None if self.run_folder is None else Path(self.run_folder)
-        columns = Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
         names = plain(groups)
+        self._check_lists(columns)
         warn_if_weak(self, names)
-        fitted, table = self._learn(X, y, names, folder, columns)
+        fitted, table = self._learn(X, y, names, folder, columns, given.frame)
+        warn_if_unnamed(columns, fitted.columns)
         warn_if_nothing(fitted)
         heads = fit_heads(
             table.blocks(),
@@ -84,9 +94,25 @@ class Personal(BaseEstimator, ABC):
 
     @abstractmethod
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, frame: FrameRows | None
     ) -> tuple[models.Model, UserTable]:
-        """The model without heads, and the rows that heads are made of."""
+        """Return the model without heads, and the rows that heads are made of; `frame` tells what codes in X mean."""
+
+    def _check_lists(self, columns: Columns) -> None:
+        """Refuse, before anything is spent, sizes of features that are not known yet."""
+        undecided = [name for name, listed in columns.by_category.items() if not listed]
+        if undecided and self.feature_scale is not None:
+            raise InputError(
+                f"feature_scale needs all features to be known: list the values of {undecided[0]!r} in categories, or "
+                "leave feature_scale out."
+            )
+        if columns.categorical and self.feature_covariance is not None:
+            raise InputError("feature_covariance is for numbers; leave it or the columns of categories out.")
+
+    def _known(self, X: Any) -> Any:
+        """Return rows for `validated`, the columns of a frame found by name."""
+        fitted = self.model_
+        return read_known(X, fitted.columns, len(self._representation.scale), fitted.config.dense)
 
     def _found(self, X: Any, groups: Groups | None) -> tuple[Any, Heads, NDArray[np.int64]]:
         """Return checked rows, the heads, and the position of each row's user among them, -1 for unknown users."""
@@ -122,7 +148,7 @@ class Personal(BaseEstimator, ABC):
     def _without_rows(self, X: Any, targets: Array) -> UserTable:
         """Return a table of one user without rows; X (0, n_features) is checked."""
         kinds = [np.float64, np.float32]
-        X = validate_data(self, X, dtype=kinds, accept_sparse="csr", reset=False, ensure_min_samples=0)
+        X = validated(self, self._known(X), dtype=kinds, accept_sparse="csr", reset=False, ensure_min_samples=0)
         return UserTable(X, targets, np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
     def _personal(self, table: UserTable) -> PersonalHead:
@@ -132,9 +158,11 @@ class Personal(BaseEstimator, ABC):
     def _as_personal(self, heads: Heads) -> PersonalHead:
         weights, kinds = heads.weights(self._representation), tuple(HEAD_KINDS[kind] for kind in heads.kind)
         doubts = heads.doubts(self._representation) if isinstance(self._representation.prior, HeadPrior) else None
+        c = self.model_.columns
+        read = reader(c, weights.shape[1], self.model_.config.dense) if c.features or c.categorical else None
         if heads.targets == 1:
-            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]), doubts)
-        return PersonalHead(kinds, weights, heads.intercept, doubts)
+            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]), doubts, read)
+        return PersonalHead(kinds, weights, heads.intercept, doubts, read)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the model. Everything but folder/private is safe to publish."""
@@ -149,9 +177,10 @@ class Personal(BaseEstimator, ABC):
         if not any(kind.__name__ == other for kind in cls.__mro__):
             raise InputError(f"{folder} holds a model of {other}; load it with {other}.load.")
         estimator = cls(**cls._parameters(loaded))
-        estimator.n_features_in_ = len(loaded.representation.scale)
-        if loaded.columns.features and not loaded.columns.categorical:
-            estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
+        names = (*loaded.columns.features, *loaded.columns.categorical)
+        estimator.n_features_in_ = len(names) or len(loaded.representation.scale)
+        if names:
+            estimator.feature_names_in_ = np.array(names, dtype=object)
         estimator._adopt(loaded)
         return estimator
 
@@ -167,6 +196,7 @@ class Personal(BaseEstimator, ABC):
             "fit_intercept": c.intercept,
             "feature_scale": None if c.scale is None else list(c.scale),
             "feature_covariance": None if c.covariance is None else [list(row) for row in c.covariance],
+            "categories": _declared(loaded),
             "start": c.start,
             "safety_net": c.safety_net,
             "random_state": c.seed,
@@ -177,6 +207,7 @@ class Personal(BaseEstimator, ABC):
         self.representation_ = fitted.representation.matrix
         self.rank_ = self.representation_.shape[1]
         self.privacy_ = fitted.privacy
+        self.categories_ = fitted.columns.named
         if fitted.heads is not None:
             self.users_ = fitted.heads.ids
 
@@ -201,6 +232,12 @@ class Personal(BaseEstimator, ABC):
             seed=None if self.random_state is None else as_seed(self.random_state),
             **more,
         )
+
+
+def _declared(loaded: models.Model) -> dict[str, list[str | int]] | None:
+    """Return the lists of categories, unless some were selected privately: another fit selects them again."""
+    selected = f"{KEYS_PAGE}1" in loaded.billboard
+    return None if selected or not loaded.columns.named else {n: list(v) for n, v in loaded.columns.named.items()}
 
 
 def class_name(config: Config) -> str:
@@ -234,7 +271,8 @@ def rows_to_predict(estimator: Any, X: Any, groups: Groups | None) -> tuple[Any,
     check_is_fitted(estimator)
     if groups is None:
         raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
-    X = validate_data(estimator, plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
+    known = estimator._known(X) if isinstance(estimator, Personal) else X
+    X = validated(estimator, known, dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
     names = plain(groups)
     if len(names) != X.shape[0]:
         raise InputError(

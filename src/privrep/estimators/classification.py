@@ -12,13 +12,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from privrep.data.categories import Categories, checked_classes, kind_of_labels, label_codes, label_kind
 from privrep.data.files import is_text
+from privrep.data.frames import FrameRows
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
 from privrep.estimators.base import Groups, Personal
+from privrep.estimators.rows import PreparedRows, validated
 from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
 from privrep.linear.registry import DEFAULT
@@ -28,7 +30,6 @@ from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns
 from privrep.privacy.events import Relation
-from privrep.privacy.protocol import Users
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
@@ -42,8 +43,8 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
 
     Parameters
     ----------
-    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, start, safety_net, unknown_users,
-    random_state, run_folder : as those of `PrivateFedRep`
+    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, categories, start, safety_net,
+    unknown_users, random_state, run_folder : as those of `PrivateFedRep`
     loss : "log" or "hinge"
         "log" is the logistic loss, softmax for more than two classes; "hinge" is smoothed, each class against the rest.
     classes : list, optional
@@ -58,6 +59,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
     representation_ : (n_features, rank) array, public
     privacy_ : PrivacyReport; relation, epsilon spent, delta, accountant, every event, whether the noise was seeded
     rank_ : int
+    categories_ : dict of the categories of each column that have a feature, public
     users_ : the ids of the users, private like the heads
 
     Formal guarantee: `classes_`, `representation_`, `privacy_` and the billboard are (epsilon, delta)-DP at user level;
@@ -78,6 +80,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         fit_intercept: bool = True,
         feature_scale: Any = None,
         feature_covariance: Any = None,
+        categories: Any = None,
         start: str | None = None,
         safety_net: bool = True,
         unknown_users: str = "prior",
@@ -93,6 +96,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         self.fit_intercept = fit_intercept
         self.feature_scale = feature_scale
         self.feature_covariance = feature_covariance
+        self.categories = categories
         self.start = start
         self.safety_net = safety_net
         self.unknown_users = unknown_users
@@ -124,9 +128,9 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         """
         check_is_fitted(self)
         if self._no_rows(plain(X), plain(y)):
-            table = self._without_rows(plain(X), np.zeros(0))
+            table = self._without_rows(X, np.zeros(0))
         else:
-            X, labels = self._validated(X, y, reset=False)
+            X, labels = self._validated(self._known(X), y, reset=False)
             codes = codes_of(labels, self.model_.columns.classes).astype(np.float64)
             table = UserTable.from_rows(X, codes, np.zeros(X.shape[0], dtype=np.int64))
         heads = self._fit_one(table)
@@ -148,36 +152,33 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         y = plain(y)
         if isinstance(y, list | tuple):  # else NumPy would find one type for all, and one label could change it
             y = np.array(y, dtype=object)
-        X, y = validate_data(self, plain(X), y, dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset)
+        X, y = validated(self, X, y, dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset)
         return X, label_column(y)
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, frame: FrameRows | None
     ) -> tuple[models.Model, UserTable]:
         rows = UserTable.from_rows(X, np.arange(X.shape[0], dtype=np.float64), groups)  # targets: where rows were
         if folder is not None:
             ids_to_arrow(rows.ids)  # what cannot be saved is refused before anything is spent
-        table = rows
 
-        def make(known: Columns) -> Users:
-            nonlocal table
-            codes = codes_of(y, known.classes).astype(rows.X.dtype)
-            table = replace(rows, y=codes[rows.y.astype(np.int64)])
-            return InMemoryUsers(table)
+        def label(table: UserTable, known: Columns) -> UserTable:
+            codes = codes_of(y, known.classes).astype(table.X.dtype)
+            return replace(table, y=codes[rows.y.astype(np.int64)])
 
         self._refuses()  # a parameter that is none is refused before anything is spent
         config, columns = self._config(loss=self.loss), replace(columns, classes=self._declared(y))
-        config.check(rows.n_features)  # what cannot be done, too
-        config.check_users(InMemoryUsers(rows))
+        if not columns.categorical:
+            config.check(rows.n_features)  # what cannot be done, too
+            config.check_users(InMemoryUsers(rows))
         if columns.classes and (codes_of(y, columns.classes) < 0).all():
             listed = ", ".join(map(repr, columns.classes[:5]))
             raise InputError(
                 f"no row has one of the declared classes ({listed}); labels are compared as they are written."
             )
-        users = (
-            make(columns) if columns.classes else learning.PendingColumns({}, make, KeyHolders.from_columns(groups, y))
-        )
-        return learning.learn(users, config, folder=folder, columns=columns), table
+        prepared = PreparedRows(rows, frame, config.dense, label)
+        labels = None if columns.classes else KeyHolders.from_columns(groups, y)
+        return learning.learn(prepared.users(columns, labels), config, folder=folder, columns=columns), prepared.table
 
     def _declared(self, y: Any) -> Categories:
         """The classes, if they are known beforehand; of labels nothing counts but their type."""

@@ -7,10 +7,12 @@ from typing import Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from privrep.data.frames import FrameRows
 from privrep.data.table import UserTable, plain
 from privrep.estimators.base import Groups, Personal
+from privrep.estimators.rows import PreparedRows, validated
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
 from privrep.heads.uncertainty import check_coverage
@@ -20,7 +22,6 @@ from privrep.models import model as models
 from privrep.models.description import Columns
 from privrep.privacy.events import Relation
 from privrep.typing import Array
-from privrep.users.memory import InMemoryUsers
 
 
 class Regressor(RegressorMixin, Personal):
@@ -38,6 +39,7 @@ class Regressor(RegressorMixin, Personal):
         fit_intercept: bool = True,
         feature_scale: Any = None,
         feature_covariance: Any = None,
+        categories: Any = None,
         start: str | None = None,
         configuration: str = "default",
         safety_net: bool = True,
@@ -52,6 +54,7 @@ class Regressor(RegressorMixin, Personal):
         self.fit_intercept = fit_intercept
         self.feature_scale = feature_scale
         self.feature_covariance = feature_covariance
+        self.categories = categories
         self.start = start
         self.configuration = configuration
         self.safety_net = safety_net
@@ -118,10 +121,10 @@ class Regressor(RegressorMixin, Personal):
             y: their targets, (rows,) or (rows, targets).
         """
         check_is_fitted(self)
-        rows, prior = plain(X), self._representation.prior
-        if prior is None or not self._no_rows(rows, plain(y)):
-            return self._head(*self._validated(X, y, reset=False))
-        return self._personal(self._without_rows(rows, np.zeros((0, prior.targets) if prior.targets > 1 else 0)))
+        prior = self._representation.prior
+        if prior is None or not self._no_rows(plain(X), plain(y)):
+            return self._head(*self._validated(self._known(X), y, reset=False))
+        return self._personal(self._without_rows(X, np.zeros((0, prior.targets) if prior.targets > 1 else 0)))
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
         """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
@@ -130,19 +133,20 @@ class Regressor(RegressorMixin, Personal):
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, frame: FrameRows | None
     ) -> tuple[models.Model, UserTable]:
         self._refuses()  # a parameter that is none is refused before anything is spent
         table = UserTable.from_rows(X, y, groups)
         if folder is not None:
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
-        return learning.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
+        rows = PreparedRows(table, frame, config.dense)
+        return learning.learn(rows.users(columns), config, folder=folder, columns=columns), rows.table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
-        X, y = validate_data(
+        X, y = validated(
             self,
-            plain(X),
+            X,
             plain(y),
             dtype=[np.float64, np.float32],
             accept_sparse="csr",
@@ -188,6 +192,12 @@ class PrivateFedRep(Regressor):
         charged release, and the features' correlations by another.
     feature_covariance : array of shape (n_features, n_features), optional
         A public covariance of the features, instead.
+    categories : dict, optional
+        Public lists of the categories of columns of a frame, {"race": ["black", "white", "other"]}. Text and
+        categorical columns that it does not name, or names with None in place of a list, have their categories
+        selected privately, those that enough users hold, for a twentieth of the budget (all columns together) and of
+        delta: which values occur is private, and so is the list that a pandas or polars categorical comes with. Any
+        other value, and a missing one, has no feature. Booleans are the numbers 0 and 1.
     start : "spectral", "normalised-pairs", "power-method" or "random", optional
         Where to start from, if not where the method itself would.
     configuration : "default" or "paper"
@@ -209,6 +219,8 @@ class PrivateFedRep(Regressor):
     representation_ : (n_features, rank) array, public
     privacy_ : PrivacyReport; relation, epsilon spent, delta, accountant, every event, whether the noise was seeded
     rank_ : int
+    categories_ : dict of the categories of each column that have a feature, public
+    feature_names_in_ : names of the columns of a frame; `predict` finds them by name, in any order
     users_ : the ids of the users, private like the heads
 
     Formal guarantee: `representation_`, `privacy_` and the billboard are (epsilon, delta)-DP at user level. Heads are

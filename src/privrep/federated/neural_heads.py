@@ -140,7 +140,7 @@ def _rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.floa
 
 def _table_rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
     columns = task.columns_for(path)
-    source = TableSource(path, columns.user, None, columns.features, text_ids)
+    source = TableSource(path, columns.user, None, columns.features, text_ids, numeric=columns.features)
     users, rows = [], []
     for batch in checked_batches(source):
         users.append(user_ids(batch.column(0)))

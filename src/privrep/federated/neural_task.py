@@ -259,7 +259,15 @@ class NeuralTask:
     def _read_table(self, path: Path, text_ids: bool) -> UserTable:
         columns = self.columns_for(path)
         return read_table(
-            TableSource(path, columns.user, columns.targets, columns.features, text_ids, classes=self._listed)
+            TableSource(
+                path,
+                columns.user,
+                columns.targets,
+                columns.features,
+                text_ids,
+                classes=self._listed,
+                numeric=columns.features,
+            )
         )
 
     def columns_for(self, path: Path) -> Columns:

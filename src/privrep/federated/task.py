@@ -186,7 +186,7 @@ class TableTask:
     def _source(self, path: Path) -> TableSource:
         columns = self.columns
         lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
-        return TableSource(path, columns.user, columns.targets, columns.features, **lists)
+        return TableSource(path, columns.user, columns.targets, columns.features, numeric=columns.features, **lists)
 
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
         if (folder / "model.json").is_file():

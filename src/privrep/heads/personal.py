@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
@@ -29,6 +30,7 @@ class PersonalHead:
     weights: Array  # (d,), in the original features, or (targets, d)
     intercept: float | Array  # or (targets,)
     doubts: Doubts | None = field(default=None, repr=False)  # of this user alone; None: the head has no prior
+    read: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)  # features of frames
 
     @overload
     def predict(self, X: Any, return_std: Literal[False] = False) -> Array: ...
@@ -62,6 +64,7 @@ class PersonalHead:
 
     def checked_rows(self, X: Any) -> Any:
         """Return rows (rows, d) as numbers; raise InputError unless they have as many features as the head."""
+        X = X if self.read is None else self.read(X)
         rows = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
         d = self.weights.shape[-1]
         if rows.ndim != 2 or rows.shape[1] != d:
