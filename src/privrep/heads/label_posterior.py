@@ -31,7 +31,7 @@ from privrep.typing import Array, Floats
 
 MODERATE = math.pi / 8  # of a variance, in the share of an output that probabilities count
 NEWTON_STEPS = 6  # for one output of the log loss
-MORE_STEPS = 10  # for several
+MORE_STEPS = 6  # for several, a sweep each
 HINGE_STEPS = 20
 FEW = 6  # rows up to which leave-one-out takes fits of its own
 FOLDS = 4  # fits for several outputs with more rows, each without every so many labels

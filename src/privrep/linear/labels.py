@@ -106,6 +106,7 @@ def learn_labels(
     descent.step(s.common * total, last=False)
     learner = LabelLearner(run, method, settings or FOR_CLASSES, descent, rank, intercept)
     learner.find_level(no_directions(d), STEP, s.level * total)
+    s = s if loss.name == "log" else replace(s, trust=0.0)  # outputs that stand for no probabilities need no trust
     later = (s.families + s.trust) * total
     state = no_directions(d)
     hope = math.inf if rank is not None else learner.hope(s.look * total)
@@ -206,12 +207,13 @@ class LabelLearner(PriorLearner):
         level = self.panel.level_ratio if self.intercept else 0.0
         choice = LabelChoice(families, NOTHING_SEEN, self.intercept, for_families, heads=self.heads, level=level)
         chosen = choice.make()
-        gains = read_gains(families, chosen, self.intercept, 0.2 * for_families)
-        for_trust += 0.8 * for_families - choice.spent
+        logits, left = self.loss.name == "log", 0.8 * for_families - choice.spent  # left: not worth asking for
+        gains = read_gains(families, chosen, self.intercept, 0.2 * for_families + (0.0 if logits else left))
+        for_trust += left
         self.descent.panel = self.with_level(chosen.level)
         factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
-        factor, decided, logits = factor * math.sqrt(chosen.slopes), True, self.loss.name == "log"
-        if choice.asked == 0 and not self.run.users.facts.sparse:
+        factor, decided = factor * math.sqrt(chosen.slopes), True
+        if choice.asked == 0 and logits and not self.run.users.facts.sparse:
             decided = self.ask_votes(factor, chosen, 0.3 * for_families)
             for_trust -= 0.3 * for_families
         prior = LabelPrior(self.panel.mean, factor, chosen.own, chosen.level, 1.0, 1.0, logits, decided)
