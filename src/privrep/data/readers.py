@@ -18,7 +18,9 @@ from scipy import sparse
 from privrep.data import categories as one_hot
 from privrep.data.files import SUFFIXES as SUFFIXES
 from privrep.data.files import file_format, file_schema, open_csv, open_parquet, require, unreadable, user_type
+from privrep.data.missing import IMPUTE, Missing, MissingCounts, indicator_names
 from privrep.data.table import UserTable
+from privrep.data.weights import check_weights, join_weights, row_weights
 from privrep.errors import InputError
 from privrep.typing import Floats
 
@@ -45,7 +47,10 @@ class TableSource:
     private. A column of a CSV file is read as text where its list is of text and as integers where it is of integers.
 
     With `classes`, a public list of text, integers or booleans, the target is a column of labels: they become numbers,
-    their positions in the list, -1 for those not in it. A missing label is an error.
+    their positions in the list, -1 for those not in it.
+
+    Rows without a target, or without one of several, are left out, and `missing` says what is done about features; see
+    `data.missing`. `weight` is a column of numbers of copies of rows; see `data.weights`.
     """
 
     path: str | os.PathLike[str]
@@ -55,8 +60,10 @@ class TableSource:
     user_as_text: bool = False
     categories: Mapping[str, Sequence[str | int]] | None = field(default=None, hash=False)
     classes: one_hot.Categories | None = None
+    weight: str | None = None
+    missing: Missing = IMPUTE
     numeric_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # numeric, then one-hot columns
+    feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # numeric, indicators, one-hot
     schema: Any = field(init=False, repr=False, compare=False)  # of `batches`, with the columns of `columns`
     read_types: dict[str, Any] = field(init=False, repr=False, compare=False)  # of `columns` before they are encoded
     header: tuple[str, ...] = field(init=False, repr=False, compare=False)  # all columns of the file
@@ -69,10 +76,12 @@ class TableSource:
         self._set("header", tuple(found.names))
         named = [("user", self.user), *(("target", name) for name in self.targets)]
         named += [("features", name) for name in self.features or ()] + [("categories", name) for name in self._lists]
+        named += [] if self.weight is None else [("weight", self.weight)]
         for option, name in named:
             require(name, option, self.path, self.header)
         self._set("numeric_names", self.features if self.features is not None else self._numeric(found))
-        self._set("feature_names", (*self.numeric_names, *one_hot.names(self._lists)))
+        indicators = indicator_names(self.numeric_names, self.missing.indicators)
+        self._set("feature_names", (*self.numeric_names, *indicators, *one_hot.names(self._lists)))
         self._check_feature_names()
         self._set("read_types", {name: self._type(name, found.field(name).type) for name in self.columns})
         numbers = self.numeric_names if self.classes is not None else (*self.targets, *self.numeric_names)
@@ -99,8 +108,9 @@ class TableSource:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read: user, targets, numeric features, columns of categories."""
-        return (self.user, *self.targets, *self.numeric_names, *self._lists)
+        """The columns that are read: user, targets, numeric features, columns of categories, the weight."""
+        last = () if self.weight is None else (self.weight,)
+        return (self.user, *self.targets, *self.numeric_names, *self._lists, *last)
 
     @property
     def is_sparse(self) -> bool:
@@ -144,6 +154,7 @@ class TableSource:
         for option, names, role in (
             ("target", targets, f"{article} target column"),
             ("categories", tuple(self._lists), "a column of categories"),
+            ("weight", () if self.weight is None else (self.weight,), "the column of weights"),
             ("features", self.features or (), ""),
         ):
             for name, times in Counter(names).items():
@@ -171,7 +182,7 @@ class TableSource:
     def _numeric(self, found: Any) -> tuple[str, ...]:
         names = []
         for column in found:
-            if column.name in (self.user, *self.targets, *self._lists):
+            if column.name in (self.user, self.weight, *self.targets, *self._lists):
                 continue
             if self.format == "parquet" and _PANDAS_INDEX.fullmatch(column.name):
                 continue
@@ -194,7 +205,7 @@ class TableSource:
             listed = self.classes
             return one_hot.csv_label_type(listed) if self.format == "csv" else one_hot.label_type(name, listed, found)
         if not _is_number(found):
-            role = "target" if name in self.targets else "feature"
+            role = "target" if name in self.targets else "weight" if name == self.weight else "feature"
             otherwise = _LABELS if role == "target" else " or leave it out"
             raise InputError(
                 f"the {role} column {name!r} holds values of type {found}, not numbers; turn it into numbers"
@@ -244,27 +255,38 @@ class TableSource:
 
     def or_name_features(self, name: str) -> str:
         """More advice about a column with a bad value, where nobody asked for that column by name."""
-        if self.features is not None or name in (self.user, *self.targets, *self._lists):
+        if self.features is not None or name in (self.user, self.weight, *self.targets, *self._lists):
             return ""
         return ", or name the feature columns with --features to leave it out"
 
 
-def checked_batches(source: TableSource) -> Iterator[Any]:
-    """The batches of a file, every value in them looked at: no user missing, every number a finite one."""
-    rows = 0
-    target = "no finite target" if source.classes is None else "no label"
-    missing = {source.user: "no user"} | dict.fromkeys(source.targets, target)
+def checked_batches(source: TableSource, counts: MissingCounts | None = None) -> Iterator[Any]:
+    """Yield the batches of a file, every value in them looked at: no user missing, no number infinite.
+
+    Args:
+        source: the file.
+        counts: where missing values are counted. A source that refuses them raises InputError at its end.
+    """
+    rows, counts = 0, counts or MissingCounts()
+    q, p = len(source.targets), len(source.numeric_names)
+    may_miss = {*source.targets, *source.numeric_names}
+    missing = {source.user: "no user"} | dict.fromkeys(source.targets, "no finite target")
     for batch in source.batches():
         for name, column in zip(source.columns, batch.columns, strict=True):
-            bad = _first_bad(column)
+            bad = None if name == source.weight else _first_bad(column, name in may_miss)
             if bad is not None:
                 what = missing.get(name, "no finite number")
                 raise InputError(
                     f"column {name!r} of {source.path} has {what} in row {rows + bad + 1}; fill the value in or "
                     f"leave the row out{source.or_name_features(name)}."
                 )
+        columns = [column_values(column) for column in batch.columns[1:]]
+        counts.add(columns[:q], dict(zip(source.numeric_names, columns[q : q + p], strict=True)), source.missing)
+        if source.weight is not None:
+            check_weights(columns[-1], f"the weights in column {source.weight!r} of {source.path}")
         rows += batch.num_rows
         yield batch
+    counts.check(source.missing, str(source.path))
 
 
 def read_table(source: TableSource) -> UserTable:
@@ -272,40 +294,44 @@ def read_table(source: TableSource) -> UserTable:
 
     float32 stays float32 where all targets and numeric features are; otherwise everything becomes float64.
     """
-    parts, users = [], []
+    parts, users, weighed = [], [], []
     for batch in checked_batches(source):
         users.append(batch.column(0))
-        parts.append(assembled(source, [[column_values(column) for column in batch.columns[1:]]], batch.num_rows))
+        columns = [column_values(column) for column in batch.columns[1:]]
+        weighed.append(row_weights(source, columns))
+        parts.append(assembled(source, [columns], batch.num_rows))
+    weights = join_weights(weighed, [batch.shape[0] for batch, _ in parts])
     X = [part for part, _ in parts]
     rows = sparse.csr_array(sparse.vstack(X, format="csr")) if source.is_sparse else np.concatenate(X)
     targets = np.concatenate([part for _, part in parts])
     ids = pa.chunked_array(users)
     if not pa.types.is_large_string(ids.type):
-        return UserTable.from_rows(rows, targets, ids.to_numpy())
+        return UserTable.from_rows(rows, targets, ids.to_numpy(), weights)
     encoded = ids.dictionary_encode().combine_chunks()
     names = encoded.dictionary
     order = pc.sort_indices(names).to_numpy()
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order), dtype=order.dtype)
-    table = UserTable.from_rows(rows, targets, rank[encoded.indices.to_numpy()])
+    table = UserTable.from_rows(rows, targets, rank[encoded.indices.to_numpy()], weights)
     return replace(table, ids=user_ids(names.take(pa.array(order))))
 
 
 def assembled(source: TableSource, pieces: Iterable[Sequence[Floats]], rows: int) -> tuple[Any, Floats]:
     """X and y of so many rows in pieces, each with the columns of the source's batches but the user."""
-    q, p = len(source.targets), len(source.numeric_names)
+    q, p, c = len(source.targets), len(source.numeric_names), len(source.categories or ())
     y = np.empty((rows, q), source.dtype)
     X = np.empty((rows, p), source.dtype)
-    codes = np.empty((rows, len(source.columns) - 1 - q - p), np.int32)
+    codes = np.empty((rows, c), np.int32)
     start = 0
     for piece in pieces:
         stop = start + len(piece[0])
         fill_rows(y[start:stop], piece[:q])
         fill_rows(X[start:stop], piece[q : q + p])
-        fill_rows(codes[start:stop], piece[q + p :])
+        fill_rows(codes[start:stop], piece[q + p : q + p + c])
         start = stop
     sizes = [len(listed) for listed in (source.categories or {}).values()]
     targets = y if q > 1 else y.ravel() if q else np.full(rows, np.nan, source.dtype)
+    X = source.missing.with_indicators(X)
     return (one_hot.one_hot(X, codes, sizes) if source.is_sparse else X), targets
 
 
@@ -335,9 +361,9 @@ def read_columns(path: str | os.PathLike[str], names: Sequence[str], user_as_tex
 
 
 def column_values(column: Any) -> Floats:
-    """A column without nulls as a NumPy array, without copying it where it holds integers or floats."""
-    if column.null_count:
-        raise InputError("a column that had no missing values when it was checked now has some; open the file again.")
+    """Return a column as a NumPy array, NaN for nulls, without copying it where it holds integers or floats."""
+    if column.null_count and pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
@@ -360,16 +386,16 @@ def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _first_bad(column: Any) -> int | None:
-    """Position of the first value that is missing, not finite or an empty text."""
-    if column.null_count:
+def _first_bad(column: Any, may_miss: bool) -> int | None:
+    """Return the position of the first value that is infinite or an empty text, or missing unless it may be."""
+    if column.null_count and not may_miss:
         return int(pc.index(column.is_null(), True).as_py())
     if pa.types.is_floating(column.type):
-        values = column.to_numpy()
+        values = column.to_numpy(zero_copy_only=False)
         with np.errstate(all="ignore"):
             if np.isfinite(values.sum()):
                 return None
-        bad = np.flatnonzero(~np.isfinite(values))
+        bad = np.flatnonzero(np.isinf(values) if may_miss else ~np.isfinite(values))
         return int(bad[0]) if len(bad) else None
     if pa.types.is_large_string(column.type):
         position = int(pc.index(column, pa.scalar("", column.type)).as_py())

@@ -180,7 +180,7 @@ class TableTask:
             if users.rows * stored * each > IN_MEMORY:
                 yield users
                 return
-            [table] = users.blocks(users.rows)
+            [table] = users.blocks(1 << 62)
         yield InMemoryUsers(table)
 
     def _source(self, path: Path) -> TableSource:

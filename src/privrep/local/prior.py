@@ -62,6 +62,11 @@ class PriorMean:
         return cls(np.zeros(q), np.zeros((d, q)), np.zeros(d), np.ones(d), *empty, intercept)
 
     @property
+    def fill(self) -> Array:
+        """Return what a column is taken to hold of a user without any value in it, (d,): the centre, where known."""
+        return self.centre * self.located
+
+    @property
     def constant(self) -> Array:
         """Return the mean at a row of zeros, of a user whose mean row is the centre, (q,)."""
         return self.level - self.centre @ (self.slopes * self.located[:, None])

@@ -137,6 +137,8 @@ def _check_heads(heads: Heads, representation: Representation, loss: Loss | None
         raise ValueError("its heads are of unknown kinds")
     if (prior is None and (heads.kind >= POSTERIOR).any()) or (prior is not None and heads.targets != len(prior.noise)):
         raise ValueError("its heads are of another prior")
+    if heads.means is not None and heads.means.shape[1] > d:
+        raise ValueError("its heads are of other features")
     numbers = [heads.intercept, heads.shared, heads.own]
     if heads.origin is not None and heads.doubt is not None:
         if (heads.origin.shape[1], heads.doubt.shape[1]) != (k, doubt_size(k)):
