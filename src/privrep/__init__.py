@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from privrep.errors import (
         BudgetExceeded,
         InputError,
+        MissingValues,
         NothingLearned,
         PrivrepError,
         ResumeError,
@@ -53,6 +54,7 @@ _WHERE = {
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.heads.personal",
+    "MissingValues": "privrep.errors",
     "UnknownUsers": "privrep.errors",
     "WeakPrivacy": "privrep.errors",
     "make_class_population": "privrep.data.synthetic",
@@ -63,6 +65,7 @@ __all__ = [
     "CentaurLinear",
     "ClassPopulation",
     "InputError",
+    "MissingValues",
     "NothingLearned",
     "PersonalClassifier",
     "PersonalHead",

@@ -27,5 +27,9 @@ class UnknownUsers(UserWarning):
     """Some rows are of users who were not in `fit`: the prior mean predicted them. The message counts both."""
 
 
+class MissingValues(UserWarning):
+    """Values were missing in `fit`: the message counts what was filled, and rows that were left out. Not private."""
+
+
 class ResumeError(PrivrepError, RuntimeError):
     """A run folder holds another run (other data shape, other settings): these arguments cannot continue it."""

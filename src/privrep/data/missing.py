@@ -64,7 +64,7 @@ class Missing:
         return np.concatenate([X, np.isnan(X[:, list(self.indicators)]).astype(X.dtype)], axis=1)
 
 
-IMPUTE = Missing()
+IMPUTE, REFUSE = Missing(), Missing("refuse")
 
 
 @dataclass

@@ -10,13 +10,18 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
+from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, find_users, plain
-from privrep.errors import InputError, NothingLearned, WeakPrivacy
+from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
+from privrep.estimators.rows import check_features, feature_names, missing_of, prepare
+from privrep.heads.filling import fill_to_predict, locate, means_of
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
+from privrep.heads.uncertainty import describe_unknown
 from privrep.linear.registry import find_estimator
 from privrep.local.representation import Representation
 from privrep.models import model as models
@@ -41,28 +46,42 @@ class Personal(BaseEstimator, ABC):
     feature_covariance: Any
     start: str | None
     safety_net: bool
+    unknown_users: str
+    missing: str
+    missing_indicator: Any
     random_state: int | None
     run_folder: str | Path | None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
 
-    def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
-        """Learn the representation privately, then every user's head. `groups` names the user of each row.
+    def fit(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> Self:
+        """Learn the representation privately, then every user's head.
 
-        X may be a SciPy sparse matrix, which is never made dense. y may have several columns of numbers: a head for
-        each.
+        Rows without a target, or without one of several, are left out. What was missing is counted in a `MissingValues`
+        warning, which is not private.
+
+        Args:
+            X: rows (rows, n_features); a SciPy sparse matrix is never made dense. Values may be missing: see `missing`.
+            y: targets, (rows,), or (rows, targets) of numbers: a head for each.
+            groups: the user of each row.
+            sample_weight: (rows,), from 0 to 1,000: how many copies of a row its user has. Whole weights are the same
+                as rows repeated by `np.repeat`, and 0 leaves a row out. Other weights are resampled inside each user,
+                by a rule that depends on that user's weights alone: a row gets its weight rounded down or up, and a
+                user as many rows as its weights sum to. Scale weights to about 1. They cost no privacy.
         """
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
+        self._refuses()  # a parameter that is none is refused before anything is spent
         X, y = self._validated(X, y)
         folder = None if self.run_folder is None else Path(self.run_folder)
-        columns = Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
-        names = plain(groups)
+        rows, policy, names = prepare(self, X, y, sample_weight), missing_of(self), plain(groups)
+        columns = Columns(features=tuple(feature_names(self)), missing=policy.how, indicators=policy.indicators)
         warn_if_weak(self, names)
-        fitted, table = self._learn(X, y, names, folder, columns)
+        rows.warn()
+        fitted, table = self._learn(rows.X, y, names, folder, columns, rows.weights)
         warn_if_nothing(fitted)
         heads = fit_heads(
             table.blocks(),
@@ -70,6 +89,7 @@ class Personal(BaseEstimator, ABC):
             intercept=self.fit_intercept,
             safety_net=self.safety_net,
             loss=fitted.loss,
+            keep_means=rows.keep_means,
         )
         self._adopt(models.with_heads(fitted, heads))
         if folder is not None:
@@ -81,28 +101,55 @@ class Personal(BaseEstimator, ABC):
 
     @abstractmethod
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, weights: Array | None
     ) -> tuple[models.Model, UserTable]:
         """The model without heads, and the rows that heads are made of."""
 
     def _outputs(self, X: Any, groups: Groups | None) -> Array:
         """What each row's user's own head says of it."""
-        X, names = rows_to_predict(self, X, groups)
-        heads = heads_of(self.model_)
-        return heads.predict(self._representation, X, known_users(heads.ids, names))
+        X, heads, users = self._found(X, groups)
+        return heads.predict(self._representation, X, users)
 
-    def _head(self, X: Any, y: Array) -> PersonalHead:
+    def _found(self, X: Any, groups: Groups | None) -> tuple[Any, Heads, NDArray[np.int64]]:
+        """Return rows with nothing missing, the heads, and where each row's user is among them, -1 for unknown ones."""
+        refuses = self._refuses()
+        check_is_fitted(self)
+        X, names = rows_to_predict(self, X, groups, self.model_.columns.policy)
+        heads = heads_of(self.model_)
+        if refuses or self._representation.prior is None:
+            users = known_users(heads.ids, names)
+        else:
+            users = find_users(heads.ids, names)
+            if (users < 0).any():
+                said = describe_unknown(*count_unknown(heads.ids, names, users))
+                warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=3)
+        listed = self.model_.columns.feature_names
+        intercept = bool(self.fit_intercept)
+        return fill_to_predict(heads, self._representation, X, users, intercept=intercept, names=listed), heads, users
+
+    def _refuses(self) -> bool:
+        if self.unknown_users not in ("prior", "refuse"):
+            raise InputError(f'unknown_users must be "prior" or "refuse". Got {self.unknown_users!r} instead.')
+        return self.unknown_users == "refuse"
+
+    def _head(self, X: Any, y: Array, weights: Array | None = None) -> PersonalHead:
         """Return the head of a user who was not there."""
-        return self._personal(UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64)))
+        return self._personal(UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64), weights))
 
     def _personal(self, table: UserTable) -> PersonalHead:
         """Return the head of the only user of a table."""
         heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net, self.model_.loss)
         weights, kinds = heads.weights(self._representation), tuple(HEAD_KINDS[kind] for kind in heads.kind)
         doubts = None if self._representation.prior is None else heads.doubts(self._representation)
+        more: dict[str, Any] = {"doubts": doubts}
+        if not table.is_sparse:
+            means = means_of(table, table.n_features)[0]
+            fill, located = locate(self._representation, bool(self.fit_intercept))
+            more |= {"fill": np.where(np.isnan(means), fill, means), "ignored": np.isnan(means) & ~located}
+            more["missing"] = self.model_.columns.policy
         if heads.targets == 1:
-            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]), doubts)
-        return PersonalHead(kinds, weights, heads.intercept, doubts)
+            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]), **more)
+        return PersonalHead(kinds, weights, heads.intercept, **more)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the model. Everything but folder/private is safe to publish."""
@@ -117,7 +164,7 @@ class Personal(BaseEstimator, ABC):
         if not any(kind.__name__ == other for kind in cls.__mro__):
             raise InputError(f"{folder} holds a model of {other}; load it with {other}.load.")
         estimator = cls(**cls._parameters(loaded))
-        estimator.n_features_in_ = len(loaded.representation.scale)
+        estimator.n_features_in_ = len(loaded.representation.scale) - len(loaded.columns.indicators)
         if loaded.columns.features and not loaded.columns.categorical:
             estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
         estimator._adopt(loaded)
@@ -126,7 +173,8 @@ class Personal(BaseEstimator, ABC):
     @classmethod
     def _parameters(cls, loaded: models.Model) -> dict[str, Any]:
         """With which the estimator of a model is made."""
-        c = loaded.config
+        c, columns = loaded.config, loaded.columns
+        indicators: list[Any] = [columns.features[j] if columns.features else j for j in columns.indicators]
         return {
             "rank": "auto" if c.rank is None else c.rank,
             "epsilon": c.epsilon,
@@ -137,6 +185,8 @@ class Personal(BaseEstimator, ABC):
             "feature_covariance": None if c.covariance is None else [list(row) for row in c.covariance],
             "start": c.start,
             "safety_net": c.safety_net,
+            "missing": columns.missing,
+            "missing_indicator": indicators or None,
             "random_state": c.seed,
         }
 
@@ -197,12 +247,13 @@ def heads_of(fitted: models.Model) -> Heads:
     return fitted.heads
 
 
-def rows_to_predict(estimator: Any, X: Any, groups: Groups | None) -> tuple[Any, Any]:
-    """Rows of a fitted estimator's features, and the user of each."""
+def rows_to_predict(estimator: Any, X: Any, groups: Groups | None, policy: Missing = IMPUTE) -> tuple[Any, Any]:
+    """Return rows of a fitted estimator's features, with indicators of missing values, and the user of each."""
     check_is_fitted(estimator)
     if groups is None:
         raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
-    X = validate_data(estimator, plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
+    X = check_features(estimator, X, reset=False, missing=policy)
+    X = X if sparse.issparse(X) else policy.with_indicators(X)
     names = plain(groups)
     if len(names) != X.shape[0]:
         raise InputError(

@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from privrep.data.categories import Categories, checked_classes, kind_of_labels, label_codes, label_kind
 from privrep.data.files import is_text
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
 from privrep.estimators.base import Groups, Personal
+from privrep.estimators.rows import check_features, check_infinite_targets, prepare
 from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
 from privrep.linear.registry import DEFAULT
@@ -41,8 +42,9 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
 
     Parameters
     ----------
-    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, start, safety_net, random_state,
-    run_folder : as those of `PrivateFedRep`
+    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, start, safety_net, unknown_users,
+    missing, missing_indicator, random_state, run_folder : as those of `PrivateFedRep`
+        Without a released location, a column in which a user has no value is taken to be 0.
     loss : "log" or "hinge"
         "log" is the logistic loss, softmax for more than two classes; "hinge" is smoothed, each class against the rest.
     classes : list, optional
@@ -79,6 +81,9 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         feature_covariance: Any = None,
         start: str | None = None,
         safety_net: bool = True,
+        unknown_users: Literal["prior", "refuse"] = "prior",
+        missing: Literal["impute", "drop", "refuse"] = "impute",
+        missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
     ) -> None:
@@ -93,6 +98,9 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         self.feature_covariance = feature_covariance
         self.start = start
         self.safety_net = safety_net
+        self.unknown_users = unknown_users
+        self.missing = missing
+        self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
 
@@ -111,12 +119,14 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         outputs = self._outputs(X, groups)
         return probabilities(self._loss, outputs)
 
-    def personalize(self, X: Any, y: Any) -> PersonalClassifier:
+    def personalize(self, X: Any, y: Any, sample_weight: Any = None) -> PersonalClassifier:
         """The classifier of a user who was not there, from its own rows and the public representation. Costs no
         privacy."""
         check_is_fitted(self)
         X, labels = self._validated(X, y, reset=False)
-        head = self._head(X, codes_of(labels, self.model_.columns.classes).astype(np.float64))
+        rows = prepare(self, X, labels, sample_weight)
+        codes = codes_of(labels, self.model_.columns.classes).astype(np.float64)
+        head = self._head(rows.X, codes, rows.weights)
         return PersonalClassifier(head, self.classes_, self._loss)
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
@@ -129,13 +139,21 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         y = plain(y)
         if isinstance(y, list | tuple):  # else NumPy would find one type for all, and one label could change it
             y = np.array(y, dtype=object)
-        X, y = validate_data(self, plain(X), y, dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset)
+        if y is None:
+            validate_data(self, plain(X), y)  # refuses it, in scikit-learn's words
+        X = check_features(self, X, reset=reset)
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(X, y)
+        check_infinite_targets(y)
         return X, label_column(y)
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, weights: Array | None
     ) -> tuple[models.Model, UserTable]:
-        rows = UserTable.from_rows(X, np.arange(X.shape[0], dtype=np.float64), groups)  # targets: where rows were
+        places = np.arange(X.shape[0], dtype=np.float64)
+        rows = UserTable.from_rows(X, places, groups, weights)  # targets: where rows were
+        if weights is not None:  # labels of rows that are left out are nobody's
+            y = pc.if_else(pa.array(weights > 0), y, None)
         if folder is not None:
             ids_to_arrow(rows.ids)  # what cannot be saved is refused before anything is spent
         table = rows
@@ -184,7 +202,10 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
 
 
 def label_column(labels: Any) -> Any:
-    """One Arrow array of text, integers or booleans, none missing; whole numbers that came as floats are integers."""
+    """Return one Arrow array of text, integers or booleans; missing labels, and empty text, are null.
+
+    Whole numbers that came as floats are integers.
+    """
     try:
         column = pa.array(labels, from_pandas=True)
         if pa.types.is_floating(column.type):
@@ -197,8 +218,6 @@ def label_column(labels: Any) -> Any:
         raise InputError(
             "Unknown label type: y must be all integers, all text or all booleans; turn labels into one of these."
         )
-    if column.null_count:
-        raise InputError(f"y has no label in row {int(pc.index(column.is_null(), True).as_py())}; leave the row out.")
     return column
 
 
@@ -207,4 +226,4 @@ def codes_of(labels: Any, classes: Categories) -> NDArray[np.int32]:
     kind, wanted = kind_of_labels(labels.type), label_kind(classes[0])
     if kind != wanted:
         raise InputError(f"the labels are {kind} and the classes are {wanted}; convert one or the other.")
-    return np.asarray(label_codes(labels, classes))
+    return np.asarray(label_codes(labels, classes).fill_null(-1))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from privrep.data.table import UserTable, find_users, plain
-from privrep.errors import InputError, UnknownUsers
-from privrep.estimators.base import Groups, Personal, count_unknown, heads_of, known_users, rows_to_predict
-from privrep.heads.fitting import Heads
+from privrep.data.table import UserTable, plain
+from privrep.estimators.base import Groups, Personal
+from privrep.estimators.rows import check_features, check_numbers, prepare
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
-from privrep.heads.uncertainty import check_coverage, describe_unknown
+from privrep.heads.uncertainty import check_coverage
 from privrep.linear.registry import ESTIMATORS, METHODS
 from privrep.models import learning
 from privrep.models import model as models
@@ -46,6 +43,8 @@ class Regressor(RegressorMixin, Personal):
         configuration: str = "default",
         safety_net: bool = True,
         unknown_users: Literal["prior", "refuse"] = "prior",
+        missing: Literal["impute", "drop", "refuse"] = "impute",
+        missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
     ) -> None:
@@ -60,6 +59,8 @@ class Regressor(RegressorMixin, Personal):
         self.configuration = configuration
         self.safety_net = safety_net
         self.unknown_users = unknown_users
+        self.missing = missing
+        self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
 
@@ -83,8 +84,8 @@ class Regressor(RegressorMixin, Personal):
     def predict(self, X: Any, groups: Groups | None = None, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Predict each row by its user's own head, and rows of users who were not in `fit` by the prior mean.
 
-        An `UnknownUsers` warning counts the latter; with unknown_users="refuse", and in models without a prior, they
-        are an error. See `personalize` for how to give a user a head.
+        Missing values are filled. An `UnknownUsers` warning counts rows of unknown users; with unknown_users="refuse",
+        and in models without a prior, they are an error. See `personalize` for how to give a user a head.
 
         Args:
             X: rows (rows, n_features), which may be sparse.
@@ -112,21 +113,23 @@ class Regressor(RegressorMixin, Personal):
         X, heads, users = self._found(X, groups)
         return heads.interval(self._representation, X, users, coverage)
 
-    def personalize(self, X: Any, y: Any) -> PersonalHead:
+    def personalize(self, X: Any, y: Any, sample_weight: Any = None) -> PersonalHead:
         """Return the head of a user who was not there, from its own rows and what `fit` released. Costs no privacy.
 
         Where the model has a prior, there may be no rows at all: the head is then the prior mean.
 
         Args:
             X: rows (rows, n_features) of the user.
-            y: their targets, (rows,) or (rows, targets).
+            y: their targets, (rows,) or (rows, targets). Rows without one are left out.
+            sample_weight: (rows,), as `fit` has it.
         """
         check_is_fitted(self)
         prior, rows = self._representation.prior, plain(X)
         if prior is None or len(np.shape(rows)) != 2 or np.shape(rows)[0] or np.shape(plain(y))[:1] != (0,):
-            return self._head(*self._validated(X, y, reset=False))
-        kinds = [np.float64, np.float32]
-        X = validate_data(self, rows, dtype=kinds, accept_sparse="csr", reset=False, ensure_min_samples=0)
+            X, y = self._validated(X, y, reset=False)
+            checked = prepare(self, X, y, sample_weight)
+            return self._head(checked.X, y, checked.weights)
+        X = prepare(self, check_features(self, rows, reset=False, least=0), np.zeros(0), None).X
         targets = np.zeros((0, len(prior.noise))) if len(prior.noise) > 1 else np.zeros(0)
         return self._personal(UserTable(X, targets, np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)))
 
@@ -136,46 +139,20 @@ class Regressor(RegressorMixin, Personal):
 
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
-    def _found(self, X: Any, groups: Groups | None) -> tuple[Any, Heads, NDArray[np.int64]]:
-        """Return checked rows, the heads, and the position of each row's user among them, -1 for unknown users."""
-        refuses = self._refuses()
-        X, names = rows_to_predict(self, X, groups)
-        heads = heads_of(self.model_)
-        if refuses or self._representation.prior is None:
-            return X, heads, known_users(heads.ids, names)
-        positions = find_users(heads.ids, names)
-        if (positions < 0).any():
-            said = describe_unknown(*count_unknown(heads.ids, names, positions))
-            warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=3)
-        return X, heads, positions
-
-    def _refuses(self) -> bool:
-        if self.unknown_users not in ("prior", "refuse"):
-            raise InputError(f'unknown_users must be "prior" or "refuse". Got {self.unknown_users!r} instead.')
-        return self.unknown_users == "refuse"
-
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, weights: Array | None
     ) -> tuple[models.Model, UserTable]:
-        self._refuses()  # a parameter that is none is refused before anything is spent
-        table = UserTable.from_rows(X, y, groups)
+        table = UserTable.from_rows(X, y, groups, weights)
         if folder is not None:
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
         return learning.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
-        X, y = validate_data(
-            self,
-            plain(X),
-            plain(y),
-            dtype=[np.float64, np.float32],
-            accept_sparse="csr",
-            y_numeric=True,
-            multi_output=True,
-            reset=reset,
-        )
-        y = y.astype(np.float64, copy=False)
+        if y is None:
+            validate_data(self, plain(X), y)  # refuses it, in scikit-learn's words
+        X = check_features(self, X, reset=reset)
+        y = check_numbers(y, X)
         return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
 
     @classmethod
@@ -224,6 +201,13 @@ class PrivateFedRep(Regressor):
     unknown_users : "prior" or "refuse"
         What `predict` does with rows of users who were not in `fit`: predict them with the prior mean and warn
         (`UnknownUsers`), or raise an error. Models without a prior always raise it.
+    missing : "impute", "drop" or "refuse"
+        What is done about missing values (NaN, None) of features. They are filled inside each user: by the user's own
+        mean of the column, and where it has no value by the released location of the column, in `fit` and in `predict`.
+        Or rows of `fit` that miss one are left out; rows to predict are filled. Or they are an error.
+    missing_indicator : list of columns, optional
+        Names or positions of columns that are always filled, and get a feature of 0 and 1 beside them that says where
+        a value was missing. A public choice. These features come last; `feature_scale` speaks of them, too.
     random_state : None or int
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional

@@ -147,8 +147,9 @@ class Heads:
             np.where(has, np.cumsum(has) - 1, -1),
             self.own[position[has]],
             self.targets,
-            *(None if numbers is None else numbers[each] for numbers in (self.origin, self.doubt)),
-            means=None if self.means is None else self.means[chosen],
+            None if self.origin is None else self.origin[each],
+            None if self.doubt is None else self.doubt[each],
+            None if self.means is None else self.means[chosen],
         )
 
     @classmethod
@@ -164,8 +165,9 @@ class Heads:
             np.concatenate(moved),
             np.concatenate([part.own for part in parts]),
             parts[0].targets,
-            *(_joined([getattr(part, name) for part in parts]) for name in ("origin", "doubt")),
-            means=join_means(parts),
+            _joined([part.origin for part in parts]),
+            _joined([part.doubt for part in parts]),
+            join_means(parts),
         )
 
 

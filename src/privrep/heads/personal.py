@@ -11,6 +11,7 @@ from scipy import sparse
 from sklearn.utils.metaestimators import available_if
 
 from privrep.data.categories import Categories, item_codes
+from privrep.data.missing import IMPUTE, Missing, MissingCounts
 from privrep.data.table import plain
 from privrep.errors import InputError
 from privrep.heads.uncertainty import SAYS_NOTHING, Doubts
@@ -29,6 +30,9 @@ class PersonalHead:
     weights: Array  # (d,), in the original features, or (targets, d)
     intercept: float | Array  # or (targets,)
     doubts: Doubts | None = field(default=None, repr=False)  # of this user alone; None: the head has no prior
+    fill: Array | None = field(default=None, repr=False)  # (d,): what a missing value is; None: none may be
+    ignored: NDArray[np.bool_] | None = field(default=None, repr=False)  # (d,): columns that the user had no value in
+    missing: Missing = field(default=IMPUTE, repr=False)  # as the fit had it
 
     @overload
     def predict(self, X: Any, return_std: Literal[False] = False) -> Array: ...
@@ -62,10 +66,19 @@ class PersonalHead:
 
     def _rows(self, X: Any) -> Any:
         rows = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
-        d = self.weights.shape[-1]
+        d = self.weights.shape[-1] - len(self.missing.indicators)
         if rows.ndim != 2 or rows.shape[1] != d:
             raise InputError(f"X must have shape (rows, {d}). Got {rows.shape} instead.")
-        return rows
+        if sparse.issparse(rows):
+            return rows
+        if self.missing.how == "refuse":
+            counts = MissingCounts()
+            counts.add([], {f"column {j}": rows[:, j] for j in range(d)}, self.missing)
+            counts.check(self.missing, "X")
+        if self.fill is None or self.ignored is None:
+            return rows
+        rows = self.missing.with_indicators(rows)
+        return np.where(np.isnan(rows) | self.ignored, self.fill, rows)
 
 
 def _first(rows: Any) -> NDArray[np.int64]:

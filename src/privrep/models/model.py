@@ -58,7 +58,7 @@ def with_heads(model: Model, heads: Heads) -> Model:
 
 def describe(config: Config, columns: Columns) -> Described:
     """Return what was asked for, as JSON has it."""
-    described: Described = json.loads(json.dumps({"config": asdict(config), "columns": asdict(columns)}))
+    described: Described = json.loads(json.dumps({"config": asdict(config), "columns": columns.to_json()}))
     return described
 
 
