@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from privrep.cli.console import say
-from privrep.cli.options import FeatureColumns, Folder, ItemColumn, TablePath, UserColumn, split_names
+from privrep.cli.console import note, say
+from privrep.cli.options import FeatureColumns, Folder, ItemColumn, TablePath, UserColumn, Weight, split_names
 from privrep.cli.tables import check_file, id_kind, new_file, open_table, open_text, suffix_of
 from privrep.errors import InputError
 
@@ -41,6 +41,7 @@ def personalize(
     ] = None,
     features: FeatureColumns = None,
     item: ItemColumn = None,
+    weight: Weight = None,
 ) -> None:
     """Heads for users who were not in the fit, from their own rows and the public representation. Costs no privacy.
 
@@ -60,7 +61,7 @@ def personalize(
         new, names = _head_without_rows(fitted, user_id, features, named=out is not None)
     else:
         with _with_user_column(table, fitted, user, user_id) as (path, column):
-            source = open_table(path, fitted, column, targets, features, item)
+            source = open_table(path, fitted, column, targets, features, item, weight)
             new, names = _heads_of_rows(source, fitted), list(source.feature_names)
     if out is not None:
         _write_weights(new, fitted, _Names(names, targets), out)
@@ -82,8 +83,16 @@ def _heads_of_rows(source: TableSource, fitted: Model) -> Heads:
 
     c = fitted.config
     with StreamingUsers.open(source) as users:
+        for said in users.missing.words():
+            note(f"{said} (not private: for your eyes).")
+        kept = fitted.heads is not None and fitted.heads.means is not None
         return fit_heads(
-            users.blocks(), fitted.representation, intercept=c.intercept, safety_net=c.safety_net, loss=fitted.loss
+            users.blocks(),
+            fitted.representation,
+            intercept=c.intercept,
+            safety_net=c.safety_net,
+            loss=fitted.loss,
+            keep_means=len(source.numeric_names) if kept else users.means_to_keep,
         )
 
 
@@ -190,12 +199,14 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
     import numpy as np
 
     from privrep.data import categories
+    from privrep.data.missing import indicator_names
     from privrep.heads.fitting import prior_heads
 
     prior = fitted.representation.prior
     assert prior is not None
     name = _as_id(user_id, fitted)
     names = split_names(features) or list(fitted.columns.features)
+    names += indicator_names(names, fitted.columns.indicators)
     names += categories.names(fitted.columns.by_category)
     if named and len(names) != len(prior.mean.centre):
         raise InputError(

@@ -29,6 +29,7 @@ def open_table(
     targets: Sequence[str] | None,
     features: str | None = None,
     item: str | None = None,
+    weight: str | None = None,
 ) -> TableSource:
     """A table's columns as the model needs them."""
     from privrep.data.readers import TableSource
@@ -41,7 +42,8 @@ def open_table(
         names = list(fitted.columns.features)
     categories: Any = lists or None
     classes = fitted.columns.classes if targets is not None else ()
-    source = TableSource(table, user, targets, names, text, categories, classes or None)
+    more: Any = {"weight": weight, "missing": fitted.columns.policy}
+    source = TableSource(table, user, targets, names, text, categories, classes or None, **more)
     wanted = len(fitted.representation.scale)
     if len(source.feature_names) != wanted:
         raise InputError(

@@ -268,10 +268,10 @@ def user_blocks(users: Users) -> Iterator[UserTable]:
 
 def means_to_keep(users: Users, columns: Columns) -> int:
     """Return of how many columns the means of users on this machine are kept: all of numbers, or none."""
-    missing = columns.missing == "drop"
     if isinstance(users, StreamingUsers):
-        missing = missing or bool(users.missing.values)
-    elif isinstance(users, InMemoryUsers):
+        return users.means_to_keep
+    missing = columns.missing == "drop"
+    if isinstance(users, InMemoryUsers):
         X = users.table.X
         missing = missing or bool(np.isnan(X.data if users.table.is_sparse else X).any())
     return len(columns.features) if missing else 0

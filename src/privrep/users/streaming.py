@@ -92,6 +92,12 @@ class StreamingUsers:
         source = self.source
         return Facts(self._users, len(source.feature_names), len(source.targets), source.is_sparse)
 
+    @property
+    def means_to_keep(self) -> int:
+        """Return of how many columns users' means are kept with their heads: all of numbers, if one may be missing."""
+        missing = self.missing.values or self.source.missing.how == "drop"
+        return len(self.source.numeric_names) if missing else 0
+
     def sums(
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
