@@ -90,7 +90,7 @@ def predict(
     if seen.rows:
         said = describe_unknown(seen.rows, len(seen.users), skipped=asked.unknown == "skip")
         say(f"{said}; privrep personalize {folder} TABLE makes heads of users' own rows")
-    for said in seen.missing.words():
+    for said in seen.missing.words("by the user's own mean of the fit where it is kept, else by the location"):
         note(f"{said} (not private: for your eyes).")
     for name, count in (+seen.values).items():
         how = "predicted with the user's mean" if fitted.config.ratings else "predicted without that feature"

@@ -103,8 +103,8 @@ class MissingCounts:
                 "choose impute or drop."
             )
 
-    def words(self) -> list[str]:
-        """Return what was done about missing values, a sentence each."""
+    def words(self, filled_by: str = "inside each user") -> list[str]:
+        """Return what was done about missing values, a sentence each; `filled_by` says how they were filled."""
         said = []
         if self.without_target:
             said.append(f"{_rows(self.without_target)} of {self.rows:,} left out: no target")
@@ -113,7 +113,7 @@ class MissingCounts:
             said.append(f"{_rows(self.dropped)} left out for missing values of {_listed(self.unmarked)}")
             filled = self.values - self.unmarked
         if filled:
-            said.append(f"missing values filled, inside each user: {_listed(filled)}")
+            said.append(f"missing values filled, {filled_by}: {_listed(filled)}")
         return said
 
 

@@ -127,7 +127,7 @@ class Regressor(RegressorMixin, Personal):
         prior, rows = self._representation.prior, plain(X)
         if prior is None or len(np.shape(rows)) != 2 or np.shape(rows)[0] or np.shape(plain(y))[:1] != (0,):
             X, y = self._validated(X, y, reset=False)
-            checked = prepare(self, X, y, sample_weight)
+            checked = prepare(self, X, y, sample_weight, may_be_empty=prior is not None)
             return self._head(checked.X, y, checked.weights)
         X = prepare(self, check_features(self, rows, reset=False, least=0), np.zeros(0), None).X
         targets = np.zeros((0, len(prior.noise))) if len(prior.noise) > 1 else np.zeros(0)

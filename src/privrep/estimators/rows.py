@@ -139,7 +139,7 @@ class Rows:
             warnings.warn(f"{'; '.join(said)} (not private: for your eyes)", MissingValues, stacklevel=3)
 
 
-def prepare(estimator: Any, X: Any, y: Any, sample_weight: Any) -> Rows:
+def prepare(estimator: Any, X: Any, y: Any, sample_weight: Any, *, may_be_empty: bool = False) -> Rows:
     """Return the rows of a fit, or of a new user.
 
     Args:
@@ -147,6 +147,7 @@ def prepare(estimator: Any, X: Any, y: Any, sample_weight: Any) -> Rows:
         X: rows that `check_features` returned.
         y: their targets, as arrays or Arrow columns, in which some may be missing.
         sample_weight: (rows,), numbers of copies; None: one each.
+        may_be_empty: whether it is no error if no row is left.
     """
     missing, counts, absent = missing_of(estimator), MissingCounts(), absent_targets(y)
     rows, dense = X.shape[0], not sparse.issparse(X)
@@ -160,7 +161,7 @@ def prepare(estimator: Any, X: Any, y: Any, sample_weight: Any) -> Rows:
         weights = np.where(kept, _weights(sample_weight, rows), 0.0)
     elif not kept.all():
         weights = kept.astype(np.float64)
-    if weights is not None and rows and not weights.any():
+    if weights is not None and not weights.any() and not may_be_empty:
         raise InputError("no row is left: each lacks its target or a feature, or has weight 0. Give others.")
     keep = X.shape[1] if holes or (dense and missing.how == "drop") else 0
     return Rows(missing.with_indicators(X) if dense else X, weights, keep, counts)
