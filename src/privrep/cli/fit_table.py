@@ -127,7 +127,7 @@ def learn_table(
                 _check_rank(config, len(listed.feature_names))
                 opened.append(files.enter_context(StreamingUsers.open(listed, Performance(workdir=workdir))))
                 for said in opened[-1].missing.words():
-                    note(f"{said} {_NOT_PRIVATE}.")
+                    note(f"{said[:1].upper()}{said[1:]} {_NOT_PRIVATE}.")
                 return opened[-1]
 
             users: StreamingUsers | PendingColumns

@@ -84,7 +84,7 @@ def _heads_of_rows(source: TableSource, fitted: Model) -> Heads:
     c = fitted.config
     with StreamingUsers.open(source) as users:
         for said in users.missing.words():
-            note(f"{said} (not private: for your eyes).")
+            note(f"{said[:1].upper()}{said[1:]} (not private: for your eyes).")
         kept = fitted.heads is not None and fitted.heads.means is not None
         return fit_heads(
             users.blocks(),

@@ -91,7 +91,7 @@ def predict(
         said = describe_unknown(seen.rows, len(seen.users), skipped=asked.unknown == "skip")
         say(f"{said}; privrep personalize {folder} TABLE makes heads of users' own rows")
     for said in seen.missing.words("by the user's own mean of the fit where it is kept, else by the location"):
-        note(f"{said} (not private: for your eyes).")
+        note(f"{said[:1].upper()}{said[1:]} (not private: for your eyes).")
     for name, count in (+seen.values).items():
         how = "predicted with the user's mean" if fitted.config.ratings else "predicted without that feature"
         say(f"{count:,} {'row' if count == 1 else 'rows'} with a value of {name} that the model does not know: {how}")
