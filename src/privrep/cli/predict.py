@@ -165,8 +165,8 @@ def _columns(fitted: Model, X: Any, users: Any, interval: float | None) -> list[
 
     heads, loss = fitted.heads, fitted.loss
     assert heads is not None
-    names, intercept = fitted.columns.feature_names, fitted.config.intercept
-    X = fill_to_predict(heads, fitted.representation, X, users, intercept=intercept, names=names)
+    told: Any = {"intercept": fitted.config.intercept, "names": lambda: fitted.columns.feature_names}
+    X = fill_to_predict(heads, fitted.representation, X, users, **told)
     outputs = heads.predict(fitted.representation, X, users)
     if loss is None:
         ends = () if interval is None else heads.interval(fitted.representation, X, users, interval)

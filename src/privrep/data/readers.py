@@ -80,8 +80,8 @@ class TableSource:
         for option, name in named:
             require(name, option, self.path, self.header)
         self._set("numeric_names", self.features if self.features is not None else self._numeric(found))
-        indicators = indicator_names(self.numeric_names, self.missing.indicators)
-        self._set("feature_names", (*self.numeric_names, *indicators, *one_hot.names(self._lists)))
+        more = (*indicator_names(self.numeric_names, self.missing.indicators), *one_hot.names(self._lists))
+        self._set("feature_names", (*self.numeric_names, *more))
         self._check_feature_names()
         self._set("read_types", {name: self._type(name, found.field(name).type) for name in self.columns})
         numbers = self.numeric_names if self.classes is not None else (*self.targets, *self.numeric_names)
@@ -109,8 +109,7 @@ class TableSource:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are read: user, targets, numeric features, columns of categories, the weight."""
-        last = () if self.weight is None else (self.weight,)
-        return (self.user, *self.targets, *self.numeric_names, *self._lists, *last)
+        return (self.user, *self.targets, *self.numeric_names, *self._lists, *filter(None, (self.weight,)))
 
     @property
     def is_sparse(self) -> bool:
@@ -263,13 +262,11 @@ class TableSource:
 def checked_batches(source: TableSource, counts: MissingCounts | None = None) -> Iterator[Any]:
     """Yield the batches of a file, every value in them looked at: no user missing, no number infinite.
 
-    Args:
-        source: the file.
-        counts: where missing values are counted. A source that refuses them raises InputError at its end.
+    Missing values are added to `counts`. A source that refuses them raises InputError at its end.
     """
     rows, counts = 0, counts or MissingCounts()
     q, p = len(source.targets), len(source.numeric_names)
-    may_miss = {*source.targets, *source.numeric_names}
+    may_miss = source.columns[1 : 1 + q + p]
     missing = {source.user: "no user"} | dict.fromkeys(source.targets, "no finite target")
     for batch in source.batches():
         for name, column in zip(source.columns, batch.columns, strict=True):

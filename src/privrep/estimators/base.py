@@ -123,9 +123,8 @@ class Personal(BaseEstimator, ABC):
             if (users < 0).any():
                 said = describe_unknown(*count_unknown(heads.ids, names, users))
                 warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=3)
-        listed = self.model_.columns.feature_names
-        intercept = bool(self.fit_intercept)
-        return fill_to_predict(heads, self._representation, X, users, intercept=intercept, names=listed), heads, users
+        told: Any = {"intercept": bool(self.fit_intercept), "names": lambda: self.model_.columns.feature_names}
+        return fill_to_predict(heads, self._representation, X, users, **told), heads, users
 
     def _refuses(self) -> bool:
         if self.unknown_users not in ("prior", "refuse"):

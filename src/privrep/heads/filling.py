@@ -8,7 +8,7 @@ column that is the same in all rows of a user with an intercept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +66,7 @@ def fill_to_predict(
     users: NDArray[np.int64],
     *,
     intercept: bool,
-    names: Sequence[str] = (),
+    names: Callable[[], Sequence[str]] = tuple,
 ) -> Any:
     """Return rows to predict in which no value is missing.
 
@@ -79,7 +79,7 @@ def fill_to_predict(
         X: rows (rows, d), which may be sparse; NaN is a missing value.
         users: the position of each row's user among the heads, -1 for a user without one.
         intercept: whether users have levels.
-        names: of the columns, for errors.
+        names: returns those of the columns, for an error.
     """
     fill, located = locate(representation, intercept)
     means = np.zeros((len(heads.ids), 0)) if heads.means is None else heads.means
@@ -97,7 +97,7 @@ def fill_to_predict(
     missing = np.isnan(dense)
     lost = missing & np.isinf(own) & ~located
     if lost.any():
-        raise InputError(_words(lost, names))
+        raise InputError(_words(lost, names()))
     unheard = np.isnan(own) & ~located & (users[some] >= 0)[:, None]
     filled = np.where(missing | unheard, np.where(np.isfinite(own), own, fill), dense)
     return _replaced(X, some, filled)

@@ -186,7 +186,9 @@ class Columns:
         chosen["indicators"] = tuple(chosen["indicators"])
         lists |= {"categories": tuple(map(tuple, fields["categories"])), "classes": classes}
         columns = cls(user=fields["user"], **lists, **chosen)
-        _ = columns.policy  # refuses what is none
+        known = len(columns.features) or max(columns.policy.indicators, default=0) + 1  # refuses what is no policy
+        if any(not 0 <= place < known for place in columns.indicators):
+            raise ValueError("its indicators are of other columns")
         return columns
 
     @property
