@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, find_users, plain
 from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
-from privrep.estimators.rows import check_features, feature_names, missing_of, prepare
+from privrep.estimators.checks import check_features, feature_names, missing_of, prepare
 from privrep.heads.filling import fill_to_predict, locate, means_of
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead

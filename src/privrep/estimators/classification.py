@@ -19,7 +19,7 @@ from privrep.data.files import is_text
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
 from privrep.estimators.base import Groups, Personal
-from privrep.estimators.rows import check_features, check_infinite_targets, prepare
+from privrep.estimators.checks import check_features, check_infinite_targets, prepare
 from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
 from privrep.linear.registry import DEFAULT

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
 from privrep.estimators.base import Groups, as_rank, as_seed, known_users, rows_to_predict, warn_if_weak
-from privrep.estimators.rows import check_features, check_infinite_targets, refuse_missing
+from privrep.estimators.checks import check_features, check_infinite_targets, refuse_missing
 from privrep.heads.fitting import MarginRule, fit_margin_heads
 from privrep.heads.personal import MarginHead
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from privrep.data.table import UserTable, plain
 from privrep.estimators.base import Groups, Personal
-from privrep.estimators.rows import check_features, check_numbers, prepare
+from privrep.estimators.checks import check_features, check_numbers, prepare
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
 from privrep.heads.uncertainty import check_coverage
