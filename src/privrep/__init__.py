@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from privrep.data.synthetic import ClassPopulation, Population, make_class_population, make_population
     from privrep.errors import (
         BudgetExceeded,
+        ColumnNote,
         InputError,
         MissingValues,
         NothingLearned,
@@ -39,6 +40,7 @@ _WHERE = {
     "Centaur": "privrep.estimators.network",  # needs PyTorch, so it is not in __all__
     "CentaurLinear": "privrep.estimators.regression",
     "ClassPopulation": "privrep.data.synthetic",
+    "ColumnNote": "privrep.errors",
     "DPClip": "privrep.estimators.clip",  # needs PyTorch, too
     "InputError": "privrep.errors",
     "NothingLearned": "privrep.errors",
@@ -64,6 +66,7 @@ __all__ = [
     "BudgetExceeded",
     "CentaurLinear",
     "ClassPopulation",
+    "ColumnNote",
     "InputError",
     "MissingValues",
     "NothingLearned",

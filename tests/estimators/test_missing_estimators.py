@@ -343,3 +343,22 @@ def test_frames_have_gaps_of_their_own(data: Data, fitted: PrivateFedRep, make: 
     frame = make(np.where(np.isnan(X), None, X).astype(object) if make is pd.DataFrame else X, columns=list("abcd"))
     again = quietly(PrivateFedRep(**OPTIONS), frame, y, groups)
     assert bits(again, frame, groups) == bits(fitted, X, groups)
+
+
+def test_frames_with_text_and_gaps(data: Data, tmp_path: Path) -> None:
+    X, y, groups = data
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(e=np.where(groups % 3 == 0, "one", "other"))
+    model = PrivateFedRep(categories={"e": ["one", "other"]}, missing_indicator=["b"], **OPTIONS)
+    fitted = quietly(model, frame, y, groups)
+    assert fitted.model_.columns.feature_names == ("a", "b", "c", "d", "b is missing", "e=one", "e=other")
+    assert fitted.representation_.shape[0] == 7
+    found = fitted.predict(frame[["e", "d", "c", "b", "a"]], groups)
+    assert np.isfinite(found).all()
+    assert np.sqrt(np.mean((found - y) ** 2)) < 1.0
+    fitted.save(tmp_path / "model")
+    assert bits(PrivateFedRep.load(tmp_path / "model"), frame, groups) == found.tobytes()
+    mine = groups == 5
+    head = fitted.personalize(frame[mine], y[mine])
+    np.testing.assert_allclose(head.predict(frame[mine]), found[mine], rtol=1e-6)
+    with pytest.raises(InputError, match=r"misses values of b \(\d+\), .* are refused"):
+        quietly(PrivateFedRep(missing="refuse", **OPTIONS), frame, y, groups)

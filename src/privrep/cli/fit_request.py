@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privrep.cli.declared import Declared
 from privrep.cli.options import check_relation, split_names
+from privrep.data.dialects import Dialect
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ KEYS = {  # of each option, what a file says in its place
     "--missing": "columns.missing",
     "--missing-indicator": "columns.missing_indicator",
     "--weight": "columns.weight",
+    "--numeric": "columns.numeric",
     "--item": "columns.item",
     "--items": "columns.items",
     "--epsilon": "privacy.epsilon",
@@ -45,6 +47,9 @@ KEYS = {  # of each option, what a file says in its place
     "--scale": "model.scale",
     "--covariance": "model.covariance",
     "--user-as-text": "data.user_as_text",
+    "--encoding": "data.encoding",
+    "--delimiter": "data.delimiter",
+    "--decimal": "data.decimal",
 }
 
 
@@ -76,6 +81,8 @@ class FitRequest:
     scale: Declared | None
     covariance: Declared | None
     user_as_text: bool
+    numeric: tuple[str, ...]
+    dialect: Dialect
     missing: str = "impute"
     missing_indicator: tuple[str, ...] = ()
     weight: str | None = None
@@ -116,6 +123,8 @@ class FitRequest:
             safety_net=not given["no_safety_net"],
             user_as_text=given["user_as_text"],
             missing_indicator=tuple(given["missing_indicator"] or ()),
+            numeric=_names(given["numeric"]) or (),
+            dialect=Dialect(given["encoding"], given["delimiter"], given["decimal"]),
         )
 
     @classmethod
@@ -152,6 +161,8 @@ class FitRequest:
             missing=columns.missing,
             missing_indicator=tuple(columns.missing_indicator or ()),
             weight=columns.weight,
+            numeric=tuple(columns.numeric or ()),
+            dialect=Dialect(asked.data.encoding, asked.data.delimiter, asked.data.decimal),
         )
 
 

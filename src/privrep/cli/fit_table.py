@@ -122,7 +122,11 @@ def learn_table(
             opened: list[StreamingUsers] = []
 
             def make(known: Columns) -> StreamingUsers:
-                lists: Any = {"categories": known.by_category or None, "classes": known.classes or None}
+                lists: Any = {
+                    "categories": known.named or None,
+                    "classes": known.classes or None,
+                    "dense": config.dense,
+                }
                 listed = replace(source, features=known.features, **lists)
                 _check_rank(config, len(listed.feature_names))
                 opened.append(files.enter_context(StreamingUsers.open(listed, Performance(workdir=workdir))))
@@ -171,10 +175,8 @@ def _holders(source: TableSource, names: list[str], workdir: Path | None) -> tup
         raise InputError(f"workdir: there is no folder {workdir}; make it or name another.")
     for _ in checked_batches(source):
         pass
-    rows = read_columns(source.path, [source.user, *names], source.user_as_text)
+    rows = read_columns(source.path, [source.user, *names], source.user_as_text, source.dialect)
     users, columns = rows[source.user], {name: rows[name] for name in names}
-    if source.format == "csv":  # an empty cell is a missing value, not a category
-        columns = {name: pc.if_else(pc.equal(column, ""), None, column) for name, column in columns.items()}
     holders = {name: KeyHolders.from_columns(users, column) for name, column in columns.items()}
     return holders, int(pc.count_distinct(users).as_py())
 
@@ -258,6 +260,7 @@ def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
     for name, listed in fitted.columns.by_category.items():
         how = "declared" if asked.by_category[name] else "selected privately"
         other = "other items are predicted with a user's mean" if c.ratings else "rows with others have no such feature"
+        other = other if listed else "no value is held by enough users, so the column is left out"
         yield f"Values of {name}: {len(listed):,} named ({how}); {other}"
     prior = fitted.representation.prior
     if prior is not None:

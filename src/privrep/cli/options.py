@@ -49,6 +49,16 @@ Categories = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help='JSON file of public values, {"column": [...]}; others are selected privately.'),
 ]
+Numeric = Annotated[
+    str | None, typer.Option(help="Columns A,B of numbers, whatever they look like: leading zeros, text in Parquet.")
+]
+Encoding = Annotated[str | None, typer.Option(help="CSV: utf-8, latin-1, cp1252, ...; found out if left out.")]
+Delimiter = Annotated[
+    str | None, typer.Option(metavar="MARK", help="CSV: comma, semicolon, tab or bar; read off the header if left out.")
+]
+Decimal = Annotated[
+    str | None, typer.Option(metavar="MARK", help="CSV: point or comma; a comma only where commas do not separate.")
+]
 Item = Annotated[
     str | None, typer.Option(help="Ratings: column that names the item of each row; the target is the rating.")
 ]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from privrep.cli.console import note, say
-from privrep.cli.options import FeatureColumns, Folder, ItemColumn, TablePath, UserColumn
-from privrep.cli.tables import check_file, id_kind, new_file, open_table, open_text
+from privrep.cli.options import Decimal, Delimiter, Encoding, FeatureColumns, Folder, ItemColumn, TablePath, UserColumn
+from privrep.cli.tables import check_file, id_kind, new_file, open_table
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ def predict(
     user: UserColumn = None,
     features: FeatureColumns = None,
     item: ItemColumn = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
     interval: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Numbers: add the ends of intervals that cover this share, such as 0.9."),
@@ -56,6 +59,7 @@ def predict(
     nine of ten targets are expected.
     Private heads make the predictions, so only you can read the file, and it is no part of what may be published.
     """
+    from privrep.data.dialects import Dialect
     from privrep.data.readers import SUFFIXES
     from privrep.heads.uncertainty import check_coverage, describe_unknown
     from privrep.models.model import load
@@ -69,7 +73,7 @@ def predict(
     column = user or fitted.columns.user
     if not column:
         raise InputError(f"{folder} was fitted on arrays and names no user column; pass --user.")
-    source = open_table(table, fitted, column, None, features, item)
+    source = open_table(table, fitted, column, None, features, item, dialect=Dialect(encoding, delimiter, decimal))
     names = _names(fitted, interval, folder)
     taken = next((name for name in names if name in source.header), None)
     if taken is not None:
@@ -222,25 +226,30 @@ def _predictions(
 
 
 def _write_text(source: TableSource, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
-    """CSV to CSV: every row as the text it is, with its predictions. Returns the number of rows."""
-    given, total = Path(source.path), 0
-    with (
-        open_text(given, "r", packed=given.suffix.lower() == ".gz") as read,
-        open_text(path, "w", packed=suffix == ".csv.gz") as written,
-    ):
-        lines = (line for line in csv.reader(read) if line)
-        writer = csv.writer(written, lineterminator="\n")
+    """CSV to CSV: every row as the text it is, with its predictions, written as the file is. Returns how many rows."""
+    from privrep.data.dialects import Dialect, open_text, text_rows
+
+    dialect, total = source.dialect or Dialect(), 0
+    with open_text(path, "w", packed=suffix == ".csv.gz", encoding=dialect.encoding) as written:
+        lines = text_rows(source.path, dialect)
+        writer = csv.writer(written, lineterminator="\n", delimiter=dialect.delimiter or ",")
         writer.writerow([*next(lines), *names])
         for kept, columns in predictions:
             count = len(kept)
             rows = list(islice(lines, count))
             if len(rows) != count or any(len(row) != len(source.header) for row in rows):
                 raise InputError(f"{source.path} has values with line breaks in them; take them out, or use Parquet.")
-            values = zip(*(column.tolist() for column in columns), strict=True)
+            values = zip(*(_as_text(column, source.decimal) for column in columns), strict=True)
             rows = [row for row, stays in zip(rows, kept.tolist(), strict=True) if stays]
             writer.writerows([*row, *value] for row, value in zip(rows, values, strict=True))
             total += len(rows)
     return total
+
+
+def _as_text(column: Any, decimal: str) -> list[Any]:
+    """Return values as they are written, numbers with the decimal mark of the file."""
+    listed: list[Any] = column.tolist()
+    return [str(value).replace(".", ",") for value in listed] if decimal == "," and column.dtype.kind == "f" else listed
 
 
 def _write_arrow(source: TableSource, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
@@ -297,16 +306,24 @@ def _all_columns(source: TableSource) -> Iterator[Any]:
     """Record batches with all columns of the file, not only those the model uses."""
     import pyarrow as pa
     import pyarrow.csv
-    import pyarrow.parquet as pq
+
+    from privrep.data.dialects import Dialect
+    from privrep.data.files import open_csv, open_parquet
+    from privrep.data.problems import Problems
 
     try:
         if source.format == "parquet":
-            with pq.ParquetFile(source.path, buffer_size=1 << 16, pre_buffer=False) as file:
+            with open_parquet(source.path) as file:
                 yield from file.iter_batches(1 << 14)
         else:
-            convert = pyarrow.csv.ConvertOptions(column_types=source.read_types)
-            with pyarrow.csv.open_csv(source.path, convert_options=convert) as reader:
-                yield from reader
+            text = dict.fromkeys(source.numeric_names, pa.large_string())
+            types = {**source.read_types, **text}
+            convert = pyarrow.csv.ConvertOptions(column_types=types, decimal_point=source.decimal)
+            with open_csv(source.path, source.dialect or Dialect(), convert, 1 << 20) as reader:
+                for batch in reader:
+                    named = dict(zip(batch.schema.names, batch.columns, strict=True))
+                    read = {name: source.of_text(name, named[name], Problems(source.path)) for name in text}
+                    yield pa.record_batch({**named, **read})
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{source.path}: {reason}; write to a .csv file, which keeps every value as text.") from None

@@ -186,7 +186,7 @@ def regroup(rows: Rows, source: TableSource, folder: Path, limit: int) -> tuple[
 def _at(source: TableSource, path: Path) -> TableSource:
     """The same columns in another file, where categories are codes already: positions in lists of so many."""
     coded = {name: range(len(listed)) for name, listed in (source.categories or {}).items()}
-    more: Any = {"categories": coded, "weight": source.weight, "missing": source.missing}
+    more: Any = {"categories": coded, "weight": source.weight, "missing": source.missing, "dense": source.dense}
     return TableSource(path, source.user, source.target, source.numeric_names, **more)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +18,8 @@ from sklearn.utils.validation import check_is_fitted
 from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, find_users, plain
 from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
-from privrep.estimators.checks import check_features, feature_names, missing_of, prepare
+from privrep.estimators.checks import Rows, check_features, missing_of, prepare
+from privrep.estimators.rows import Named, read_given, read_known, reader, warn_if_unnamed
 from privrep.heads.filling import fill_to_predict, locate, means_of
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
@@ -27,6 +29,7 @@ from privrep.local.representation import Representation
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
 from privrep.models.gains import judge_nothing
+from privrep.models.learning import KEYS_PAGE
 from privrep.models.promise import find_weaknesses
 from privrep.privacy.events import Relation
 from privrep.typing import Array
@@ -44,6 +47,7 @@ class Personal(BaseEstimator, ABC):
     fit_intercept: bool
     feature_scale: Any
     feature_covariance: Any
+    categories: Any
     start: str | None
     safety_net: bool
     unknown_users: str
@@ -65,6 +69,8 @@ class Personal(BaseEstimator, ABC):
 
         Args:
             X: rows (rows, n_features); a SciPy sparse matrix is never made dense. Values may be missing: see `missing`.
+                Text and categorical columns of a frame of pandas, polars or Arrow have a feature for each category:
+                see `categories`.
             y: targets, (rows,), or (rows, targets) of numbers: a head for each.
             groups: the user of each row.
             sample_weight: (rows,), from 0 to 1,000: how many copies of a row its user has. Whole weights are the same
@@ -75,13 +81,20 @@ class Personal(BaseEstimator, ABC):
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         self._refuses()  # a parameter that is none is refused before anything is spent
-        X, y = self._validated(X, y)
+        given = read_given(X, self.categories)
+        columns = given.columns(y, groups)
+        X, y = self._validated(given.X, y)
+        if given.frame is not None:
+            self.n_features_in_, self.feature_names_in_ = len(given.names), np.array(given.names, dtype=object)
         folder = None if self.run_folder is None else Path(self.run_folder)
-        rows, policy, names = prepare(self, X, y, sample_weight), missing_of(self), plain(groups)
-        columns = Columns(features=tuple(feature_names(self)), missing=policy.how, indicators=policy.indicators)
+        policy, names = missing_of(self, columns.features), plain(groups)
+        rows = prepare(self, X, y, sample_weight, policy, given.frame)
+        columns = replace(columns, missing=policy.how, indicators=policy.indicators)
+        self._check_lists(columns)
         warn_if_weak(self, names)
         rows.warn()
-        fitted, table = self._learn(rows.X, y, names, folder, columns, rows.weights)
+        fitted, table = self._learn(rows, y, names, folder, columns)
+        warn_if_unnamed(columns, fitted.columns)
         warn_if_nothing(fitted)
         heads = fit_heads(
             table.blocks(),
@@ -101,9 +114,25 @@ class Personal(BaseEstimator, ABC):
 
     @abstractmethod
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, weights: Array | None
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
-        """The model without heads, and the rows that heads are made of."""
+        """Return the model without heads, and the rows that heads are made of."""
+
+    def _check_lists(self, columns: Columns) -> None:
+        """Refuse, before anything is spent, sizes of features that are not known yet."""
+        undecided = [name for name, listed in columns.by_category.items() if not listed]
+        if undecided and self.feature_scale is not None:
+            raise InputError(
+                f"feature_scale needs all features to be known: list the values of {undecided[0]!r} in categories, or "
+                "leave feature_scale out."
+            )
+        if columns.categorical and self.feature_covariance is not None:
+            raise InputError("feature_covariance is for numbers; leave it or the columns of categories out.")
+
+    def _known(self, X: Any) -> Any:
+        """Return rows for `validated`, the columns of a frame found by name."""
+        fitted = self.model_
+        return read_known(X, fitted.columns, len(self._representation.scale), fitted.config.dense)
 
     def _outputs(self, X: Any, groups: Groups | None) -> Array:
         """What each row's user's own head says of it."""
@@ -140,12 +169,14 @@ class Personal(BaseEstimator, ABC):
         heads = fit_block(table, self._representation, self.fit_intercept, self.safety_net, self.model_.loss)
         weights, kinds = heads.weights(self._representation), tuple(HEAD_KINDS[kind] for kind in heads.kind)
         doubts = None if self._representation.prior is None else heads.doubts(self._representation)
-        more: dict[str, Any] = {"doubts": doubts}
-        if not table.is_sparse:
-            means = means_of(table, table.n_features)[0]
+        c = self.model_.columns
+        read = reader(c, weights.shape[1], self.model_.config.dense) if c.features or c.categorical else None
+        more: dict[str, Any] = {"doubts": doubts, "read": read, "missing": c.policy}
+        numbers = len(c.features) or table.n_features
+        if not table.is_sparse or c.features:
+            means = np.concatenate([means_of(table, numbers)[0], np.zeros(table.n_features - numbers)])
             fill, located = locate(self._representation, bool(self.fit_intercept))
             more |= {"fill": np.where(np.isnan(means), fill, means), "ignored": np.isnan(means) & ~located}
-            more["missing"] = self.model_.columns.policy
         if heads.targets == 1:
             return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]), **more)
         return PersonalHead(kinds, weights, heads.intercept, **more)
@@ -163,9 +194,10 @@ class Personal(BaseEstimator, ABC):
         if not any(kind.__name__ == other for kind in cls.__mro__):
             raise InputError(f"{folder} holds a model of {other}; load it with {other}.load.")
         estimator = cls(**cls._parameters(loaded))
-        estimator.n_features_in_ = len(loaded.representation.scale) - len(loaded.columns.indicators)
-        if loaded.columns.features and not loaded.columns.categorical:
-            estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
+        names = (*loaded.columns.features, *loaded.columns.categorical)
+        estimator.n_features_in_ = len(names) or len(loaded.representation.scale) - len(loaded.columns.indicators)
+        if names:
+            estimator.feature_names_in_ = np.array(names, dtype=object)
         estimator._adopt(loaded)
         return estimator
 
@@ -182,6 +214,7 @@ class Personal(BaseEstimator, ABC):
             "fit_intercept": c.intercept,
             "feature_scale": None if c.scale is None else list(c.scale),
             "feature_covariance": None if c.covariance is None else [list(row) for row in c.covariance],
+            "categories": _declared(loaded),
             "start": c.start,
             "safety_net": c.safety_net,
             "missing": columns.missing,
@@ -194,6 +227,7 @@ class Personal(BaseEstimator, ABC):
         self.representation_ = fitted.representation.matrix
         self.rank_ = self.representation_.shape[1]
         self.privacy_ = fitted.privacy
+        self.categories_ = fitted.columns.named
         if fitted.heads is not None:
             self.users_ = fitted.heads.ids
 
@@ -218,6 +252,12 @@ class Personal(BaseEstimator, ABC):
             seed=None if self.random_state is None else as_seed(self.random_state),
             **more,
         )
+
+
+def _declared(loaded: models.Model) -> dict[str, list[str | int]] | None:
+    """Return the lists of categories, unless some were selected privately: another fit selects them again."""
+    selected = f"{KEYS_PAGE}1" in loaded.billboard
+    return None if selected or not loaded.columns.named else {n: list(v) for n, v in loaded.columns.named.items()}
 
 
 def class_name(config: Config) -> str:
@@ -251,8 +291,9 @@ def rows_to_predict(estimator: Any, X: Any, groups: Groups | None, policy: Missi
     check_is_fitted(estimator)
     if groups is None:
         raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
-    X = check_features(estimator, X, reset=False, missing=policy)
-    X = X if sparse.issparse(X) else policy.with_indicators(X)
+    known = estimator._known(X) if isinstance(estimator, Personal) else X
+    X = check_features(estimator, known, reset=False, missing=policy)
+    X = X if sparse.issparse(X) or isinstance(known, Named) else policy.with_indicators(X)
     names = plain(groups)
     if len(names) != X.shape[0]:
         raise InputError(

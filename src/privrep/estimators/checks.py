@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import sparse
-from sklearn.utils.validation import check_array, check_consistent_length, validate_data
+from sklearn.utils.validation import check_array, check_consistent_length
 
+from privrep.data.frames import FrameRows
 from privrep.data.missing import IMPUTE, Missing, MissingCounts
 from privrep.data.table import plain
 from privrep.data.weights import check_weights
 from privrep.errors import InputError, MissingValues
+from privrep.estimators.rows import Named, validated
 from privrep.typing import Array
 
 INFINITE = "contains infinity or a value too large for dtype('float64')"
@@ -32,16 +34,11 @@ def check_features(estimator: Any, X: Any, *, reset: bool, missing: Missing = IM
         missing: what is done about missing values. Sparse rows must not have any.
         least: rows that there must be.
     """
-    kinds = [np.float64, np.float32]
-    X = validate_data(
-        estimator,
-        plain(X),
-        dtype=kinds,
-        accept_sparse="csr",
-        reset=reset,
-        ensure_all_finite=False,
-        ensure_min_samples=least,
-    )
+    named, own = isinstance(X, Named), {"accept_sparse": "csr", "ensure_all_finite": False}
+    how: Any = {"dtype": [np.float64, np.float32], "ensure_min_samples": least, **own}
+    X = validated(estimator, X, reset=reset, **how)
+    if named:  # infinite values were refused when the frame was read
+        return X
     names = feature_names(estimator)
     if sparse.issparse(X):
         bad = int((~np.isfinite(X.data)).sum())
@@ -106,12 +103,16 @@ def feature_names(estimator: Any) -> list[str]:
     return [str(name) for name in getattr(estimator, "feature_names_in_", ())]
 
 
-def missing_of(estimator: Any) -> Missing:
-    """Return what an estimator's parameters `missing` and `missing_indicator` say, once it knows its features."""
+def missing_of(estimator: Any, numbers: Sequence[str] = ()) -> Missing:
+    """Return what an estimator's parameters `missing` and `missing_indicator` say, once it knows its features.
+
+    Indicators are positions among `numbers`, the columns of numbers of a frame, or among all columns of an array.
+    """
     given = estimator.missing_indicator
     if isinstance(given, str) or (given is not None and not hasattr(given, "__iter__")):
         raise InputError(f"missing_indicator must be a list of columns; write [{given!r}].")
-    names, features = feature_names(estimator), estimator.n_features_in_
+    names = list(numbers) or feature_names(estimator)
+    features = len(numbers) or estimator.n_features_in_
     places = []
     for column in given or ():
         whole = isinstance(column, int | np.integer) and not isinstance(column, bool)
@@ -132,6 +133,7 @@ class Rows:
     weights: Array | None  # (rows,), 0 for rows that are left out; None: all are 1
     keep_means: int  # columns whose means are kept with heads
     counts: MissingCounts
+    frame: FrameRows | None = None  # what the columns of X mean; None: they are features
 
     def warn(self) -> None:
         """Say what was missing, to whoever holds the rows."""
@@ -139,23 +141,36 @@ class Rows:
             warnings.warn(f"{'; '.join(said)} (not private: for your eyes)", MissingValues, stacklevel=3)
 
 
-def prepare(estimator: Any, X: Any, y: Any, sample_weight: Any, *, may_be_empty: bool = False) -> Rows:
+def prepare(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    sample_weight: Any,
+    missing: Missing,
+    frame: FrameRows | None = None,
+    *,
+    may_be_empty: bool = False,
+) -> Rows:
     """Return the rows of a fit, or of a new user.
 
     Args:
-        estimator: whose parameters say what is done about missing values.
+        estimator: whose features they are.
         X: rows that `check_features` returned.
         y: their targets, as arrays or Arrow columns, in which some may be missing.
         sample_weight: (rows,), numbers of copies; None: one each.
+        missing: what is done about missing values.
+        frame: what the columns of X mean, if they are not features yet.
         may_be_empty: whether it is no error if no row is left.
     """
-    missing, counts, absent = missing_of(estimator), MissingCounts(), absent_targets(y)
+    counts, absent = MissingCounts(), absent_targets(y)
     rows, dense = X.shape[0], not sparse.issparse(X)
-    holes = dense and bool(np.isnan(X).any())
-    columns = columns_of(X, feature_names(estimator)) if holes else {}
+    names = feature_names(estimator) if frame is None else list(frame.numbers)
+    numbers = X if frame is None else X[:, : len(names)]
+    holes = dense and bool(np.isnan(numbers).any())
+    columns = columns_of(numbers, names if len(names) == numbers.shape[1] else []) if holes else {}
     counts.add([np.where(absent, np.nan, 0.0)], columns, missing)
     counts.check(missing, "X")
-    kept = ~absent & (missing.keeps(X, rows) if holes else True)
+    kept = ~absent & (missing.keeps(numbers, rows) if holes else True)
     weights = None
     if sample_weight is not None:
         weights = np.where(kept, _weights(sample_weight, rows), 0.0)
@@ -163,8 +178,9 @@ def prepare(estimator: Any, X: Any, y: Any, sample_weight: Any, *, may_be_empty:
         weights = kept.astype(np.float64)
     if weights is not None and not weights.any() and not may_be_empty:
         raise InputError("no row is left: each lacks its target or a feature, or has weight 0. Give others.")
-    keep = X.shape[1] if holes or (dense and missing.how == "drop") else 0
-    return Rows(missing.with_indicators(X) if dense else X, weights, keep, counts)
+    keep = numbers.shape[1] if holes or (dense and missing.how == "drop") else 0
+    plain_rows = frame is None and dense and X.shape[1] == estimator.n_features_in_
+    return Rows(missing.with_indicators(X) if plain_rows else X, weights, keep, counts, frame)
 
 
 def columns_of(X: Array, names: Sequence[str]) -> dict[str, Array]:

@@ -19,7 +19,8 @@ from privrep.data.files import is_text
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
 from privrep.estimators.base import Groups, Personal
-from privrep.estimators.checks import check_features, check_infinite_targets, prepare
+from privrep.estimators.checks import Rows, check_features, check_infinite_targets, prepare
+from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
 from privrep.linear.registry import DEFAULT
@@ -28,7 +29,6 @@ from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns
 from privrep.privacy.events import Relation
-from privrep.privacy.protocol import Users
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
@@ -42,8 +42,8 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
 
     Parameters
     ----------
-    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, start, safety_net, unknown_users,
-    missing, missing_indicator, random_state, run_folder : as those of `PrivateFedRep`
+    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, categories, start, safety_net,
+    unknown_users, missing, missing_indicator, random_state, run_folder : as those of `PrivateFedRep`
         Without a released location, a column in which a user has no value is taken to be 0.
     loss : "log" or "hinge"
         "log" is the logistic loss, softmax for more than two classes; "hinge" is smoothed, each class against the rest.
@@ -59,6 +59,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
     representation_ : (n_features, rank) array, public
     privacy_ : PrivacyReport; relation, epsilon spent, delta, accountant, every event, whether the noise was seeded
     rank_ : int
+    categories_ : dict of the categories of each column that have a feature, public
     users_ : the ids of the users, private like the heads
 
     Formal guarantee: `classes_`, `representation_`, `privacy_` and the billboard are (epsilon, delta)-DP at user level;
@@ -79,6 +80,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         fit_intercept: bool = True,
         feature_scale: Any = None,
         feature_covariance: Any = None,
+        categories: Any = None,
         start: str | None = None,
         safety_net: bool = True,
         unknown_users: Literal["prior", "refuse"] = "prior",
@@ -96,6 +98,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         self.fit_intercept = fit_intercept
         self.feature_scale = feature_scale
         self.feature_covariance = feature_covariance
+        self.categories = categories
         self.start = start
         self.safety_net = safety_net
         self.unknown_users = unknown_users
@@ -123,8 +126,8 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         """The classifier of a user who was not there, from its own rows and the public representation. Costs no
         privacy."""
         check_is_fitted(self)
-        X, labels = self._validated(X, y, reset=False)
-        rows = prepare(self, X, labels, sample_weight)
+        X, labels = self._validated(self._known(X), y, reset=False)
+        rows = prepare(self, X, labels, sample_weight, self.model_.columns.policy)
         codes = codes_of(labels, self.model_.columns.classes).astype(np.float64)
         head = self._head(rows.X, codes, rows.weights)
         return PersonalClassifier(head, self.classes_, self._loss)
@@ -148,34 +151,31 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return X, label_column(y)
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, weights: Array | None
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
-        places = np.arange(X.shape[0], dtype=np.float64)
-        rows = UserTable.from_rows(X, places, groups, weights)  # targets: where rows were
-        if weights is not None:  # labels of rows that are left out are nobody's
-            y = pc.if_else(pa.array(weights > 0), y, None)
+        places = np.arange(rows.X.shape[0], dtype=np.float64)
+        table = UserTable.from_rows(rows.X, places, groups, rows.weights)  # targets: where rows were
+        if rows.weights is not None:  # labels of rows that are left out are nobody's
+            y = pc.if_else(pa.array(rows.weights > 0), y, None)
         if folder is not None:
-            ids_to_arrow(rows.ids)  # what cannot be saved is refused before anything is spent
-        table = rows
+            ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
 
-        def make(known: Columns) -> Users:
-            nonlocal table
-            codes = codes_of(y, known.classes).astype(rows.X.dtype)
-            table = replace(rows, y=codes[rows.y.astype(np.int64)])
-            return InMemoryUsers(table)
+        def label(made: UserTable, known: Columns) -> UserTable:
+            codes = codes_of(y, known.classes).astype(made.X.dtype)
+            return replace(made, y=codes[table.y.astype(np.int64)])
 
         config, columns = self._config(loss=self.loss), replace(columns, classes=self._declared(y))
-        config.check(rows.n_features)  # what cannot be done, too
-        config.check_users(InMemoryUsers(rows))
+        if not columns.categorical and not columns.indicators:
+            config.check(table.n_features)  # what cannot be done, too
+            config.check_users(InMemoryUsers(table))
         if columns.classes and (codes_of(y, columns.classes) < 0).all():
             listed = ", ".join(map(repr, columns.classes[:5]))
             raise InputError(
                 f"no row has one of the declared classes ({listed}); labels are compared as they are written."
             )
-        users = (
-            make(columns) if columns.classes else learning.PendingColumns({}, make, KeyHolders.from_columns(groups, y))
-        )
-        return learning.learn(users, config, folder=folder, columns=columns), table
+        prepared = PreparedRows(table, rows.frame, config.dense, label)
+        labels = None if columns.classes else KeyHolders.from_columns(groups, y)
+        return learning.learn(prepared.users(columns, labels), config, folder=folder, columns=columns), prepared.table
 
     def _declared(self, y: Any) -> Categories:
         """The classes, if they are known beforehand; of labels nothing counts but their type."""

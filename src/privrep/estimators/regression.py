@@ -11,7 +11,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from privrep.data.table import UserTable, plain
 from privrep.estimators.base import Groups, Personal
-from privrep.estimators.checks import check_features, check_numbers, prepare
+from privrep.estimators.checks import Rows, check_features, check_numbers, prepare
+from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
 from privrep.heads.uncertainty import check_coverage
@@ -21,7 +22,6 @@ from privrep.models import model as models
 from privrep.models.description import Columns
 from privrep.privacy.events import Relation
 from privrep.typing import Array
-from privrep.users.memory import InMemoryUsers
 
 
 class Regressor(RegressorMixin, Personal):
@@ -39,6 +39,7 @@ class Regressor(RegressorMixin, Personal):
         fit_intercept: bool = True,
         feature_scale: Any = None,
         feature_covariance: Any = None,
+        categories: Any = None,
         start: str | None = None,
         configuration: str = "default",
         safety_net: bool = True,
@@ -55,6 +56,7 @@ class Regressor(RegressorMixin, Personal):
         self.fit_intercept = fit_intercept
         self.feature_scale = feature_scale
         self.feature_covariance = feature_covariance
+        self.categories = categories
         self.start = start
         self.configuration = configuration
         self.safety_net = safety_net
@@ -126,10 +128,11 @@ class Regressor(RegressorMixin, Personal):
         check_is_fitted(self)
         prior, rows = self._representation.prior, plain(X)
         if prior is None or len(np.shape(rows)) != 2 or np.shape(rows)[0] or np.shape(plain(y))[:1] != (0,):
-            X, y = self._validated(X, y, reset=False)
-            checked = prepare(self, X, y, sample_weight, may_be_empty=prior is not None)
+            X, y = self._validated(self._known(X), y, reset=False)
+            checked = prepare(self, X, y, sample_weight, self.model_.columns.policy, may_be_empty=prior is not None)
             return self._head(checked.X, y, checked.weights)
-        X = prepare(self, check_features(self, rows, reset=False, least=0), np.zeros(0), None).X
+        X = check_features(self, self._known(X), reset=False, least=0)
+        X = prepare(self, X, np.zeros(0), None, self.model_.columns.policy).X
         targets = np.zeros((0, len(prior.noise))) if len(prior.noise) > 1 else np.zeros(0)
         return self._personal(UserTable(X, targets, np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)))
 
@@ -140,13 +143,14 @@ class Regressor(RegressorMixin, Personal):
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, weights: Array | None
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
-        table = UserTable.from_rows(X, y, groups, weights)
+        table = UserTable.from_rows(rows.X, y, groups, rows.weights)
         if folder is not None:
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
-        return learning.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
+        made = PreparedRows(table, rows.frame, config.dense)
+        return learning.learn(made.users(columns), config, folder=folder, columns=columns), made.table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
         if y is None:
@@ -190,6 +194,12 @@ class PrivateFedRep(Regressor):
         charged release, and the features' correlations by another.
     feature_covariance : array of shape (n_features, n_features), optional
         A public covariance of the features, instead.
+    categories : dict, optional
+        Public lists of the categories of columns of a frame, {"race": ["black", "white", "other"]}. Text and
+        categorical columns that it does not name, or names with None in place of a list, have their categories
+        selected privately, those that enough users hold, for a twentieth of the budget (all columns together) and of
+        delta: which values occur is private, and so is the list that a pandas or polars categorical comes with. Any
+        other value, and a missing one, has no feature. Booleans are the numbers 0 and 1.
     start : "spectral", "normalised-pairs", "power-method" or "random", optional
         Where to start from, if not where the method itself would.
     configuration : "default" or "paper"
@@ -218,6 +228,8 @@ class PrivateFedRep(Regressor):
     representation_ : (n_features, rank) array, public
     privacy_ : PrivacyReport; relation, epsilon spent, delta, accountant, every event, whether the noise was seeded
     rank_ : int
+    categories_ : dict of the categories of each column that have a feature, public
+    feature_names_in_ : names of the columns of a frame; `predict` finds them by name, in any order
     users_ : the ids of the users, private like the heads
 
     Formal guarantee: `representation_`, `privacy_` and the billboard are (epsilon, delta)-DP at user level. Heads are

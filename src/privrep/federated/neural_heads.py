@@ -141,7 +141,8 @@ def _rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.floa
 
 def _table_rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
     columns = task.columns_for(path)
-    source = TableSource(path, columns.user, None, columns.features, text_ids, missing=REFUSE)
+    how: Any = {"numeric": columns.features, "missing": REFUSE}
+    source = TableSource(path, columns.user, None, columns.features, text_ids, **how)
     users, rows = [], []
     for batch in checked_batches(source):
         users.append(user_ids(batch.column(0)))

@@ -261,7 +261,14 @@ class NeuralTask:
         columns = self.columns_for(path)
         return read_table(
             TableSource(
-                path, columns.user, columns.targets, columns.features, text_ids, classes=self._listed, missing=REFUSE
+                path,
+                columns.user,
+                columns.targets,
+                columns.features,
+                text_ids,
+                classes=self._listed,
+                numeric=columns.features,
+                missing=REFUSE,
             )
         )
 

@@ -187,7 +187,7 @@ class TableTask:
     def _source(self, path: Path) -> TableSource:
         columns = self.columns
         lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
-        lists |= {"missing": columns.policy, "weight": columns.weight or None}
+        lists |= {"missing": columns.policy, "weight": columns.weight or None, "numeric": columns.features}
         return TableSource(path, columns.user, columns.targets, columns.features, **lists)
 
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
@@ -33,6 +34,7 @@ class PersonalHead:
     fill: Array | None = field(default=None, repr=False)  # (d,): what a missing value is; None: none may be
     ignored: NDArray[np.bool_] | None = field(default=None, repr=False)  # (d,): columns that the user had no value in
     missing: Missing = field(default=IMPUTE, repr=False)  # as the fit had it
+    read: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)  # features of frames
 
     @overload
     def predict(self, X: Any, return_std: Literal[False] = False) -> Array: ...
@@ -65,19 +67,24 @@ class PersonalHead:
         return self.doubts
 
     def _rows(self, X: Any) -> Any:
-        rows = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
-        d = self.weights.shape[-1] - len(self.missing.indicators)
-        if rows.ndim != 2 or rows.shape[1] != d:
+        X = X if self.read is None else self.read(X)
+        rows: Any = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
+        whole = self.weights.shape[-1]
+        d = whole - len(self.missing.indicators)
+        marked = self.read is not None and rows.ndim == 2 and rows.shape[1] == whole  # indicators are there already
+        if rows.ndim != 2 or (rows.shape[1] != d and not marked):
             raise InputError(f"X must have shape (rows, {d}). Got {rows.shape} instead.")
         if sparse.issparse(rows):
-            return rows
-        if self.missing.how == "refuse":
+            if self.fill is None or not np.isnan(rows.data).any():
+                return rows
+            rows = rows.toarray()
+        if not marked and self.missing.how == "refuse":
             counts = MissingCounts()
             counts.add([], {f"column {j}": rows[:, j] for j in range(d)}, self.missing)
             counts.check(self.missing, "X")
         if self.fill is None or self.ignored is None:
             return rows
-        rows = self.missing.with_indicators(rows)
+        rows = rows if marked else self.missing.with_indicators(rows)
         return np.where(np.isnan(rows) | self.ignored, self.fill, rows)
 
 

@@ -133,7 +133,12 @@ class Config:
 
     def check_columns(self, columns: Columns) -> None:
         """Refuse what the settings cannot do with such columns, before anything is spent on lists of their values."""
-        self._check_rows(len(columns.targets), bool(columns.categorical))
+        self._check_rows(len(columns.targets), bool(columns.categorical) and not self.dense)
+
+    @property
+    def dense(self) -> bool:
+        """Return whether features must be dense, those of categories too."""
+        return "sparse" not in self.learner.accepts
 
     def _check_rows(self, targets: int, sparse: bool) -> None:
         wanted = {"several targets": targets > 1, "sparse": sparse}
@@ -194,6 +199,11 @@ class Columns:
     @property
     def by_category(self) -> dict[str, Categories]:
         return dict(zip(self.categorical, self.categories, strict=True))
+
+    @property
+    def named(self) -> dict[str, Categories]:
+        """Return the columns of categories of which some are known, with their lists."""
+        return {name: listed for name, listed in self.by_category.items() if listed}
 
 
 _PLAIN: dict[str, Any] = {"missing": "impute", "indicators": (), "weight": ""}

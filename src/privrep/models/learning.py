@@ -18,6 +18,7 @@ from privrep.privacy.run import Run
 from privrep.users.holders import KeyHolders
 
 KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories and classes that are not declared together
+KEYS_PAGE = "keys-"  # and a number: where a list of categories is selected
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,13 @@ def _select(users: PendingColumns, columns: Columns, run: Run) -> Columns:
         columns = replace(columns, classes=_enough(run.select(CLASSES_PAGE, users.labels, mu_squared, delta)))
     lists = dict(zip(columns.categorical, columns.categories, strict=True))
     for number, (column, holders) in enumerate(users.holders.items(), start=1):
-        lists[column] = run.select(f"keys-{number}", holders, mu_squared, delta)
-        if not lists[column]:
-            raise InputError(
-                f"no value of column {column!r} is held by enough users to be named at this epsilon: declare the "
-                "list of its values if it is public. What was spent on finding out is spent."
-            )
+        lists[column] = run.select(f"{KEYS_PAGE}{number}", holders, mu_squared, delta)
+    if users.holders and not columns.features and not any(lists.values()):
+        listed = ", ".join(map(repr, lists))
+        raise InputError(
+            f"no value of column {listed} is held by enough users to be named at this epsilon: declare the "
+            "list of its values if it is public. What was spent on finding out is spent."
+        )
     return replace(columns, categories=tuple(lists[name] for name in columns.categorical))
 
 

@@ -134,7 +134,9 @@ def _about_lists(found: TableFacts) -> list[str]:
     if not columns.categorical:
         return []
     lists = columns.by_category.items()
-    sizes = [f"{name} ({len(listed):,})" if listed else f"{name} (not declared)" for name, listed in lists]
+    sizes = [
+        f"{name} ({len(listed):,})" if listed or found.finished else f"{name} (not declared)" for name, listed in lists
+    ]
     if not found.finished:
         how = "those that are not declared are selected privately"
     elif not found.selections:
