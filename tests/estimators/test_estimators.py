@@ -250,7 +250,7 @@ def test_bad_calls(data, fitted):
         PrivateFedRep(random_state=0).fit(X, y, groups=groups[:5])
     with pytest.raises(InputError, match="no user in row 1"):
         PrivateFedRep(random_state=0).fit(X[:2], y[:2], groups=["a", None])
-    with pytest.raises(InputError, match=r"X contains infinity .*: column 0 \(\d+\)"):
+    with pytest.raises(InputError, match=r"X contains infinity .*: column 1 \(\d+\)"):
         PrivateFedRep(random_state=0).fit(np.where(X > 3, np.inf, X), y, groups=groups)
 
 
