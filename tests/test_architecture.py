@@ -316,9 +316,8 @@ CORE = Rule(imports("privrep.linear", "privrep.estimators", "privrep.models", "p
 DECLARED = Rule(_guessed, ())  # what a step, a kind of contributions, a bound, noise or users are, their types say
 GUESSES = {
     ("cli/node.py", "__metadata__"): "a parameter of a command may be annotated",
-    ("cli/tables.py", "value_type"): "Arrow's types of dictionaries and of lists",
     ("data/categories.py", "__iter__"): "callers give lists of many kinds",
-    ("data/readers.py", "__iter__"): "the same",
+    ("data/sources.py", "__iter__"): "the same",
     ("data/table.py", "__array__"): "arrays of NumPy, and series of pandas and polars",
     ("estimators/checks.py", "__iter__"): "callers give lists of many kinds",
     ("estimators/checks.py", "feature_names_in_"): "scikit-learn sets it where columns have names",

@@ -323,6 +323,8 @@ def test_columns_of_a_frame() -> None:
         [0.0, 0.0],
         [1.0, 1.0],
     ]
+    more = rows.encode(np.column_stack([rows.values, [8.0, 9.0]]), {"code": (6,)}).toarray()
+    assert more[:, 2:].tolist() == [[1.0, 8.0, 0.0], [2.0, 9.0, 1.0]]  # numbers that were added come after numbers
     assert rows.keys("code", rows.values[::-1]).to_pylist() == [6, 5]
     assert as_frame(np.zeros((2, 2))) is None
     assert as_frame(pd.DataFrame(np.zeros((2, 2)))) is None

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from privrep.data.dialects import Dialect, find_dialect
 from privrep.data.problems import Problems
 from privrep.data.problems import is_text as is_text
-from privrep.data.text_values import leading_zeros
 from privrep.errors import InputError
 
 SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
@@ -28,7 +27,6 @@ SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
     ".csv.gz": "csv",
 }
 _READ_BUFFER = 1 << 16  # per column; a memory map is as fast, but all it has touched counts as this process's memory
-_FIRST_ROWS = 1 << 20  # bytes, in which ids with leading zeros are looked for
 _ROW_NAMES = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 _Path = str | os.PathLike[str]
 
@@ -115,8 +113,7 @@ def _parquet_schema(path: _Path) -> tuple[Any, int]:
 def _csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tuple[Any, int]:
     """Return the names of the header, and how many rows the first block has.
 
-    Of types only that of the users counts: integers where Arrow takes the first block for integers and none of it is
-    written with leading zeros, else text.
+    Of types only that of the users counts: integers where Arrow takes the first block for integers, else text.
     """
     problems = Problems(path)
     with open_csv(path, dialect, csv.ConvertOptions(), block_size, problems) as reader:
@@ -125,18 +122,10 @@ def _csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tu
     if not rows and problems:
         raise problems.error()
     kind = pa.large_string()
-    if user in found.names and pa.types.is_integer(found.field(user).type) and not _has_codes(path, user, dialect):
+    if user in found.names and pa.types.is_integer(found.field(user).type):
         kind = pa.int64()
     schema = pa.schema([(name, kind if name == user else pa.float64()) for name in found.names])
     return schema, rows
-
-
-def _has_codes(path: _Path, user: str, dialect: Dialect) -> bool:
-    """Return whether an id in the first rows has leading zeros: 007 is not the integer 7 then."""
-    convert = csv.ConvertOptions(column_types={user: pa.large_string()}, include_columns=[user])
-    with open_csv(path, dialect, convert, _FIRST_ROWS, Problems(path)) as reader:
-        first = next(iter(reader), None)
-    return first is not None and bool(leading_zeros(first.column(0)).any())
 
 
 def require(name: str, option: str, path: _Path, header: Sequence[str]) -> None:

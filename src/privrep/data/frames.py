@@ -63,7 +63,8 @@ class FrameRows:
         """Return rows as features: numbers, indicators, a column for each category of each list that is not empty.
 
         Args:
-            values: (rows, columns), some of the rows of this frame in any order.
+            values: (rows, columns), some of the rows of this frame in any order. More columns after those of the frame
+                are numbers, too.
             lists: the categories of each column.
             dense: whether to return an array rather than a sparse matrix.
             missing: which numbers have an indicator of missing values.
@@ -71,8 +72,9 @@ class FrameRows:
         Returns:
             (rows, features), a csr_array where there are categories.
         """
-        p = len(self.numbers)
-        numbers = missing.with_indicators(values[:, :p].astype(np.float32) if self.single else values[:, :p])
+        p, last = len(self.numbers), len(self.numbers) + len(self.held)
+        numbers = values[:, :p] if values.shape[1] == last else np.delete(values, np.s_[p:last], axis=1)
+        numbers = missing.with_indicators(numbers.astype(np.float32) if self.single else numbers)
         if not self.held:
             return numbers
         named = {name: listed for name, listed in lists.items() if listed}
@@ -89,16 +91,28 @@ def as_frame(X: Any) -> Frame | None:
 
     A frame of pandas that is sparse, or whose columns have numbers for names, is as good as an array.
     """
-    module = type(X).__module__.partition(".")[0]
     if isinstance(X, pa.Table | pa.RecordBatch):
         return _of_arrow(pa.table(X) if isinstance(X, pa.RecordBatch) else X)
-    if module == "polars" and hasattr(X, "collect") and not hasattr(X, "to_arrow"):
+    if _is_a(X, "polars", "LazyFrame"):
         raise InputError("X is a lazy frame; collect it first.")
-    if module == "polars" and hasattr(X, "columns"):
+    if _is_a(X, "polars", "DataFrame"):
         return _of_arrow(X.to_arrow())
-    if module == "pandas" and hasattr(X, "iloc") and getattr(X, "ndim", 0) == 2:
-        return _of_pandas(X)
-    return None
+    return _of_pandas(X) if _is_a(X, "pandas", "DataFrame") else None
+
+
+def column_names(values: Any) -> tuple[str, ...]:
+    """Return the names of the columns of a frame, or the name of a series; none where there is none."""
+    if any(_is_a(values, module, "DataFrame") for module in ("pandas", "polars")):
+        names = tuple(values.columns)
+    else:
+        series = any(_is_a(values, module, "Series") for module in ("pandas", "polars"))
+        names = (values.name,) if series else ()
+    return names if all(isinstance(name, str) and name for name in names) else ()
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    """Return whether a value is of a class of a library that need not be there."""
+    return any(each.__name__ == name and each.__module__.partition(".")[0] == module for each in type(value).__mro__)
 
 
 def _of_arrow(table: Any) -> Frame:
@@ -126,7 +140,7 @@ def _of_pandas(frame: Any) -> Frame | None:
 
 
 def _is_numeric(kind: Any) -> bool:
-    return getattr(kind, "kind", "O") in "iufbc"
+    return str(kind.kind) in "iufbc"
 
 
 def _checked_names(names: Sequence[Any]) -> tuple[str, ...]:
@@ -219,7 +233,7 @@ def _note_dates(problems: Problems, name: str, column: Any) -> None:
 
 
 def _holds_text(column: Any) -> bool:
-    return is_text(getattr(column.type, "value_type", column.type))
+    return is_text(column.type.value_type if pa.types.is_dictionary(column.type) else column.type)
 
 
 def looks_numeric(frame: Frame, names: Sequence[str]) -> list[str]:

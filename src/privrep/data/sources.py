@@ -27,8 +27,8 @@ from privrep.data.files import (
     user_type,
 )
 from privrep.data.missing import IMPUTE, Missing, indicator_names
-from privrep.data.problems import Problems, note_type, value_kind
-from privrep.data.text_values import MISSING_TEXT, read_integers, read_numbers, read_truth
+from privrep.data.problems import CODES, Problems, note_type, value_kind
+from privrep.data.text_values import MISSING_TEXT, leading_zeros, read_integers, read_numbers, read_truth
 from privrep.errors import InputError
 
 BATCH_BYTES = 16 << 20  # of one batch of rows
@@ -311,10 +311,12 @@ class TableSource:
             return text
         if name == self.user:
             says, advice = "starts with integers and has other text", "correct it or set user_as_text (--user-as-text)"
-            return read_integers(name, text, problems, says, advice, strict=True)
+            kept = "keep ids as they are written with user_as_text (--user-as-text), or write them without zeros"
+            problems.note(name, CODES, kept, leading_zeros(text))
+            return read_integers(name, text, problems, says, advice)
         if pa.types.is_integer(wanted):
             advice = "correct it or list its values as text"
-            return read_integers(name, text, problems, "is not an integer", advice, strict=False)
+            return read_integers(name, text, problems, "is not an integer", advice)
         return read_truth(name, text, problems) if pa.types.is_boolean(wanted) else self._numbers(name, text, problems)
 
     def _numbers(self, name: str, text: Any, problems: Problems) -> Any:

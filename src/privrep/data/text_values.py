@@ -19,7 +19,6 @@ _WORDS = "NA N/A n/a NaN nan -NaN -nan null NULL None <NA> #N/A #NA 1.#IND -1.#I
 _MISSING = pa.array(["", "#N/A N/A", *_WORDS.split(" ")], pa.large_string())
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$|^[+-]?(inf|Inf|INF|infinity|Infinity)$"
 _WITH_COMMA = r"^[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?$"
-_INTEGER = r"^[+-]?[0-9]{1,18}$"
 _WHOLE = r"^[+-]?[0-9]{1,18}(\.0*)?$"
 _DATE = (
     r"^\s*([0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4})"
@@ -84,8 +83,8 @@ def _one_mark(name: str, text: Any, problems: Problems, decimal: str) -> Any:
     return pc.if_else(commas, pc.replace_substring(text, ",", "."), text)
 
 
-def read_integers(name: str, text: Any, problems: Problems, says: str, advice: str, strict: bool) -> Any:
-    """Return text as int64: null where a value is missing, and where it is no integer, which is noted.
+def read_integers(name: str, text: Any, problems: Problems, says: str, advice: str) -> Any:
+    """Return text as int64: null where a value is missing, and where it is no integer, which is noted. 6.0 is 6.
 
     Args:
         name: of the column.
@@ -93,17 +92,13 @@ def read_integers(name: str, text: Any, problems: Problems, says: str, advice: s
         problems: where to note what is no integer.
         says: how to say that a value is none.
         advice: what to do about it.
-        strict: whether 6.0 and 06 are no integers.
     """
-    if strict and not leading_zeros(text).any():
-        try:
-            return text.cast(pa.int64())
-        except pa.ArrowInvalid:
-            pass
+    try:
+        return text.cast(pa.int64())
+    except pa.ArrowInvalid:
+        pass
     text = _filled(pc.utf8_trim_whitespace(text))
-    good = pc.match_substring_regex(text, _INTEGER if strict else _WHOLE)
-    if strict:
-        good = pc.and_not(good, pa.array(leading_zeros(text)))
+    good = pc.match_substring_regex(text, _WHOLE)
     problems.note(name, says, advice, _mask(pc.invert(good)))
     text = pc.if_else(good, text, pa.scalar(None, pa.large_string()))
     return pc.replace_substring_regex(text, r"^\+|\.0*$", "").cast(pa.int64())

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_array, check_X_y, validate_data
 
 from privrep.data import categories as one_hot
 from privrep.data.categories import Categories
-from privrep.data.frames import FrameRows, as_frame, find_columns, looks_numeric, read_rows, sort_columns
+from privrep.data.frames import FrameRows, as_frame, column_names, find_columns, looks_numeric, read_rows, sort_columns
 from privrep.data.missing import MissingCounts
 from privrep.data.table import UserTable, plain
 from privrep.errors import ColumnNote, InputError
@@ -47,10 +47,7 @@ class GivenRows:
         if self.frame is None:
             return Columns()
         lists = self.declared or {}
-        targets = tuple(getattr(y, "columns", ())) or (getattr(y, "name", None),)
-        targets = targets if all(isinstance(name, str) and name for name in targets) else ()
-        user = getattr(groups, "name", None)
-        user = user if isinstance(user, str) else ""
+        targets, user = column_names(y), "".join(column_names(groups)[:1])
         if {user, *targets} & set(self.names) or user in targets:
             user, targets = "", ()
         return Columns(user, targets, self.frame.numbers, tuple(lists), tuple(lists.values()))
@@ -144,7 +141,7 @@ def validated(estimator: Any, X: Any, *y: Any, reset: bool, **how: Any) -> Any:
     """
     if not isinstance(X, Named):
         rows = plain(X)
-        if getattr(getattr(rows, "dtype", None), "kind", "") in ("U", "S", "T"):
+        if isinstance(rows, np.ndarray) and rows.dtype.kind in "UST":
             raise InputError("X is an array of text; turn it into numbers, or give a frame, whose text is categories.")
         return validate_data(estimator, rows, *y, reset=reset, **how)
     how = {"ensure_min_features": 0, "estimator": estimator, **how}
