@@ -319,6 +319,8 @@ GUESSES = {
     ("data/categories.py", "__iter__"): "callers give lists of many kinds",
     ("data/sources.py", "__iter__"): "the same",
     ("data/table.py", "__array__"): "arrays of NumPy, and series of pandas and polars",
+    ("estimators/checks.py", "__iter__"): "callers give lists of many kinds",
+    ("estimators/checks.py", "feature_names_in_"): "scikit-learn sets it where columns have names",
     ("estimators/network.py", "learned_"): "scikit-learn's sign that an estimator was fitted",
     ("multimodal/encoders.py", "config_class"): "classes of transformers: tokenizers have none",
     ("multimodal/encoders.py", "text_config"): "transformers' configurations: some have two inside",

@@ -109,13 +109,13 @@ REFUSED: dict[str, tuple[str, list[str]]] = {  # rows of user,y,a,b; and what is
     "other dates": ("1,1,31.01.2020,1\n1,2,1/31/2020,1", ["holds dates or times in 2 rows", DATES]),
     "text": ("1,1,1,1\n1,2,x,1\n1,2,y,1", ["'a' of", "is not a number in 2 rows, first in row 2", "--categorical"]),
     "thousands": ('1,1,"1,234",1', ["is not a number in row 1"]),
-    "missing": ("1,1,NA,1\n1,2,,1\n1,3,3,1", ["has no finite number in 2 rows, first in row 1"]),
-    "text and missing": (
-        "1,1,x,1\n1,2,,1",
+    "infinite": ("1,1,inf,1\n1,2,-inf,1\n1,3,3,1", ["has no finite number in 2 rows, first in row 1"]),
+    "text and infinite": (
+        "1,1,x,1\n1,2,inf,1",
         ["'a' of", "is not a number in row 1 and has no finite number in row 2; correct it"],
     ),
     "several": (
-        "1,1,2020-01-01,01\n1,,x,2\n1,3,2020-01-02,3",
+        "1,1,2020-01-01,01\n1,inf,x,2\n1,3,2020-01-02,3",
         [
             "3 columns of",
             "'a' holds dates or times in 2 rows, first in row 1 and is not a number in row 2",

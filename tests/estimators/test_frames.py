@@ -124,7 +124,10 @@ AT_PREDICT: dict[str, tuple[Any, str]] = {
         "'x' of X holds dates or times; turn dates",
     ),
     "numbers for text": (lambda X: X.assign(shop=3), "'shop' of X holds numbers where categories are text"),
-    "gaps": (lambda X: X.assign(x=X.x.where(X.index > 2)), "'x' of X has no finite number in 3 rows, first in row 0"),
+    "infinite": (
+        lambda X: X.assign(x=X.x.where(X.index > 2, np.inf)),
+        "'x' of X has no finite number in 3 rows, first in row 0",
+    ),
 }
 
 
@@ -151,7 +154,10 @@ AT_FIT: dict[str, tuple[Any, str]] = {
     "mixed": (lambda X: X.assign(m=mixed(X)), "'m' of X holds text in most rows and numbers in 2 rows, first in row 7"),
     "lists": (lambda X: X.assign(m=[[1]] * len(X)), "'m' of X holds values of type list<item: int64>, not numbers"),
     "nothing": (lambda X: X.assign(m=None), "'m' of X holds no values; fill it or leave it out"),
-    "gaps": (lambda X: X.assign(m=np.where(X.index == 5, np.nan, 1.0)), "'m' of X has no finite number in row 5"),
+    "one infinite": (
+        lambda X: X.assign(m=np.where(X.index == 5, np.inf, 1.0)),
+        "'m' of X has no finite number in row 5",
+    ),
     "infinite": (lambda X: X.assign(m=np.inf), "'m' of X has no finite number in 1,200 rows, first in row 0"),
     "polars": (
         lambda X: pl.from_pandas(X).with_columns(l=pl.lit([1]), s=pl.struct(["x"]), d=pl.date(2020, 1, 1)),

@@ -477,9 +477,9 @@ def test_categories(tmp_path: Path, name: str, order: str, features: tuple[str, 
             assert streamed["means"].total.tobytes() == memory["means"].total.tobytes()
 
 
-def test_a_missing_category_is_no_error_but_a_missing_number_is(tmp_path: Path) -> None:
+def test_a_missing_category_is_no_error_but_an_infinite_number_is(tmp_path: Path) -> None:
     table = with_categories(rows_of([3, 4, 50], "integers", np.float64, "shuffled"))
-    broken = table.set_column(2, "x0", pa.array([None, *table["x0"].to_pylist()[1:]], pa.float64()))
+    broken = table.set_column(2, "x0", pa.array([np.inf, *table["x0"].to_pylist()[1:]], pa.float64()))
     pq.write_table(broken, tmp_path / "t.parquet")
     source = TableSource(tmp_path / "t.parquet", "user", "y", ["x0"], categories=CATEGORIES)
     with pytest.raises(InputError, match=r"column 'x0' of .* has no finite number in row 1;"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,9 @@ def fit(
     numeric: options.Numeric = None,
     item: options.Item = None,
     items: options.Items = None,
+    missing: options.Missing = "impute",
+    missing_indicator: options.MissingIndicator = None,
+    weight: options.Weight = None,
     task: options.Task = "regression",
     classes: options.Classes = None,
     loss: options.Loss = None,
@@ -177,7 +181,13 @@ def _check_request(request: FitRequest) -> None:
         "--classes": request.classes,
         "--loss": request.loss,
     }
-    _check_item(request, {**numbers, **ways, **heads, **labels})
+    rows = {
+        "--missing": request.missing if request.missing != "impute" else None,
+        "--missing-indicator": request.missing_indicator or None,
+    }
+    if request.missing not in ("impute", "drop", "refuse"):
+        raise InputError(f"--missing must be one of impute, drop, refuse. Got {request.missing!r} instead.")
+    _check_item(request, {**numbers, **rows, **ways, **heads, **labels})
     _check_task(request.task, labels)
 
 
@@ -249,6 +259,7 @@ def _source(
 ) -> TableSource:
     """The table. A column whose values are not declared has a list that stands for the one to come."""
     from privrep.data.files import file_format, file_schema, require
+    from privrep.data.missing import IMPUTE, Missing
     from privrep.data.readers import BATCH_BYTES, TableSource
 
     table, listed = request.table, dict[str, Any]()
@@ -260,9 +271,21 @@ def _source(
         whole = file_format(table) == "parquet" and _holds_integers(found.field(name).type)
         listed[name] = lists.get(name) or ((0,) if whole else ("",))
     numeric = request.features if request.item is None else ()
-    how: Any = {"numeric": request.numeric, "dialect": request.dialect}
+    how: Any = {"numeric": request.numeric, "dialect": request.dialect, "weight": request.weight}
     as_text = request.user_as_text
-    return TableSource(table, request.user, request.targets, numeric, as_text, listed or None, classes, **how)
+    source = TableSource(table, request.user, request.targets, numeric, as_text, listed or None, classes, **how)
+    policy = Missing(request.missing, indicator_places(source.numeric_names, request.missing_indicator))
+    return source if policy == IMPUTE else replace(source, missing=policy)
+
+
+def indicator_places(numbers: Sequence[str], named: Sequence[str]) -> tuple[int, ...]:
+    """Return the positions of columns among those of numbers."""
+    for name in named:
+        if name not in numbers:
+            raise InputError(f"--missing-indicator: {name!r} is no feature of numbers; name one of those.")
+        if named.count(name) > 1:
+            raise InputError(f"--missing-indicator names column {name!r} more than once; name it once.")
+    return tuple(numbers.index(name) for name in named)
 
 
 def _holds_integers(kind: Any) -> bool:
@@ -279,4 +302,5 @@ def _columns(source: TableSource, lists: Mapping[str, Categories], classes: Cate
     names = tuple(source.categories or ())
     declared = tuple(lists.get(name, ()) for name in names)
     known = classes if classes is not None and len(classes) > 1 else ()
-    return Columns(source.user, source.targets, source.numeric_names, names, declared, known)
+    rows: Any = {"missing": source.missing.how, "indicators": source.missing.indicators, "weight": source.weight or ""}
+    return Columns(source.user, source.targets, source.numeric_names, names, declared, known, **rows)

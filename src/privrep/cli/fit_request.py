@@ -25,6 +25,9 @@ KEYS = {  # of each option, what a file says in its place
     "--features": "columns.features",
     "--categorical": "columns.categorical",
     "--categories": "columns.categories",
+    "--missing": "columns.missing",
+    "--missing-indicator": "columns.missing_indicator",
+    "--weight": "columns.weight",
     "--numeric": "columns.numeric",
     "--item": "columns.item",
     "--items": "columns.items",
@@ -80,6 +83,9 @@ class FitRequest:
     user_as_text: bool
     numeric: tuple[str, ...]
     dialect: Dialect
+    missing: str = "impute"
+    missing_indicator: tuple[str, ...] = ()
+    weight: str | None = None
 
     @classmethod
     def of_options(cls, given: Mapping[str, Any]) -> FitRequest:
@@ -88,7 +94,18 @@ class FitRequest:
         if missing:
             listed = f"{', '.join(missing[:-1])} and {missing[-1]}" if len(missing) > 1 else missing[0]
             raise InputError(f"a fit needs {listed}; or a file that says so: privrep fit CONFIG.toml.")
-        as_they_are = ("user", "epsilon", "delta", "item", "task", "classes", "loss", "method", "start")
+        as_they_are: tuple[str, ...] = (
+            "user",
+            "epsilon",
+            "delta",
+            "item",
+            "task",
+            "classes",
+            "loss",
+            "method",
+            "start",
+        )
+        as_they_are += ("missing", "weight")
         files = ("categories", "items", "scale", "covariance")
         told: dict[str, Any] = {name: given[name] for name in as_they_are}
         told |= {name: Declared.in_file(f"--{name}", given[name]) for name in files}
@@ -105,6 +122,7 @@ class FitRequest:
             intercept=not given["no_intercept"],
             safety_net=not given["no_safety_net"],
             user_as_text=given["user_as_text"],
+            missing_indicator=tuple(given["missing_indicator"] or ()),
             numeric=_names(given["numeric"]) or (),
             dialect=Dialect(given["encoding"], given["delimiter"], given["decimal"]),
         )
@@ -140,6 +158,9 @@ class FitRequest:
             scale=Declared.in_config("model.scale", model.scale),
             covariance=Declared.in_config("model.covariance", model.covariance),
             user_as_text=asked.data.user_as_text,
+            missing=columns.missing,
+            missing_indicator=tuple(columns.missing_indicator or ()),
+            weight=columns.weight,
             numeric=tuple(columns.numeric or ()),
             dialect=Dialect(asked.data.encoding, asked.data.delimiter, asked.data.decimal),
         )

@@ -130,6 +130,8 @@ def learn_table(
                 listed = replace(source, features=known.features, **lists)
                 _check_rank(config, len(listed.feature_names))
                 opened.append(files.enter_context(StreamingUsers.open(listed, Performance(workdir=workdir))))
+                for said in opened[-1].missing.words():
+                    note(f"{said[:1].upper()}{said[1:]} {_NOT_PRIVATE}.")
                 return opened[-1]
 
             users: StreamingUsers | PendingColumns
@@ -147,7 +149,12 @@ def learn_table(
             blocks = bar.heads(opened[0].blocks(), count)
             net = config.safety_net
             heads = fit_heads(
-                blocks, fitted.representation, intercept=config.intercept, safety_net=net, loss=fitted.loss
+                blocks,
+                fitted.representation,
+                intercept=config.intercept,
+                safety_net=net,
+                loss=fitted.loss,
+                keep_means=opened[0].means_to_keep,
             )
         fitted = models.with_heads(fitted, heads)
         models.finish(fitted, out)

@@ -65,6 +65,18 @@ Item = Annotated[
 Items = Annotated[
     Path | None, typer.Option(metavar="FILE", help="JSON list of all items, if public; else selected privately.")
 ]
+Missing = Annotated[
+    str,
+    typer.Option(
+        metavar="impute|drop|refuse",
+        help="Missing features: filled inside each user, rows that miss one left out, or an error.",
+    ),
+]
+MissingIndicator = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="Add a feature that says where this column was missing. May be repeated."),
+]
+Weight = Annotated[str | None, typer.Option(help="Column of weights: how many copies of a row its user has.")]
 Rank = Annotated[str, typer.Option(metavar="K|auto", help="Columns of the representation.")]
 Method = Annotated[
     str | None,

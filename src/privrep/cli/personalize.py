@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from privrep.cli.console import say
+from privrep.cli.console import note, say
 from privrep.cli.options import (
     Decimal,
     Delimiter,
@@ -23,6 +23,7 @@ from privrep.cli.options import (
     ItemColumn,
     TablePath,
     UserColumn,
+    Weight,
     split_names,
 )
 from privrep.cli.tables import check_file, id_kind, new_file, open_table, suffix_of
@@ -52,6 +53,7 @@ def personalize(
     ] = None,
     features: FeatureColumns = None,
     item: ItemColumn = None,
+    weight: Weight = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
@@ -75,7 +77,7 @@ def personalize(
         new, names = _head_without_rows(fitted, user_id, features, named=out is not None)
     else:
         with _with_user_column(table, fitted, user, user_id, dialect) as (path, column):
-            source = open_table(path, fitted, column, targets, features, item, dialect, shown=table)
+            source = open_table(path, fitted, column, targets, features, item, weight, dialect, table)
             new, names = _heads_of_rows(source, fitted), list(source.feature_names)
     if out is not None:
         _write_weights(new, fitted, _Names(names, targets), out)
@@ -97,8 +99,16 @@ def _heads_of_rows(source: TableSource, fitted: Model) -> Heads:
 
     c = fitted.config
     with StreamingUsers.open(source) as users:
+        for said in users.missing.words():
+            note(f"{said[:1].upper()}{said[1:]} (not private: for your eyes).")
+        kept = fitted.heads is not None and fitted.heads.means is not None
         return fit_heads(
-            users.blocks(), fitted.representation, intercept=c.intercept, safety_net=c.safety_net, loss=fitted.loss
+            users.blocks(),
+            fitted.representation,
+            intercept=c.intercept,
+            safety_net=c.safety_net,
+            loss=fitted.loss,
+            keep_means=len(source.numeric_names) if kept else users.means_to_keep,
         )
 
 
@@ -204,12 +214,14 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
     import numpy as np
 
     from privrep.data import categories
+    from privrep.data.missing import indicator_names
     from privrep.heads.fitting import prior_heads
 
     prior = fitted.representation.prior
     assert prior is not None
     name = _as_id(user_id, fitted)
     names = split_names(features) or list(fitted.columns.features)
+    names += indicator_names(names, fitted.columns.indicators)
     names += categories.names(fitted.columns.named)
     if named and len(names) != len(prior.mean.centre):
         raise InputError(

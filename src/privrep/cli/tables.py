@@ -30,6 +30,7 @@ def open_table(
     targets: Sequence[str] | None,
     features: str | None = None,
     item: str | None = None,
+    weight: str | None = None,
     dialect: Dialect | None = None,
     shown: Path | None = None,
 ) -> TableSource:
@@ -42,6 +43,7 @@ def open_table(
         targets: its columns of targets, if they are needed.
         features: the columns of numbers, if they are not called as in the fit.
         item: the column of items, if it is not.
+        weight: the column of weights, if there is one.
         dialect: how the file is written, as far as that was said.
         shown: what sentences call the file, if it is a copy.
     """
@@ -57,6 +59,7 @@ def open_table(
     classes = fitted.columns.classes if targets is not None else ()
     numbers = [*(names or ()), *(() if classes else targets or ())]  # the model says so
     how: Any = {"numeric": numbers, "dialect": dialect, "dense": fitted.config.dense}
+    how |= {"weight": weight, "missing": fitted.columns.policy}
     source = TableSource(table, user, targets, names, text, categories, classes or None, **how)
     for remark in source.remarks:
         note(remark.replace(str(table), str(shown or table)))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from privrep.data import categories as one_hot
 from privrep.data.categories import Categories
+from privrep.data.missing import IMPUTE, Missing
 from privrep.data.problems import DATES, TURN_DATES, Problems, is_text, note_type, value_kind
 from privrep.data.sources import bad_values
 from privrep.data.text_values import looks_like_date, looks_like_number, read_numbers
@@ -56,21 +57,24 @@ class FrameRows:
         code = values[:, place].astype(np.int64)
         return self.held[name].take(pa.array(code, mask=code < 0))
 
-    def encode(self, values: NDArray[Any], lists: Mapping[str, Categories], dense: bool = False) -> Any:
-        """Return rows as features: numbers, then a column for each category of each list that is not empty.
+    def encode(
+        self, values: NDArray[Any], lists: Mapping[str, Categories], dense: bool = False, missing: Missing = IMPUTE
+    ) -> Any:
+        """Return rows as features: numbers, indicators, a column for each category of each list that is not empty.
 
         Args:
             values: (rows, columns), some of the rows of this frame in any order. More columns after those of the frame
                 are numbers, too.
             lists: the categories of each column.
             dense: whether to return an array rather than a sparse matrix.
+            missing: which numbers have an indicator of missing values.
 
         Returns:
             (rows, features), a csr_array where there are categories.
         """
         p, last = len(self.numbers), len(self.numbers) + len(self.held)
         numbers = values[:, :p] if values.shape[1] == last else np.delete(values, np.s_[p:last], axis=1)
-        numbers = numbers.astype(np.float32) if self.single else numbers
+        numbers = missing.with_indicators(numbers.astype(np.float32) if self.single else numbers)
         if not self.held:
             return numbers
         named = {name: listed for name, listed in lists.items() if listed}

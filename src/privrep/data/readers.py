@@ -25,21 +25,31 @@ from privrep.data.files import (
     unreadable,
     user_type,
 )
+from privrep.data.missing import MissingCounts
 from privrep.data.sources import BATCH_BYTES as BATCH_BYTES
 from privrep.data.sources import TableSource as TableSource
 from privrep.data.sources import text_options
 from privrep.data.table import UserTable
 from privrep.data.text_values import MISSING_TEXT
-from privrep.errors import InputError
+from privrep.data.weights import check_weights, join_weights, row_weights
 from privrep.typing import Floats
 
 
-def checked_batches(source: TableSource) -> Iterator[Any]:
-    """The batches of a file, every value in them looked at: no user missing, every number a finite one.
+def checked_batches(source: TableSource, counts: MissingCounts | None = None) -> Iterator[Any]:
+    """Yield the batches of a file, every value in them looked at: no user missing, no number infinite.
 
     All that is wrong with the file is one error, when all of it was read. After the first problem no batch comes.
+    Missing values are added to `counts`. A source that refuses them raises InputError at its end.
     """
-    return source.batches(checked=True)
+    counts = counts or MissingCounts()
+    q, p = len(source.targets), len(source.numeric_names)
+    for batch in source.batches(checked=True):
+        columns = [column_values(column) for column in batch.columns[1:]]
+        counts.add(columns[:q], dict(zip(source.numeric_names, columns[q : q + p], strict=True)), source.missing)
+        if source.weight is not None:
+            check_weights(columns[-1], f"the weights in column {source.weight!r} of {source.path}")
+        yield batch
+    counts.check(source.missing, str(source.path))
 
 
 def read_table(source: TableSource) -> UserTable:
@@ -47,40 +57,44 @@ def read_table(source: TableSource) -> UserTable:
 
     float32 stays float32 where all targets and numeric features are; otherwise everything becomes float64.
     """
-    parts, users = [], []
+    parts, users, weighed = [], [], []
     for batch in checked_batches(source):
         users.append(batch.column(0))
-        parts.append(assembled(source, [[column_values(column) for column in batch.columns[1:]]], batch.num_rows))
+        columns = [column_values(column) for column in batch.columns[1:]]
+        weighed.append(row_weights(source, columns))
+        parts.append(assembled(source, [columns], batch.num_rows))
+    weights = join_weights(weighed, [batch.shape[0] for batch, _ in parts])
     X = [part for part, _ in parts]
     rows = sparse.csr_array(sparse.vstack(X, format="csr")) if source.is_sparse else np.concatenate(X)
     targets = np.concatenate([part for _, part in parts])
     ids = pa.chunked_array(users)
     if not pa.types.is_large_string(ids.type):
-        return UserTable.from_rows(rows, targets, ids.to_numpy())
+        return UserTable.from_rows(rows, targets, ids.to_numpy(), weights)
     encoded = ids.dictionary_encode().combine_chunks()
     names = encoded.dictionary
     order = pc.sort_indices(names).to_numpy()
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order), dtype=order.dtype)
-    table = UserTable.from_rows(rows, targets, rank[encoded.indices.to_numpy()])
+    table = UserTable.from_rows(rows, targets, rank[encoded.indices.to_numpy()], weights)
     return replace(table, ids=user_ids(names.take(pa.array(order))))
 
 
 def assembled(source: TableSource, pieces: Iterable[Sequence[Floats]], rows: int) -> tuple[Any, Floats]:
     """X and y of so many rows in pieces, each with the columns of the source's batches but the user."""
-    q, p = len(source.targets), len(source.numeric_names)
+    q, p, c = len(source.targets), len(source.numeric_names), len(source.categories or ())
     y = np.empty((rows, q), source.dtype)
     X = np.empty((rows, p), source.dtype)
-    codes = np.empty((rows, len(source.columns) - 1 - q - p), np.int32)
+    codes = np.empty((rows, c), np.int32)
     start = 0
     for piece in pieces:
         stop = start + len(piece[0])
         fill_rows(y[start:stop], piece[:q])
         fill_rows(X[start:stop], piece[q : q + p])
-        fill_rows(codes[start:stop], piece[q + p :])
+        fill_rows(codes[start:stop], piece[q + p : q + p + c])
         start = stop
     sizes = [len(listed) for listed in (source.categories or {}).values()]
     targets = y if q > 1 else y.ravel() if q else np.full(rows, np.nan, source.dtype)
+    X = source.missing.with_indicators(X)
     if not sizes:
         return X, targets
     encoded = one_hot.one_hot(X, codes, sizes)
@@ -118,9 +132,9 @@ def read_columns(
 
 
 def column_values(column: Any) -> Floats:
-    """A column without nulls as a NumPy array, without copying it where it holds integers or floats."""
-    if column.null_count:
-        raise InputError("a column that had no missing values when it was checked now has some; open the file again.")
+    """Return a column as a NumPy array, NaN for nulls, without copying it where it holds integers or floats."""
+    if column.null_count and pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 

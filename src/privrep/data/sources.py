@@ -26,6 +26,7 @@ from privrep.data.files import (
     unreadable,
     user_type,
 )
+from privrep.data.missing import IMPUTE, Missing, indicator_names
 from privrep.data.problems import CODES, Problems, note_type, value_kind
 from privrep.data.text_values import MISSING_TEXT, leading_zeros, read_integers, read_numbers, read_truth
 from privrep.errors import InputError
@@ -56,7 +57,10 @@ class TableSource:
     With `dense`, rows are made dense all the same.
 
     With `classes`, a public list of text, integers or booleans, the target is a column of labels: they become numbers,
-    their positions in the list, -1 for those not in it. A missing label is an error.
+    their positions in the list, -1 for those not in it.
+
+    Rows without a target, or without one of several, are left out, and `missing` says what is done about features; see
+    `data.missing`. `weight` is a column of numbers of copies of rows; see `data.weights`.
     """
 
     path: str | os.PathLike[str]
@@ -69,8 +73,10 @@ class TableSource:
     numeric: Sequence[str] = ()
     dialect: Dialect | None = None
     dense: bool = False
+    weight: str | None = None
+    missing: Missing = IMPUTE
     numeric_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # numeric, then one-hot columns
+    feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # numeric, indicators, one-hot
     schema: Any = field(init=False, repr=False, compare=False)  # of `batches`, with the columns of `columns`
     read_types: dict[str, Any] = field(init=False, repr=False, compare=False)  # of `columns` before they are encoded
     header: tuple[str, ...] = field(init=False, repr=False, compare=False)  # all columns of the file
@@ -86,11 +92,13 @@ class TableSource:
         self._set("header", tuple(found.names))
         named = [("user", self.user), *(("target", name) for name in self.targets)]
         named += [("features", name) for name in self.features or ()] + [("categories", name) for name in self._lists]
+        named += [] if self.weight is None else [("weight", self.weight)]
         for option, name in (*named, *(("numeric", name) for name in self.numeric)):
             require(name, option, self.path, self.header)
         self._set("left_out", {})
         self._set("numeric_names", self.features if self.features is not None else self._numeric(found))
-        self._set("feature_names", (*self.numeric_names, *one_hot.names(self._lists)))
+        more = (*indicator_names(self.numeric_names, self.missing.indicators), *one_hot.names(self._lists))
+        self._set("feature_names", (*self.numeric_names, *more))
         self._check_feature_names()
         self._set_types(found)
         self._set("decimal", ".")
@@ -127,8 +135,8 @@ class TableSource:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read: user, targets, numeric features, columns of categories."""
-        return (self.user, *self.targets, *self.numeric_names, *self._lists)
+        """The columns that are read: user, targets, numeric features, columns of categories, the weight."""
+        return (self.user, *self.targets, *self.numeric_names, *self._lists, *filter(None, (self.weight,)))
 
     @property
     def is_sparse(self) -> bool:
@@ -172,13 +180,13 @@ class TableSource:
 
     @property
     def _may_miss(self) -> tuple[str, ...]:
-        """Return the columns in which values may be missing; they are then null."""
-        return ()
+        """Return the columns in which values may be missing; they are then null. Weights are checked by themselves."""
+        return (*self.targets, *self.numeric_names, *filter(None, (self.weight,)))
 
     def _look(self, batch: Any, problems: Problems) -> None:
         """Note what is missing in a batch, or not finite."""
         missing = {self.user: "has no user"}
-        missing |= dict.fromkeys(self.targets, "has no finite target" if self.classes is None else "has no label")
+        missing |= dict.fromkeys(self.targets, "has no finite target")
         for name, column in zip(self.columns, batch.columns, strict=True):
             bad = bad_values(column, may_miss=name in self._may_miss)
             if bad is not None:
@@ -210,6 +218,7 @@ class TableSource:
         for option, names, role in (
             ("target", targets, f"{article} target column"),
             ("categories", tuple(self._lists), "a column of categories"),
+            ("weight", () if self.weight is None else (self.weight,), "the column of weights"),
             ("features", self.features or (), ""),
         ):
             for name, times in Counter(names).items():
@@ -240,7 +249,7 @@ class TableSource:
     def _numeric(self, found: Any) -> tuple[str, ...]:
         names, nothing = [], Problems(self.path)
         for column in found:
-            if column.name in (self.user, *self.targets, *self._lists):
+            if column.name in (self.user, self.weight, *self.targets, *self._lists):
                 continue
             kind = "row names" if is_row_name(column.name) else value_kind(column.type)
             if kind == "nothing":
@@ -335,7 +344,7 @@ class TableSource:
 
     def or_name_features(self, name: str) -> str:
         """More advice about a column with a bad value, where nobody asked for that column by name."""
-        if self.features is not None or name in (self.user, *self.targets, *self._lists):
+        if self.features is not None or name in (self.user, self.weight, *self.targets, *self._lists):
             return ""
         return ", or name the feature columns with --features to leave it out"
 

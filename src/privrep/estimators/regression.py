@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from privrep.data.frames import FrameRows
 from privrep.data.table import UserTable, plain
 from privrep.estimators.base import Groups, Personal
-from privrep.estimators.rows import PreparedRows, validated
+from privrep.estimators.checks import Rows, check_features, check_numbers, prepare
+from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
 from privrep.heads.uncertainty import check_coverage
@@ -44,6 +44,8 @@ class Regressor(RegressorMixin, Personal):
         configuration: str = "default",
         safety_net: bool = True,
         unknown_users: Literal["prior", "refuse"] = "prior",
+        missing: Literal["impute", "drop", "refuse"] = "impute",
+        missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
     ) -> None:
@@ -59,6 +61,8 @@ class Regressor(RegressorMixin, Personal):
         self.configuration = configuration
         self.safety_net = safety_net
         self.unknown_users = unknown_users
+        self.missing = missing
+        self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
 
@@ -82,8 +86,8 @@ class Regressor(RegressorMixin, Personal):
     def predict(self, X: Any, groups: Groups | None = None, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Predict each row by its user's own head, and rows of users who were not in `fit` by the prior mean.
 
-        An `UnknownUsers` warning counts the latter; with unknown_users="refuse", and in models without a prior, they
-        are an error. See `personalize` for how to give a user a head.
+        Missing values are filled. An `UnknownUsers` warning counts rows of unknown users; with unknown_users="refuse",
+        and in models without a prior, they are an error. See `personalize` for how to give a user a head.
 
         Args:
             X: rows (rows, n_features), which may be sparse.
@@ -111,19 +115,22 @@ class Regressor(RegressorMixin, Personal):
         X, heads, users = self._found(X, groups)
         return heads.interval(self._representation, X, users, coverage)
 
-    def personalize(self, X: Any, y: Any) -> PersonalHead:
+    def personalize(self, X: Any, y: Any, sample_weight: Any = None) -> PersonalHead:
         """Return the head of a user who was not there, from its own rows and what `fit` released. Costs no privacy.
 
         Where the model has a prior, there may be no rows at all: the head is then the prior mean.
 
         Args:
             X: rows (rows, n_features) of the user.
-            y: their targets, (rows,) or (rows, targets).
+            y: their targets, (rows,) or (rows, targets). Rows without one are left out.
+            sample_weight: (rows,), as `fit` has it.
         """
         check_is_fitted(self)
         prior = self._representation.prior
         if prior is None or not self._no_rows(plain(X), plain(y)):
-            return self._head(*self._validated(self._known(X), y, reset=False))
+            X, y = self._validated(self._known(X), y, reset=False)
+            checked = prepare(self, X, y, sample_weight, self.model_.columns.policy, may_be_empty=prior is not None)
+            return self._head(checked.X, y, checked.weights)
         return self._personal(self._without_rows(X, np.zeros((0, prior.targets) if prior.targets > 1 else 0)))
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
@@ -133,28 +140,20 @@ class Regressor(RegressorMixin, Personal):
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns, frame: FrameRows | None
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
-        self._refuses()  # a parameter that is none is refused before anything is spent
-        table = UserTable.from_rows(X, y, groups)
+        table = UserTable.from_rows(rows.X, y, groups, rows.weights)
         if folder is not None:
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
-        rows = PreparedRows(table, frame, config.dense)
-        return learning.learn(rows.users(columns), config, folder=folder, columns=columns), rows.table
+        made = PreparedRows(table, rows.frame, config.dense)
+        return learning.learn(made.users(columns), config, folder=folder, columns=columns), made.table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
-        X, y = validated(
-            self,
-            X,
-            plain(y),
-            dtype=[np.float64, np.float32],
-            accept_sparse="csr",
-            y_numeric=True,
-            multi_output=True,
-            reset=reset,
-        )
-        y = y.astype(np.float64, copy=False)
+        if y is None:
+            validate_data(self, plain(X), y)  # refuses it, in scikit-learn's words
+        X = check_features(self, X, reset=reset)
+        y = check_numbers(y, X)
         return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
 
     @classmethod
@@ -209,6 +208,13 @@ class PrivateFedRep(Regressor):
     unknown_users : "prior" or "refuse"
         What `predict` does with rows of users who were not in `fit`: predict them with the prior mean and warn
         (`UnknownUsers`), or raise an error. Models without a prior always raise it.
+    missing : "impute", "drop" or "refuse"
+        What is done about missing values (NaN, None) of features. They are filled inside each user: by the user's own
+        mean of the column, and where it has no value by the released location of the column, in `fit` and in `predict`.
+        Or rows of `fit` that miss one are left out; rows to predict are filled. Or they are an error.
+    missing_indicator : list of columns, optional
+        Names or positions of columns that are always filled, and get a feature of 0 and 1 beside them that says where
+        a value was missing. A public choice. These features come last; `feature_scale` speaks of them, too.
     random_state : None or int
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_array, check_X_y, validate_data
 from privrep.data import categories as one_hot
 from privrep.data.categories import Categories
 from privrep.data.frames import FrameRows, as_frame, column_names, find_columns, looks_numeric, read_rows, sort_columns
+from privrep.data.missing import MissingCounts
 from privrep.data.table import UserTable, plain
 from privrep.errors import ColumnNote, InputError
 from privrep.models.description import Columns
@@ -67,7 +68,7 @@ def read_given(X: Any, categories: Any) -> GivenRows:
         return GivenRows(X)
     numbers, by_value = sort_columns(frame, lists)
     declared = {name: lists.get(name, ()) for name in by_value}
-    rows = read_rows(frame, numbers, declared)
+    rows = read_rows(frame, numbers, declared, may_miss=True)
     for name in looks_numeric(frame, [name for name in by_value if name not in lists]):
         warnings.warn(
             f"column {name!r} of X is text that looks like numbers: each of its values is a category. Convert it if "
@@ -111,8 +112,11 @@ def read_known(X: Any, columns: Columns, features: int, dense: bool) -> Any:
         return X
     unused = [name for name in columns.categorical if name not in lists]
     find_columns(frame, [*columns.features, *lists], (columns.user, *columns.targets, *unused))
-    rows = read_rows(frame, columns.features, lists)
-    return Named(rows.encode(rows.values, lists, dense))
+    rows = read_rows(frame, columns.features, lists, may_miss=True)
+    counts = MissingCounts()
+    counts.add([], dict(zip(rows.numbers, rows.values.T, strict=False)), columns.policy)
+    counts.check(columns.policy, "X")
+    return Named(rows.encode(rows.values, lists, dense, columns.policy))
 
 
 def reader(columns: Columns, features: int, dense: bool) -> Callable[[Any], Any]:
@@ -182,7 +186,8 @@ class PreparedRows:
         """Return the users with their features; `table` has these rows from now on."""
         table = self._rows
         if self._frame is not None:
-            table = replace(table, X=self._frame.encode(table.X, columns.by_category, self._dense))
+            encoded = self._frame.encode(table.X, columns.by_category, self._dense, columns.policy)
+            table = replace(table, X=encoded)
         self.table = self._finish(table, columns)
         return InMemoryUsers(self.table)
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.data.images import Images, read_npz
+from privrep.data.missing import REFUSE
 from privrep.data.partition import natural_table
 from privrep.data.readers import TableSource, read_table
 from privrep.data.table import UserTable
@@ -267,6 +268,7 @@ class NeuralTask:
                 text_ids,
                 classes=self._listed,
                 numeric=columns.features,
+                missing=REFUSE,
             )
         )
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +26,7 @@ from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.classification import class_constant, class_own, class_shared
+from privrep.heads.filling import join_means, means_of
 from privrep.heads.label_posterior import fit_label_heads
 from privrep.heads.posterior import doubt_size, fit_posterior
 from privrep.heads.regression import (
@@ -69,6 +69,7 @@ class Heads:
     targets: int = 1
     origin: Array | None = None  # (heads, k) and
     doubt: Array | None = None  # (heads, .): how sure heads with a prior are, see `posterior.PosteriorHeads`
+    means: Array | None = None  # (n, p): users' means of the first p columns, see `filling`; None: not kept
 
     def predict(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
         """Return predictions for rows.
@@ -156,7 +157,9 @@ class Heads:
             np.where(has, np.cumsum(has) - 1, -1),
             self.own[position[has]],
             self.targets,
-            *(None if numbers is None else numbers[each] for numbers in (self.origin, self.doubt)),
+            None if self.origin is None else self.origin[each],
+            None if self.doubt is None else self.doubt[each],
+            None if self.means is None else self.means[chosen],
         )
 
     @classmethod
@@ -172,7 +175,9 @@ class Heads:
             np.concatenate(moved),
             np.concatenate([part.own for part in parts]),
             parts[0].targets,
-            *(_joined([getattr(part, name) for part in parts]) for name in ("origin", "doubt")),
+            _joined([part.origin for part in parts]),
+            _joined([part.doubt for part in parts]),
+            join_means(parts),
         )
 
 
@@ -189,13 +194,26 @@ def fit_heads(
     safety_net: bool = True,
     loss: Loss | None = None,
     performance: Performance | None = None,
+    keep_means: int = 0,
 ) -> Heads:
-    """A head for every user of the blocks (`table.blocks()`). Without the safety net every head is a shared one.
+    """Return a head for every user of the blocks. Users without rows have the prior mean, and none without a prior.
 
-    With a `loss`, targets are labels and a head has as many of the rows that `Heads` calls targets as the loss has
-    outputs, all of one kind.
+    Args:
+        blocks: of users (`table.blocks()`).
+        representation: that heads are fitted on.
+        intercept: whether users have levels.
+        safety_net: without it every head is a shared one.
+        loss: of labels. A head has as many of the rows that `Heads` calls targets as it has outputs, all of one kind.
+        performance: threads.
+        keep_means: of how many columns users' means are kept: where values were missing, of all that hold numbers.
     """
-    fit = partial(fit_block, representation=representation, intercept=intercept, safety_net=safety_net, loss=loss)
+
+    def fit(block: UserTable) -> Heads:
+        heads = fit_block(block, representation, intercept, safety_net, loss)
+        heads = heads if not keep_means else replace(heads, means=means_of(block, keep_means))
+        everyone = representation.prior is not None or bool(block.sizes.all())
+        return heads if everyone else heads.of_users(block.sizes > 0)
+
     return Heads.join(map_blocks(fit, blocks, performance or Performance()))
 
 
@@ -264,7 +282,7 @@ def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_ne
     origin, doubt = cast(Array, found.origin), cast(Array, found.doubt)
     own: list[Array] = []
     for users, size in block.positions_by_size():
-        X, Y = finite_rows(*block.group(users, size))
+        X, Y = finite_rows(*block.group(users, size), prior.mean.fill)
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
         for c, y in enumerate(FeatureTransform.plain(d).targets(Y.astype(np.float64, copy=False))):
             with np.errstate(all="ignore"):
@@ -298,7 +316,7 @@ def _label_block(block: UserTable, prior: LabelPrior, scale: Array, safety_net: 
     origin, doubt = cast(Array, found.origin), cast(Array, found.doubt)
     own: list[Array] = []
     for users, size in block.positions_by_size():
-        X, y = finite_rows(*block.group(users, size))
+        X, y = finite_rows(*block.group(users, size), prior.mean.fill)
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
         with np.errstate(all="ignore"):
             fits = fit_label_heads(X, y, prior, loss)

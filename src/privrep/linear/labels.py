@@ -203,22 +203,21 @@ class LabelLearner(PriorLearner):
 
     def conclude(self, state: Estimate, for_families: float, for_trust: float) -> Representation:
         """Choose the prior, measure how far to believe it, and post the representation."""
-        families = self.families(state)
+        families, logits = self.families(state), self.loss.name == "log"
         level = self.panel.level_ratio if self.intercept else 0.0
         choice = LabelChoice(families, NOTHING_SEEN, self.intercept, for_families, heads=self.heads, level=level)
         chosen = choice.make()
-        logits, left = self.loss.name == "log", 0.8 * for_families - choice.spent  # left: not worth asking for
-        gains = read_gains(families, chosen, self.intercept, 0.2 * for_families + (0.0 if logits else left))
-        for_trust += left
+        left = 0.8 * for_families - choice.spent  # what was not worth asking for
         self.descent.panel = self.with_level(chosen.level)
         factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
         factor, decided = factor * math.sqrt(chosen.slopes), True
-        if choice.asked == 0 and logits and not self.run.users.facts.sparse:
+        if choice.asked == 0 and not self.run.users.facts.sparse:
             decided = self.ask_votes(factor, chosen, 0.3 * for_families)
-            for_trust -= 0.3 * for_families
+            left -= 0.3 * for_families
+        gains = read_gains(families, chosen, self.intercept, 0.2 * for_families + (0.0 if logits else left))
         prior = LabelPrior(self.panel.mean, factor, chosen.own, chosen.level, 1.0, 1.0, logits, decided)
         if logits:
-            prior = self.find_trust(prior, for_trust)
+            prior = self.find_trust(prior, for_trust + left)
         return publish(self.run, state, self.panel.transform, prior=prior, gains=gains)
 
     def ask_votes(self, factor: Array, chosen: Candidate, mu_squared: float) -> bool:

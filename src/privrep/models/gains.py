@@ -223,6 +223,5 @@ def _about_slopes(learned: Representation, prior: HeadPrior | LabelPrior, column
 
 
 def _feature_names(columns: Columns, count: int) -> list[str]:
-    listed = [f"{name}={value}" for name, values in columns.by_category.items() for value in values]
-    names = [*columns.features, *listed]
+    names = list(columns.feature_names)
     return names if len(names) == count else [f"feature {j}" for j in range(count)]

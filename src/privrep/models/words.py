@@ -60,7 +60,7 @@ def table_json(found: TableFacts) -> dict[str, Any]:
     heads = None if learned is None else heads_json(learned, found.columns, found.privacy)
     return {
         "config": asdict(found.config),
-        "columns": asdict(found.columns),
+        "columns": found.columns.to_json(),
         "representation": None
         if learned is None
         else {
@@ -112,7 +112,21 @@ def about_method(found: TableFacts) -> list[str]:
         lines.append(f"Start: {c.start}, as asked for.")
     if len(columns.targets) > 1:
         lines.append(f"A head for each of the targets {', '.join(columns.targets)}, on one representation for all.")
-    return [*lines, *_about_lists(found)]
+    return [*lines, *_about_lists(found), *_about_rows(columns)]
+
+
+def _about_rows(columns: Columns) -> list[str]:
+    """What was chosen for missing values and weights of rows, where it is not what every model has."""
+    lines, named = [], columns.feature_names[len(columns.features) :][: len(columns.indicators)]
+    if columns.missing == "drop":
+        lines.append("Rows of the fit that missed a feature were left out; rows to predict are filled.")
+    elif columns.missing == "refuse":
+        lines.append("Missing features are refused.")
+    if named:
+        lines.append(f"Features that say where a value was missing: {', '.join(named)}.")
+    if columns.weight:
+        lines.append(f"Weights of rows: column {columns.weight}; a weight is a number of copies inside its user.")
+    return lines
 
 
 def _about_lists(found: TableFacts) -> list[str]:
