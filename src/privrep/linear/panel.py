@@ -138,6 +138,8 @@ def find_panel(
     d, q = facts.features, facts.targets if loss is None else loss.outputs
     declared = None if transform is None else transform.scale
     location, spent = find_location(run, total, intercept, s.histogram, declared, loss)
+    if loss is not None:  # where sizes were not heard, gradients may be, and steps are shrunk by their noise
+        location = replace(location, varies=np.ones(d + q, bool))
     target_scale = np.maximum(location.scale[d:], 1e-300)
     located = (location.between > 0) if intercept else np.ones(d + q, bool)
     mean = replace(
