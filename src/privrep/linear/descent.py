@@ -167,7 +167,7 @@ def _guess_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
 def _guess_label_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
     """Return the same for labels, whose rows pull with about PULL and weigh WEIGHT each.
 
-    Sizes of features may not be known either: gradients of slopes count by their direction alone.
+    Where sizes of features are not known either, gradients of slopes count by their direction alone.
     """
     d, q = panel.mean.slopes.shape
     r, m = len(panel.mean.spread), max(panel.location.typical_rows, 1.0)
@@ -175,7 +175,7 @@ def _guess_label_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float
     between = PULL * math.sqrt((1 + r) * q * m) / math.sqrt(1 + panel.level_ratio * WEIGHT * m)
     weight = WEIGHT * m / (1 + panel.level_ratio * WEIGHT * m)
     return {
-        "within": (DIRECTION_ONLY, within / (WEIGHT * m) / (math.sqrt(d) if full else 1.0)),
+        "within": (within if panel.sized else DIRECTION_ONLY, within / (WEIGHT * m) / (math.sqrt(d) if full else 1.0)),
         "between": (between, between / weight / ((1 + r) if full else 1.0)),
     }
 

@@ -48,7 +48,7 @@ PURPOSES = {
 }
 """What the pages that this module asks for are for; see `method.Method.purposes`."""
 
-LEVEL = 1.0  # variance of levels to begin with
+LEVEL, UNHEARD = 1.0, 3.0  # variance of levels to begin with, and where not even their mean was heard
 STEP, HALF_STEP = 8.0, 3.0  # between neighbours when the variance of levels is looked for, and again
 HEADS = (0.2, 2.0, 20.0)  # variances of heads along U to begin with
 NOTHING_SEEN = Spreads(None, None, None, None, None)  # what users see of labels alone says little
@@ -105,6 +105,8 @@ def learn_labels(
     descent = Descent(run, panel, total, spent=spent)
     descent.step(s.common * total, last=False)
     learner = LabelLearner(run, method, settings or FOR_CLASSES, descent, rank, intercept)
+    if not learner.panel.mean.level.any():  # where it lies was not heard, and levels are spread around it
+        descent.panel = replace(descent.panel, level_ratio=UNHEARD)
     learner.find_level(no_directions(d), STEP, s.level * total)
     s = s if loss.name == "log" else replace(s, trust=0.0)  # outputs that stand for no probabilities need no trust
     later = (s.families + s.trust) * total
@@ -248,16 +250,20 @@ class LabelLearner(PriorLearner):
         return prior
 
 
+USUAL = 0.15
 TRUST_NORM = 0.8  # of a user's derivatives, for each root of its rows, over the size of outputs
 
 
 def _newton_factor(slope: float, curve: float, sigma: float, here: float) -> float:
-    """Return by what a factor of outputs is multiplied: Newton's step, shrunk by its noise."""
+    """Return by what a factor of outputs is multiplied: the posterior mean of Newton's step, given its noise.
+
+    Before it is asked, the logarithm of the factor is taken to be normal around 0 with deviation USUAL.
+    """
     if curve < 4 * sigma:
         return 1.0
     move = slope / curve / here
     noise = (sigma / curve / here) ** 2
-    return float(np.clip(1 + move * move**2 / (move**2 + noise), 0.5, 2.0))
+    return float(np.clip(1 + move * USUAL**2 / (USUAL**2 + noise), 0.5, 2.0))
 
 
 def _between(judged: Judged, count: int) -> float:
