@@ -130,7 +130,7 @@ def find_location(
     facts = run.users.facts
     d, q = facts.features, facts.targets
     queries = histogram_queries(run, total, intercept, limits, declared is not None)
-    released = run.release("scales", ColumnSizes(intercept), queries)
+    released = run.release("scales", ColumnSizes(intercept, declared is None), queries)
     spent = sum(query.mu_squared for query in queries.values())
     scale, varies = np.ones(d + q), np.zeros(d + q, bool)
     if declared is not None:

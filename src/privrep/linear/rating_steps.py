@@ -23,7 +23,8 @@ from privrep.privacy.contributions import Counts, RowMoments, SparseColumns, Vec
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Axes, Floats, Integers, Matrix
 
-FARTHEST = 4.0  # that a user's level may lie from the centre, in units of how far levels are apart
+FARTHEST = 3.0  # that a user's level may lie from the centre, in units of how far levels are apart
+WIDEST = 8.0  # variance of a user's ratings, in units of the typical one
 LEVEL_PARTS = 5  # numbers of `RatingLevels`
 LEVEL_NORM = 2.0
 MOST_LOST = 1.5  # a logarithm of squared errors, in `RatingLosses`
@@ -102,7 +103,7 @@ class ItemPull:
 class RatingLevels:
     """Numbers that tell how users' levels and spreads are distributed, once offsets are taken out.
 
-    z / 2, z^2 / 8, 1 / m, v / 8 and whether there are two ratings: z is the user's level in public units, v the
+    z / 2, z^2 / 4, 1 / m, v / 4 and whether there are two ratings: z is the user's level in public units, v the
     variance of its ratings, 0 where there is one.
     """
 
@@ -120,8 +121,8 @@ class RatingLevels:
         z = np.clip((around.mean(axis=1) - self.centre) / self.between, -FARTHEST, FARTHEST)
         several = np.full(len(y), float(m > 1))
         squares = (centred(y) ** 2).sum(axis=1) / max(m - 1, 1)
-        v = np.minimum(squares / self.spread**2, FARTHEST**2) * several
-        values = np.stack([z / 2, z**2 / 8, np.full(len(y), 1 / m), v / 8, several], axis=1)
+        v = np.minimum(squares / self.spread**2, WIDEST) * several
+        values = np.stack([z / 2, z**2 / 4, np.full(len(y), 1 / m), v / 4, several], axis=1)
         return {"levels": Vectors(values)}
 
 
@@ -176,7 +177,8 @@ class RatingLosses:
         level, typical = self.ratings.level or 0.0, self.ratings.spread
         prior = y - level - typical * P[:, :, 0]
         offsets = fit_ratings(np.ascontiguousarray(P[:, :, :1]), y, self.ratings).left_out
-        for number, left in enumerate((prior, offsets, fit_ratings(P, y, self.ratings).left_out)):
+        heads = offsets if P.shape[2] == 1 else fit_ratings(P, y, self.ratings).left_out
+        for number, left in enumerate((prior, offsets, heads)):
             over = (left**2).sum(axis=1) / np.where(tell, alone, 1.0)
             lost = log(np.clip(over, 1e-9, 1e9))
             values[:, number] = np.where(tell, np.clip(lost, -MOST_LOST, MOST_LOST), 0.0)

@@ -51,7 +51,8 @@ from privrep.privacy.run import Run
 from privrep.typing import Array
 
 HISTOGRAMS = (0.01, 0.04)  # of mu^2: the least and the most for one histogram
-LEVELS_SHARE, LOSSES_SHARE = 0.02, 0.02  # of mu^2
+MOMENTS_SHARES = (0.003, 0.03)  # of mu^2, at least and at most: for levels, and for losses
+HEARD = 0.002  # noise of means over users that levels and losses pay for
 PRESENCE_SHARES, FIRST_SHARES = (0.02, 0.15), (0.02, 0.2)  # of mu^2, at least and at most
 KNOWN = 0.1  # noise of a typical item's presence, and of its first offset, over the presence: what is paid for
 PASSES = 3  # on offsets, after the first
@@ -70,17 +71,17 @@ def private_factorization(run: Run, rank: int | None) -> Representation:
     d, total = run.users.facts.features, run.ledger.capacity
     location, spent = find_location(run, total, True, HISTOGRAMS, np.ones(d))
     state = _Fit.start(run, location)
+    moments = float(np.clip((2 * LEVEL_NORM / (HEARD * state.users)) ** 2, *(total * np.array(MOMENTS_SHARES))))
     if not d:  # nothing but levels can be learned
-        state = state.with_levels((1 - LOSSES_SHARE) * total - spent)
-        return state.publish(LOSSES_SHARE * total)
+        return state.with_levels(total - spent - moments).publish(moments)
     state, cost = state.with_items(total)
-    left = total * (1 - LEVELS_SHARE - LOSSES_SHARE) - spent - cost
+    left = total - 2 * moments - spent - cost
     plan = TastePlan(0.0, 0) if rank == 0 else state.plan(left)
     state = state.with_passes(PASSES, (1 - plan.share) * left)
-    state = state.with_levels(LEVELS_SHARE * total)
+    state = state.with_levels(moments)
     if plan.share:
         state = state.with_taste(plan, rank, plan.share * left)
-    return state.publish(LOSSES_SHARE * total)
+    return state.publish(moments)
 
 
 @dataclass(frozen=True)
@@ -171,14 +172,14 @@ class _Fit:
             return self
         z, squares, inverse, varied, several = released.value / self.users
         noise = released.sigma / self.users
-        ratings = self.ratings
-        if several > 4 * noise and varied > 4 * noise:
-            ratings = replace(ratings, spread=spread * math.sqrt(float(np.clip(8 * varied / several, 0.2, 5.0))))
+        ratings, known = self.ratings, bool(several > 4 * noise and varied > 4 * noise)
+        if known:
+            ratings = replace(ratings, spread=spread * math.sqrt(float(np.clip(4 * varied / several, 0.2, 5.0))))
         if squares > 4 * noise:
             mean = 2 * z
-            apart = max(8 * squares - mean**2, 0.0) * between**2
+            apart = max(4 * squares - mean**2, 0.0) * between**2
             sampled = ratings.spread**2 * self.residual * float(np.clip(inverse, 0.0, 1.0))
-            variance = max(apart - sampled, 0.02 * apart, 1e-6 * ratings.spread**2)
+            variance = max(apart - sampled, (0.02 if known else 0.3) * apart, 1e-6 * ratings.spread**2)
             ratings = replace(ratings, level=centre + mean * between, level_variance=variance)
         return replace(self, ratings=ratings)
 
