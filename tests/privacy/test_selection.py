@@ -92,7 +92,9 @@ def test_what_is_set_aside_pays_for_both_sides(epsilon: float, delta: float) -> 
     assert (1 + math.exp(epsilon)) * math.exp(log_chance(delta, epsilon)) == pytest.approx(delta, rel=1e-12)
 
 
-@pytest.mark.parametrize(("delta", "epsilon"), [(0.0, 1.0), (1.0, 1.0), (-1e-9, 1.0), (1e-6, math.inf), (math.nan, 1.0)])
+@pytest.mark.parametrize(
+    ("delta", "epsilon"), [(0.0, 1.0), (1.0, 1.0), (-1e-9, 1.0), (1e-6, math.inf), (math.nan, 1.0)]
+)
 def test_a_chance_that_means_nothing_is_refused(delta: float, epsilon: float) -> None:
     with pytest.raises(InputError, match="a selection needs"):
         log_chance(delta, epsilon)
@@ -232,7 +234,9 @@ def test_the_noise_is_charged_and_scaled_as_stated(run_with: Callable[..., Run],
     assert (name, size) == ("items/keys", 2)
     event = Selection(noise_multiplier(SHARE), DELTA)
     assert ledger.report().events == (("items/keys", event),)
-    whole = gaussian_delta(2.0, math.sqrt(ledger.capacity + SHARE)) + (1 + math.exp(2.0)) * math.exp(log_chance(DELTA, 2.0))
+    whole = gaussian_delta(2.0, math.sqrt(ledger.capacity + SHARE)) + (1 + math.exp(2.0)) * math.exp(
+        log_chance(DELTA, 2.0)
+    )
     assert whole == pytest.approx(BUDGET.delta, rel=1e-6)
     assert whole <= BUDGET.delta
 

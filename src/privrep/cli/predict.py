@@ -44,7 +44,8 @@ def predict(
 
     A model of several targets adds a column for each, `prediction_NAME`; one of classes predicts a class and, with the
     log loss, adds the probability of each, `probability_CLASS`.
-    Rows of users without a head are predicted with the prior mean, which models of numbers have; it says how many.
+    Rows of users without a head are predicted with the prior mean, which models of numbers have, and with the level and
+    the item's offset in models of ratings; it says how many.
     With --interval 0.9, each prediction has two more columns, `prediction_low` and `prediction_high`, between which
     nine of ten targets are expected.
     Private heads make the predictions, so only you can read the file, and it is no part of what may be published.
@@ -68,7 +69,7 @@ def predict(
     if taken is not None:
         raise InputError(f"{table} has a column {taken!r} already; rename it first.")
     unknown = _Unknown()
-    refuse = refuse_unknown or fitted.representation.prior is None
+    refuse = refuse_unknown or not fitted.representation.serves_newcomers
     predictions = _predictions(source, fitted, folder, _Asked(interval, refuse), unknown)
     write = _write_text if (source.format, SUFFIXES[suffix]) == ("csv", "csv") else _write_arrow
     with new_file(out) as temporary:
@@ -84,7 +85,7 @@ def predict(
         said = describe_unknown(unknown.rows, len(unknown.users))
         say(f"{said}; privrep personalize {folder} TABLE makes heads of users' own rows")
     for name, count in (+unknown.values).items():
-        how = "predicted with the user's mean" if fitted.config.ratings else "predicted without that feature"
+        how = "predicted with the user's level" if fitted.config.ratings else "predicted without that feature"
         say(f"{count:,} {'row' if count == 1 else 'rows'} with a value of {name} that the model does not know: {how}")
 
 

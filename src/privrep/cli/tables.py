@@ -70,7 +70,7 @@ def _check_kinds(table: Path, user: str, lists: Mapping[str, Categories], rating
     found: Any = file_schema(table, user, BATCH_BYTES // 4) if lists else None
     for name, listed in lists.items():
         require(name, "--item" if ratings else "categories", table, found.names)
-        if file_format(table) == "csv":
+        if file_format(table) == "csv" or not listed:
             continue
         declared = found.field(name).type
         kind, wanted = getattr(declared, "value_type", declared), isinstance(listed[0], str)

@@ -22,17 +22,22 @@ Categories = tuple[str | int, ...]  # all of one kind
 MOST_CLASSES = 1000
 
 
-def checked_lists(given: Any) -> dict[str, Categories]:
-    """The lists of categories of each column, each all text or all integers, none empty or with an entry twice."""
+def checked_lists(given: Any, selected: bool = False) -> dict[str, Categories]:
+    """The lists of categories of each column, each all text or all integers, without an entry twice.
+
+    Those that may have been selected privately may be empty: none was held by enough users.
+    """
     if not isinstance(given, Mapping):
         raise InputError("categories must map columns to lists; write {'colour': ['red', 'green']}.")
-    return {name: _checked(name, values) for name, values in given.items()}
+    return {name: _checked(name, values, selected) for name, values in given.items()}
 
 
-def _checked(name: str, values: Any) -> Categories:
+def _checked(name: str, values: Any, selected: bool) -> Categories:
     if isinstance(values, str):
         raise InputError(f"categories of column {name!r} must be a list; write [{values!r}].")
     listed = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+    if not listed and selected:
+        return ()
     if not listed:
         raise InputError(f"categories lists none for column {name!r}; list at least one or leave the column out.")
     texts = [isinstance(value, str) for value in listed]
@@ -50,7 +55,7 @@ def read_type(name: str, listed: Categories, found: Any) -> Any:
     kind = found.value_type if pa.types.is_dictionary(found) else found
     if not is_text(kind) and not pa.types.is_integer(kind):
         raise InputError(f"the categorical column {name!r} holds values of type {found}; make them text or integers.")
-    if is_text(kind) != isinstance(listed[0], str):
+    if listed and is_text(kind) != isinstance(listed[0], str):
         kinds = "text" if is_text(kind) else "integers"
         raise InputError(f"the categorical column {name!r} holds {kinds}; list its categories as {kinds}.")
     return found
@@ -58,7 +63,7 @@ def read_type(name: str, listed: Categories, found: Any) -> Any:
 
 def csv_type(listed: Categories) -> Any:
     """The type in which a column of a CSV file is read that has these categories."""
-    return pa.large_string() if isinstance(listed[0], str) else pa.int64()
+    return pa.int64() if listed and isinstance(listed[0], int) else pa.large_string()
 
 
 def checked_classes(given: Any) -> Categories:
@@ -176,7 +181,7 @@ def _refuse_items() -> Any:
 def item_codes(items: Any, listed: Categories) -> NDArray[np.int32]:
     """Return the place of each item in the list, or -1."""
     column = item_column(items)
-    if pa.types.is_null(column.type):
+    if pa.types.is_null(column.type) or not listed:
         return np.full(len(column), -1, dtype=np.int32)
     text = isinstance(listed[0], str)
     if text == pa.types.is_integer(column.type):

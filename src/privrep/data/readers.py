@@ -134,7 +134,7 @@ class TableSource:
                 raise InputError("target names no column; name one or more.")
             self._set("target", targets[0] if len(targets) == 1 else targets)
         if self.categories is not None:
-            self._set("categories", one_hot.checked_lists(self.categories) or None)
+            self._set("categories", one_hot.checked_lists(self.categories, selected=True) or None)
         if self.classes is not None and len(targets) != 1:
             raise InputError(f"labels are one target column. Got {len(targets)} instead.")
         if self.user in targets:

@@ -14,9 +14,10 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from privrep.data.table import UserTable, factorize, find_users, plain
-from privrep.errors import InputError, NothingLearned, WeakPrivacy
+from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
+from privrep.heads.uncertainty import describe_unknown
 from privrep.linear.registry import find_estimator
 from privrep.local.representation import Representation
 from privrep.models import model as models
@@ -220,6 +221,28 @@ def known_users(ids: NDArray[Any], groups: Groups) -> NDArray[np.int64]:
             f"user {np.asarray(groups, dtype=object)[row]!r} (row {row}) was not in fit, so it has no head. "
             "Call personalize with a few of its rows to make one."
         )
+    return positions
+
+
+def check_unknown_users(unknown_users: str) -> bool:
+    """Return whether users who were not in fit are refused; raise InputError if the parameter is none."""
+    if unknown_users not in ("prior", "refuse"):
+        raise InputError(f'unknown_users must be "prior" or "refuse". Got {unknown_users!r} instead.')
+    return unknown_users == "refuse"
+
+
+def find_or_warn(ids: NDArray[Any], groups: Groups, stacklevel: int = 4) -> NDArray[np.int64]:
+    """Return where the users of these rows are among those who have heads; -1, with a warning, for one who is not.
+
+    Args:
+        ids: the users who have heads.
+        groups: the user of each row.
+        stacklevel: how many calls above this one the warning points to.
+    """
+    positions = find_users(ids, groups)
+    if (positions < 0).any():
+        said = describe_unknown(*count_unknown(ids, groups, positions))
+        warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=stacklevel)
     return positions
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast, overload
 
@@ -11,13 +10,20 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from privrep.data.table import UserTable, find_users, plain
-from privrep.errors import InputError, UnknownUsers
-from privrep.estimators.base import Groups, Personal, count_unknown, heads_of, known_users, rows_to_predict
+from privrep.data.table import UserTable, plain
+from privrep.estimators.base import (
+    Groups,
+    Personal,
+    check_unknown_users,
+    find_or_warn,
+    heads_of,
+    known_users,
+    rows_to_predict,
+)
 from privrep.heads.fitting import Heads
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
-from privrep.heads.uncertainty import check_coverage, describe_unknown
+from privrep.heads.uncertainty import check_coverage
 from privrep.linear.registry import ESTIMATORS, METHODS
 from privrep.models import learning
 from privrep.models import model as models
@@ -143,16 +149,10 @@ class Regressor(RegressorMixin, Personal):
         heads = heads_of(self.model_)
         if refuses or self._representation.prior is None:
             return X, heads, known_users(heads.ids, names)
-        positions = find_users(heads.ids, names)
-        if (positions < 0).any():
-            said = describe_unknown(*count_unknown(heads.ids, names, positions))
-            warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=3)
-        return X, heads, positions
+        return X, heads, find_or_warn(heads.ids, names)
 
     def _refuses(self) -> bool:
-        if self.unknown_users not in ("prior", "refuse"):
-            raise InputError(f'unknown_users must be "prior" or "refuse". Got {self.unknown_users!r} instead.')
-        return self.unknown_users == "refuse"
+        return check_unknown_users(self.unknown_users)
 
     def _learn(
         self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns

@@ -120,7 +120,9 @@ def plan_taste(items: Items, variance: float, precision: float, mu_squared: floa
     for share in SHARES:
         loss = expected_loss(items, variance, precision + (1 - share) * mu_squared / 4)
         for size in sizes if share else (0,):
-            gain = _expected_gain(items.users, float(covered[size - 1]), size, share * mu_squared, rows) if size else 0.0
+            gain = (
+                _expected_gain(items.users, float(covered[size - 1]), size, share * mu_squared, rows) if size else 0.0
+            )
             if gain - loss > best + 1e-6:
                 best, plan = gain - loss, TastePlan(share, size)
     return plan

@@ -36,7 +36,7 @@ def _checked(batch: UserBatch, matrix: Array) -> tuple[SparseRows, Array]:
     """Return rows and ratings, in double precision; raise InputError unless the matrix has a row for each item."""
     X: SparseRows = batch.X
     y: Floats = batch.y
-    if not isinstance(X, SparseRows) or len(matrix) != X.shape[2] or matrix.shape[1] < 1:
+    if not isinstance(X, SparseRows) or y.ndim != 2 or len(matrix) != X.shape[2] or matrix.shape[1] < 1:
         raise InputError("a step about ratings cannot be asked of other rows than ratings of its items.")
     return X, y.astype(np.float64, copy=False)
 

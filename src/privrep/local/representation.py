@@ -13,7 +13,6 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.run import Run
 from privrep.typing import Array, Vector
 
-
 FREE = 1e300  # a ratio or a variance of levels that stands for infinity: JSON has no other
 
 
@@ -222,7 +221,8 @@ _GAINS = tuple(each.name for each in fields(Gains))
 def _read_ratings(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Ratings:
     ratings = Ratings(arrays["offset"], facts["residual"])
     if "ratings_level" in facts:
-        ratings = replace(ratings, **{name: float(facts[f"ratings_{name}"]) for name in _RATING_FACTS})
+        level, spread, variance = (float(facts[f"ratings_{name}"]) for name in _RATING_FACTS)
+        ratings = replace(ratings, level=level, spread=spread, level_variance=variance)
         if not (math.isfinite(facts["ratings_level"]) and ratings.spread >= 0 and ratings.level_variance >= 0):
             raise ValueError("the level and the spread of its ratings are no such numbers")
     if not 0 < ratings.residual < math.inf:

@@ -135,7 +135,9 @@ def _check_heads(heads: Heads, representation: Representation, loss: Loss | None
     prior = representation.prior
     if not np.isin(heads.kind, np.arange(len(HEAD_KINDS))).all():
         raise ValueError("its heads are of unknown kinds")
-    if (not representation.serves_newcomers and (heads.kind >= POSTERIOR).any()) or (prior is not None and heads.targets != len(prior.noise)):
+    if (not representation.serves_newcomers and (heads.kind >= POSTERIOR).any()) or (
+        prior is not None and heads.targets != len(prior.noise)
+    ):
         raise ValueError("its heads are of another prior")
     numbers = [heads.intercept, heads.shared, heads.own]
     if heads.origin is not None and heads.doubt is not None:

@@ -59,6 +59,8 @@ PASSES = 3  # on offsets, after the first
 PROBE, LEFT_PASSES = 0.4, 2  # of what pairs get: for the first look; passes on offsets if nothing is seen in it
 TOGETHER = 0.1  # of the first look, for which items are rated together
 MOST_PAIRED, MOST_WORK = 1024, 3e10  # items; users times the square of items
+SINGLE = 1.2  # ratings of a user, below which almost all have one
+LEVEL_PART = 0.3  # of the variance of single ratings, which is guessed to be that of levels
 FEW_ROWS = 10.0  # ratings of a user, where that was not heard
 
 
@@ -104,8 +106,10 @@ class _Fit:
         heard, varies = bool(location.between[-1] > 0), bool(location.varies[-1])
         spread = float(location.scale[-1]) if varies else 0.0
         apart = float(location.between[-1]) ** 2
+        if heard and not varies and location.rows.sum() > 0 and location.typical_rows < SINGLE:
+            spread = math.sqrt((1 - LEVEL_PART) * apart)  # users with one rating each do not tell
         sampled = spread**2 / location.typical_rows if location.rows.sum() > 0 else 0.0
-        variance = max(apart - sampled, 0.2 * apart) if heard else FREE
+        variance = max(apart - sampled, LEVEL_PART * apart) if heard else FREE
         offset = np.zeros(run.users.facts.features)
         return cls(run, location, Ratings(offset, 1.0, float(location.centre[-1]), spread, variance))
 
@@ -179,7 +183,7 @@ class _Fit:
             mean = 2 * z
             apart = max(4 * squares - mean**2, 0.0) * between**2
             sampled = ratings.spread**2 * self.residual * float(np.clip(inverse, 0.0, 1.0))
-            variance = max(apart - sampled, (0.02 if known else 0.3) * apart, 1e-6 * ratings.spread**2)
+            variance = max(apart - sampled, (0.02 if known else LEVEL_PART) * apart, 1e-6 * ratings.spread**2)
             ratings = replace(ratings, level=centre + mean * between, level_variance=variance)
         return replace(self, ratings=ratings)
 
@@ -229,8 +233,15 @@ class _Fit:
         sigma = released.sigma / told
         if len(error) and heads - offsets > 2 * math.sqrt(2) * sigma:
             plain = replace(self, factors=None)
-            ratings, factors, error, heads = replace(ratings, residual=plain.residual), factors[:, :0], error[:0], offsets
-        basis, spread, _ = np.linalg.svd(factors, full_matrices=False)
+            ratings, factors, error, heads = (
+                replace(ratings, residual=plain.residual),
+                factors[:, :0],
+                error[:0],
+                offsets,
+            )
+        basis, spread = factors, np.ones(0)
+        if len(error):
+            basis, spread, _ = np.linalg.svd(factors, full_matrices=False)
         estimate = Estimate(basis, np.diag(error), spread)
         return publish(self.run, estimate, FeatureTransform.plain(d), ratings, gains=Gains(0.0, prior, heads, sigma))
 
