@@ -158,7 +158,7 @@ class TableSource:
 
     def _check_feature_names(self) -> None:
         name, times = Counter(self.feature_names).most_common(1)[0] if self.feature_names else ("", 0)
-        if times == 0:
+        if times == 0 and not self._lists:  # a column of items of which none could be named is no feature, yet enough
             several = "targets" if len(self.targets) > 1 else "target"
             raise InputError(
                 f"{self.path} has no numeric column besides user {self.user!r}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from privrep.typing import Array
 
+SHIFT = 0.3  # standard deviation of what named items are rated above users' levels, all together
 SLOPE = 0.1  # standard deviation of the slope of offsets in the logarithm of how often items are rated
 EVIDENCE = 1.0  # log-likelihood that offsets which differ must gain over offsets which do not
 VARIANCES = np.concatenate([[0.0], np.geomspace(1e-4, 2.0, 40)])
@@ -74,10 +75,10 @@ def estimate_offsets(evidence: Evidence, items: Items) -> Offsets:
     for variance in VARIANCES:
         total = P**2 * variance + noise
         weighed = design / total[:, None]
-        line = np.linalg.solve(weighed.T @ design + np.diag([1e-9, SLOPE**-2]), weighed.T @ evidence.pull)
+        line = np.linalg.solve(weighed.T @ design + np.diag([SHIFT**-2, SLOPE**-2]), weighed.T @ evidence.pull)
         left = evidence.pull - design @ line
-        likelihood = -0.5 * float(np.log(total).sum() + (left**2 / total).sum() + (line[1] / SLOPE) ** 2)
-        likelihood -= EVIDENCE * float(variance > 0)
+        beforehand = 0.5 * float(((line / (SHIFT, SLOPE)) ** 2).sum()) + EVIDENCE * float(variance > 0)
+        likelihood = -0.5 * float(np.log(total).sum() + (left**2 / total).sum()) - beforehand
         if likelihood > best:
             best, found = likelihood, Offsets(design @ line / P + variance * P * left / total, float(variance))
     return found

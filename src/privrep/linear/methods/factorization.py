@@ -228,9 +228,11 @@ class _Fit:
         step = RatingLosses(np.column_stack([ratings.offset, factors]), ratings)
         query = Query(Bound(LOSS_NORM, LOSS_PARTS), mu_squared)
         released = self.run.release("losses", step, {"losses": query})["losses"]
-        told = max(float(released.value[-1]), 4 * released.sigma)
-        prior, offsets, heads = (float(value) / told for value in released.value[:-1])
-        sigma = released.sigma / told
+        told, sigma = float(released.value[-1]), 1.0
+        prior = offsets = heads = 0.0
+        if told > 4 * released.sigma:  # else nobody was heard
+            prior, offsets, heads = (float(value) / told for value in released.value[:-1])
+            sigma = released.sigma / told
         if len(error) and heads - offsets > 2 * math.sqrt(2) * sigma:
             plain = replace(self, factors=None)
             ratings, factors, error, heads = (
@@ -262,6 +264,9 @@ class FactorizationMethod(Method):
         "taste/pairs": "factors of the items",
         "taste/together": "which items are rated together",
         "losses/losses": "what it is worth, by users' leave-one-out losses",
+        "taste/taste": "offsets and factors of the items",  # this and the next two: of models of earlier versions
+        "means": "offsets of the items",
+        "tail": "factors of the rarer items",
     }
 
     def default(self, run: Run, problem: Problem) -> Representation:
