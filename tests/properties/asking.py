@@ -150,8 +150,8 @@ def taste_questions(d: int, k: int) -> dict[str, Question]:
     }
     return pairs | {
         "rated items": (RatedItems(), {"items": Bound(1.0, d, acute=True)}),
-        "pull": (ItemPull(offset, known), {"pull": Bound(1.0, d)}),
-        "pull, free levels": (ItemPull(offset, free), {"pull": Bound(1.0, d)}),
+        "pull": (ItemPull(offset, known), {"pull": Bound(1.0, 2 * d, acute=True)}),
+        "pull, free levels": (ItemPull(offset, free), {"pull": Bound(1.0, 2 * d, acute=True)}),
         "rating levels": (RatingLevels(offset, 1.1, 3.0, 0.7), {"levels": Bound(LEVEL_NORM, LEVEL_PARTS)}),
         "rating losses": (RatingLosses(matrix, known), {"losses": Bound(LOSS_NORM, LOSS_PARTS)}),
         "rating losses, free levels": (RatingLosses(matrix, free), {"losses": Bound(LOSS_NORM, LOSS_PARTS)}),

@@ -19,7 +19,8 @@ from privrep.local.elementary import log
 from privrep.local.least_squares import ROUNDING, centred
 from privrep.local.representation import Ratings
 from privrep.privacy.bounds import Contributions
-from privrep.privacy.contributions import Counts, RowMoments, SparseColumns, Vectors
+from privrep.privacy.columns import NonNegativeColumns
+from privrep.privacy.contributions import Counts, RowMoments, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Axes, Floats, Integers, Matrix
 
@@ -85,7 +86,9 @@ class RatedItems:
 class ItemPull:
     """What is left of a user's ratings of each item by its level and the offsets so far, as a direction.
 
-    So its length is 1, whatever the range of ratings and however many there are.
+    So its length is 1, whatever the range of ratings and however many there are. What lies above and what lies below
+    are two vectors, neither with a negative entry: acute. Their difference has the noise that the direction would have,
+    and their sum tells how often items are rated, at no price.
     """
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
@@ -96,7 +99,8 @@ class ItemPull:
         X, y = _checked(batch, self.offset)
         user, item, values = _slots(X, _left(X, y, self.offset, self.ratings))
         pull = _unit(values, user, len(X))
-        return {"pull": SparseColumns(user, item, pull[:, None], np.zeros((len(X), 0)), X.shape[2])}
+        sides = np.stack([np.maximum(pull, 0.0), np.maximum(-pull, 0.0)], axis=1)
+        return {"pull": NonNegativeColumns(user, item, sides, np.zeros((len(X), 0)), X.shape[2])}
 
 
 @dataclass(frozen=True)

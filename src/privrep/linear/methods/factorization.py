@@ -28,7 +28,7 @@ import numpy as np
 
 from privrep.linear.location import Location, find_location
 from privrep.linear.method import Method, Problem
-from privrep.linear.offsets import Evidence, Items, Offsets, estimate_offsets, read_items
+from privrep.linear.offsets import Evidence, Items, Offsets, estimate_offsets
 from privrep.linear.pairs import PairSums, TastePlan, find_factors, plan_taste, read_together
 from privrep.linear.panel_steps import rows_of_cells
 from privrep.linear.rating_steps import (
@@ -52,8 +52,8 @@ from privrep.typing import Array
 
 HISTOGRAMS = (0.01, 0.04)  # of mu^2: the least and the most for one histogram
 MOMENTS_SHARES = (0.003, 0.03)  # of mu^2, at least and at most: for levels, and for losses
-HEARD = 0.002  # noise of means over users that levels and losses pay for
-PRESENCE_SHARES, FIRST_SHARES = (0.02, 0.15), (0.02, 0.2)  # of mu^2, at least and at most
+HEARD, LOST = 0.002, 0.03  # noise of means over users that levels and losses pay for, and that they are lost in
+PRESENCE_SHARES, FIRST_SHARES = (0.02, 0.04), (0.02, 0.2)  # of mu^2, at least and at most
 KNOWN = 0.1  # noise of a typical item's presence, and of its first offset, over the presence: what is paid for
 PASSES = 3  # on offsets, after the first
 PROBE, LEFT_PASSES = 0.4, 2  # of what pairs get: for the first look; passes on offsets if nothing is seen in it
@@ -73,7 +73,7 @@ def private_factorization(run: Run, rank: int | None) -> Representation:
     d, total = run.users.facts.features, run.ledger.capacity
     location, spent = find_location(run, total, True, HISTOGRAMS, np.ones(d))
     state = _Fit.start(run, location)
-    moments = float(np.clip((2 * LEVEL_NORM / (HEARD * state.users)) ** 2, *(total * np.array(MOMENTS_SHARES))))
+    moments = state.price_moments(total)
     if not d:  # nothing but levels can be learned
         return state.with_levels(total - spent - moments).publish(moments)
     state, cost = state.with_items(total)
@@ -122,6 +122,12 @@ class _Fit:
     def users(self) -> float:
         return max(self.location.users, 1.0)
 
+    def price_moments(self, total: float) -> float:
+        """Return what means over users get: what is needed to hear them, or the least if they would be lost anyway."""
+        least, most = (share * total for share in MOMENTS_SHARES)
+        needed, lost = ((2 * LEVEL_NORM / (noise * self.users)) ** 2 for noise in (HEARD, LOST))
+        return float(np.clip(needed, least, most)) if lost <= most else least
+
     @property
     def rows(self) -> float:
         """Return how many ratings a user has, in the mean of roots: those weigh items."""
@@ -140,8 +146,9 @@ class _Fit:
         )
         query = Query(Bound(1.0, d, acute=True), counted)
         released = self.run.release("presence", RatedItems(), {"items": query})["items"]
-        items = read_items(released.value, released.sigma, self.users)
-        return replace(self, items=items, evidence=Evidence(np.zeros(d))).with_passes(1, first), counted + first
+        items = Items(released.value, released.sigma, self.users)
+        fit = replace(self, items=items, evidence=Evidence(np.zeros(d), np.zeros(d)))
+        return fit.with_passes(1, first), counted + first
 
     def with_passes(self, count: int, mu_squared: float) -> _Fit:
         """Return what so many more passes on offsets tell, which share this part of the budget."""
@@ -149,13 +156,16 @@ class _Fit:
         for _ in range(count):
             assert fit.items is not None
             assert fit.evidence is not None
-            query = Query(Bound(1.0, len(fit.ratings.offset)), mu_squared / count)
+            d = len(fit.ratings.offset)
+            query = Query(Bound(1.0, 2 * d, acute=True), mu_squared / count)
             step, page = ItemPull(fit.column, replace(fit.ratings, residual=fit.residual)), f"offsets-{fit.passes + 1}"
             released = fit.run.release(page, step, {"pull": query})["pull"]
-            evidence = fit.evidence.with_pass(released.value, released.sigma, fit.items, fit.ratings.offset)
-            found: Offsets = estimate_offsets(evidence, fit.items)
-            ratings = replace(fit.ratings, offset=found.offset)
-            fit = replace(fit, ratings=ratings, evidence=evidence, variance=found.variance, passes=fit.passes + 1)
+            above, below, sigma = released.value[:d], released.value[d:], math.sqrt(2) * released.sigma
+            items = fit.items.with_sizes(above + below, sigma)
+            evidence = fit.evidence.with_pass(above - below, sigma, fit.ratings.offset)
+            found: Offsets = estimate_offsets(evidence, items)
+            ratings, number = replace(fit.ratings, offset=found.offset), fit.passes + 1
+            fit = replace(fit, ratings=ratings, items=items, evidence=evidence, variance=found.variance, passes=number)
         return fit
 
     def plan(self, mu_squared: float) -> TastePlan:
