@@ -163,16 +163,6 @@ def margins() -> UserTable:
     return make_margin_population(rng, 50, 12, 2, 6, margin=0.3).sample(rng)
 
 
-def factorize_many(run: Run) -> None:
-    from privrep.linear.methods import factorization
-
-    most, factorization.MOST_PAIRED = factorization.MOST_PAIRED, 5
-    try:
-        private_factorization(run, 2)
-    finally:
-        factorization.MOST_PAIRED = most
-
-
 QUICK = Zooming(candidates=64, rounds=2)
 FITS: dict[str, tuple[Callable[[], Run], Callable[[Run], Any]]] = {
     "fedrep": (lambda: run_of(numbers()), lambda run: private_fedrep(run, 2)),
@@ -208,7 +198,7 @@ FITS: dict[str, tuple[Callable[[], Run], Callable[[Run], Any]]] = {
     "classes, sparse": (lambda: run_of(labels(3, "sparse")), lambda run: private_fedrep(run, 2, loss=Loss("log", 3))),
     "classes, centaur": (lambda: run_of(labels(3)), lambda run: centaur_linear(run, 2, loss=Loss("log", 3))),
     "ratings": (lambda: run_of(ratings()), lambda run: private_factorization(run, 2)),
-    "more ratings": (lambda: run_of(ratings(), 100.0), factorize_many),
+    "ratings, with pairs": (lambda: run_of(ratings(), 1000.0), lambda run: private_factorization(run, 2)),
     "margin": (lambda: run_of(margins(), delta=0.0), lambda run: margin_selection(run, 2, margin=0.3, zooming=QUICK)),
     "margin, no projection": (
         lambda: run_of(margins(), delta=0.0),

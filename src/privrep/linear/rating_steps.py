@@ -27,7 +27,7 @@ from privrep.typing import Array, Axes, Floats, Integers, Matrix
 FARTHEST = 3.0  # that a user's level may lie from the centre, in units of how far levels are apart
 WIDEST = 8.0  # variance of a user's ratings, in units of the typical one
 LEVEL_PARTS = 5  # numbers of `RatingLevels`
-LEVEL_NORM = 2.0
+LEVEL_NORM = 1.5
 MOST_LOST = 1.5  # a logarithm of squared errors, in `RatingLosses`
 LOSS_PARTS = 4  # numbers of `RatingLosses`
 LOSS_NORM = 2.0
@@ -107,7 +107,7 @@ class ItemPull:
 class RatingLevels:
     """Numbers that tell how users' levels and spreads are distributed, once offsets are taken out.
 
-    z / 2, z^2 / 4, 1 / m, v / 4 and whether there are two ratings: z is the user's level in public units, v the
+    z / 2, z^2 / 4, 1 / m, v / 4 and 1/2 if there are two ratings: z is the user's level in public units, v the
     variance of its ratings, 0 where there is one.
     """
 
@@ -126,7 +126,7 @@ class RatingLevels:
         several = np.full(len(y), float(m > 1))
         squares = (centred(y) ** 2).sum(axis=1) / max(m - 1, 1)
         v = np.minimum(squares / self.spread**2, WIDEST) * several
-        values = np.stack([z / 2, z**2 / 4, np.full(len(y), 1 / m), v / 4, several], axis=1)
+        values = np.stack([z / 2, z**2 / 4, np.full(len(y), 1 / m), v / 4, several / 2], axis=1)
         return {"levels": Vectors(values)}
 
 

@@ -52,15 +52,17 @@ from privrep.typing import Array
 
 HISTOGRAMS = (0.01, 0.04)  # of mu^2: the least and the most for one histogram
 MOMENTS_SHARES = (0.003, 0.03)  # of mu^2, at least and at most: for levels, and for losses
-HEARD, LOST = 0.002, 0.03  # noise of means over users that levels and losses pay for, and that they are lost in
+HEARD, LOST = 0.002, 0.04  # noise of means over users that levels and losses pay for, and that they are lost in
 PRESENCE_SHARES, FIRST_SHARES = (0.02, 0.04), (0.02, 0.2)  # of mu^2, at least and at most
 KNOWN = 0.1  # noise of a typical item's presence, and of its first offset, over the presence: what is paid for
 PASSES = 3  # on offsets, after the first
 PROBE, LEFT_PASSES = 0.4, 2  # of what pairs get: for the first look; passes on offsets if nothing is seen in it
-TOGETHER = 0.1  # of the first look, for which items are rated together
+TOGETHER = 0.05  # of the first look, for which items are rated together
 MOST_PAIRED, MOST_WORK = 1024, 3e10  # items; users times the square of items
 SINGLE = 1.2  # ratings of a user, below which almost all have one
 LEVEL_PART = 0.3  # of the variance of single ratings, which is guessed to be that of levels
+CLEAR = 3.5  # standard deviations of noise above which a mean over users is believed
+MANY_ROWS, SHRUNK_SHARE = 20.0, 0.3  # ratings of a user above which levels are its own; of mu^2, for levels below it
 FEW_ROWS = 10.0  # ratings of a user, where that was not heard
 
 
@@ -73,17 +75,17 @@ def private_factorization(run: Run, rank: int | None) -> Representation:
     d, total = run.users.facts.features, run.ledger.capacity
     location, spent = find_location(run, total, True, HISTOGRAMS, np.ones(d))
     state = _Fit.start(run, location)
-    moments = state.price_moments(total)
+    levels, losses = (state.price_moments(total, most) for most in (state.most_for_levels, MOMENTS_SHARES[1]))
     if not d:  # nothing but levels can be learned
-        return state.with_levels(total - spent - moments).publish(moments)
+        return state.with_levels(total - spent - losses).publish(losses)
     state, cost = state.with_items(total)
-    left = total - 2 * moments - spent - cost
+    left = total - levels - losses - spent - cost
     plan = TastePlan(0.0, 0) if rank == 0 else state.plan(left)
     state = state.with_passes(PASSES, (1 - plan.share) * left)
-    state = state.with_levels(moments)
+    state = state.with_levels(levels)
     if plan.share:
         state = state.with_taste(plan, rank, plan.share * left)
-    return state.publish(moments)
+    return state.publish(losses)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class _Fit:
         apart = float(location.between[-1]) ** 2
         if heard and not varies and location.rows.sum() > 0 and location.typical_rows < SINGLE:
             spread = math.sqrt((1 - LEVEL_PART) * apart)  # users with one rating each do not tell
-        sampled = spread**2 / location.typical_rows if location.rows.sum() > 0 else 0.0
+        sampled = spread**2 / (location.typical_rows if location.rows.sum() > 0 else FEW_ROWS)
         variance = max(apart - sampled, LEVEL_PART * apart) if heard else FREE
         offset = np.zeros(run.users.facts.features)
         return cls(run, location, Ratings(offset, 1.0, float(location.centre[-1]), spread, variance))
@@ -122,11 +124,24 @@ class _Fit:
     def users(self) -> float:
         return max(self.location.users, 1.0)
 
-    def price_moments(self, total: float) -> float:
-        """Return what means over users get: what is needed to hear them, or the least if they would be lost anyway."""
-        least, most = (share * total for share in MOMENTS_SHARES)
-        needed, lost = ((2 * LEVEL_NORM / (noise * self.users)) ** 2 for noise in (HEARD, LOST))
-        return float(np.clip(needed, least, most)) if lost <= most else least
+    @property
+    def most_for_levels(self) -> float:
+        """Return the most of mu^2 that levels may have: more where users have few ratings, whose levels are shrunk."""
+        many = self.location.rows.sum() > 0 and self.location.typical_rows > MANY_ROWS
+        return MOMENTS_SHARES[1] if many else SHRUNK_SHARE
+
+    def price_moments(self, total: float, most: float) -> float:
+        """Return what means over users get: what is needed to hear them, or the least if they would be lost anyway.
+
+        Args:
+            total: mu^2 of the whole fit.
+            most: the most that is paid of it.
+        """
+        least = MOMENTS_SHARES[0] * total
+        good, lost = ((2 * LEVEL_NORM / (noise * self.users)) ** 2 for noise in (HEARD, LOST))
+        if lost > most * total:
+            return least
+        return float(np.clip(good, max(least, lost), max(MOMENTS_SHARES[1] * total, lost)))
 
     @property
     def rows(self) -> float:
@@ -186,12 +201,12 @@ class _Fit:
             return self
         z, squares, inverse, varied, several = released.value / self.users
         noise = released.sigma / self.users
-        ratings, known = self.ratings, bool(several > 4 * noise and varied > 4 * noise)
+        ratings, known = self.ratings, bool(several > CLEAR * noise and varied > CLEAR * noise)
         if known:
-            ratings = replace(ratings, spread=spread * math.sqrt(float(np.clip(4 * varied / several, 0.2, 5.0))))
-        if squares > 4 * noise:
+            ratings = replace(ratings, spread=spread * math.sqrt(float(np.clip(2 * varied / several, 0.2, 5.0))))
+        if noise < 1.1 * LOST:  # else the page was not paid for
             mean = 2 * z
-            apart = max(4 * squares - mean**2, 0.0) * between**2
+            apart = max(4 * squares - mean**2, 4 * noise) * between**2
             sampled = ratings.spread**2 * self.residual * float(np.clip(inverse, 0.0, 1.0))
             variance = max(apart - sampled, (0.02 if known else LEVEL_PART) * apart, 1e-6 * ratings.spread**2)
             ratings = replace(ratings, level=centre + mean * between, level_variance=variance)
