@@ -1584,6 +1584,16 @@ def test_budget_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert "epsilon that" not in said
 
 
+def test_budget_forecasts_errors_of_ratings(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--items", "500", "--rows", "20", "--users", "3000"]
+    code, said, _ = run(capsys, "budget", "--epsilon", "1", "--delta", "1e-6", *shape)
+    assert code == 0
+    assert "500 items, 20 ratings each" in said
+    errors = [float(line.split("│")[2]) for line in said.splitlines() if line.startswith("│")]
+    mean, shrunk, exact, private, new = errors
+    assert exact < private < shrunk <= mean < new
+
+
 def test_budget_forecasts_errors(capsys: pytest.CaptureFixture[str]) -> None:
     """Rank 0: levels and common slopes alone."""
     shape = ["--features", "10", "--rank", "0", "--rows", "6", "--users", "5000", "--gain", "0.1"]

@@ -58,10 +58,10 @@ def budget(
 
     if items is not None:
         _check_ratings(epsilon, noise, features, rank)
-        problem = _rating_problem(items, rows, users, (noise_level, levels, offsets))
+        rated = _rating_problem(items, rows, users, (noise_level, levels, offsets))
         assert epsilon is not None
         assert users is not None
-        _show_ratings(users, problem, Budget(epsilon, delta, check_relation(relation)))
+        _show_ratings(users, rated, Budget(epsilon, delta, check_relation(relation)))
         return
     shape = {"features": features, "rank": rank, "rows": rows}
     missing = [name for name, value in shape.items() if value is None]
