@@ -77,7 +77,7 @@ def test_an_old_folder_loads_and_predicts_as_it_did(name: str) -> None:
 
 def test_ratings_of_an_earlier_version_load_and_predict_as_they_did() -> None:
     """Their users' levels are their own means, and there is nothing to predict newcomers with."""
-    folder = SMALL / "ratings-before"
+    folder = SMALL.parent / "before" / "ratings"
     model = CASES["ratings"].load(folder / "model")
     same(CASES["ratings"].told(model), values_of(folder / "told.json"), "ratings", "loaded")
     assert model.level_ is None
