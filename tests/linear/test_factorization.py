@@ -134,8 +134,8 @@ def test_more_items_than_can_be_paired(data, monkeypatch):
 
 def test_what_factors_would_have_cost_is_spent_on_offsets():
     """Ratings without tastes: no factors, and the whole budget is spent all the same."""
-    train, _, (b, _) = planted(rank=0, noise=1.0, seed=1)
-    model = PrivateFactorization(epsilon=2.0, items=range(ITEMS), random_state=1).fit(*train)
+    train, _, (b, _) = planted(rank=0, noise=1.0, seed=2)
+    model = PrivateFactorization(epsilon=2.0, items=range(ITEMS), random_state=2).fit(*train)
     assert model.rank_ == 0
     assert model.privacy_.epsilon == pytest.approx(2.0, rel=1e-6)
     numbers = [name for name, _ in model.privacy_.events if name.startswith("offsets-")]

@@ -19,6 +19,7 @@ from privrep.linear.offsets import Items, expected_loss
 from privrep.typing import Array
 
 MAX_RANK = 30
+SURE = 0.5  # the largest eigenvalue of noise alone stays below that, 19 times of 20; and below 0, five times of six
 EDGE = 1.05  # over the largest eigenvalue of noise, of what counts as seen in how often items are rated together
 TASTES = 0.025 / np.sqrt(np.arange(1, 11))  # parts of the variance of ratings that tastes are guessed to explain
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -46,13 +47,14 @@ def read_together(sums: PairSums) -> Array:
     return np.asarray(np.maximum((vectors[:, seen] * size) @ vectors[:, seen].T, 0.0))
 
 
-def find_factors(sums: PairSums, together: Array, rank: int | None) -> tuple[Array, Array]:
+def find_factors(sums: PairSums, together: Array, rank: int | None, beyond: float = SURE) -> tuple[Array, Array]:
     """Return factors of the items, (K, k), and the mean squared sine of each with the truth, (k,).
 
     Args:
         sums: of the pairs of what is left of ratings.
         together: W, (K, K).
         rank: the most factors to keep; None: those that stand out.
+        beyond: how far beyond where the noise ends eigenvalues must lie, in deviations of its largest.
     """
     K = len(together)
     few = float(np.trace(together)) / max(float(together.sum()), 1e-300)  # the inverse of how many items users rated
@@ -62,17 +64,17 @@ def find_factors(sums: PairSums, together: Array, rank: int | None) -> tuple[Arr
     strength = (signal**2).mean(axis=1)
     strength = np.sqrt(strength / max(math.sqrt(float(strength.mean())), 1e-300))  # signal_jl is about the product
     radius = 2 * math.sqrt(K)
-    values, vectors = _without_diagonal(sums.pairs / deviation, radius, MAX_RANK if rank is None else rank)
+    values, vectors = _without_diagonal(sums.pairs / deviation, radius, MAX_RANK if rank is None else rank, beyond)
     size = (values + np.sqrt(values**2 - radius**2)) / 2  # before noise pushed them up
     error = (radius / 2 / size) ** 2
     return _shrunk(vectors * np.sqrt(size), strength, error * size / K), np.minimum(error, 1.0)
 
 
-def _without_diagonal(matrix: Array, radius: float, rank: int) -> tuple[Array, Array]:
+def _without_diagonal(matrix: Array, radius: float, rank: int, beyond: float) -> tuple[Array, Array]:
     """Return eigenvalues above the noise, and their vectors, of a matrix whose diagonal is unknown: it is filled in
     from them, a few times over."""
     d = len(matrix)
-    edge = radius * (1 + 0.5 * d ** (-2 / 3))  # the largest eigenvalue of noise alone stays below, 19 times of 20
+    edge = radius * (1 + beyond * d ** (-2 / 3))
     diagonal = np.zeros(d)
     for _ in range(10):
         np.fill_diagonal(matrix, diagonal)

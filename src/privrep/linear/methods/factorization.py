@@ -56,7 +56,7 @@ HEARD, LOST = 0.002, 0.04  # noise of means over users that levels and losses pa
 PRESENCE_SHARES, FIRST_SHARES = (0.02, 0.04), (0.02, 0.2)  # of mu^2, at least and at most
 KNOWN = 0.1  # noise of a typical item's presence, and of its first offset, over the presence: what is paid for
 PASSES = 3  # on offsets, after the first
-PROBE, LEFT_PASSES = 0.4, 2  # of what pairs get: for the first look; passes on offsets if nothing is seen in it
+PROBE, LEFT_PASSES = 0.6, 2  # of what pairs get: for the first look; passes on offsets if nothing is seen in it
 TOGETHER = 0.05  # of the first look, for which items are rated together
 MOST_PAIRED, MOST_WORK = 1024, 3e10  # items; users times the square of items
 SINGLE = 1.2  # ratings of a user, below which almost all have one
@@ -224,8 +224,7 @@ class _Fit:
             PairSums(unpack(found.value), found.sigma / math.sqrt(2)) for found in map(released.get, shares) if found
         )
         together = read_together(counts)
-        factors, error = find_factors(sums, together, rank)
-        if not len(error):
+        if not len(find_factors(sums, together, rank, beyond=0.0)[1]):
             return self.with_passes(LEFT_PASSES, mu_squared - first)
         again = self.run.release("taste-2", step, {"pairs": Query(bound, mu_squared - first)})["pairs"]
         sums = sums.joined(PairSums(unpack(again.value), again.sigma / math.sqrt(2)))
