@@ -33,7 +33,7 @@ DELTA = 1e-6
 LEAST, MOST = -10.0, 10.0
 RANKS, RIDGES = (4, 6, 8, 12), (10.0, 30.0)  # of the non-private factorisation, which gets the best of them
 NOISELESS, PLENTY = "the same with next to no noise", 300.0
-TARGETS = {0.3: 0.168, 1.0: 0.163}  # NMAE at most
+TARGETS = {0.3: 0.1600, 1.0: 0.1545, 3.0: 0.1530}  # NMAE at most
 
 
 def default_data() -> Path:

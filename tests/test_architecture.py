@@ -346,14 +346,15 @@ USERS_COMPUTE = (
     "local/transform.py",
     "heads/classification.py",
     "heads/margin.py",
+    "heads/ratings.py",
     "heads/regression.py",
     "linear/class_steps.py",
+    "linear/rating_steps.py",
     "linear/steps.py",
 )
 """What users compute on their own rows: nothing in these files knows of budgets or engines."""
 USERS_COMPUTE_IN = {
     "linear/nets.py": ("Net", "by_candidate"),
-    "linear/methods/factorization.py": ("_Taste", "taste", "_unit"),
     "linear/methods/margin_selection.py": ("margin_losses", "_depth"),
     "linear/methods/priv_altmin.py": ("_lengths",),
     "linear/methods/private_fedrep.py": ("head_and_gradient",),
@@ -430,7 +431,7 @@ COMPUTED_BY_USERS = {
 
 def test_steps_are_found() -> None:
     found = {name for names in COMPUTED_BY_USERS.values() for name in names}
-    assert {"NormalEquations", "TasteMoments", "ModelUpdate", "GradientStep", "BankStep", "HeadLosses"} <= found
+    assert {"NormalEquations", "RatingPairs", "ModelUpdate", "GradientStep", "BankStep", "HeadLosses"} <= found
     assert len(found) > 35
 
 

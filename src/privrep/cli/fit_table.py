@@ -182,9 +182,9 @@ def _holders(source: TableSource, names: list[str], workdir: Path | None) -> tup
 
 
 def _check_rank(config: Config, features: int) -> None:
-    if config.rank is not None and config.rank > features:
+    if config.rank is not None and config.rank > features and not config.ratings:
         raise InputError(
-            f"--rank must be at most the number of {'items' if config.ratings else 'features'} that could be named, "
+            f"--rank must be at most the number of features that could be named, "
             f"{features:,}. Got {config.rank} instead. What was spent on finding out is spent."
         )
 
@@ -229,7 +229,7 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
     for line in _contents(fitted, fitted.heads, asked):
         say(line)
     if nothing := judge_nothing(learned):
-        shout(f"{'NO FACTORS WERE' if fitted.config.ratings else 'NOTHING WAS'} LEARNED: {nothing}.")
+        shout(f"NOTHING WAS LEARNED: {nothing}.")
     elif learned.gains is not None:
         say(describe_gains(learned))
     if report.seeded:
@@ -259,8 +259,10 @@ def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
         yield f"Targets: {', '.join(fitted.columns.targets)}; a head for each"
     for name, listed in fitted.columns.by_category.items():
         how = "declared" if asked.by_category[name] else "selected privately"
-        other = "other items are predicted with a user's mean" if c.ratings else "rows with others have no such feature"
-        other = other if listed else "no value is held by enough users, so the column is left out"
+        other = (
+            "other items are predicted with a user's level" if c.ratings else "rows with others have no such feature"
+        )
+        other = other if listed or c.ratings else "no value is held by enough users, so the column is left out"
         yield f"Values of {name}: {len(listed):,} named ({how}); {other}"
     prior = fitted.representation.prior
     if prior is not None:

@@ -61,7 +61,7 @@ def personalize(
     """Heads for users who were not in the fit, from their own rows and the public representation. Costs no privacy.
 
     Without --out they join the heads in FOLDER/private. With --out they go to a file of weights that only you can read.
-    With --user-id, a table of numbers may have a header and no rows: that user's head is then the prior mean.
+    With --user-id, a table of numbers or ratings may have a header and no rows: that user's head is the prior mean.
     """
     from privrep.data.dialects import Dialect
     from privrep.heads.store import write_heads
@@ -73,7 +73,7 @@ def personalize(
             raise InputError("--replace is for the heads in the model folder; with --out use --overwrite.")
     fitted, dialect = load(folder), Dialect(encoding, delimiter, decimal)
     targets = _targets(fitted, target, folder)
-    if user_id is not None and fitted.representation.prior is not None and _has_no_rows(table):
+    if user_id is not None and fitted.representation.serves_newcomers and _has_no_rows(table):
         new, names = _head_without_rows(fitted, user_id, features, named=out is not None)
     else:
         with _with_user_column(table, fitted, user, user_id, dialect) as (path, column):
@@ -215,19 +215,17 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
 
     from privrep.data import categories
     from privrep.data.missing import indicator_names
-    from privrep.heads.fitting import prior_heads
+    from privrep.heads.fitting import newcomer_heads
 
-    prior = fitted.representation.prior
-    assert prior is not None
+    d = len(fitted.representation.scale)
     name = _as_id(user_id, fitted)
     names = split_names(features) or list(fitted.columns.features)
     names += indicator_names(names, fitted.columns.indicators)
     names += categories.names(fitted.columns.named)
-    if named and len(names) != len(prior.mean.centre):
-        raise InputError(
-            f"the model has {len(prior.mean.centre)} features and gives no names to them; pass --features."
-        )
-    return prior_heads(np.array([name], dtype=object if isinstance(name, str) else np.int64), prior), names
+    if named and len(names) != d:
+        raise InputError(f"the model has {d} features and gives no names to them; pass --features.")
+    ids = np.array([name], dtype=object if isinstance(name, str) else np.int64)
+    return newcomer_heads(ids, fitted.representation), names
 
 
 # Where the heads go

@@ -53,8 +53,8 @@ def predict(
 
     A model of several targets adds a column for each, `prediction_NAME`; one of classes predicts a class and, with the
     log loss, adds the probability of each, `probability_CLASS`.
-    Rows of users without a head are predicted with the prior mean, which models of numbers have; it says how many.
-    With --unknown skip they are left out. Missing features are filled as in the fit.
+    Rows of users without a head are predicted with the prior mean, in models of ratings with the level and the item's
+    offset; it says how many. With --unknown skip they are left out. Missing features are filled as in the fit.
     With --interval 0.9, each prediction has two more columns, `prediction_low` and `prediction_high`, between which
     nine of ten targets are expected.
     Private heads make the predictions, so only you can read the file, and it is no part of what may be published.
@@ -98,7 +98,7 @@ def predict(
     for said in seen.missing.words("by the user's own mean of the fit where it is kept, else by the location"):
         note(f"{said[:1].upper()}{said[1:]} (not private: for your eyes).")
     for name, count in (+seen.values).items():
-        how = "predicted with the user's mean" if fitted.config.ratings else "predicted without that feature"
+        how = "predicted with the user's level" if fitted.config.ratings else "predicted without that feature"
         say(f"{count:,} {'row' if count == 1 else 'rows'} with a value of {name} that the model does not know: {how}")
 
 

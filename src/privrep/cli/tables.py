@@ -94,7 +94,7 @@ def _check_kinds(
     found: Any = file_schema(table, user, BATCH_BYTES // 4, dialect) if lists else None
     for name, listed in lists.items():
         require(name, "--item" if ratings else "categories", table, found.names)
-        if file_format(table) == "csv":
+        if file_format(table) == "csv" or not listed:
             continue
         declared = found.field(name).type
         if not can_hold(declared, listed):

@@ -23,17 +23,22 @@ Categories = tuple[str | int, ...]  # all of one kind
 MOST_CLASSES = 1000
 
 
-def checked_lists(given: Any) -> dict[str, Categories]:
-    """The lists of categories of each column, each all text or all integers, none empty or with an entry twice."""
+def checked_lists(given: Any, selected: bool = False) -> dict[str, Categories]:
+    """The lists of categories of each column, each all text or all integers, without an entry twice.
+
+    Those that may have been selected privately may be empty: none was held by enough users.
+    """
     if not isinstance(given, Mapping):
         raise InputError("categories must map columns to lists; write {'colour': ['red', 'green']}.")
-    return {name: _checked(name, values) for name, values in given.items()}
+    return {name: _checked(name, values, selected) for name, values in given.items()}
 
 
-def _checked(name: str, values: Any) -> Categories:
+def _checked(name: str, values: Any, selected: bool) -> Categories:
     if isinstance(values, str):
         raise InputError(f"categories of column {name!r} must be a list; write [{values!r}].")
     listed = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+    if not listed and selected:
+        return ()
     if not listed:
         raise InputError(f"categories lists none for column {name!r}; list at least one or leave the column out.")
     texts = [isinstance(value, str) for value in listed]
@@ -53,6 +58,8 @@ def can_hold(found: Any, listed: Categories) -> bool:
     of text that has numbers.
     """
     kind = found.value_type if pa.types.is_dictionary(found) else found
+    if not listed:
+        return is_text(kind) or pa.types.is_integer(kind)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return not isinstance(listed[0], str) or bool(_by_number(listed))
     return is_text(kind) and isinstance(listed[0], str)
@@ -71,7 +78,7 @@ def read_type(name: str, listed: Categories, found: Any) -> Any:
 
 def csv_type(listed: Categories) -> Any:
     """The type in which a column of a CSV file is read that has these categories."""
-    return pa.large_string() if isinstance(listed[0], str) else pa.int64()
+    return pa.int64() if listed and isinstance(listed[0], int) else pa.large_string()
 
 
 def checked_classes(given: Any) -> Categories:
@@ -226,7 +233,7 @@ def _refuse_items() -> Any:
 def item_codes(items: Any, listed: Categories) -> NDArray[np.int32]:
     """Return the place of each item in the list, or -1."""
     column = item_column(items)
-    if pa.types.is_null(column.type):
+    if pa.types.is_null(column.type) or not listed:
         return np.full(len(column), -1, dtype=np.int32)
     text = isinstance(listed[0], str)
     if text == pa.types.is_integer(column.type):

@@ -208,7 +208,7 @@ class TableSource:
                 raise InputError("target names no column; name one or more.")
             self._set("target", targets[0] if len(targets) == 1 else targets)
         if self.categories is not None:
-            self._set("categories", one_hot.checked_lists(self.categories) or None)
+            self._set("categories", one_hot.checked_lists(self.categories, selected=True) or None)
         if self.classes is not None and len(targets) != 1:
             raise InputError(f"labels are one target column. Got {len(targets)} instead.")
         if self.user in targets:
@@ -236,7 +236,7 @@ class TableSource:
 
     def _check_feature_names(self) -> None:
         name, times = Counter(self.feature_names).most_common(1)[0] if self.feature_names else ("", 0)
-        if times == 0:
+        if times == 0 and not self._lists:  # items of which none could be named are no features, yet enough
             several = "targets" if len(self.targets) > 1 else "target"
             raise InputError(
                 f"{self.path} has no numeric column besides user {self.user!r}"

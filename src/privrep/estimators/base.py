@@ -144,17 +144,12 @@ class Personal(BaseEstimator, ABC):
         if refuses or self._representation.prior is None:
             users = known_users(heads.ids, names)
         else:
-            users = find_users(heads.ids, names)
-            if (users < 0).any():
-                said = describe_unknown(*count_unknown(heads.ids, names, users))
-                warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=3)
+            users = find_or_warn(heads.ids, names)
         told: Any = {"intercept": bool(self.fit_intercept), "names": lambda: self.model_.columns.feature_names}
         return fill_to_predict(heads, self._representation, X, users, **told), heads, users
 
     def _refuses(self) -> bool:
-        if self.unknown_users not in ("prior", "refuse"):
-            raise InputError(f'unknown_users must be "prior" or "refuse". Got {self.unknown_users!r} instead.')
-        return self.unknown_users == "refuse"
+        return check_unknown_users(self.unknown_users)
 
     def _head(self, X: Any, y: Array, weights: Array | None = None) -> PersonalHead:
         """Return the head of a user who was not there."""
@@ -325,6 +320,28 @@ def known_users(ids: NDArray[Any], groups: Groups) -> NDArray[np.int64]:
             f"user {np.asarray(groups, dtype=object)[row]!r} (row {row}) was not in fit, so it has no head. "
             "Call personalize with a few of its rows to make one."
         )
+    return positions
+
+
+def check_unknown_users(unknown_users: str) -> bool:
+    """Return whether users who were not in fit are refused; raise InputError if the parameter is none."""
+    if unknown_users not in ("prior", "refuse"):
+        raise InputError(f'unknown_users must be "prior" or "refuse". Got {unknown_users!r} instead.')
+    return unknown_users == "refuse"
+
+
+def find_or_warn(ids: NDArray[Any], groups: Groups, stacklevel: int = 4) -> NDArray[np.int64]:
+    """Return where the users of these rows are among those who have heads; -1, with a warning, for one who is not.
+
+    Args:
+        ids: the users who have heads.
+        groups: the user of each row.
+        stacklevel: how many calls above this one the warning points to.
+    """
+    positions = find_users(ids, groups)
+    if (positions < 0).any():
+        said = describe_unknown(*count_unknown(ids, groups, positions))
+        warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=stacklevel)
     return positions
 
 

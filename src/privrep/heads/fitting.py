@@ -29,6 +29,7 @@ from privrep.heads.classification import class_constant, class_own, class_shared
 from privrep.heads.filling import join_means, means_of
 from privrep.heads.label_posterior import fit_label_heads
 from privrep.heads.posterior import doubt_size, fit_posterior
+from privrep.heads.ratings import fit_ratings, newcomer
 from privrep.heads.regression import (
     CONSTANT,
     OWN,
@@ -46,7 +47,7 @@ from privrep.heads.regression import HEAD_KINDS as HEAD_KINDS
 from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
 from privrep.local.losses import Loss
 from privrep.local.prior import HeadPrior, LabelPrior
-from privrep.local.representation import Representation
+from privrep.local.representation import Ratings, Representation
 from privrep.local.transform import FeatureTransform
 from privrep.typing import Array
 from privrep.users.performance import Performance
@@ -78,12 +79,12 @@ class Heads:
             representation: the one that the heads are of.
             X: rows (rows, d), which may be sparse.
             users: the position of each row's user. Where there is a prior, -1 stands for a user without a head, whose
-                prediction is the prior mean.
+                prediction is the prior mean: of ratings the level and the item's offset.
 
         Returns:
             (rows,), or (rows, targets) where there are several.
         """
-        if representation.prior is None and (users < 0).any():
+        if not representation.serves_newcomers and (users < 0).any():
             raise InputError("some rows are of users without a head, and this model has no prior to predict them with.")
         columns = [self._predict(representation, X, users, c) for c in range(self.targets)]
         if isinstance(representation.prior, LabelPrior):
@@ -100,6 +101,10 @@ class Heads:
             rows = np.flatnonzero((users < 0) | (self.kind[heads] == PRIOR))
             if len(rows):
                 predictions[rows] = mean.of_rows(X[rows])[:, target]
+        elif representation.ratings is not None and (users < 0).any():
+            rows = np.flatnonzero(users < 0)
+            intercept, weights = newcomer(representation.ratings, self.shared.shape[1] - 1)
+            predictions[rows] = intercept + np.asarray(X[rows] @ (representation.head_matrix @ weights))
         position = np.where(users < 0, -1, self.own_position[heads])
         rows = np.flatnonzero(position >= 0)
         if len(rows):
@@ -229,6 +234,8 @@ def fit_block(
     if isinstance(representation.prior, LabelPrior):
         assert loss is not None
         return _label_block(block, representation.prior, representation.scale, safety_net, loss)
+    if representation.ratings is not None and representation.ratings.has_prior:
+        return _rating_block(block, representation, representation.ratings)
     n, (d, k) = block.n_users, representation.matrix.shape
     q = loss.outputs if loss is not None else block.n_targets
     kind = np.full(n * q, CONSTANT, dtype=np.int8)
@@ -266,6 +273,31 @@ def prior_heads(ids: NDArray[Any], prior: HeadPrior | LabelPrior) -> Heads:
     doubt = np.zeros((n * q, doubt_size(p)))
     own = np.full(n * q, -1), np.zeros((0, d))
     return Heads(ids, kind, np.tile(level, n), nothing, *own, q, nothing.copy(), doubt)
+
+
+def newcomer_heads(ids: NDArray[Any], representation: Representation) -> Heads:
+    """Return heads of users without rows, of a representation that serves newcomers: the prior mean."""
+    if representation.prior is not None:
+        return prior_heads(ids, representation.prior)
+    assert representation.ratings is not None
+    n, (d, k) = len(ids), representation.matrix.shape
+    intercept, weights = newcomer(representation.ratings, k - 1)
+    kind, own = np.full(n, PRIOR, dtype=np.int8), (np.full(n, -1), np.zeros((0, d)))
+    return Heads(ids, kind, np.full(n, intercept), np.tile(weights, (n, 1)), *own)
+
+
+def _rating_block(block: UserTable, representation: Representation, ratings: Ratings) -> Heads:
+    """Return heads of ratings as posterior means; users without rows, or whose numbers overflow, have the prior's."""
+    found = newcomer_heads(block.ids, representation)
+    for users, size in block.positions_by_size():
+        X, y = finite_rows(*block.group(users, size))
+        with np.errstate(all="ignore"):
+            fits = fit_ratings(images(X, representation.matrix), y.astype(np.float64, copy=False), ratings)
+            fine = np.isfinite(fits.intercept) & np.isfinite(fits.weights).all(axis=1)
+        heads = users[fine]
+        found.kind[heads], found.intercept[heads] = POSTERIOR, fits.intercept[fine]
+        found.shared[heads] = fits.weights[fine]
+    return found
 
 
 def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_net: bool) -> Heads:

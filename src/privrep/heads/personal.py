@@ -144,7 +144,8 @@ class Taste:
 
     def predict(self, items: Any) -> Array:
         codes = item_codes(items, self.items)
-        return np.where(codes >= 0, self.scores[codes], self.mean)
+        scores = np.append(self.scores, self.mean)  # at -1: an item that is not among them
+        return np.asarray(scores[codes])
 
 
 @dataclass(frozen=True)

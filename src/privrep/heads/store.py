@@ -106,7 +106,7 @@ def read_heads(folder: Path) -> Heads:
         table["intercept"].to_numpy(),
         shared,
         np.where(has_own, np.cumsum(has_own) - 1, -1),
-        np.asarray(own.flatten(), dtype=np.float64).reshape(-1, d),
+        np.asarray(own.flatten(), dtype=np.float64).reshape(int(has_own.sum()), d),
         q,
         origin,
         doubt,

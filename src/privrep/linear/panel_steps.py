@@ -81,11 +81,13 @@ class ColumnSizes:
 
     Features and targets have histograms of their own: those of targets may be had at a lower price. Sparse features
     have none of means: their mean is near zero. A column in which a user has no value is not counted by that user.
+    Without `features`, sizes of features are left out: they are declared.
     """
 
     several_targets: ClassVar[bool] = True
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True, fill=math.nan, floats_per_sparse_user=4096)
     intercept: bool
+    features: bool = True
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
@@ -94,11 +96,12 @@ class ColumnSizes:
         sizes = FeatureSizes(self.intercept)
         rows = np.full((len(y), 1), row_cell(X.shape[1]))
         found: dict[str, Contributions] = {
-            "sizes": sizes(replace(batch, y=one))["sizes"],
             "target_sizes": sizes(UserBatch(y, one))["sizes"],
             "target_levels": _level_counts(y),
             "rows": Counts(rows, ROW_CELLS),
         }
+        if self.features:
+            found["sizes"] = sizes(replace(batch, y=one))["sizes"]
         return found if isinstance(X, SparseRows) else found | {"levels": _level_counts(X)}
 
 

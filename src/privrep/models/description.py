@@ -88,7 +88,10 @@ class Config:
             raise InputError("the configuration paper is for numbers, as the papers are; for labels use the default.")
         plain = self.loss is None and not self.ratings and self.configuration == "default"
         least = 0 if plain and "rank 0" in self.learner.accepts else 1
-        if self.rank is not None and not least <= self.rank <= (self.rank if features is None else features):
+        bounded = features is not None and not self.ratings  # of ratings it is the most that is kept
+        if self.rank is not None and not least <= self.rank <= (
+            features if bounded and features is not None else self.rank
+        ):
             most = "" if features is None else f", {features}"
             raise InputError(
                 f"rank must lie between {least} and the number of features{most}. Got {self.rank} instead."

@@ -135,7 +135,9 @@ def _check_heads(heads: Heads, representation: Representation, loss: Loss | None
     prior = representation.prior
     if not np.isin(heads.kind, np.arange(len(HEAD_KINDS))).all():
         raise ValueError("its heads are of unknown kinds")
-    if (prior is None and (heads.kind >= POSTERIOR).any()) or (prior is not None and heads.targets != prior.targets):
+    if (not representation.serves_newcomers and (heads.kind >= POSTERIOR).any()) or (
+        prior is not None and heads.targets != prior.targets
+    ):
         raise ValueError("its heads are of another prior")
     if heads.means is not None and heads.means.shape[1] > d:
         raise ValueError("its heads are of other features")

@@ -282,7 +282,7 @@ def _portions(
         to_dense = block.is_sparse and not takes_sparse
         users = max((1 << 22) // max(floats, size * block.n_features if to_dense else 1, 1), 1)
         for start in range(0, len(X), users):
-            part = X[start : start + users]
+            part = X if users >= len(X) else X[start : start + users]  # a slice of sparse rows is a copy
             yield part.dense() if to_dense else part, y[start : start + users]
 
 
