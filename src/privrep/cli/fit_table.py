@@ -22,7 +22,7 @@ from privrep.linear.registry import DEFAULT
 
 if TYPE_CHECKING:
     from privrep.data.readers import TableSource
-    from privrep.heads.fitting import Heads
+    from privrep.heads.heads import Heads
     from privrep.models.description import Columns, Config
     from privrep.models.model import Model
     from privrep.models.words import TableFacts

@@ -32,7 +32,7 @@ from privrep.errors import InputError
 if TYPE_CHECKING:
     from privrep.data.dialects import Dialect
     from privrep.data.readers import TableSource
-    from privrep.heads.fitting import Heads
+    from privrep.heads.heads import Heads
     from privrep.models.model import Model
 
 
@@ -236,7 +236,7 @@ def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) ->
     import numpy as np
 
     from privrep.data.table import find_users
-    from privrep.heads.fitting import Heads
+    from privrep.heads.heads import Heads
 
     if id_kind(old.ids) != id_kind(new.ids):
         raise InputError(f"the users of {table} are {id_kind(new.ids)}, those of {folder} are {id_kind(old.ids)}.")

@@ -22,7 +22,7 @@ from privrep.local.representation import Representation
 from privrep.typing import Array
 
 if TYPE_CHECKING:
-    from privrep.heads.fitting import Heads
+    from privrep.heads.heads import Heads
 
 
 def means_of(block: UserTable, columns: int) -> Array:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.heads.fitting import Heads
+from privrep.heads.heads import Heads
 from privrep.typing import Array
 
 if TYPE_CHECKING:

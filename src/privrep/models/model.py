@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.heads.fitting import Heads
+from privrep.heads.heads import Heads
 from privrep.heads.posterior import doubt_size
 from privrep.heads.regression import HEAD_KINDS, POSTERIOR
 from privrep.heads.store import FILE, has_heads, read_heads
