@@ -28,6 +28,7 @@ from privrep import (
 )
 from privrep.data.categories import MOST_CLASSES, checked_classes
 from privrep.data.synthetic import make_class_population
+from privrep.errors import UnknownUsers
 from privrep.models import learning
 from privrep.models import model as model_module
 from privrep.models.description import Columns, Config
