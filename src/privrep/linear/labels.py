@@ -223,12 +223,16 @@ class LabelLearner(PriorLearner):
         return publish(self.run, state, self.panel.transform, prior=prior, gains=gains)
 
     def ask_votes(self, factor: Array, chosen: Candidate, mu_squared: float) -> bool:
-        """Return whether more users do better by heads of the prior than by classifiers of their own."""
+        """Return whether clearly more users do better by heads of the prior than by classifiers of their own.
+
+        Where noise leaves that open, each user chooses for itself.
+        """
         scale = self.panel.transform.scale
         step = LabelVotes(self.panel.mean, factor, chosen.own, chosen.level, scale, self.loss)
-        votes = self.run.release("families-votes", step, {"votes": Query(Bound(1.0, 2, acute=True), mu_squared)})
-        heads, own = votes["votes"].value
-        return bool(heads >= own)
+        query = Query(Bound(1.0, 2, acute=True), mu_squared)
+        votes = self.run.release("families-votes", step, {"votes": query})["votes"]
+        heads, own = votes.value
+        return bool(heads - own > 2 * math.sqrt(2.0) * votes.sigma)
 
     def find_trust(self, prior: LabelPrior, mu_squared: float) -> LabelPrior:
         """Return the prior with factors of outputs that make probabilities right on average, by two of Newton's steps.
