@@ -18,7 +18,7 @@ from experiments.label_data import LABELS, LabelTask
 from experiments.label_references import REFERENCES, Quality, noisy_logistic, oracle
 from experiments.tables_runs import ANALYST_SEED, DEFAULT, DELTA, EPSILONS
 from privrep import PrivateFedRepClassifier
-from privrep.errors import InputError
+from privrep.errors import UnknownUsers
 from privrep.typing import Array, Integers
 
 ANALYST, ORACLE = "analyst's noisy logistic", "heads on the true U"
@@ -87,10 +87,9 @@ def run_classifier(name: str, task: LabelTask, seed: int, epsilon: float) -> Lab
     known, new = task.y[task.test], task.y[task.newcomers]
     numbers = _flat([Quality.of(test, known), Quality.of(meet_newcomers(task, model), new)])
     strangers, prior = (ask_of_strangers(task, model, task.X[rows]) for rows in (task.newcomers, task.test))
-    none = [] if strangers is None else astuple(Quality.of(strangers, new))
     return LabelScore(
-        name, task.n_users, seed, DEFAULT, epsilon, *numbers, *none,
-        prior=None if prior is None else Quality.of(prior, known).log_loss,
+        name, task.n_users, seed, DEFAULT, epsilon, *numbers, *astuple(Quality.of(strangers, new)),
+        prior=Quality.of(prior, known).log_loss,
         rank=int(model.rank_), epsilon_spent=spent, seconds=time.perf_counter() - began,
     )  # fmt: skip
 
@@ -114,13 +113,12 @@ def split_by_user(users: Integers) -> dict[int, Integers]:
     return dict(zip(who.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def ask_of_strangers(task: LabelTask, model: PrivateFedRepClassifier, rows: Array) -> Array | None:
-    """Return probabilities of rows of users who were not in fit; None where the model refuses them."""
+def ask_of_strangers(task: LabelTask, model: PrivateFedRepClassifier, rows: Array) -> Array:
+    """Return probabilities of rows of users who were not in fit."""
     nobody = np.full(len(rows), task.n_users)
-    try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnknownUsers)
         return np.asarray(model.predict_proba(rows, groups=nobody))
-    except InputError:
-        return None
 
 
 def run_labels(seeds: Iterable[int], quick: bool = False) -> Iterator[LabelScore]:

@@ -20,7 +20,7 @@ from experiments.rating_data import SOURCES, RatingTask, read_ratings
 from experiments.rating_references import Learn, no_ratings, noisy_means, references
 from experiments.tables_runs import ANALYST_SEED, DELTA, EPSILONS
 from privrep import PrivateFactorization
-from privrep.errors import InputError
+from privrep.errors import UnknownUsers
 from privrep.typing import Array, Integers
 
 ANALYST, FACTORIZATION = "analyst's noisy means", "private-factorization"
@@ -91,10 +91,9 @@ def run_factorization(name: str, task: RatingTask, seed: int, epsilon: float) ->
     without = fit_factorization(task, task.others, epsilon, seed)
     new = task.errors(meet_newcomers(task, without), task.newcomers)
     said = ask_of_strangers(task, without, task.newcomers.item)
-    strangers = () if said is None else task.errors(said, task.newcomers)
     return RatingScore(
-        name, task.n_users, seed, FACTORIZATION, epsilon, *test, *new, *strangers,
-        prior=None if prior is None else task.errors(prior, task.test)[0],
+        name, task.n_users, seed, FACTORIZATION, epsilon, *test, *new, *task.errors(said, task.newcomers),
+        prior=task.errors(prior, task.test)[0],
         rank=int(model.rank_), epsilon_spent=spent, seconds=seconds,
     )  # fmt: skip
 
@@ -117,12 +116,11 @@ def meet_newcomers(task: RatingTask, model: PrivateFactorization) -> Array:
     return said
 
 
-def ask_of_strangers(task: RatingTask, model: PrivateFactorization, items: Integers) -> Array | None:
-    """Return predictions of users who were not in fit; None where the model refuses them."""
-    try:
+def ask_of_strangers(task: RatingTask, model: PrivateFactorization, items: Integers) -> Array:
+    """Return predictions of users who were not in fit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnknownUsers)
         return np.asarray(model.predict(np.full(len(items), task.n_users), items))
-    except InputError:
-        return None
 
 
 def run_ratings(seeds: Iterable[int]) -> Iterator[RatingScore]:
