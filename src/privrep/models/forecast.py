@@ -105,6 +105,7 @@ class Known:
     sine: float  # mean squared sine of U
     level: float = 0.0  # of the mean level
     ratio: float | None = None  # that levels are taken to have, over the noise; None: what they have
+    heads: float | None = None  # the same of each coordinate of slopes along U
     families: tuple[int, ...] = (0, 1)  # that heads may be of
 
     def least_error(self, p: PlanningProblem) -> float:
@@ -118,7 +119,11 @@ def _by_family(p: PlanningProblem, family: int, known: Known) -> float:
         noise, doubt = p.noise**2 + p.spread + known.slopes, 0.0
     elif family == 1:
         noise = p.noise**2 + known.sine * p.spread + known.along
-        doubt = posterior_share(p.within, p.rank, (1 - known.sine) * p.spread / noise)
+        slopes = (1 - known.sine) * p.spread / noise
+        doubt = posterior_share(p.within, p.rank, slopes)
+        if known.heads is not None:
+            kept = known.heads * p.within / (1 + known.heads * p.within)
+            doubt = (1 - kept) ** 2 * slopes + kept**2 * p.rank / p.within
     else:
         noise = p.noise**2
         doubt = posterior_share(p.within, p.features, (p.spread + known.slopes) / noise)
@@ -162,8 +167,11 @@ def known_to_privrep(
         ratio: that levels are taken to have, over the noise; None: what they have.
     """
     s, total, factor = plan.shares, budget.mu**2, sensitivity_factor(budget.relation)
+    legible = n * budget.mu * math.sqrt(0.2 * s.families) > LEGIBLE
+    alone = bool(p.rank) and plan.heads is not None and not legible  # there is a U, whatever it is worth
+    heads = plan.heads / p.noise**2 if alone and plan.heads is not None else None
     if not features_heard(n, p, budget, plan):
-        return Known(p.common**2, p.common**2, 1.0, level, ratio, (0,))
+        return Known(p.common**2, p.common**2, 1.0, level, ratio, heads, (int(alone),))
     rest, residual = plan.rest(p.rank) * total, p.noise**2 + p.spread
 
     def after(p: PlanningProblem, residual: float, steps: list[float], before: float | None = None) -> float:
@@ -174,13 +182,12 @@ def known_to_privrep(
     first = after(p, residual, [s.common * total, *again])
     sine, fewer = predicted_error(n, p, budget, plan), replace(p, rows=max(p.rows - p.rank, 2))
     along = after(fewer, p.noise**2 + sine * p.spread, [0.8 * s.last * rest], first)
-    legible = n * budget.mu * math.sqrt(0.2 * s.families) > LEGIBLE
-    families = [0]
-    if p.rank and (legible or (ratio is None and p.spread > STRONG * p.noise**2)):
+    families = [int(alone)]
+    if p.rank and not alone and (legible or (ratio is None and p.spread > STRONG * p.noise**2)):
         families.append(1)
     if legible and p.features <= MOST_ALL:
         families.append(2)
-    return Known(slopes, along, sine, level, ratio, tuple(families))
+    return Known(slopes, along, sine, level, ratio, heads, tuple(families))
 
 
 def features_heard(n: float, p: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> bool:

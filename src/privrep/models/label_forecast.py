@@ -25,15 +25,15 @@ from functools import cache, cached_property
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import entr, expit, polygamma
+from scipy.special import entr, expit, ndtr, polygamma
 from scipy.stats import binom
 
 from privrep.errors import InputError
+from privrep.linear.descent import MOVED
 from privrep.linear.families import LEGIBLE
 from privrep.linear.labels import LEVEL
 from privrep.models.forecast import (
     Goal,
-    Known,
     features_heard,
     find_goals_by,
     known_to_privrep,
@@ -162,23 +162,38 @@ def forecast_labels(users: float, problem: LabelProblem, budget: Budget) -> Labe
     sampled = p.features * (p.noise**2 + differ) / (users * p.rows)
     pooled = problem.loss(differ + (p.common**2 * sampled / (p.common**2 + sampled) if p.common else 0.0))
     mixed = problem.loss(known_without_privacy(users, p).least_error(p) - p.noise**2)
-    known = _known(users, problem, budget)
-    private = nothing = problem.loss_of_frequencies(_rows_of_prior())
-    if known.ratio is None or known.level < problem.level**2 or features_heard(users, p, budget, LABELS):
-        private = min(nothing, problem.loss(known.least_error(p) - p.noise**2))
-    slopes = known.along if p.rank else known.slopes
-    newcomers = min(problem.loss(differ + known.level + slopes), math.log(2))
+    private, newcomers = _private(users, problem, budget)
     return LabelForecast(own, problem.loss_of_shrunk, pooled, min(mixed, own), private, newcomers)
 
 
-def _known(n: float, problem: LabelProblem, budget: Budget) -> Known:
-    """Return what privrep knows: a level that is not heard is taken to be zero, how far levels vary to be LEVEL."""
+def _private(n: float, problem: LabelProblem, budget: Budget) -> tuple[float, float]:
+    """Return privrep's log-losses, of users who took part and of newcomers.
+
+    A level is moved if it stands out from the noise of the largest step; else it stays zero, an even chance.
+    """
     p, s, total = problem.as_numbers, LABELS.shares, budget.mu**2
-    parts = (s.again, s.last) if p.rank else LABELS.steps
-    for_level = (s.common + sum(parts) * LABELS.rest(p.rank)) * total / 2  # the other half is for slopes
-    level = min(level_error(n, p, for_level, budget, LABELS), problem.level**2)
+    parts = [part * LABELS.rest(p.rank) for part in ((s.again, s.last) if p.rank else LABELS.steps)]
+    after, largest = (  # half of a step is for slopes
+        level_error(n, p, share * total / 2, budget, LABELS) for share in (s.common + sum(parts), max(parts))
+    )
+    zero = problem.level**2
+    moved = float(ndtr(abs(problem.level) / math.sqrt(largest) - MOVED))
     told = n * math.sqrt(LABELS.level * total) > LEGIBLE
-    return known_to_privrep(n, p, budget, LABELS, level, None if told else LEVEL / p.noise**2)
+    ratio = None if told else LEVEL / p.noise**2
+    nothing = problem.loss_of_frequencies(_rows_of_prior())
+    heard = told or features_heard(n, p, budget, LABELS)
+
+    def lost(level: float) -> tuple[float, float]:
+        known = known_to_privrep(n, p, budget, LABELS, level, ratio)
+        slopes = known.along if p.rank else known.slopes
+        new = problem.loss(p.levels**2 + p.spread + level + slopes)
+        old = problem.loss(known.least_error(p) - p.noise**2)
+        return min(old, nothing), min(new, math.log(2))
+
+    known, new = lost(min(after, zero))
+    without, without_new = lost(zero)
+    without = without if heard else nothing
+    return moved * known + (1 - moved) * without, moved * new + (1 - moved) * without_new
 
 
 @cache

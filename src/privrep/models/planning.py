@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from privrep.errors import InputError
 from privrep.linear.alternation import FOR_CLASSES, FOR_NUMBERS, AlternationSettings
-from privrep.linear.labels import LabelsSettings
+from privrep.linear.labels import HEADS, LabelsSettings
 from privrep.linear.numbers import NumbersSettings
 from privrep.privacy.accounting import epsilon_spent
 from privrep.privacy.bounds import MAX_USERS
@@ -101,6 +101,7 @@ class Plan:
     clipped: float  # squared norm that a gradient is clipped to, curvature included, over its mean square
     heard: float  # standard deviations of its noise, times the root of two, that a histogram must have
     level: float = 0.0  # share of mu^2 for how far levels vary, where that is asked for by itself
+    heads: float | None = None  # variance of slopes along U where losses cannot tell; None: then slopes are common
 
     def rest(self, rank: int | None) -> float:
         """Return the share of mu^2 that is left for rounds and later steps; a rank of 0 needs no start and no doubt."""
@@ -112,7 +113,7 @@ class Plan:
 NUMBERS = Plan(NumbersSettings(), FOR_NUMBERS, HISTOGRAMS, NumbersSettings().calibration, (0.4, 0.6), 1.3, 10.0)
 _L = LabelsSettings()
 LABELS = Plan(  # whose sizes are known: histograms are those of features and of numbers of rows
-    _L, FOR_CLASSES, HISTOGRAMS - 2, _L.trust, (0.35, 0.65 - _L.level_again), 2.0, 8.0, _L.level
+    _L, FOR_CLASSES, HISTOGRAMS - 2, _L.trust, (0.35, 0.65 - _L.level_again), 2.0, 8.0, _L.level, HEADS[1]
 )
 
 
