@@ -147,7 +147,8 @@ def _private(n: float, p: PlanningProblem, budget: Budget, mean: float) -> float
         return mean  # not even the target's size is
     factor = sensitivity_factor(budget.relation)
     size = p.levels**2 + p.noise**2 / p.rows
-    level = min(level_error(n, p, 0.3 * NUMBERS.rest(p.rank) * budget.mu**2, budget), 0.1 * size)  # by histograms
+    dear = NUMBERS.clipped / (0.3 * NUMBERS.rest(p.rank) * budget.mu**2)
+    level = min(level_error(n, p, p.features, dear, factor), 0.1 * size)  # by histograms at worst
     told = n * budget.mu * math.sqrt(0.2 * NUMBERS.shares.families) > SPREADS * factor
     found = known_to_privrep(n, p, budget, NUMBERS, level, None if told else UNKNOWN).least_error(p)
     return found if features_heard(n, p, budget) else min(mean, found)
@@ -231,10 +232,17 @@ def _common_error(
     return 1 / precision
 
 
-def level_error(n: float, p: PlanningProblem, mu_squared: float, budget: Budget, plan: Plan = NUMBERS) -> float:
-    """Return the squared error of the mean level by a release that costs this much."""
-    size = p.levels**2 + p.noise**2 / p.rows
-    return plan.clipped * (sensitivity_factor(budget.relation) / n) ** 2 * (1 + p.features) * size / mu_squared
+def level_error(n: float, p: PlanningProblem, contexts: int, dear: float, factor: float) -> float:
+    """Return the squared error of the mean level by one release.
+
+    Args:
+        n: how many users there are.
+        p: what is known without looking at the data.
+        contexts: coordinates of users' mean rows in the same release.
+        dear: squared norm that gradients are clipped to over their mean square, over the release's mu^2.
+        factor: by how many norms a neighbour moves a sum.
+    """
+    return dear * (factor / n) ** 2 * (1 + contexts) * (p.levels**2 + p.noise**2 / p.rows)
 
 
 SPREADS = 16.0  # users, times the root of mu^2, for histograms of levels to be read, for each clipping norm

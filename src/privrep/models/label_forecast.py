@@ -21,15 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import entr, expit, ndtr, polygamma
+from scipy.special import entr, expit, ndtr
 from scipy.stats import binom
 
 from privrep.errors import InputError
-from privrep.linear.descent import MOVED
+from privrep.linear.descent import BENT, MOVED, TAIL, WEIGHT
 from privrep.linear.families import LEGIBLE
 from privrep.linear.labels import LEVEL
 from privrep.models.forecast import (
@@ -40,7 +40,7 @@ from privrep.models.forecast import (
     known_without_privacy,
     level_error,
 )
-from privrep.models.planning import LABELS, PlanningProblem
+from privrep.models.planning import LABELS, PlanningProblem, sensitivity_factor
 from privrep.privacy.ledger import Budget
 from privrep.typing import Array
 
@@ -167,39 +167,45 @@ def forecast_labels(users: float, problem: LabelProblem, budget: Budget) -> Labe
 
 
 def _private(n: float, problem: LabelProblem, budget: Budget) -> tuple[float, float]:
-    """Return privrep's log-losses, of users who took part and of newcomers.
+    """Return privrep's log-losses, of users who took part and of newcomers, in the mean over whether a level is found.
 
-    A level is moved if it stands out from the noise of the largest step; else it stays zero, an even chance.
+    A level that is not found is taken to be zero, and how far levels vary, where losses cannot tell, to be LEVEL.
     """
-    p, s, total = problem.as_numbers, LABELS.shares, budget.mu**2
-    parts = [part * LABELS.rest(p.rank) for part in ((s.again, s.last) if p.rank else LABELS.steps)]
-    after, largest = (  # half of a step is for slopes
-        level_error(n, p, share * total / 2, budget, LABELS) for share in (s.common + sum(parts), max(parts))
-    )
-    zero = problem.level**2
-    moved = float(ndtr(abs(problem.level) / math.sqrt(largest) - MOVED))
-    told = n * math.sqrt(LABELS.level * total) > LEGIBLE
+    p = problem.as_numbers
+    told = n * math.sqrt(LABELS.level) * budget.mu > LEGIBLE
     ratio = None if told else LEVEL / p.noise**2
-    nothing = problem.loss_of_frequencies(_rows_of_prior())
-    heard = told or features_heard(n, p, budget, LABELS)
+    nothing = problem.loss_of_frequencies(1.0)  # users vote on whether they do without the prior
 
     def lost(level: float) -> tuple[float, float]:
         known = known_to_privrep(n, p, budget, LABELS, level, ratio)
         slopes = known.along if p.rank else known.slopes
         new = problem.loss(p.levels**2 + p.spread + level + slopes)
-        old = problem.loss(known.least_error(p) - p.noise**2)
-        return min(old, nothing), min(new, math.log(2))
+        return min(problem.loss(known.least_error(p) - p.noise**2), nothing), min(new, math.log(2))
 
-    known, new = lost(min(after, zero))
-    without, without_new = lost(zero)
-    without = without if heard else nothing
-    return moved * known + (1 - moved) * without, moved * new + (1 - moved) * without_new
+    found, error = _find_level(n, problem, budget)
+    known, new = lost(min(error, problem.level**2))
+    without, without_new = lost(problem.level**2)
+    if not (told or features_heard(n, p, budget, LABELS)):
+        without = nothing
+    return found * known + (1 - found) * without, found * new + (1 - found) * without_new
 
 
-@cache
-def _rows_of_prior() -> float:
-    """Return how many rows of each class are worth as much as a prior of levels with variance LEVEL around zero."""
-    return float(brentq(lambda rows: 2 * float(polygamma(1, rows)) - LEVEL, 0.01, 1000.0))
+def _find_level(n: float, problem: LabelProblem, budget: Budget) -> tuple[float, float]:
+    """Return the chance that the mean level is found, and its squared error if it is.
+
+    Some step must show a curvature, and then a level, that stand out from its noise (see `descent`). A user's curvature
+    is scaled to TAIL of its clipping norm, as if a label weighed WEIGHT.
+    """
+    p, s, total, factor = problem.as_numbers, LABELS.shares, budget.mu**2, sensitivity_factor(budget.relation)
+    heard = features_heard(n, p, budget, LABELS)
+    rest = LABELS.rest(p.rank) + (0.0 if heard else s.panel.moments)  # which are then not asked for
+    later = LABELS.steps if not p.rank else (s.again, s.last) if heard and p.common else (s.last,)
+    steps = [each * total / 2 for each in (s.common, *(part * rest for part in later))]  # the other half is for slopes
+    contexts = p.features if heard else 0
+    after, best = (level_error(n, p, contexts, LABELS.clipped / mu, factor) for mu in (sum(steps), max(steps)))
+    weight, guess = (p.rows * each / (1 + LEVEL * p.rows * each) for each in (problem.weight, WEIGHT))
+    bend = TAIL * n * math.sqrt(max(steps)) / factor * min(weight / guess, 1.0)
+    return float(ndtr(min(bend - BENT, abs(problem.level) / math.sqrt(best) - MOVED))), after
 
 
 def find_label_goals(problem: LabelProblem, budget: Budget, users: int | None, wanted: float | None) -> list[Goal]:
