@@ -164,9 +164,7 @@ def _show_goals(users: int | None, p: PlanningProblem, whole: Budget, gain: floa
 def make_goal_table(goals: list[Goal], users: int | None, whole: Budget, error: str) -> Table:
     """Return the table of what goals take; `error` is what is to be smaller."""
     epsilon = [f"epsilon that\n{users:,} need"] if users is not None else []
-    table = Table(
-        "what you want", f"{error}\nsmaller by", f"users you need\nat epsilon {whole.epsilon:g}", *epsilon
-    )
+    table = Table("what you want", f"{error}\nsmaller by", f"users you need\nat epsilon {whole.epsilon:g}", *epsilon)
     right(table, *range(1, 3 + len(epsilon)))
     for goal in goals:
         needed = "above 20" if goal.epsilon is None else f"{goal.epsilon:g}"

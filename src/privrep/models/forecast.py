@@ -123,7 +123,7 @@ def _by_family(p: PlanningProblem, family: int, known: Known) -> float:
         doubt = posterior_share(p.within, p.rank, slopes)
         if known.heads is not None:
             kept = known.heads * p.within / (1 + known.heads * p.within)
-            doubt = (1 - kept) ** 2 * slopes + kept**2 * p.rank / p.within
+            doubt = max((1 - kept) ** 2 * slopes + kept**2 * p.rank / p.within, doubt)
     else:
         noise = p.noise**2
         doubt = posterior_share(p.within, p.features, (p.spread + known.slopes) / noise)

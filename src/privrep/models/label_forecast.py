@@ -12,8 +12,14 @@ that, in the mean over z ~ N(a, e). What is beyond e + u, for a level that was n
   privrep         as numbers are, without histograms of the target; where nothing is heard, own frequencies
   newcomers       users without rows, by the released prior
 
-How rough it is. Two constants of `planning.LABELS` (how far gradients are clipped, from when on histograms are heard)
-were set on 60 simulated fits. Figures of others are in VALIDATED.
+How rough it is (`python -m experiments.label_forecast`). Constants of `planning.LABELS`, and what a fit that hears
+little does, were settled on 180 simulated fits. On 60 other problems (500 to 10,000 users, 2 to 20 features, rank 0 or
+1, 2 to 15 rows, rates from 0.05, epsilon 0.3, 1 or 3; a rank was given if it was not 0) a fit's log-loss was within 5%
+of the forecast for 52, within 10% for 59; of newcomers within 5% for 59. Predictors' losses lie close together, though:
+of what lies between own frequencies and the best model without privacy, half of the forecasts missed up to 16%, one in
+ten more than 65%. Those that are off lie where a level, features or directions are just heard, or just not: of the 180,
+two in three were within 5% where users times mu were below 100. Newcomers' may then be off by a factor of two. Outputs
+are taken to be normal, which large slopes of users' own make them less. Several classes are not modelled.
 """
 
 from __future__ import annotations
@@ -201,8 +207,7 @@ def _find_level(n: float, problem: LabelProblem, budget: Budget) -> tuple[float,
     rest = LABELS.rest(p.rank) + (0.0 if heard else s.panel.moments)  # which are then not asked for
     later = LABELS.steps if not p.rank else (s.again, s.last) if heard and p.common else (s.last,)
     steps = [each * total / 2 for each in (s.common, *(part * rest for part in later))]  # the other half is for slopes
-    contexts = p.features if heard else 0
-    after, best = (level_error(n, p, contexts, LABELS.clipped / mu, factor) for mu in (sum(steps), max(steps)))
+    after, best = (level_error(n, p, 0, LABELS.clipped / mu, factor) for mu in (sum(steps), max(steps)))
     weight, guess = (p.rows * each / (1 + LEVEL * p.rows * each) for each in (problem.weight, WEIGHT))
     bend = TAIL * n * math.sqrt(max(steps)) / factor * min(weight / guess, 1.0)
     return float(ndtr(min(bend - BENT, abs(problem.level) / math.sqrt(best) - MOVED))), after

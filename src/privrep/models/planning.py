@@ -106,7 +106,9 @@ class Plan:
     def rest(self, rank: int | None) -> float:
         """Return the share of mu^2 that is left for rounds and later steps; a rank of 0 needs no start and no doubt."""
         s = self.shares
-        fixed = self.histograms * s.panel.histogram[0] + s.panel.moments + s.common + s.families + self.other + self.level
+        fixed = (
+            self.histograms * s.panel.histogram[0] + s.panel.moments + s.common + s.families + self.other + self.level
+        )
         return 1 - fixed - (s.start + s.look + s.first_families if rank != 0 else 0.0)
 
 
