@@ -79,9 +79,7 @@ def main() -> None:
         within = ", ".join(f"{int((errors < part).sum())} within {part:.0%}" for part in (0.05, 0.1))
         print(f"{name}: of {len(errors)} forecasts, {within}; half within {np.median(errors):.1%}")
     half, most = np.quantile(gaps, (0.5, 0.9))
-    print(
-        f"of what the best without privacy gains over own frequencies: half miss up to {half:.0%}, nine in ten {most:.0%}"
-    )
+    print(f"of what there is to gain over own frequencies: half miss up to {half:.0%}, nine in ten {most:.0%}")
 
 
 if __name__ == "__main__":
