@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo federated-demo test lint benchmark figure1 tables jester frontier classes writers margin table1 benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
+.PHONY: demo federated-demo test lint benchmark figure1 tables jester films frontier classes writers margin table1 benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,11 +50,14 @@ benchmark: $(VENV)/core   ## speed and memory, as ratios within one run
 figure1: $(VENV)/core   ## Figures 1-2 of the paper: CSV and picture in experiments/results
 	$(BIN)/python -m experiments.figure1
 
-tables: $(VENV)/core   ## wages, baseball, grades and synthetic panels: half an hour; needs ../shared/data/tables, or PRIVREP_DATA
+tables: $(VENV)/core   ## real tables (numbers, labels, ratings) and synthetic panels: an hour; needs ../shared/data, or PRIVREP_DATA
 	$(BIN)/python -m experiments.tables
 
 jester: $(VENV)/core   ## ratings of jokes; needs ../shared/data/jester, or PRIVREP_DATA
 	$(BIN)/python -m experiments.jester
+
+films: $(VENV)/core   ## ratings of films; needs ../shared/data/ml-100k, or PRIVREP_DATA
+	$(BIN)/python -m experiments.films
 
 frontier: $(VENV)/core   ## all methods and starts over epsilon, n, d, k, noise and conditioning: half an hour
 	$(BIN)/python -m experiments.frontier

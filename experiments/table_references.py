@@ -302,7 +302,7 @@ def informed(truth: Population, table: UserTable) -> tuple[Array, Array]:
     design = np.column_stack([np.ones(len(X)), X @ truth.U, X, table.y - X @ common])
     k = truth.U.shape[1]
     moments = user_moments(design[:, [*range(k + 1), -1]], users, n)
-    averages = _sums(X, users, n) / sizes[:, None]
+    averages = sums_by_user(X, users, n) / sizes[:, None]
     means = np.broadcast_to(truth.feature_mean, (n, d)) if truth.means is None else truth.means
     level, apart = truth.intercepts.mean(), means - means.mean(axis=0)
     covariance, along = apart.T @ apart / n, apart.T @ (truth.intercepts - level) / n
@@ -320,17 +320,17 @@ def informed(truth: Population, table: UserTable) -> tuple[Array, Array]:
 
 def user_moments(rows: Array, users: Integers, count: int) -> Array:
     """Return (count, columns, columns): the sum of outer products of each user's rows."""
-    return np.stack([_sums(rows * column[:, None], users, count) for column in rows.T], axis=1)
+    return np.stack([sums_by_user(rows * column[:, None], users, count) for column in rows.T], axis=1)
 
 
 def within_moments(rows: Array, users: Integers, count: int) -> tuple[Array, Array]:
     """Return `user_moments` around the users' own means, and how many rows they have."""
     counts = np.bincount(users, minlength=count).astype(np.float64)
-    means = _sums(rows, users, count) / np.maximum(counts, 1)[:, None]
+    means = sums_by_user(rows, users, count) / np.maximum(counts, 1)[:, None]
     return user_moments(rows - means[users], users, count), counts
 
 
-def _sums(rows: Array, users: Integers, count: int) -> Array:
+def sums_by_user(rows: Array, users: Integers, count: int) -> Array:
     """Return (count, columns): the sum of each user's rows."""
     order = np.argsort(users, kind="stable")
     present, starts = np.unique(users[order], return_index=True)
@@ -344,4 +344,4 @@ def _user_means(task: Task, values: Array) -> tuple[Array, Array]:
     """Return how many training or support rows each user has, and the mean of their values, (users, columns)."""
     rows = task.train | task.support
     counts = np.bincount(task.codes[rows], minlength=task.n_users).astype(np.float64)
-    return counts, _sums(values[rows], task.codes[rows], task.n_users) / np.maximum(counts, 1)[:, None]
+    return counts, sums_by_user(values[rows], task.codes[rows], task.n_users) / np.maximum(counts, 1)[:, None]

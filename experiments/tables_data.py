@@ -66,21 +66,29 @@ class Task:
 
 def nlswork(folder: Path) -> Panel:
     """Read log wages of 4,700 women over the years. Several columns never change within a woman."""
+    return read_women(folder, "ln_wage")
+
+
+def read_women(folder: Path, target: str, *further: str) -> Panel:
+    """Read a column of nlswork as the target, and the columns that explain it, further ones last.
+
+    Rows without one of these values are left out.
+    """
     used = ["age", "ttl_exp", "tenure", "hours", "wks_work", "south", "not_smsa", "c_city", "msp", "collgrad", "grade"]
-    table = parquet.read_table(folder / "nlswork.parquet", columns=[*used, "ln_wage", "race", "idcode"])
-    numbers = _numbers(table, [*used, "ln_wage"])
+    table = parquet.read_table(folder / "nlswork.parquet", columns=[*used, *further, target, "race", "idcode"])
+    numbers = read_numbers(table, [*used, *further, target])
     whole = ~np.isnan(numbers).any(axis=1)
-    X, y = numbers[whole, :-1], numbers[whole, -1]
+    X, more, y = np.split(numbers[whole], [len(used), len(used) + len(further)], axis=1)
     black = np.array(table["race"].to_pylist())[whole] == "black"
-    X = np.column_stack([X, X[:, used.index("ttl_exp")] ** 2 / 10, black])
-    return Panel(X, y, table["idcode"].to_numpy()[whole])
+    X = np.column_stack([X, X[:, used.index("ttl_exp")] ** 2 / 10, black, more])
+    return Panel(X, y[:, 0], table["idcode"].to_numpy()[whole])
 
 
 def batting(folder: Path) -> Panel:
     """Read runs of baseball players in a season and the other counts of that season. Slopes are nearly common."""
     used = ["AB", "H", "X2B", "X3B", "HR", "BB", "SO", "SB", "G"]
     table = parquet.read_table(folder / "batting.parquet", columns=[*used, "R", "playerID"])
-    numbers = _numbers(table, [*used, "R"])
+    numbers = read_numbers(table, [*used, "R"])
     kept = ~np.isnan(numbers).any(axis=1) & (numbers[:, 0] >= 30)
     return Panel(numbers[kept, :-1], numbers[kept, -1], np.array(table["playerID"].to_pylist())[kept])
 
@@ -88,13 +96,13 @@ def batting(folder: Path) -> Panel:
 def chem97(folder: Path) -> Panel:
     """Read A-level chemistry points of pupils by school, with sex, age and earlier grades."""
     table = parquet.read_table(folder / "chem97.parquet")
-    numbers = _numbers(table, ["age", "gcsescore", "score"])
+    numbers = read_numbers(table, ["age", "gcsescore", "score"])
     female = np.array(table["gender"].to_pylist()) == "F"
     X = np.column_stack([female, numbers[:, :2], (numbers[:, 1] - 6.3) ** 2])
     return Panel(X, numbers[:, 2], table["school"].to_numpy())
 
 
-def _numbers(table: Any, columns: list[str]) -> Array:
+def read_numbers(table: Any, columns: list[str]) -> Array:
     """Return (rows, columns), nan where a value is missing."""
     return np.column_stack([table[name].to_numpy().astype(np.float64) for name in columns])
 

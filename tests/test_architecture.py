@@ -316,11 +316,11 @@ CORE = Rule(imports("privrep.linear", "privrep.estimators", "privrep.models", "p
 DECLARED = Rule(_guessed, ())  # what a step, a kind of contributions, a bound, noise or users are, their types say
 GUESSES = {
     ("cli/node.py", "__metadata__"): "a parameter of a command may be annotated",
-    ("cli/tables.py", "value_type"): "Arrow's types of dictionaries and of lists",
     ("data/categories.py", "__iter__"): "callers give lists of many kinds",
-    ("data/readers.py", "__iter__"): "the same",
+    ("data/sources.py", "__iter__"): "the same",
     ("data/table.py", "__array__"): "arrays of NumPy, and series of pandas and polars",
-    ("estimators/base.py", "feature_names_in_"): "scikit-learn sets it where columns have names",
+    ("estimators/checks.py", "__iter__"): "callers give lists of many kinds",
+    ("estimators/checks.py", "feature_names_in_"): "scikit-learn sets it where columns have names",
     ("estimators/network.py", "learned_"): "scikit-learn's sign that an estimator was fitted",
     ("multimodal/encoders.py", "config_class"): "classes of transformers: tokenizers have none",
     ("multimodal/encoders.py", "text_config"): "transformers' configurations: some have two inside",
@@ -346,14 +346,15 @@ USERS_COMPUTE = (
     "local/transform.py",
     "heads/classification.py",
     "heads/margin.py",
+    "heads/ratings.py",
     "heads/regression.py",
     "linear/class_steps.py",
+    "linear/rating_steps.py",
     "linear/steps.py",
 )
 """What users compute on their own rows: nothing in these files knows of budgets or engines."""
 USERS_COMPUTE_IN = {
     "linear/nets.py": ("Net", "by_candidate"),
-    "linear/methods/factorization.py": ("_Taste", "taste", "_unit"),
     "linear/methods/margin_selection.py": ("margin_losses", "_depth"),
     "linear/methods/priv_altmin.py": ("_lengths",),
     "linear/methods/private_fedrep.py": ("head_and_gradient",),
@@ -430,7 +431,7 @@ COMPUTED_BY_USERS = {
 
 def test_steps_are_found() -> None:
     found = {name for names in COMPUTED_BY_USERS.values() for name in names}
-    assert {"NormalEquations", "TasteMoments", "ModelUpdate", "GradientStep", "BankStep", "HeadLosses"} <= found
+    assert {"NormalEquations", "RatingPairs", "ModelUpdate", "GradientStep", "BankStep", "HeadLosses"} <= found
     assert len(found) > 35
 
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from privrep.data.synthetic import ClassPopulation, Population, make_class_population, make_population
     from privrep.errors import (
         BudgetExceeded,
+        ColumnNote,
         InputError,
+        MissingValues,
         NothingLearned,
         PrivrepError,
         ResumeError,
@@ -38,6 +40,7 @@ _WHERE = {
     "Centaur": "privrep.estimators.network",  # needs PyTorch, so it is not in __all__
     "CentaurLinear": "privrep.estimators.regression",
     "ClassPopulation": "privrep.data.synthetic",
+    "ColumnNote": "privrep.errors",
     "DPClip": "privrep.estimators.clip",  # needs PyTorch, too
     "InputError": "privrep.errors",
     "NothingLearned": "privrep.errors",
@@ -53,6 +56,7 @@ _WHERE = {
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.heads.personal",
+    "MissingValues": "privrep.errors",
     "UnknownUsers": "privrep.errors",
     "WeakPrivacy": "privrep.errors",
     "make_class_population": "privrep.data.synthetic",
@@ -62,7 +66,9 @@ __all__ = [
     "BudgetExceeded",
     "CentaurLinear",
     "ClassPopulation",
+    "ColumnNote",
     "InputError",
+    "MissingValues",
     "NothingLearned",
     "PersonalClassifier",
     "PersonalHead",

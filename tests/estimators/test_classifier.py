@@ -28,6 +28,7 @@ from privrep import (
 )
 from privrep.data.categories import MOST_CLASSES, checked_classes
 from privrep.data.synthetic import make_class_population
+from privrep.errors import UnknownUsers
 from privrep.models import learning
 from privrep.models import model as model_module
 from privrep.models.description import Columns, Config
@@ -247,18 +248,13 @@ def test_bad_calls(data: tuple[Any, Any, Any], fitted: PrivateFedRepClassifier) 
         new.fit(X, y)
     with pytest.raises(InputError, match="needs groups"):
         fitted.predict_proba(X)
-    with pytest.raises(InputError, match=r"user 99999 .* was not in fit"):
+    with pytest.warns(UnknownUsers, match="prior mean"):
         fitted.predict(X[:1], groups=[99999])
     with pytest.raises(InputError, match="one user per observation"):
         new.fit(X, y, groups=groups[:5])
     for bad in (np.linspace(0, 1, len(y)), np.array([1, "a"] * (len(y) // 2), dtype=object), y.astype("S")):
         with pytest.raises(ValueError, match="Unknown label type"):
             new.fit(X, bad, groups=groups)
-    for gap in (None, ""):
-        with_gap = y.astype(object)
-        with_gap[4] = gap
-        with pytest.raises(InputError, match="y has no label in row 4"):
-            new.fit(X, with_gap, groups=groups)
     with pytest.raises(ValueError, match="1d array"):
         new.fit(X, np.column_stack([y, y]), groups=groups)
     with pytest.raises(InputError, match="labels are integers and the classes are text"):
@@ -311,7 +307,7 @@ def test_a_new_user(fitted: PrivateFedRepClassifier, data: tuple[Any, Any, Any])
     X, y, groups = data
     mine = groups == 5
     head = fitted.personalize(X[mine], y[mine])
-    assert head.kind in ("shared", "own", "constant")
+    assert head.kind == "posterior"
     assert np.array_equal(head.classes, fitted.classes_)
     assert np.allclose(head.decision_function(X[mine]), fitted.decision_function(X[mine], groups=groups[mine]))
     assert np.allclose(head.predict_proba(X[mine]), fitted.predict_proba(X[mine], groups=groups[mine]))
@@ -452,7 +448,7 @@ def test_sparse_rows(data: tuple[Any, Any, Any]) -> None:
 
 def test_a_hopeless_fit_says_so() -> None:
     X, y, groups = rows(users=30)
-    with pytest.warns(NothingLearned, match="mostly noise"):
+    with pytest.warns(NothingLearned, match="not seen to do better than what users can do alone: the loss"):
         PrivateFedRepClassifier(2, epsilon=0.1, classes=range(3), random_state=0).fit(X, y, groups=groups)
 
 
@@ -507,7 +503,7 @@ def test_it_is_declared_a_classifier_so_that_scikit_learn_checks_it(estimator: A
     assert len(names) > 40
 
 
-@pytest.mark.parametrize("odd", ["x", 2.5, None])
+@pytest.mark.parametrize("odd", ["x", 2.5])
 def test_one_label_of_another_kind_does_not_change_the_kind_of_all(odd: Any) -> None:
     """NumPy would make text of a list of integers with one text in it: the public list would tell of that one."""
     X, y, groups = rows(100, 2)

@@ -250,8 +250,8 @@ def test_bad_calls(data, fitted):
         PrivateFedRep(random_state=0).fit(X, y, groups=groups[:5])
     with pytest.raises(InputError, match="no user in row 1"):
         PrivateFedRep(random_state=0).fit(X[:2], y[:2], groups=["a", None])
-    with pytest.raises(ValueError, match="NaN"):
-        PrivateFedRep(random_state=0).fit(np.where(X > 3, np.nan, X), y, groups=groups)
+    with pytest.raises(InputError, match=r"X contains infinity .*: column 1 \(\d+\)"):
+        PrivateFedRep(random_state=0).fit(np.where(X > 3, np.inf, X), y, groups=groups)
 
 
 def _rows(X):

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from experiments.frontier_runs import PANELS as POINTS
 from experiments.frontier_runs import Point
+from experiments.label_runs import LabelScore
+from experiments.rating_runs import RatingScore
 from experiments.table_references import REFERENCES, Predictions, noisy_ridge
 from experiments.tables_data import Panel, Task, default_data, read_task, split
 from experiments.tables_picture import apart
@@ -272,16 +274,23 @@ def test_a_part_is_run_and_the_rest_is_read(
 ) -> None:
     fewer = [replace(score, panel="nlswork, 500 users") for score in scores]
     ratio = Ratio("Figure 1", 20, 0, 1.0, "found", 1.0, "alone", 1.0, 1.0, None, 0.9, 0.1)
+    label = LabelScore("union", 20, 0, "shrunk frequency", None, 0.3, 0.9, 0.1, 0.4, 0.8, 0.2, 0.5, 0.7, 0.1)
+    rating = RatingScore("films", 20, 0, "user mean, shrunk", None, 1.0, 0.2, 1.1, 0.2, 1.2, 0.3)
     monkeypatch.setattr(tables, "run_panels", lambda seeds: scores)
     monkeypatch.setattr(tables, "run_sizes", lambda seeds: fewer)
     monkeypatch.setattr(tables, "run_synthetic", lambda seed, quick: [replace(ratio, seed=seed)])
+    monkeypatch.setattr(tables, "run_labels", lambda seeds, quick: [replace(label, seed=seed) for seed in seeds])
+    monkeypatch.setattr(tables, "run_ratings", lambda seeds: [replace(rating, seed=seed) for seed in seeds])
     tables.run_all(tmp_path, [0, 1], quick=True)
-    names = {"tables-quick.csv", "tables-quick.png", "tables_synthetic-quick.csv", "tables_targets-quick.csv"}
+    parts = "tables", "tables_labels", "tables_ratings"
+    names = {f"{part}-quick.{kind}" for part in parts for kind in ("csv", "png")}
+    names |= {"tables_synthetic-quick.csv", "tables_targets-quick.csv"}
     assert {path.name for path in tmp_path.iterdir()} == names
     written = {name: (tmp_path / name).read_bytes() for name in names if name.endswith("csv")}
     assert "of 81 targets met" in capsys.readouterr().out
     tables.run_all(tmp_path, [], ["summary"], quick=True)
     assert written == {name: (tmp_path / name).read_bytes() for name in written}
+    assert [line.seed for line in read_lines(tmp_path / "tables_labels-quick.csv", LabelScore)] == [0, 1]
     tables.run_all(tmp_path, [0, 1], ["panels"], quick=True)
     again = read_lines(tmp_path / "tables-quick.csv", Score)
     assert {score.panel for score in again} == {"nlswork", "nlswork, 500 users"}

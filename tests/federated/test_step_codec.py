@@ -31,7 +31,7 @@ from privrep.federated.wire.step_codec import WIDEST, decode, encode
 from privrep.federated.wire.travelling import HELD, INNER_STEPS, PART, STEPS
 from privrep.linear.class_steps import Encoded
 from privrep.linear.methods.centaur import centaur_linear, paper_centaur
-from privrep.linear.methods.factorization import TasteImage, private_factorization
+from privrep.linear.methods.factorization import private_factorization
 from privrep.linear.methods.fedavg import ModelUpdate, fedavg, paper_fedavg
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.methods.margin_selection import margin_selection
@@ -39,10 +39,12 @@ from privrep.linear.methods.priv_altmin import QuarterEquations, paper_altmin, p
 from privrep.linear.methods.private_fedrep import paper_fedrep, private_fedrep
 from privrep.linear.nets import Net, RandomNet, Zooming
 from privrep.linear.panel_steps import Residual
+from privrep.linear.rating_steps import RatingPairs
 from privrep.linear.starts import INITIALISERS
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, PowerStep
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
+from privrep.local.representation import Ratings
 from privrep.local.transform import FeatureTransform, Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
@@ -161,16 +163,6 @@ def margins() -> UserTable:
     return make_margin_population(rng, 50, 12, 2, 6, margin=0.3).sample(rng)
 
 
-def factorize_many(run: Run) -> None:
-    from privrep.linear.methods import factorization
-
-    most, factorization.MOST_PAIRED = factorization.MOST_PAIRED, 5
-    try:
-        private_factorization(run, 2)
-    finally:
-        factorization.MOST_PAIRED = most
-
-
 QUICK = Zooming(candidates=64, rounds=2)
 FITS: dict[str, tuple[Callable[[], Run], Callable[[Run], Any]]] = {
     "fedrep": (lambda: run_of(numbers()), lambda run: private_fedrep(run, 2)),
@@ -206,7 +198,7 @@ FITS: dict[str, tuple[Callable[[], Run], Callable[[Run], Any]]] = {
     "classes, sparse": (lambda: run_of(labels(3, "sparse")), lambda run: private_fedrep(run, 2, loss=Loss("log", 3))),
     "classes, centaur": (lambda: run_of(labels(3)), lambda run: centaur_linear(run, 2, loss=Loss("log", 3))),
     "ratings": (lambda: run_of(ratings()), lambda run: private_factorization(run, 2)),
-    "more ratings": (lambda: run_of(ratings(), 100.0), factorize_many),
+    "ratings, with pairs": (lambda: run_of(ratings(), 1000.0), lambda run: private_factorization(run, 2)),
     "margin": (lambda: run_of(margins(), delta=0.0), lambda run: margin_selection(run, 2, margin=0.3, zooming=QUICK)),
     "margin, no projection": (
         lambda: run_of(margins(), delta=0.0),
@@ -343,7 +335,7 @@ def test_every_array_of_the_list_declares_its_number_of_axes() -> None:
         for each, declared in travelling.fields_of(name).items()
         if any(travelling.fits(np.zeros((1,) * axes, kind), declared, name) for axes in (1, 2) for kind in "f?i")
     ]
-    assert len(arrays) == 63
+    assert len(arrays) == 66
 
 
 @dataclass(frozen=True)
@@ -518,16 +510,15 @@ def test_an_array_of_another_kind_than_declared_is_refused(dtype: str) -> None:
         decode(text, arrays)
 
 
-@pytest.mark.parametrize("dtype", ["i8", "u1", "f8"])
-def test_a_mask_is_not_taken_for_a_list_of_places(dtype: str) -> None:
-    """A mask of integers would make one user's item stand in all slots, and users' norms too short."""
-    text, arrays = encode(TasteImage(np.eye(4)[:, :2], np.array([False, False, True, True])))
-    (mask,) = [name for name, array in arrays.items() if array.dtype == bool]
-    assert isinstance(decode(text, arrays), TasteImage)
-    with pytest.raises(InputError, match="field tail"):
-        decode(text, arrays | {mask: arrays[mask].astype(dtype)})
-    with pytest.raises(InputError, match="mask of items"):
-        TasteImage(np.eye(4)[:, :2], np.ones(4, dtype))
+@pytest.mark.parametrize("dtype", ["?", "f8"])
+def test_a_list_of_places_is_not_taken_for_a_mask(dtype: str) -> None:
+    """A mask would put other items into the slots than the ones that were meant."""
+    ratings = Ratings(np.zeros(4), 1.0, 3.0, 1.0, 0.5)
+    text, arrays = encode(RatingPairs(np.array([0, 3]), np.zeros((4, 1)), ratings))
+    (places,) = [name for name, array in arrays.items() if array.dtype.kind == "i"]
+    assert isinstance(decode(text, arrays), RatingPairs)
+    with pytest.raises(InputError, match="field items"):
+        decode(text, arrays | {places: arrays[places].astype(dtype)})
 
 
 def test_classes_do_not_smuggle_several_targets_into_a_step_of_one() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from golden_cases import CASES, KILLED, SMALL, TORCH, as_recorded, described, said, values_of
 
+from privrep import InputError
+
 ANEW = "if this change is meant, record anew: python tests/golden/golden_cases.py"
 CLOSE = {"network": (1e-4, 1e-5), "pair": (1e-4, 1e-5)}  # those compute in float32
 NAMES = [
@@ -71,6 +73,19 @@ def test_an_old_folder_loads_and_predicts_as_it_did(name: str) -> None:
     told = CASES[name].told(CASES[name].load(SMALL / name / "model"))
     assert told, "an old folder says nothing"
     same(told, values_of(SMALL / name / "told.json"), name, "loaded")
+
+
+def test_ratings_of_an_earlier_version_load_and_predict_as_they_did() -> None:
+    """Their users' levels are their own means, and there is nothing to predict newcomers with."""
+    folder = SMALL.parent / "before" / "ratings"
+    model = CASES["ratings"].load(folder / "model")
+    same(CASES["ratings"].told(model), values_of(folder / "told.json"), "ratings", "loaded")
+    assert model.level_ is None
+    with pytest.raises(InputError, match="was not in fit"):
+        model.predict(["nobody"], ["other"])
+    with pytest.raises(InputError, match="at least one rating"):
+        model.personalize([], [])
+    assert "factorisation of ratings" in said("inspect", str(folder / "model"))
 
 
 def test_an_old_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path) -> None:

@@ -453,7 +453,7 @@ def test_inspecting_needs_no_pytorch(folders: dict[str, Path]) -> None:
 def test_an_earlier_run_json_is_completed_before_it_is_compared(tmp_path: Path) -> None:
     """Settings that came later are as if they had been asked for by their defaults."""
     config = Config(2, 1.0, 1e-6)
-    wanted = json.loads(json.dumps({"config": vars(config), "columns": vars(Columns())}))
+    wanted = json.loads(json.dumps({"config": vars(config), "columns": Columns().to_json()}))
     earlier = json.loads(json.dumps(wanted))
     for name in ("loss", "ratings", "start"):
         del earlier["config"][name]

@@ -172,6 +172,10 @@ def test_names_of_releases_that_few_runs_have() -> None:
         "taste/taste",
         "means/means",
         "tail/image",
+        "presence/items",
+        "offsets-5/pull",
+        "taste-1/together",
+        "taste-2/pairs",
     ):
         assert spending.purpose(name), name
     assert spending.purpose("unheard/of") == ""
@@ -231,7 +235,10 @@ def test_words_about_ratings(tmp_path: Path) -> None:
         assert said in text
     assert "declared" not in text
     assert "whitening" not in text
-    assert [one.remark for one in found.releases] == ["5e-08 of delta", ""]
+    assert [one.remark for one in found.releases] == ["5e-08 of delta", *[""] * (len(found.releases) - 1)]
+    for said in ("users' levels lie around it", "Items' offsets", "A newcomer without rows gets the level"):
+        assert said in text
+    assert found.to_json()["heads"]["factors"] == found.to_json()["representation"]["rank"]
     make_ratings(tmp_path / "declared", items=list(range(12)))
     text = everything(inspect_folder(tmp_path / "declared"))
     assert "The declared list of items" in text

@@ -305,3 +305,16 @@ def test_the_norm_of_cross_moments_bounds_what_cancels(m: int, d: int, seed: int
     norm = CrossMoments(A, np.ones(1)).norms()[0]
     exact = float(np.linalg.norm(dense_moments(A, np.ones(1)).astype("f8")))
     assert norm >= max(exact * (1 - 1e-12), mass / 64 * (1 - 1e-12))
+
+
+def test_sparse_columns_without_negative_entries() -> None:
+    """They are acute, and a user with a negative number, in a column or in the tail, counts as zero."""
+    from privrep.privacy.columns import NonNegativeColumns
+
+    user, column = np.array([0, 0, 1, 2]), np.array([0, 2, 1, 2])
+    values, tail = np.array([[1.0, 0.0], [2.0, 3.0], [-1.0, 0.0], [4.0, 0.0]]), np.array([[0.0], [0.0], [-1.0]])
+    found, plain = (kind(user, column, values, tail, 3) for kind in (NonNegativeColumns, SparseColumns))
+    assert found.acute
+    assert found.norms().tolist() == [plain.norms()[0], np.inf, np.inf]
+    weights = np.array([0.5, 0.0, 0.0])
+    assert np.array_equal(found.weighted_sum(weights), plain.weighted_sum(weights))

@@ -28,7 +28,7 @@ from privrep.privacy.groups import hashes
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
 from privrep.privacy.run import Run
-from privrep.privacy.selection import COUNTED, MOST_KEYS, chance, counts_bound, threshold
+from privrep.privacy.selection import COUNTED, MOST_KEYS, counts_bound, log_chance, threshold
 from privrep.users import holders as engine
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
@@ -65,17 +65,17 @@ def run_with(population: Callable[..., UserTable]) -> Callable[..., Run]:
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 7.0, 100.0])
-@pytest.mark.parametrize("probability", [1e-280, 1e-12, 1e-7, 0.05, 0.4])
-def test_the_threshold_is_the_smallest_that_every_number_of_keys_respects(sigma: float, probability: float) -> None:
+@pytest.mark.parametrize("logarithm", [-1e4, -1014.0, -640.0, *np.log([1e-12, 1e-7, 0.05, 0.4])])
+def test_the_threshold_is_the_smallest_that_every_number_of_keys_respects(sigma: float, logarithm: float) -> None:
     t = np.arange(1, MOST_KEYS + 1)
 
     def worst(tau: float) -> float:
         return float((np.log(t) + norm.logsf((tau - 1 / np.sqrt(t)) / sigma)).max())
 
-    tau = threshold(sigma, probability)
+    tau = threshold(sigma, logarithm)
     assert (tau > 1 / np.sqrt(t)).all()
-    assert worst(tau) <= math.log(probability)
-    assert worst(tau - 1e-6 * max(sigma, 1.0)) > math.log(probability)
+    assert worst(tau) <= logarithm
+    assert worst(tau - 1e-6 * max(sigma, 1.0)) > logarithm
 
 
 @pytest.mark.parametrize("sigma", [0.4, 1.0, 2.5, 17.0])
@@ -89,13 +89,15 @@ def test_the_tail_of_discrete_noise_is_below_that_of_continuous_noise_one_step_e
 
 @given(st.floats(1e-4, 50.0), st.floats(1e-30, 0.01))
 def test_what_is_set_aside_pays_for_both_sides(epsilon: float, delta: float) -> None:
-    assert (1 + math.exp(epsilon)) * chance(delta, epsilon) == pytest.approx(delta, rel=1e-12)
+    assert (1 + math.exp(epsilon)) * math.exp(log_chance(delta, epsilon)) == pytest.approx(delta, rel=1e-12)
 
 
-@pytest.mark.parametrize(("delta", "epsilon"), [(0.0, 1.0), (1.0, 1.0), (-1e-9, 1.0), (1e-6, 1e4), (math.nan, 1.0)])
+@pytest.mark.parametrize(
+    ("delta", "epsilon"), [(0.0, 1.0), (1.0, 1.0), (-1e-9, 1.0), (1e-6, math.inf), (math.nan, 1.0)]
+)
 def test_a_chance_that_means_nothing_is_refused(delta: float, epsilon: float) -> None:
     with pytest.raises(InputError, match="a selection needs"):
-        chance(delta, epsilon)
+        log_chance(delta, epsilon)
 
 
 # What neighbours see
@@ -149,7 +151,7 @@ def selected_users(noise: NoiseSource, users: int, keys: int, share: float, lowe
     """How many of users who share nothing have a key named, if the chance is to be 0.05 for each."""
     holders = KeyHolders.from_columns(np.repeat(np.arange(users), keys), np.arange(users * keys))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "chance", lambda delta, epsilon: 0.05)
+        patch.setattr(module, "log_chance", lambda delta, epsilon: math.log(0.05))
         patch.setattr(module, "threshold", lambda sigma, chance: threshold(sigma, chance) - lower * sigma)
         ledger = Ledger(Budget(1e4, 1e-3), seeded=noise is not secure_noise)
         found = module.select(holders, share, DELTA, ledger, noise, "page")
@@ -227,12 +229,14 @@ def test_the_noise_is_charged_and_scaled_as_stated(run_with: Callable[..., Run],
     assert selected.counts.value == pytest.approx([150 / math.sqrt(2), 150 + 150 / math.sqrt(2)], rel=1e-9)
     assert selected.counts.sigma == pytest.approx(COUNTED.sensitivity("replace-one-user") / math.sqrt(SHARE), rel=1e-5)
     assert selected.counts.sigma > COUNTED.sensitivity("replace-one-user") / math.sqrt(SHARE)
-    assert selected.threshold == threshold(selected.counts.sigma, chance(DELTA, 2.0))
+    assert selected.threshold == threshold(selected.counts.sigma, log_chance(DELTA, 2.0))
     ((name, _, size),) = spy.calls
     assert (name, size) == ("items/keys", 2)
     event = Selection(noise_multiplier(SHARE), DELTA)
     assert ledger.report().events == (("items/keys", event),)
-    whole = gaussian_delta(2.0, math.sqrt(ledger.capacity + SHARE)) + (1 + math.exp(2.0)) * chance(DELTA, 2.0)
+    whole = gaussian_delta(2.0, math.sqrt(ledger.capacity + SHARE)) + (1 + math.exp(2.0)) * math.exp(
+        log_chance(DELTA, 2.0)
+    )
     assert whole == pytest.approx(BUDGET.delta, rel=1e-6)
     assert whole <= BUDGET.delta
 

@@ -19,10 +19,19 @@ from scipy import sparse
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.heads.regression import Preference
-from privrep.linear.methods import factorization as fact
-from privrep.linear.methods.factorization import TasteImage, TasteMeans, TasteMoments
 from privrep.linear.methods.fedavg import ModelUpdate
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs
+from privrep.linear.rating_steps import (
+    LEVEL_NORM,
+    LEVEL_PARTS,
+    LOSS_NORM,
+    LOSS_PARTS,
+    ItemPull,
+    RatedItems,
+    RatingLevels,
+    RatingLosses,
+    RatingPairs,
+)
 from privrep.linear.steps import (
     CELLS,
     SIZES,
@@ -36,6 +45,7 @@ from privrep.linear.steps import (
     gradient_size,
 )
 from privrep.linear.transform import SPARSE_COLUMNS
+from privrep.local.representation import Ratings
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, BoundedSum, Contributions
 from privrep.privacy.contributions import packed_size
@@ -128,22 +138,23 @@ def sparse_questions(d: int, k: int, intercept: bool, targets: int = 1) -> dict[
 
 
 def taste_questions(d: int, k: int) -> dict[str, Question]:
-    """What is asked of ratings: all items paired, some of them, and the head and tail of more than can be paired."""
-    head, tail = np.arange(0, d, 2), np.arange(d) % 2 == 1
-    a, b = fact.MEAN_WEIGHT, fact.PRESENCE_WEIGHT
-    norm = math.hypot(1 + a**2, b)
-    return {
-        f"taste of {len(items)}": (
-            TasteMoments(items, a, b),
-            {"taste": Bound(norm, packed_size(len(items) + 1) + len(items), acute=True)},
+    """What is asked of ratings: levels known and not, all items paired and some of them, with tastes."""
+    offset, matrix = np.linspace(-1.0, 1.0, d)[:, None], np.column_stack([np.linspace(-1.0, 1.0, d), basis(d, k)])
+    known, free = Ratings(offset[:, 0], 0.7, 3.0, 1.1, 0.5), Ratings(offset[:, 0], 0.7, 0.0)
+    pairs = {
+        f"pairs of {len(items)}": (
+            RatingPairs(items, offset, known),
+            {name: Bound(1.0, packed_size(len(items)), acute=True) for name in ("pairs", "together")},
         )
-        for items in (np.arange(d), head)
-    } | {
-        "means": (TasteMeans(), {"means": Bound(math.sqrt(3.0), 2 * d + 1)}),
-        "image": (
-            TasteImage(np.where(tail[:, None], 0.0, basis(d, k)), tail),
-            {"image": Bound(fact.TAIL_NORM, d * k)},
-        ),
+        for items in (np.arange(d), np.arange(0, d, 2))
+    }
+    return pairs | {
+        "rated items": (RatedItems(), {"items": Bound(1.0, d, acute=True)}),
+        "pull": (ItemPull(offset, known), {"pull": Bound(1.0, 2 * d, acute=True)}),
+        "pull, free levels": (ItemPull(offset, free), {"pull": Bound(1.0, 2 * d, acute=True)}),
+        "rating levels": (RatingLevels(offset, 1.1, 3.0, 0.7), {"levels": Bound(LEVEL_NORM, LEVEL_PARTS)}),
+        "rating losses": (RatingLosses(matrix, known), {"losses": Bound(LOSS_NORM, LOSS_PARTS)}),
+        "rating losses, free levels": (RatingLosses(matrix, free), {"losses": Bound(LOSS_NORM, LOSS_PARTS)}),
     }
 
 

@@ -10,6 +10,7 @@ import functools
 
 import numpy as np
 import pytest
+from asking import taste_questions
 from experiments.fedavg import LocalUpdate
 from scipy import sparse
 from threadpoolctl import threadpool_limits
@@ -17,7 +18,6 @@ from threadpoolctl import threadpool_limits
 from privrep.data.sparse import SparseRows
 from privrep.heads.classification import class_own, class_shared
 from privrep.heads.regression import Preference, own_candidate, shared_candidate
-from privrep.linear.methods.factorization import TasteImage, TasteMeans, TasteMoments
 from privrep.linear.methods.fedavg import ModelUpdate
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs
 from privrep.linear.steps import (
@@ -50,7 +50,6 @@ SCALE = 2.0 ** np.random.default_rng(1).integers(-3, 4, D)
 MIXING = np.random.default_rng(2).normal(size=(D, D)) / 4
 SCALED = FeatureTransform(SCALE)
 WHITENED = FeatureTransform(SCALE, np.eye(D) + MIXING @ MIXING.T, np.array([0.5, 2.0, 1e3]))
-HEAD, TAIL = np.arange(0, D, 2), np.arange(D) % 2 == 1
 
 
 def framed(transform, intercept):
@@ -81,18 +80,18 @@ DENSE = {
     "preference": Preference(WHITENED.original(U), WHITENED, True),
     "preference, no intercept": Preference(SCALED.original(U), SCALED, False),
 }
-SPARSE = {
-    f"{name}{'' if intercept else ', no intercept'}": step
-    for intercept in (True, False)
-    for name, step in framed(SCALED, intercept).items()
-    if step.spec.accepts_sparse
-} | {
-    "frequencies": Frequencies(SCALE, 0.7),
-    "taste moments": TasteMoments(np.arange(D), 0.3, 0.3),
-    "taste moments of some": TasteMoments(HEAD, 0.3, 0.3),
-    "taste means": TasteMeans(),
-    "taste image": TasteImage(np.where(TAIL[:, None], 0.0, U), TAIL),
-}
+SPARSE = (
+    {
+        f"{name}{'' if intercept else ', no intercept'}": step
+        for intercept in (True, False)
+        for name, step in framed(SCALED, intercept).items()
+        if step.spec.accepts_sparse
+    }
+    | {
+        "frequencies": Frequencies(SCALE, 0.7),
+    }
+    | {name: step for name, (step, _) in taste_questions(D, K).items()}
+)
 SHAPES = [(1, np.float64), (2, np.float32), (3, np.float64), (10, np.float32), (10, np.float64), (33, np.float32)]
 ONE_TARGET = {
     "paper's moments",
@@ -211,7 +210,7 @@ def test_nor_do_those_of_sparse_rows(name, kind, rows, dtype):
     assert_alone_as_in_company(SPARSE[name], functools.partial(chosen_sparse, matrix, y, rows))
 
 
-@pytest.mark.parametrize("name", [name for name in SPARSE if "taste" not in name])
+@pytest.mark.parametrize("name", [name for name in SPARSE if name not in taste_questions(D, K)])
 def test_nor_do_those_of_sparse_rows_with_several_targets(name):
     matrix, _ = sparse_crowd("few entries", 6, np.float64, np.random.default_rng(5))
     y = crowd(6, np.float64, 3, np.random.default_rng(6))[1]

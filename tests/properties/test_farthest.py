@@ -22,8 +22,6 @@ from asking import (
 )
 
 from privrep.linear.families import ERROR_CELLS, HeadErrors, HeadLosses
-from privrep.linear.methods import factorization as fact
-from privrep.linear.methods.factorization import TasteImage
 from privrep.linear.panel_steps import (
     LINEAR_CELLS,
     ROW_CELLS,
@@ -204,19 +202,14 @@ FARTHEST: dict[str, tuple[Question, User, User, bool]] = {
         (np.array([[0.0, 1e9, 0.0]]), np.ones(1)),
         True,
     ),
-    "taste": (
-        taste_questions(4, 1)["taste of 4"],
+    "pairs of items": (
+        taste_questions(4, 1)["pairs of 4"],
         rated([0, 1], [0.0, 1.0], 4),
         rated([2, 3], [0.0, 1.0], 4),
         True,
     ),
-    "means": (taste_questions(4, 1)["means"], rated([0, 1], [0.0, 1.0], 4), rated([0, 1], [1.0, 0.0], 4), True),
-    "image": (
-        (TasteImage(np.eye(4)[:, :1], np.arange(4) == 1), {"image": Bound(fact.TAIL_NORM, 4)}),
-        rated([0, 1], [0.0, 1.0], 4),
-        rated([0, 1, 2, 3], [1.0, 1.0, 0.0, 0.0], 4),
-        True,
-    ),
+    "rated items": (taste_questions(4, 1)["rated items"], rated([0, 1], [0.0, 1.0], 4), rated([2], [1.0], 4), True),
+    "pull of items": (taste_questions(4, 1)["pull"], rated([0], [90.0], 4), rated([0], [-90.0], 4), True),
 }
 
 

@@ -43,6 +43,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
+from privrep.data.missing import fill_missing
 from privrep.data.readers import TableSource
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, BoundedSum
@@ -70,7 +71,9 @@ def streaming(table: UserTable, folder: Path) -> Iterator[Users]:
 
 
 ENGINES: dict[str, Engine] = {"in memory": in_memory, "streaming": streaming}
-WHOLE = {"streaming"}  # engines of files, which refuse NaN when they are opened and cannot hold a user without rows
+WHOLE = {
+    "streaming"
+}  # engines of files, which refuse infinity when they are opened and cannot hold a user without rows
 
 
 def sums_of(engine: Engine, folder: Path, question: Question, table: UserTable) -> dict[str, BoundedSum]:
@@ -251,9 +254,12 @@ def test_a_neighbour_who_is_not_finite_changes_nobody_else(spoil: float) -> None
     for name, intercept in CASES:
         step, bounds = questions(D, K, intercept)[name]
         zeroed, spoilt = X.copy(), X.copy()
-        zeroed[3], spoilt[3, 2, 1] = 0.0, spoil
+        spoilt[3, 2, 1] = spoil
         targets = y.copy()
-        targets[3] = 0.0
+        if math.isnan(spoil):  # a missing value, filled by the user's own mean
+            zeroed[3:4] = fill_missing(spoilt[3:4], math.nan)
+        else:
+            zeroed[3], targets[3] = 0.0, 0.0
         sums = [InMemoryUsers(swapped(x, targets, 6, 1.0), Performance(1)).sums(step, bounds) for x in (zeroed, spoilt)]
         for key in bounds:
             assert np.array_equal(sums[0][key].total, sums[1][key].total), name

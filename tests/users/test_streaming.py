@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privrep.data import readers, regroup
+from privrep.data import regroup, sources
 from privrep.data.readers import TableSource, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError
@@ -157,7 +157,7 @@ def test_blocks_are_cut_as_in_memory(
 ) -> None:
     source = write(rows_of(sizes, "integers", np.float64, order), tmp_path_factory.mktemp("t") / "t.parquet")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "MAX_BATCH_ROWS", batch)
+        patch.setattr(sources, "MAX_BATCH_ROWS", batch)
         assert max(b.num_rows for b in source.batches()) <= batch
         with StreamingUsers.open(source) as users:
             assert_same_blocks(users, read_table(source), max_rows)
@@ -171,7 +171,7 @@ def test_regrouping_holds_no_more_than_its_limit(
     """Small buckets, over two rounds, with one user larger than all the memory allowed."""
     sizes = [*np.random.default_rng(0).integers(1, 40, 300).tolist(), 9000]
     source = write(rows_of(sizes, ids, np.float64, order), tmp_path / "t.parquet")
-    monkeypatch.setattr(readers, "MAX_BATCH_ROWS", 50)
+    monkeypatch.setattr(sources, "MAX_BATCH_ROWS", 50)
     monkeypatch.setattr(regroup, "MAX_BUCKETS", 4)
     monkeypatch.setattr(regroup, "SAMPLE", 64)
     limit, held, rounds = 60_000, [], []
@@ -263,7 +263,7 @@ def test_temporary_files_go_away_after_an_error(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_bad_value_late_in_the_file_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "BATCH_BYTES", 8 * (D + 2) * 256)
+    monkeypatch.setattr(sources, "BATCH_BYTES", 8 * (D + 2) * 256)
     rows = rows_of([300, 400, 500], "integers", np.float64, "shuffled").to_pandas()
     rows.loc[1100, "x3"] = np.inf
     for name in ("t.parquet", "t.csv"):
@@ -322,7 +322,7 @@ def test_a_file_that_changes_under_a_run_gives_no_sum(tmp_path: Path) -> None:
 
 
 def test_leaving_a_pass_early_ends_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_BATCH_ROWS", 10)
+    monkeypatch.setattr(sources, "MAX_BATCH_ROWS", 10)
     source = write(rows_of([10] * 50, "integers", np.float64, "sorted"), tmp_path / "t.parquet")
     users = StreamingUsers.open(source)
     before = threading.active_count()
@@ -477,9 +477,9 @@ def test_categories(tmp_path: Path, name: str, order: str, features: tuple[str, 
             assert streamed["means"].total.tobytes() == memory["means"].total.tobytes()
 
 
-def test_a_missing_category_is_no_error_but_a_missing_number_is(tmp_path: Path) -> None:
+def test_a_missing_category_is_no_error_but_an_infinite_number_is(tmp_path: Path) -> None:
     table = with_categories(rows_of([3, 4, 50], "integers", np.float64, "shuffled"))
-    broken = table.set_column(2, "x0", pa.array([None, *table["x0"].to_pylist()[1:]], pa.float64()))
+    broken = table.set_column(2, "x0", pa.array([np.inf, *table["x0"].to_pylist()[1:]], pa.float64()))
     pq.write_table(broken, tmp_path / "t.parquet")
     source = TableSource(tmp_path / "t.parquet", "user", "y", ["x0"], categories=CATEGORIES)
     with pytest.raises(InputError, match=r"column 'x0' of .* has no finite number in row 1;"):

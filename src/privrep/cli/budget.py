@@ -15,11 +15,18 @@ from privrep.errors import InputError
 if TYPE_CHECKING:
     from privrep.models.forecast import Goal
     from privrep.models.planning import PlanningProblem
+    from privrep.models.rating_forecast import RatingProblem
     from privrep.privacy.ledger import Budget
 
 ROUGH = (
     "Rough: of simulated fits of made-up populations, nine in ten had errors within a tenth of what is said here. "
     "Where nothing turns into something, a factor of two in users may decide. Real data needs more."
+)
+
+
+RATINGS_ROUGH = (
+    "Rough: a few items are taken to be rated often and most rarely, and all users to rate alike. What tastes explain "
+    "cannot be told beforehand and comes on top."
 )
 
 
@@ -32,7 +39,9 @@ def budget(
     rank: Annotated[
         int | None, typer.Option(help="Directions in which users' slopes differ, 0 for none, for --features.")
     ] = None,
-    rows: Annotated[int | None, typer.Option(help="Rows of each user, for --features.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Rows of each user, for --features and --items.")] = None,
+    items: Annotated[int | None, typer.Option(help="Ratings: how many items; with --rows and --users.")] = None,
+    offsets: Annotated[float, typer.Option(help="Ratings: deviation of items' offsets.")] = 0.5,
     users: Annotated[int | None, typer.Option(help="How many there are, if that is known.")] = None,
     noise_level: Annotated[float, typer.Option(help="Deviation of targets around their user's own line.")] = 1.0,
     levels: Annotated[float, typer.Option(help="Deviation of users' levels.")] = 1.0,
@@ -55,6 +64,15 @@ def budget(
     from privrep.privacy.accounting import check_budget
     from privrep.privacy.ledger import Budget
 
+    if items is not None:
+        if rate is not None:
+            raise InputError("--rate is for yes/no labels, --items for ratings; give one of them.")
+        _check_ratings(epsilon, noise, features, rank)
+        rated = _rating_problem(items, rows, users, (noise_level, levels, offsets))
+        assert epsilon is not None
+        assert users is not None
+        _show_ratings(users, rated, Budget(epsilon, delta, check_relation(relation)))
+        return
     shape = {"features": features, "rank": rank, "rows": rows}
     missing = [name for name, value in shape.items() if value is None]
     if rate is not None and (epsilon is None or missing):
@@ -86,6 +104,47 @@ def budget(
             raise InputError(f"--features, --rank and --rows go together; --{missing[0]} is missing.")
     else:
         raise InputError("give either --epsilon or --noise.")
+
+
+def _check_ratings(epsilon: float | None, noise: float | None, features: int | None, rank: int | None) -> None:
+    if epsilon is None or noise is not None:
+        raise InputError("--items goes with --epsilon, not with --noise.")
+    if features is not None or rank is not None:
+        raise InputError("--items is for ratings, which have neither features nor a rank to plan; leave those out.")
+
+
+def _rating_problem(
+    items: int, rows: int | None, users: int | None, deviations: tuple[float, float, float]
+) -> RatingProblem:
+    from privrep.models.rating_forecast import RatingProblem
+
+    if rows is None or users is None:
+        raise InputError(
+            f"--items, --rows and --users go together; --{'rows' if rows is None else 'users'} is missing."
+        )
+    _check_asked(users, None)
+    return RatingProblem(items, rows, *deviations)
+
+
+def _show_ratings(users: int, p: RatingProblem, whole: Budget) -> None:
+    from privrep.models.rating_forecast import forecast_ratings
+
+    found = forecast_ratings(users, p, whole)
+    say(f"{p.items:,} items, {p.rows} ratings each; epsilon {whole.epsilon:g}, delta {whole.delta:g}, {whole.relation}")
+    say(f"Deviations: noise {p.noise:g}, levels {p.levels:g}, offsets of items {p.offsets:g}")
+    table = Table("predictions by", "error (RMSE)", "squared error,\nagainst own means", title=f"{users:,} users")
+    right(table, 1, 2)
+    for name, error in (
+        ("each user's own mean", found.mean),
+        ("the same, drawn towards that of all", found.shrunk),
+        ("levels and offsets without privacy", found.exact),
+        ("privrep", found.private),
+        ("privrep, of users without ratings", found.newcomers),
+    ):
+        change = f"{error / found.mean - 1:+.0%}"
+        table.add_row(name, f"{math.sqrt(error):.3g}", change, style="bold" if name == "privrep" else "")
+    console().print(table)
+    console().print(RATINGS_ROUGH, style="dim")
 
 
 def _check_asked(users: int | None, gain: float | None) -> None:

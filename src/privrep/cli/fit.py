@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from privrep.cli.console import note
 from privrep.cli.declared import read_categories, read_classes, read_covariance, read_items, read_scale
 from privrep.cli.fit_request import BESIDES, FitRequest, in_keys, refuse_options
 from privrep.cli.fit_table import check_out, learn_table, standing, summarise, undecided
+from privrep.cli.tables import list_left_out
 from privrep.errors import InputError
 from privrep.linear.registry import DEFAULT
 
@@ -36,8 +38,12 @@ def fit(
     features: options.Features = None,
     categorical: options.Categorical = None,
     categories: options.Categories = None,
+    numeric: options.Numeric = None,
     item: options.Item = None,
     items: options.Items = None,
+    missing: options.Missing = "impute",
+    missing_indicator: options.MissingIndicator = None,
+    weight: options.Weight = None,
     task: options.Task = "regression",
     classes: options.Classes = None,
     loss: options.Loss = None,
@@ -52,6 +58,9 @@ def fit(
     covariance: options.Covariance = None,
     simulate: options.Simulate = None,
     user_as_text: options.UserAsText = False,
+    encoding: options.Encoding = None,
+    delimiter: options.Delimiter = None,
+    decimal: options.Decimal = None,
     workdir: options.Workdir = None,
     overwrite: options.Overwrite = False,
     check: options.Check = False,
@@ -98,13 +107,15 @@ def _fit(request: FitRequest, out: Path, workdir: Path | None, overwrite: bool) 
     by_value, lists = _values(request)
     known = None if request.task == "regression" else _classes(request)
     source = _source(request, by_value, lists, known)
+    for remark in source.remarks:
+        note(remark)
     columns = _columns(source, lists, known)
     _check_columns(request, columns)
     config = _config(request, source.feature_names)
     config.check(_ANY if undecided(columns) else len(source.feature_names))
     config.check_columns(columns)
     if request.features is None and request.item is None:
-        _list_left_out(source)
+        list_left_out(source)
     standing(out, config, columns, overwrite)
     summarise(learn_table(source, config, columns, out, workdir, overwrite), out, columns)
 
@@ -155,6 +166,7 @@ def _check_request(request: FitRequest) -> None:
         "--features": request.features,
         "--categorical": request.categorical,
         "--categories": request.categories,
+        "--numeric": request.numeric or None,
     }
     ways = {
         "--method": request.method,
@@ -169,7 +181,13 @@ def _check_request(request: FitRequest) -> None:
         "--classes": request.classes,
         "--loss": request.loss,
     }
-    _check_item(request, {**numbers, **ways, **heads, **labels})
+    rows = {
+        "--missing": request.missing if request.missing != "impute" else None,
+        "--missing-indicator": request.missing_indicator or None,
+    }
+    if request.missing not in ("impute", "drop", "refuse"):
+        raise InputError(f"--missing must be one of impute, drop, refuse. Got {request.missing!r} instead.")
+    _check_item(request, {**numbers, **rows, **ways, **heads, **labels})
     _check_task(request.task, labels)
 
 
@@ -213,7 +231,7 @@ def _classes(request: FitRequest) -> Categories:
     if len(names) != 1:
         target = ",".join(names)
         raise InputError(f"--task classification is for one target column. Got {target!r} instead.")
-    found = file_schema(table, request.user, BATCH_BYTES // 4)
+    found = file_schema(table, request.user, BATCH_BYTES // 4, request.dialect)
     require(names[0], "target", table, found.names)
     kind = kind_of_labels(found.field(names[0]).type) if file_format(table) == "parquet" else ""
     if request.classes is not None:
@@ -241,10 +259,11 @@ def _source(
 ) -> TableSource:
     """The table. A column whose values are not declared has a list that stands for the one to come."""
     from privrep.data.files import file_format, file_schema, require
+    from privrep.data.missing import IMPUTE, Missing
     from privrep.data.readers import BATCH_BYTES, TableSource
 
     table, listed = request.table, dict[str, Any]()
-    found: Any = file_schema(table, request.user, BATCH_BYTES // 4) if by_value else None
+    found: Any = file_schema(table, request.user, BATCH_BYTES // 4, request.dialect) if by_value else None
     for name in by_value:
         require(name, "--categorical" if request.item is None else "--item", table, found.names)
         if name in listed:
@@ -252,13 +271,28 @@ def _source(
         whole = file_format(table) == "parquet" and _holds_integers(found.field(name).type)
         listed[name] = lists.get(name) or ((0,) if whole else ("",))
     numeric = request.features if request.item is None else ()
-    return TableSource(table, request.user, request.targets, numeric, request.user_as_text, listed or None, classes)
+    how: Any = {"numeric": request.numeric, "dialect": request.dialect, "weight": request.weight}
+    as_text = request.user_as_text
+    source = TableSource(table, request.user, request.targets, numeric, as_text, listed or None, classes, **how)
+    policy = Missing(request.missing, indicator_places(source.numeric_names, request.missing_indicator))
+    return source if policy == IMPUTE else replace(source, missing=policy)
+
+
+def indicator_places(numbers: Sequence[str], named: Sequence[str]) -> tuple[int, ...]:
+    """Return the positions of columns among those of numbers."""
+    for name in named:
+        if name not in numbers:
+            raise InputError(f"--missing-indicator: {name!r} is no feature of numbers; name one of those.")
+        if named.count(name) > 1:
+            raise InputError(f"--missing-indicator names column {name!r} more than once; name it once.")
+    return tuple(numbers.index(name) for name in named)
 
 
 def _holds_integers(kind: Any) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_integer(kind.value_type if isinstance(kind, pa.DictionaryType) else kind))
+    inner = kind.value_type if isinstance(kind, pa.DictionaryType) else kind
+    return bool(pa.types.is_integer(inner) or pa.types.is_floating(inner))  # which whole numbers with gaps are
 
 
 def _columns(source: TableSource, lists: Mapping[str, Categories], classes: Categories | None) -> Columns:
@@ -268,11 +302,5 @@ def _columns(source: TableSource, lists: Mapping[str, Categories], classes: Cate
     names = tuple(source.categories or ())
     declared = tuple(lists.get(name, ()) for name in names)
     known = classes if classes is not None and len(classes) > 1 else ()
-    return Columns(source.user, source.targets, source.numeric_names, names, declared, known)
-
-
-def _list_left_out(source: TableSource) -> None:
-    left_out = [name for name in source.header if name not in source.columns]
-    if left_out:
-        listed = ", ".join(left_out[:8]) + (", ..." if len(left_out) > 8 else "")
-        note(f"Not numbers, so not features: {listed}. Name the features with --features to be sure.")
+    rows: Any = {"missing": source.missing.how, "indicators": source.missing.indicators, "weight": source.weight or ""}
+    return Columns(source.user, source.targets, source.numeric_names, names, declared, known, **rows)

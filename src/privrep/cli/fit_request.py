@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privrep.cli.declared import Declared
 from privrep.cli.options import check_relation, split_names
+from privrep.data.dialects import Dialect
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ KEYS = {  # of each option, what a file says in its place
     "--features": "columns.features",
     "--categorical": "columns.categorical",
     "--categories": "columns.categories",
+    "--missing": "columns.missing",
+    "--missing-indicator": "columns.missing_indicator",
+    "--weight": "columns.weight",
+    "--numeric": "columns.numeric",
     "--item": "columns.item",
     "--items": "columns.items",
     "--epsilon": "privacy.epsilon",
@@ -42,6 +47,9 @@ KEYS = {  # of each option, what a file says in its place
     "--scale": "model.scale",
     "--covariance": "model.covariance",
     "--user-as-text": "data.user_as_text",
+    "--encoding": "data.encoding",
+    "--delimiter": "data.delimiter",
+    "--decimal": "data.decimal",
 }
 
 
@@ -73,6 +81,11 @@ class FitRequest:
     scale: Declared | None
     covariance: Declared | None
     user_as_text: bool
+    numeric: tuple[str, ...]
+    dialect: Dialect
+    missing: str = "impute"
+    missing_indicator: tuple[str, ...] = ()
+    weight: str | None = None
 
     @classmethod
     def of_options(cls, given: Mapping[str, Any]) -> FitRequest:
@@ -81,7 +94,18 @@ class FitRequest:
         if missing:
             listed = f"{', '.join(missing[:-1])} and {missing[-1]}" if len(missing) > 1 else missing[0]
             raise InputError(f"a fit needs {listed}; or a file that says so: privrep fit CONFIG.toml.")
-        as_they_are = ("user", "epsilon", "delta", "item", "task", "classes", "loss", "method", "start")
+        as_they_are: tuple[str, ...] = (
+            "user",
+            "epsilon",
+            "delta",
+            "item",
+            "task",
+            "classes",
+            "loss",
+            "method",
+            "start",
+        )
+        as_they_are += ("missing", "weight")
         files = ("categories", "items", "scale", "covariance")
         told: dict[str, Any] = {name: given[name] for name in as_they_are}
         told |= {name: Declared.in_file(f"--{name}", given[name]) for name in files}
@@ -98,6 +122,9 @@ class FitRequest:
             intercept=not given["no_intercept"],
             safety_net=not given["no_safety_net"],
             user_as_text=given["user_as_text"],
+            missing_indicator=tuple(given["missing_indicator"] or ()),
+            numeric=_names(given["numeric"]) or (),
+            dialect=Dialect(given["encoding"], given["delimiter"], given["decimal"]),
         )
 
     @classmethod
@@ -131,6 +158,11 @@ class FitRequest:
             scale=Declared.in_config("model.scale", model.scale),
             covariance=Declared.in_config("model.covariance", model.covariance),
             user_as_text=asked.data.user_as_text,
+            missing=columns.missing,
+            missing_indicator=tuple(columns.missing_indicator or ()),
+            weight=columns.weight,
+            numeric=tuple(columns.numeric or ()),
+            dialect=Dialect(asked.data.encoding, asked.data.delimiter, asked.data.decimal),
         )
 
 

@@ -22,7 +22,7 @@ from privrep.linear.registry import DEFAULT
 
 if TYPE_CHECKING:
     from privrep.data.readers import TableSource
-    from privrep.heads.fitting import Heads
+    from privrep.heads.heads import Heads
     from privrep.models.description import Columns, Config
     from privrep.models.model import Model
     from privrep.models.words import TableFacts
@@ -122,10 +122,16 @@ def learn_table(
             opened: list[StreamingUsers] = []
 
             def make(known: Columns) -> StreamingUsers:
-                lists: Any = {"categories": known.by_category or None, "classes": known.classes or None}
+                lists: Any = {
+                    "categories": known.named or None,
+                    "classes": known.classes or None,
+                    "dense": config.dense,
+                }
                 listed = replace(source, features=known.features, **lists)
                 _check_rank(config, len(listed.feature_names))
                 opened.append(files.enter_context(StreamingUsers.open(listed, Performance(workdir=workdir))))
+                for said in opened[-1].missing.words():
+                    note(f"{said[:1].upper()}{said[1:]} {_NOT_PRIVATE}.")
                 return opened[-1]
 
             users: StreamingUsers | PendingColumns
@@ -143,7 +149,12 @@ def learn_table(
             blocks = bar.heads(opened[0].blocks(), count)
             net = config.safety_net
             heads = fit_heads(
-                blocks, fitted.representation, intercept=config.intercept, safety_net=net, loss=fitted.loss
+                blocks,
+                fitted.representation,
+                intercept=config.intercept,
+                safety_net=net,
+                loss=fitted.loss,
+                keep_means=opened[0].means_to_keep,
             )
         fitted = models.with_heads(fitted, heads)
         models.finish(fitted, out)
@@ -164,18 +175,16 @@ def _holders(source: TableSource, names: list[str], workdir: Path | None) -> tup
         raise InputError(f"workdir: there is no folder {workdir}; make it or name another.")
     for _ in checked_batches(source):
         pass
-    rows = read_columns(source.path, [source.user, *names], source.user_as_text)
+    rows = read_columns(source.path, [source.user, *names], source.user_as_text, source.dialect)
     users, columns = rows[source.user], {name: rows[name] for name in names}
-    if source.format == "csv":  # an empty cell is a missing value, not a category
-        columns = {name: pc.if_else(pc.equal(column, ""), None, column) for name, column in columns.items()}
     holders = {name: KeyHolders.from_columns(users, column) for name, column in columns.items()}
     return holders, int(pc.count_distinct(users).as_py())
 
 
 def _check_rank(config: Config, features: int) -> None:
-    if config.rank is not None and config.rank > features:
+    if config.rank is not None and config.rank > features and not config.ratings:
         raise InputError(
-            f"--rank must be at most the number of {'items' if config.ratings else 'features'} that could be named, "
+            f"--rank must be at most the number of features that could be named, "
             f"{features:,}. Got {config.rank} instead. What was spent on finding out is spent."
         )
 
@@ -220,7 +229,7 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
     for line in _contents(fitted, fitted.heads, asked):
         say(line)
     if nothing := judge_nothing(learned):
-        shout(f"{'NO FACTORS WERE' if fitted.config.ratings else 'NOTHING WAS'} LEARNED: {nothing}.")
+        shout(f"NOTHING WAS LEARNED: {nothing}.")
     elif learned.gains is not None:
         say(describe_gains(learned))
     if report.seeded:
@@ -250,7 +259,10 @@ def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
         yield f"Targets: {', '.join(fitted.columns.targets)}; a head for each"
     for name, listed in fitted.columns.by_category.items():
         how = "declared" if asked.by_category[name] else "selected privately"
-        other = "other items are predicted with a user's mean" if c.ratings else "rows with others have no such feature"
+        other = (
+            "other items are predicted with a user's level" if c.ratings else "rows with others have no such feature"
+        )
+        other = other if listed or c.ratings else "no value is held by enough users, so the column is left out"
         yield f"Values of {name}: {len(listed):,} named ({how}); {other}"
     prior = fitted.representation.prior
     if prior is not None:

@@ -14,7 +14,8 @@ import typer
 from privrep.cli.console import say
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
-from privrep.cli.tables import check_file, new_file, open_text
+from privrep.cli.tables import check_file, new_file
+from privrep.data.dialects import open_text
 from privrep.errors import InputError
 
 if TYPE_CHECKING:

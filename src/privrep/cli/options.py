@@ -49,12 +49,34 @@ Categories = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help='JSON file of public values, {"column": [...]}; others are selected privately.'),
 ]
+Numeric = Annotated[
+    str | None, typer.Option(help="Columns A,B of numbers, whatever they look like: leading zeros, text in Parquet.")
+]
+Encoding = Annotated[str | None, typer.Option(help="CSV: utf-8, latin-1, cp1252, ...; found out if left out.")]
+Delimiter = Annotated[
+    str | None, typer.Option(metavar="MARK", help="CSV: comma, semicolon, tab or bar; read off the header if left out.")
+]
+Decimal = Annotated[
+    str | None, typer.Option(metavar="MARK", help="CSV: point or comma; a comma only where commas do not separate.")
+]
 Item = Annotated[
     str | None, typer.Option(help="Ratings: column that names the item of each row; the target is the rating.")
 ]
 Items = Annotated[
     Path | None, typer.Option(metavar="FILE", help="JSON list of all items, if public; else selected privately.")
 ]
+Missing = Annotated[
+    str,
+    typer.Option(
+        metavar="impute|drop|refuse",
+        help="Missing features: filled inside each user, rows that miss one left out, or an error.",
+    ),
+]
+MissingIndicator = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="Add a feature that says where this column was missing. May be repeated."),
+]
+Weight = Annotated[str | None, typer.Option(help="Column of weights: how many copies of a row its user has.")]
 Rank = Annotated[str, typer.Option(metavar="K|auto", help="Columns of the representation.")]
 Method = Annotated[
     str | None,

@@ -13,14 +13,26 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from privrep.cli.console import say
-from privrep.cli.options import FeatureColumns, Folder, ItemColumn, TablePath, UserColumn, split_names
-from privrep.cli.tables import check_file, id_kind, new_file, open_table, open_text, suffix_of
+from privrep.cli.console import note, say
+from privrep.cli.options import (
+    Decimal,
+    Delimiter,
+    Encoding,
+    FeatureColumns,
+    Folder,
+    ItemColumn,
+    TablePath,
+    UserColumn,
+    Weight,
+    split_names,
+)
+from privrep.cli.tables import check_file, id_kind, new_file, open_table, suffix_of
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
+    from privrep.data.dialects import Dialect
     from privrep.data.readers import TableSource
-    from privrep.heads.fitting import Heads
+    from privrep.heads.heads import Heads
     from privrep.models.model import Model
 
 
@@ -41,12 +53,17 @@ def personalize(
     ] = None,
     features: FeatureColumns = None,
     item: ItemColumn = None,
+    weight: Weight = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
 ) -> None:
     """Heads for users who were not in the fit, from their own rows and the public representation. Costs no privacy.
 
     Without --out they join the heads in FOLDER/private. With --out they go to a file of weights that only you can read.
-    With --user-id, a table of numbers may have a header and no rows: that user's head is then the prior mean.
+    With --user-id, a table of numbers or ratings may have a header and no rows: that user's head is the prior mean.
     """
+    from privrep.data.dialects import Dialect
     from privrep.heads.store import write_heads
     from privrep.models.model import load
 
@@ -54,13 +71,13 @@ def personalize(
         check_file(out, overwrite, (".json", ".csv", ".parquet"), folder)
         if replace:
             raise InputError("--replace is for the heads in the model folder; with --out use --overwrite.")
-    fitted = load(folder)
+    fitted, dialect = load(folder), Dialect(encoding, delimiter, decimal)
     targets = _targets(fitted, target, folder)
-    if user_id is not None and fitted.representation.prior is not None and _has_no_rows(table):
+    if user_id is not None and fitted.representation.serves_newcomers and _has_no_rows(table):
         new, names = _head_without_rows(fitted, user_id, features, named=out is not None)
     else:
-        with _with_user_column(table, fitted, user, user_id) as (path, column):
-            source = open_table(path, fitted, column, targets, features, item)
+        with _with_user_column(table, fitted, user, user_id, dialect) as (path, column):
+            source = open_table(path, fitted, column, targets, features, item, weight, dialect, table)
             new, names = _heads_of_rows(source, fitted), list(source.feature_names)
     if out is not None:
         _write_weights(new, fitted, _Names(names, targets), out)
@@ -82,8 +99,16 @@ def _heads_of_rows(source: TableSource, fitted: Model) -> Heads:
 
     c = fitted.config
     with StreamingUsers.open(source) as users:
+        for said in users.missing.words():
+            note(f"{said[:1].upper()}{said[1:]} (not private: for your eyes).")
+        kept = fitted.heads is not None and fitted.heads.means is not None
         return fit_heads(
-            users.blocks(), fitted.representation, intercept=c.intercept, safety_net=c.safety_net, loss=fitted.loss
+            users.blocks(),
+            fitted.representation,
+            intercept=c.intercept,
+            safety_net=c.safety_net,
+            loss=fitted.loss,
+            keep_means=len(source.numeric_names) if kept else users.means_to_keep,
         )
 
 
@@ -106,7 +131,9 @@ def _targets(fitted: Model, given: str | None, folder: Path) -> list[str]:
 
 
 @contextmanager
-def _with_user_column(table: Path, fitted: Model, user: str | None, user_id: str | None) -> Iterator[tuple[Path, str]]:
+def _with_user_column(
+    table: Path, fitted: Model, user: str | None, user_id: str | None, dialect: Dialect
+) -> Iterator[tuple[Path, str]]:
     """The table and its user column. Where it has none, a private copy that has one, for as long as it is needed."""
     column = user or fitted.columns.user
     if user_id is None:
@@ -115,37 +142,33 @@ def _with_user_column(table: Path, fitted: Model, user: str | None, user_id: str
         yield table, column
         return
     with tempfile.TemporaryDirectory(prefix="privrep-") as scratch:
-        copy = _add_column(table, column or "user", _as_id(user_id, fitted), Path(scratch))
+        copy = _add_column(table, column or "user", _as_id(user_id, fitted), Path(scratch), dialect)
         try:
             yield copy, column or "user"
         except InputError as error:
             raise InputError(str(error).replace(str(copy), str(table))) from None
 
 
-def _add_column(table: Path, column: str, value: str | int, folder: Path) -> Path:
+def _add_column(table: Path, column: str, value: str | int, folder: Path, dialect: Dialect) -> Path:
     """A copy of the table in that folder, with one more column that holds this value in every row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from privrep.data.readers import SUFFIXES
+    from privrep.data.dialects import open_text, text_rows
+    from privrep.data.files import file_dialect, file_format
 
-    suffix = suffix_of(table, SUFFIXES)
-    if suffix is None:
-        raise InputError(f"{table} does not end in {', '.join(SUFFIXES)}; convert the file to one of these.")
-    if not table.is_file():
-        raise InputError(f"there is no file {table}; check the path.")
-    kind = SUFFIXES[suffix]
+    found, kind = file_dialect(table, None, dialect), file_format(table)
     copy = folder / f"rows.{kind}"
     if kind == "parquet":
         rows = pq.read_table(table)
         _refuse(column, rows.column_names, table)
         pq.write_table(rows.append_column(column, pa.array([value] * len(rows))), copy)
     else:
-        with open_text(table, "r", packed=suffix == ".csv.gz") as file:
-            header, *lines = [line for line in csv.reader(file) if line] or [[]]
+        header, *lines = list(text_rows(table, found)) or [[]]
         _refuse(column, header, table)
-        with open_text(copy, "w", packed=False) as file:
-            csv.writer(file).writerows([[column, *header], *([value, *line] for line in lines)])
+        with open_text(copy, "w", packed=False, encoding=found.encoding) as file:
+            writer = csv.writer(file, delimiter=found.delimiter or ",")
+            writer.writerows([[column, *header], *([value, *line] for line in lines)])
     return copy
 
 
@@ -171,6 +194,7 @@ def _has_no_rows(table: Path) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from privrep.data.dialects import open_text
     from privrep.data.readers import SUFFIXES
 
     suffix = suffix_of(table, SUFFIXES)
@@ -179,7 +203,7 @@ def _has_no_rows(table: Path) -> bool:
     try:
         if SUFFIXES[suffix] == "parquet":
             return bool(pq.read_metadata(table).num_rows == 0)
-        with open_text(table, "r", packed=suffix == ".csv.gz") as file:
+        with open_text(table, "r", packed=suffix == ".csv.gz") as file:  # of any encoding but UTF-16
             return sum(1 for line in islice((line for line in csv.reader(file) if line), 2)) < 2
     except (pa.ArrowException, OSError, csv.Error):
         return False
@@ -190,18 +214,18 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
     import numpy as np
 
     from privrep.data import categories
-    from privrep.heads.fitting import prior_heads
+    from privrep.data.missing import indicator_names
+    from privrep.heads.fitting import newcomer_heads
 
-    prior = fitted.representation.prior
-    assert prior is not None
+    d = len(fitted.representation.scale)
     name = _as_id(user_id, fitted)
     names = split_names(features) or list(fitted.columns.features)
-    names += categories.names(fitted.columns.by_category)
-    if named and len(names) != len(prior.mean.centre):
-        raise InputError(
-            f"the model has {len(prior.mean.centre)} features and gives no names to them; pass --features."
-        )
-    return prior_heads(np.array([name], dtype=object if isinstance(name, str) else np.int64), prior), names
+    names += indicator_names(names, fitted.columns.indicators)
+    names += categories.names(fitted.columns.named)
+    if named and len(names) != d:
+        raise InputError(f"the model has {d} features and gives no names to them; pass --features.")
+    ids = np.array([name], dtype=object if isinstance(name, str) else np.int64)
+    return newcomer_heads(ids, fitted.representation), names
 
 
 # Where the heads go
@@ -212,7 +236,7 @@ def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) ->
     import numpy as np
 
     from privrep.data.table import find_users
-    from privrep.heads.fitting import Heads
+    from privrep.heads.heads import Heads
 
     if id_kind(old.ids) != id_kind(new.ids):
         raise InputError(f"the users of {table} are {id_kind(new.ids)}, those of {folder} are {id_kind(old.ids)}.")

@@ -6,18 +6,19 @@ written whole or not at all.
 
 from __future__ import annotations
 
-import gzip
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+from privrep.cli.console import note
 from privrep.cli.options import split_names
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.data.categories import Categories
+    from privrep.data.dialects import Dialect
     from privrep.data.readers import TableSource
     from privrep.models.model import Model
 
@@ -29,19 +30,39 @@ def open_table(
     targets: Sequence[str] | None,
     features: str | None = None,
     item: str | None = None,
+    weight: str | None = None,
+    dialect: Dialect | None = None,
+    shown: Path | None = None,
 ) -> TableSource:
-    """A table's columns as the model needs them."""
+    """Return a table's columns as the model needs them, and say how it is read, where that is not plain.
+
+    Args:
+        table: the file.
+        fitted: the model.
+        user: its column of users.
+        targets: its columns of targets, if they are needed.
+        features: the columns of numbers, if they are not called as in the fit.
+        item: the column of items, if it is not.
+        weight: the column of weights, if there is one.
+        dialect: how the file is written, as far as that was said.
+        shown: what sentences call the file, if it is a copy.
+    """
     from privrep.data.readers import TableSource
 
     lists = _lists(fitted, features, item)
-    _check_kinds(table, user, lists, fitted.config.ratings)
+    _check_kinds(table, user, lists, fitted.config.ratings, dialect)
     text = fitted.heads is None or id_kind(fitted.heads.ids) == "text"  # no heads to tell: keep ids as they are written
     names = split_names(features)
     if names is None and (fitted.columns.features or lists):
         names = list(fitted.columns.features)
     categories: Any = lists or None
     classes = fitted.columns.classes if targets is not None else ()
-    source = TableSource(table, user, targets, names, text, categories, classes or None)
+    numbers = [*(names or ()), *(() if classes else targets or ())]  # the model says so
+    how: Any = {"numeric": numbers, "dialect": dialect, "dense": fitted.config.dense}
+    how |= {"weight": weight, "missing": fitted.columns.policy}
+    source = TableSource(table, user, targets, names, text, categories, classes or None, **how)
+    for remark in source.remarks:
+        note(remark.replace(str(table), str(shown or table)))
     wanted = len(fitted.representation.scale)
     if len(source.feature_names) != wanted:
         raise InputError(
@@ -52,7 +73,7 @@ def open_table(
 
 def _lists(fitted: Model, features: str | None, item: str | None) -> dict[str, Categories]:
     """The columns of categories and their lists, under the names they have in this table."""
-    lists = fitted.columns.by_category
+    lists = fitted.columns.named
     if fitted.config.ratings and features is not None:
         raise InputError("this is a model of ratings, which has items rather than features; leave --features out.")
     if item is None:
@@ -62,23 +83,41 @@ def _lists(fitted: Model, features: str | None, item: str | None) -> dict[str, C
     return {item: fitted.columns.categories[0]}
 
 
-def _check_kinds(table: Path, user: str, lists: Mapping[str, Categories], ratings: bool) -> None:
+def _check_kinds(
+    table: Path, user: str, lists: Mapping[str, Categories], ratings: bool, dialect: Dialect | None
+) -> None:
     """The columns of categories must be there and, where a file declares types, hold what the lists hold."""
-    from privrep.data.files import file_format, file_schema, is_text, require
+    from privrep.data.categories import can_hold
+    from privrep.data.files import file_format, file_schema, require
     from privrep.data.readers import BATCH_BYTES
 
-    found: Any = file_schema(table, user, BATCH_BYTES // 4) if lists else None
+    found: Any = file_schema(table, user, BATCH_BYTES // 4, dialect) if lists else None
     for name, listed in lists.items():
         require(name, "--item" if ratings else "categories", table, found.names)
-        if file_format(table) == "csv":
+        if file_format(table) == "csv" or not listed:
             continue
         declared = found.field(name).type
-        kind, wanted = getattr(declared, "value_type", declared), isinstance(listed[0], str)
-        if is_text(kind) != wanted:
+        if not can_hold(declared, listed):
             raise InputError(
                 f"column {name!r} of {table} holds values of type {declared}, the model knows "
-                f"{'text' if wanted else 'integers'} there; convert the column."
+                f"{'text' if isinstance(listed[0], str) else 'integers'} there; convert the column."
             )
+
+
+def list_left_out(source: TableSource) -> None:
+    """Say which columns nobody named are no features, and what to do about it."""
+    from privrep.data.problems import TURN_DATES
+
+    advice = {
+        "text": "name columns with --categorical to have a feature for each value, with --numeric if they hold numbers",
+        "dates": TURN_DATES,
+        "row names": "rename them if they are not",
+    }
+    for kind in dict.fromkeys(source.left_out.values()):
+        names = [repr(name) if kind == "row names" else name for name, why in source.left_out.items() if why == kind]
+        listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        what = kind[0].upper() + kind[1:]
+        note(f"{what}, so not features: {listed}; {advice.get(kind, 'name the features with --features to be sure')}.")
 
 
 def id_kind(ids: Any) -> str:
@@ -127,11 +166,3 @@ def new_file(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def open_text(path: Path, mode: str, *, packed: bool) -> IO[str]:
-    """A CSV file as text, bytes that are not UTF-8 kept as they are."""
-    opened: Any = gzip.open if packed else open
-    encoding = "utf-8-sig" if mode == "r" else "utf-8"
-    file: IO[str] = opened(path, f"{mode}t", newline="", encoding=encoding, errors="surrogateescape")
-    return file

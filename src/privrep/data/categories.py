@@ -5,6 +5,7 @@ And columns of labels, whose classes are such a list, too: codes all the way.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,24 +16,29 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy import sparse
 
-from privrep.data.files import is_text
+from privrep.data.problems import Problems, is_text
 from privrep.errors import InputError
 
 Categories = tuple[str | int, ...]  # all of one kind
 MOST_CLASSES = 1000
 
 
-def checked_lists(given: Any) -> dict[str, Categories]:
-    """The lists of categories of each column, each all text or all integers, none empty or with an entry twice."""
+def checked_lists(given: Any, selected: bool = False) -> dict[str, Categories]:
+    """The lists of categories of each column, each all text or all integers, without an entry twice.
+
+    Those that may have been selected privately may be empty: none was held by enough users.
+    """
     if not isinstance(given, Mapping):
         raise InputError("categories must map columns to lists; write {'colour': ['red', 'green']}.")
-    return {name: _checked(name, values) for name, values in given.items()}
+    return {name: _checked(name, values, selected) for name, values in given.items()}
 
 
-def _checked(name: str, values: Any) -> Categories:
+def _checked(name: str, values: Any, selected: bool) -> Categories:
     if isinstance(values, str):
         raise InputError(f"categories of column {name!r} must be a list; write [{values!r}].")
     listed = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+    if not listed and selected:
+        return ()
     if not listed:
         raise InputError(f"categories lists none for column {name!r}; list at least one or leave the column out.")
     texts = [isinstance(value, str) for value in listed]
@@ -45,20 +51,34 @@ def _checked(name: str, values: Any) -> Categories:
     return listed
 
 
+def can_hold(found: Any, listed: Categories) -> bool:
+    """Return whether a column of this type can hold these categories.
+
+    Whole numbers may come as floats, which is what integers become where some are missing. Numbers are found in a list
+    of text that has numbers.
+    """
+    kind = found.value_type if pa.types.is_dictionary(found) else found
+    if not listed:
+        return is_text(kind) or pa.types.is_integer(kind)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return not isinstance(listed[0], str) or bool(_by_number(listed))
+    return is_text(kind) and isinstance(listed[0], str)
+
+
 def read_type(name: str, listed: Categories, found: Any) -> Any:
     """The type in which a column of a Parquet file is read that has these categories; an error if they do not fit."""
+    if can_hold(found, listed):
+        return found
     kind = found.value_type if pa.types.is_dictionary(found) else found
-    if not is_text(kind) and not pa.types.is_integer(kind):
+    if not is_text(kind) and not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
         raise InputError(f"the categorical column {name!r} holds values of type {found}; make them text or integers.")
-    if is_text(kind) != isinstance(listed[0], str):
-        kinds = "text" if is_text(kind) else "integers"
-        raise InputError(f"the categorical column {name!r} holds {kinds}; list its categories as {kinds}.")
-    return found
+    kinds = "text" if is_text(kind) else "integers"
+    raise InputError(f"the categorical column {name!r} holds {kinds}; list its categories as {kinds}.")
 
 
 def csv_type(listed: Categories) -> Any:
     """The type in which a column of a CSV file is read that has these categories."""
-    return pa.large_string() if isinstance(listed[0], str) else pa.int64()
+    return pa.int64() if listed and isinstance(listed[0], int) else pa.large_string()
 
 
 def checked_classes(given: Any) -> Categories:
@@ -130,10 +150,18 @@ def names(categories: Mapping[str, Categories]) -> tuple[str, ...]:
 
 
 def codes(column: Any, listed: Categories) -> Any:
-    """An int32 array: where in the list each value is; -1 for one that is not there, and for a missing one."""
+    """An int32 array: where in the list each value is; -1 for one that is not there, and for a missing one.
+
+    Numbers are found in a list of text where it has them as text: 6 and 6.0 are "6", as a CSV file has it.
+    """
     if pa.types.is_dictionary(column.type):
         return codes(column.dictionary, listed).take(column.indices).fill_null(-1)
     places = list(range(len(listed)))
+    if pa.types.is_floating(column.type) or (pa.types.is_integer(column.type) and isinstance(listed[0], str)):
+        by_number = _by_number(listed)
+        places, known = list(by_number.values()), pa.array(list(by_number), pa.float64())
+        found = pc.index_in(column.cast(pa.float64()), value_set=known)
+        return pa.array(places, pa.int32()).take(found).fill_null(-1)
     if pa.types.is_integer(column.type):
         range_of = np.iinfo(column.type.to_pandas_dtype())
         places = [place for place in places if range_of.min <= int(listed[place]) <= range_of.max]
@@ -141,6 +169,35 @@ def codes(column: Any, listed: Categories) -> Any:
         column = column.cast(pa.large_string())
     found = pc.index_in(column, value_set=pa.array([listed[place] for place in places], column.type))
     return pa.array(places, pa.int32()).take(found).fill_null(-1)
+
+
+def _by_number(listed: Categories) -> dict[float, int]:
+    """Return the places of those categories that are numbers, or text that is one as everybody writes it."""
+    plain = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+    places: dict[float, int] = {}
+    for place, value in enumerate(listed):
+        if isinstance(value, int) or plain.fullmatch(value):
+            places.setdefault(float(value), place)
+    return places
+
+
+def coded_column(name: str, column: Any, listed: Categories, problems: Problems) -> Any:
+    """Return the `codes` of a column; where its categories are integers, note values that are not whole."""
+    inner = column.dictionary if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_floating(inner.type) and not isinstance(listed[0], str):
+        with np.errstate(invalid="ignore"):
+            values = inner.fill_null(0).to_numpy(zero_copy_only=False)
+            odd = (values != np.floor(values)) & ~np.isnan(values)
+        if pa.types.is_dictionary(column.type):
+            odd = np.append(odd, False)[column.indices.fill_null(len(odd)).to_numpy(zero_copy_only=False)]
+        problems.note(name, "is not an integer", "round it or turn it into text, since it holds categories", odd)
+    return codes(column, listed)
+
+
+def plain_text(column: Any) -> Any:
+    """Return a column of text, out of its dictionary, as Arrow's large_string."""
+    decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    return decoded.cast(pa.large_string())
 
 
 def one_hot(numeric: NDArray[Any], coded: NDArray[np.int32], sizes: Sequence[int]) -> Any:
@@ -176,7 +233,7 @@ def _refuse_items() -> Any:
 def item_codes(items: Any, listed: Categories) -> NDArray[np.int32]:
     """Return the place of each item in the list, or -1."""
     column = item_column(items)
-    if pa.types.is_null(column.type):
+    if pa.types.is_null(column.type) or not listed:
         return np.full(len(column), -1, dtype=np.int32)
     text = isinstance(listed[0], str)
     if text == pa.types.is_integer(column.type):

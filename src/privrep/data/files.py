@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,9 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
+from privrep.data.dialects import Dialect, find_dialect
+from privrep.data.problems import Problems
+from privrep.data.problems import is_text as is_text
 from privrep.errors import InputError
 
 SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
@@ -23,6 +27,7 @@ SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
     ".csv.gz": "csv",
 }
 _READ_BUFFER = 1 << 16  # per column; a memory map is as fast, but all it has touched counts as this process's memory
+_ROW_NAMES = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 _Path = str | os.PathLike[str]
 
 
@@ -38,33 +43,66 @@ def open_parquet(path: _Path) -> Any:
     return pq.ParquetFile(path, buffer_size=_READ_BUFFER, pre_buffer=False)
 
 
-def open_csv(path: _Path, convert: Any, block_size: int) -> Any:
+def open_csv(path: _Path, dialect: Dialect, convert: Any, block_size: int, problems: Problems | None = None) -> Any:
+    """Open a CSV file to read its rows in blocks.
+
+    Args:
+        path: of the file.
+        dialect: how it is written.
+        convert: pyarrow.csv.ConvertOptions.
+        block_size: bytes of a block.
+        problems: where lines of another length than the header's are noted; without it they are an error.
+    """
     packed = Path(path).name.lower().endswith(".gz")
     stream = pa.input_stream(os.fspath(path), compression="gzip" if packed else None)
     # without threads, errors come with the number of their row
-    read = csv.ReadOptions(use_threads=False, block_size=block_size)
-    return csv.open_csv(stream, read, None, convert)
+    encoding = "utf8" if dialect.encoding in (None, "utf-8") else dialect.encoding
+    read = csv.ReadOptions(use_threads=False, block_size=block_size, encoding=encoding)
+    handler = None if problems is None else problems.note_ragged
+    parse = csv.ParseOptions(delimiter=dialect.delimiter or ",", newlines_in_values=True, invalid_row_handler=handler)
+    return csv.open_csv(stream, read, parse, convert)
 
 
-def file_schema(path: _Path, user: str, block_size: int) -> Any:
-    """All columns of a file with their types; an error if there is no such file, it has no rows or a name twice."""
-    kind = file_format(path)
+def check_exists(path: _Path) -> None:
+    """Raise InputError unless there is such a file, of a kind that can be read."""
+    file_format(path)
     if not Path(path).exists():
         raise InputError(f"there is no file {path}; check the path.")
     if not Path(path).is_file():
         raise InputError(f"{path} is not a file; give the path of one Parquet or CSV file.")
+
+
+def file_dialect(path: _Path, user: str | None, asked: Dialect | None = None) -> Dialect:
+    """Return how a file is written, if it is CSV; of one that cannot be read, raise InputError."""
+    check_exists(path)
+    if file_format(path) == "parquet":
+        return asked or Dialect()
     try:
-        schema, rows = _csv_schema(path, user, block_size) if kind == "csv" else _parquet_schema(path)
-    except (pa.ArrowException, OSError) as error:
+        return find_dialect(path, user, asked)
+    except (OSError, EOFError, zlib.error, UnicodeError) as error:
+        raise unreadable(path, error) from error
+
+
+def file_schema(path: _Path, user: str, block_size: int, asked: Dialect | None = None) -> Any:
+    """All columns of a file with their types; an error if there is no such file, it has no rows or a name twice."""
+    dialect, kind = file_dialect(path, user, asked), file_format(path)
+    try:
+        schema, rows = _csv_schema(path, user, block_size, dialect) if kind == "csv" else _parquet_schema(path)
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         if "Empty CSV file" not in str(error):
             raise unreadable(path, error) from error
         rows = 0
     if rows == 0:
         raise InputError(f"{path} has no rows; give a file with at least one.")
-    repeated = [name for name, times in Counter(schema.names).items() if times > 1]
+    repeated = [name for name, times in Counter(schema.names).items() if times > 1 and not is_row_name(name)]
     if repeated:
         raise InputError(f"column {repeated[0]!r} is in {path} more than once; rename one of the two.")
     return schema
+
+
+def is_row_name(name: str) -> bool:
+    """Return whether a column is one of row names or of an index, as R and pandas write them; the header tells."""
+    return _ROW_NAMES.fullmatch(name) is not None
 
 
 def _parquet_schema(path: _Path) -> tuple[Any, int]:
@@ -72,12 +110,22 @@ def _parquet_schema(path: _Path) -> tuple[Any, int]:
         return file.schema_arrow, file.metadata.num_rows
 
 
-def _csv_schema(path: _Path, user: str, block_size: int) -> tuple[Any, int]:
-    """Names of the header. Of the types that Arrow infers from the first block only that of the users counts."""
-    with open_csv(path, csv.ConvertOptions(), block_size) as reader:
-        schema = pa.schema([f if f.name == user else pa.field(f.name, pa.float64()) for f in reader.schema])
-        first = next(iter(reader), None)
-    return schema, 0 if first is None else first.num_rows
+def _csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tuple[Any, int]:
+    """Return the names of the header, and how many rows the first block has.
+
+    Of types only that of the users counts: integers where Arrow takes the first block for integers, else text.
+    """
+    problems = Problems(path)
+    with open_csv(path, dialect, csv.ConvertOptions(), block_size, problems) as reader:
+        found = reader.schema
+        rows = next((batch.num_rows for batch in reader if batch.num_rows), 0)
+    if not rows and problems:
+        raise problems.error()
+    kind = pa.large_string()
+    if user in found.names and pa.types.is_integer(found.field(user).type):
+        kind = pa.int64()
+    schema = pa.schema([(name, kind if name == user else pa.float64()) for name in found.names])
+    return schema, rows
 
 
 def require(name: str, option: str, path: _Path, header: Sequence[str]) -> None:
@@ -104,36 +152,9 @@ def user_type(name: str, found: Any, kind: Literal["parquet", "csv"], as_text: b
     raise InputError(f"the user column {name!r} holds values of type {found}; make them integers or text.")
 
 
-def is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
-
-
-def unreadable(
-    path: _Path,
-    error: Exception,
-    header: Sequence[str] = (),
-    user: str | None = None,
-    advice: Callable[[str], str] = lambda name: "",
-) -> InputError:
-    """What to say of an error of Arrow's; `advice` on a column with a bad number comes after "correct that value"."""
+def unreadable(path: _Path, error: Exception) -> InputError:
+    """Return what to say of an error of Arrow's, or of the system's."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if header and (found := re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+)", text)):
-        name, row, wanted = header[int(found[1])], int(found[2]) - 1, found[3]
-        if name == user and wanted.startswith("int"):
-            return InputError(
-                f"the user column {name!r} starts with integers and has other text in row {row} of {path}; "
-                "correct that row or set user_as_text."
-            )
-        if wanted.endswith("string"):
-            return InputError(f"column {name!r} of {path} is not UTF-8 text in row {row}; save it as UTF-8.")
-        if wanted.startswith("int"):
-            return InputError(
-                f"column {name!r} of {path} is not an integer in row {row}; correct that value or list its "
-                "values as text."
-            )
-        if wanted == "bool":
-            return InputError(f"column {name!r} of {path} is neither true nor false in row {row}; correct that value.")
-        return InputError(f"column {name!r} of {path} is not a number in row {row}; correct that value{advice(name)}.")
     if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text):
         return InputError(
             f"row {int(found[1]) - 1} of {path} has {found[3]} values under a header of {found[2]}; correct that line."

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from privrep.data.missing import MissingCounts
 from privrep.data.readers import BATCH_BYTES, TableSource, checked_batches
 
 MAX_BUCKETS = 64  # ranges of ids that one round of regrouping tells apart, each an open file
@@ -159,11 +160,11 @@ class _Writer:
         self._file.close()
 
 
-def copy_checked(source: TableSource, path: Path) -> tuple[TableSource, Seen]:
+def copy_checked(source: TableSource, path: Path, counts: MissingCounts) -> tuple[TableSource, Seen]:
     """The rows of a file, checked, in the order they are in."""
     writer = _Writer(source, path)
     try:
-        for table in _tables(read_ahead(checked_batches(source)), BATCH_BYTES):
+        for table in _tables(read_ahead(checked_batches(source, counts)), BATCH_BYTES):
             writer.write(table)
     finally:
         writer.close()
@@ -185,7 +186,8 @@ def regroup(rows: Rows, source: TableSource, folder: Path, limit: int) -> tuple[
 def _at(source: TableSource, path: Path) -> TableSource:
     """The same columns in another file, where categories are codes already: positions in lists of so many."""
     coded = {name: range(len(listed)) for name, listed in (source.categories or {}).items()}
-    return TableSource(path, source.user, source.target, source.numeric_names, categories=coded)
+    more: Any = {"categories": coded, "weight": source.weight, "missing": source.missing, "dense": source.dense}
+    return TableSource(path, source.user, source.target, source.numeric_names, **more)
 
 
 def _write_sorted(rows: Rows, writer: _Writer, schema: Any, prefix: Path, limit: int) -> None:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from privrep.data.sparse import SparseRows, canonical
+from privrep.data.weights import copies_of
 from privrep.errors import InputError
-from privrep.typing import Floats
+from privrep.typing import Array, Floats, Integers
 
 
 def block_rows(features: int, is_sparse: bool = False) -> int:
@@ -43,10 +44,16 @@ class UserTable:
             object.__setattr__(self, "X", canonical(self.X))  # the dataclass is frozen; this is its construction
 
     @classmethod
-    def from_rows(cls, X: Any, y: Floats, groups: Sequence[Hashable] | NDArray[Any]) -> UserTable:
+    def from_rows(
+        cls, X: Any, y: Floats, groups: Sequence[Hashable] | NDArray[Any], weights: Array | None = None
+    ) -> UserTable:
         """Gather rows by user. Users come in sorted order of their ids where they sort, rows keep their order.
 
-        X may be any SciPy sparse matrix; y may have several columns, one for each target.
+        Args:
+            X: (rows, features), or any SciPy sparse matrix.
+            y: (rows,), or (rows, targets).
+            groups: the user of each row.
+            weights: (rows,), numbers of copies; see `data.weights`. A user who keeps no row is a user without rows.
         """
         X, y = canonical(X) if sparse.issparse(X) else _as_floats(X), _as_floats(y)
         fits = y.ndim == 1 or (y.ndim == 2 and y.shape[1] > 1)
@@ -61,7 +68,9 @@ class UserTable:
         if np.any(np.diff(codes) < 0):
             order = np.argsort(codes, kind="stable")
             X, y = X[order], y[order]
-        return cls(X, y, offsets, ids)
+            weights = None if weights is None else weights[order]
+        table = cls(X, y, offsets, ids)
+        return table if weights is None else table.with_copies(copies_of(weights, offsets[:-1])[0])
 
     @property
     def n_users(self) -> int:
@@ -93,6 +102,12 @@ class UserTable:
         return UserTable(
             self.X[first:last], self.y[first:last], self.offsets[start : stop + 1] - first, self.ids[start:stop]
         )
+
+    def with_copies(self, copies: Integers) -> UserTable:
+        """Return the same users with each row as often as `copies` says, (rows,): 0 leaves it out."""
+        rows = np.repeat(np.arange(len(copies)), copies)
+        ends = np.concatenate([[0], np.cumsum(copies)])
+        return UserTable(self.X[rows], self.y[rows], ends[self.offsets - self.offsets[0]], self.ids)
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
         """Consecutive blocks of whole users with at most max_rows rows each (a larger user is a block by itself)."""

@@ -5,16 +5,22 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
+from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, find_users, plain
 from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
+from privrep.estimators.checks import Rows, check_features, missing_of, prepare
+from privrep.estimators.rows import Named, read_given, read_known, reader, warn_if_unnamed
+from privrep.heads.filling import fill_to_predict, locate, means_of
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
 from privrep.heads.uncertainty import describe_unknown
@@ -24,6 +30,7 @@ from privrep.local.representation import Representation
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
 from privrep.models.gains import judge_nothing
+from privrep.models.learning import KEYS_PAGE
 from privrep.models.promise import find_weaknesses
 from privrep.privacy.events import Relation
 from privrep.typing import Array
@@ -41,31 +48,54 @@ class Personal(BaseEstimator, ABC):
     fit_intercept: bool
     feature_scale: Any
     feature_covariance: Any
+    categories: Any
     start: str | None
     safety_net: bool
     unknown_users: str
+    missing: str
+    missing_indicator: Any
     random_state: int | None
     run_folder: str | Path | None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
 
-    def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
-        """Learn the representation privately, then every user's head. `groups` names the user of each row.
+    def fit(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> Self:
+        """Learn the representation privately, then every user's head.
 
-        X may be a SciPy sparse matrix, which is never made dense. y may have several columns of numbers: a head for
-        each.
+        Rows without a target, or without one of several, are left out. What was missing is counted in a `MissingValues`
+        warning, which is not private.
+
+        Args:
+            X: rows (rows, n_features); a SciPy sparse matrix is never made dense. Values may be missing: see `missing`.
+                Text and categorical columns of a frame of pandas, polars or Arrow have a feature for each category:
+                see `categories`.
+            y: targets, (rows,), or (rows, targets) of numbers: a head for each.
+            groups: the user of each row.
+            sample_weight: (rows,), from 0 to 1,000: how many copies of a row its user has. Whole weights are the same
+                as rows repeated by `np.repeat`, and 0 leaves a row out. Other weights are resampled inside each user,
+                by a rule that depends on that user's weights alone: a row gets its weight rounded down or up, and a
+                user as many rows as its weights sum to. Scale weights to about 1. They cost no privacy.
         """
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
-        X, y = self._validated(X, y)
+        self._refuses()  # a parameter that is none is refused before anything is spent
+        given = read_given(X, self.categories)
+        columns = given.columns(y, groups)
+        X, y = self._validated(given.X, y)
+        if given.frame is not None:
+            self.n_features_in_, self.feature_names_in_ = len(given.names), np.array(given.names, dtype=object)
         folder = None if self.run_folder is None else Path(self.run_folder)
-        columns = Columns(features=tuple(map(str, getattr(self, "feature_names_in_", ()))))
-        names = plain(groups)
+        policy, names = missing_of(self, columns.features), plain(groups)
+        rows = prepare(self, X, y, sample_weight, policy, given.frame)
+        columns = replace(columns, missing=policy.how, indicators=policy.indicators)
+        self._check_lists(columns)
         warn_if_weak(self, names)
-        fitted, table = self._learn(X, y, names, folder, columns)
+        rows.warn()
+        fitted, table = self._learn(rows, y, names, folder, columns)
+        warn_if_unnamed(columns, fitted.columns)
         warn_if_nothing(fitted)
         heads = fit_heads(
             table.blocks(),
@@ -73,6 +103,7 @@ class Personal(BaseEstimator, ABC):
             intercept=self.fit_intercept,
             safety_net=self.safety_net,
             loss=fitted.loss,
+            keep_means=rows.keep_means,
         )
         self._adopt(models.with_heads(fitted, heads))
         if folder is not None:
@@ -84,31 +115,45 @@ class Personal(BaseEstimator, ABC):
 
     @abstractmethod
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
-        """The model without heads, and the rows that heads are made of."""
+        """Return the model without heads, and the rows that heads are made of."""
+
+    def _check_lists(self, columns: Columns) -> None:
+        """Refuse, before anything is spent, sizes of features that are not known yet."""
+        undecided = [name for name, listed in columns.by_category.items() if not listed]
+        if undecided and self.feature_scale is not None:
+            raise InputError(
+                f"feature_scale needs all features to be known: list the values of {undecided[0]!r} in categories, or "
+                "leave feature_scale out."
+            )
+        if columns.categorical and self.feature_covariance is not None:
+            raise InputError("feature_covariance is for numbers; leave it or the columns of categories out.")
+
+    def _known(self, X: Any) -> Any:
+        """Return rows for `validated`, the columns of a frame found by name."""
+        fitted = self.model_
+        return read_known(X, fitted.columns, len(self._representation.scale), fitted.config.dense)
 
     def _found(self, X: Any, groups: Groups | None) -> tuple[Any, Heads, NDArray[np.int64]]:
-        """Return checked rows, the heads, and the position of each row's user among them, -1 for unknown users."""
+        """Return rows with nothing missing, the heads, and where each row's user is among them, -1 for unknown ones."""
         refuses = self._refuses()
-        X, names = rows_to_predict(self, X, groups)
+        check_is_fitted(self)
+        X, names = rows_to_predict(self, X, groups, self.model_.columns.policy)
         heads = heads_of(self.model_)
         if refuses or self._representation.prior is None:
-            return X, heads, known_users(heads.ids, names)
-        positions = find_users(heads.ids, names)
-        if (positions < 0).any():
-            said = describe_unknown(*count_unknown(heads.ids, names, positions))
-            warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=3)
-        return X, heads, positions
+            users = known_users(heads.ids, names)
+        else:
+            users = find_or_warn(heads.ids, names)
+        told: Any = {"intercept": bool(self.fit_intercept), "names": lambda: self.model_.columns.feature_names}
+        return fill_to_predict(heads, self._representation, X, users, **told), heads, users
 
     def _refuses(self) -> bool:
-        if self.unknown_users not in ("prior", "refuse"):
-            raise InputError(f'unknown_users must be "prior" or "refuse". Got {self.unknown_users!r} instead.')
-        return self.unknown_users == "refuse"
+        return check_unknown_users(self.unknown_users)
 
-    def _head(self, X: Any, y: Array) -> PersonalHead:
+    def _head(self, X: Any, y: Array, weights: Array | None = None) -> PersonalHead:
         """Return the head of a user who was not there."""
-        return self._personal(UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64)))
+        return self._personal(UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64), weights))
 
     def _fit_one(self, table: UserTable) -> Heads:
         """Return the head of the only user of a table, as heads of many."""
@@ -121,20 +166,29 @@ class Personal(BaseEstimator, ABC):
 
     def _without_rows(self, X: Any, targets: Array) -> UserTable:
         """Return a table of one user without rows; X (0, n_features) is checked."""
-        kinds = [np.float64, np.float32]
-        X = validate_data(self, X, dtype=kinds, accept_sparse="csr", reset=False, ensure_min_samples=0)
+        X = check_features(self, self._known(X), reset=False, least=0)
+        X = prepare(self, X, np.zeros(0), None, self.model_.columns.policy).X
         return UserTable(X, targets, np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
     def _personal(self, table: UserTable) -> PersonalHead:
         """Return the head of the only user of a table."""
-        return self._as_personal(self._fit_one(table))
+        return self._as_personal(self._fit_one(table), table)
 
-    def _as_personal(self, heads: Heads) -> PersonalHead:
+    def _as_personal(self, heads: Heads, table: UserTable) -> PersonalHead:
+        """Return the head of the only user of a table, from heads of many."""
         weights, kinds = heads.weights(self._representation), tuple(HEAD_KINDS[kind] for kind in heads.kind)
         doubts = heads.doubts(self._representation) if isinstance(self._representation.prior, HeadPrior) else None
+        c = self.model_.columns
+        read = reader(c, weights.shape[1], self.model_.config.dense) if c.features or c.categorical else None
+        more: dict[str, Any] = {"doubts": doubts, "read": read, "missing": c.policy}
+        numbers = len(c.features) or table.n_features
+        if not table.is_sparse or c.features:
+            means = np.concatenate([means_of(table, numbers)[0], np.zeros(table.n_features - numbers)])
+            fill, located = locate(self._representation, bool(self.fit_intercept))
+            more |= {"fill": np.where(np.isnan(means), fill, means), "ignored": np.isnan(means) & ~located}
         if heads.targets == 1:
-            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]), doubts)
-        return PersonalHead(kinds, weights, heads.intercept, doubts)
+            return PersonalHead(kinds[0], weights[0], float(heads.intercept[0]), **more)
+        return PersonalHead(kinds, weights, heads.intercept, **more)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the model. Everything but folder/private is safe to publish."""
@@ -149,16 +203,18 @@ class Personal(BaseEstimator, ABC):
         if not any(kind.__name__ == other for kind in cls.__mro__):
             raise InputError(f"{folder} holds a model of {other}; load it with {other}.load.")
         estimator = cls(**cls._parameters(loaded))
-        estimator.n_features_in_ = len(loaded.representation.scale)
-        if loaded.columns.features and not loaded.columns.categorical:
-            estimator.feature_names_in_ = np.array(loaded.columns.features, dtype=object)
+        names = (*loaded.columns.features, *loaded.columns.categorical)
+        estimator.n_features_in_ = len(names) or len(loaded.representation.scale) - len(loaded.columns.indicators)
+        if names:
+            estimator.feature_names_in_ = np.array(names, dtype=object)
         estimator._adopt(loaded)
         return estimator
 
     @classmethod
     def _parameters(cls, loaded: models.Model) -> dict[str, Any]:
         """With which the estimator of a model is made."""
-        c = loaded.config
+        c, columns = loaded.config, loaded.columns
+        indicators: list[Any] = [columns.features[j] if columns.features else j for j in columns.indicators]
         return {
             "rank": "auto" if c.rank is None else c.rank,
             "epsilon": c.epsilon,
@@ -167,8 +223,11 @@ class Personal(BaseEstimator, ABC):
             "fit_intercept": c.intercept,
             "feature_scale": None if c.scale is None else list(c.scale),
             "feature_covariance": None if c.covariance is None else [list(row) for row in c.covariance],
+            "categories": _declared(loaded),
             "start": c.start,
             "safety_net": c.safety_net,
+            "missing": columns.missing,
+            "missing_indicator": indicators or None,
             "random_state": c.seed,
         }
 
@@ -177,6 +236,7 @@ class Personal(BaseEstimator, ABC):
         self.representation_ = fitted.representation.matrix
         self.rank_ = self.representation_.shape[1]
         self.privacy_ = fitted.privacy
+        self.categories_ = fitted.columns.named
         if fitted.heads is not None:
             self.users_ = fitted.heads.ids
 
@@ -201,6 +261,12 @@ class Personal(BaseEstimator, ABC):
             seed=None if self.random_state is None else as_seed(self.random_state),
             **more,
         )
+
+
+def _declared(loaded: models.Model) -> dict[str, list[str | int]] | None:
+    """Return the lists of categories, unless some were selected privately: another fit selects them again."""
+    selected = f"{KEYS_PAGE}1" in loaded.billboard
+    return None if selected or not loaded.columns.named else {n: list(v) for n, v in loaded.columns.named.items()}
 
 
 def class_name(config: Config) -> str:
@@ -229,12 +295,14 @@ def heads_of(fitted: models.Model) -> Heads:
     return fitted.heads
 
 
-def rows_to_predict(estimator: Any, X: Any, groups: Groups | None) -> tuple[Any, Any]:
-    """Rows of a fitted estimator's features, and the user of each."""
+def rows_to_predict(estimator: Any, X: Any, groups: Groups | None, policy: Missing = IMPUTE) -> tuple[Any, Any]:
+    """Return rows of a fitted estimator's features, with indicators of missing values, and the user of each."""
     check_is_fitted(estimator)
     if groups is None:
         raise InputError("predict needs groups: the user of each row, whose own head makes the prediction.")
-    X = validate_data(estimator, plain(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
+    known = estimator._known(X) if isinstance(estimator, Personal) else X
+    X = check_features(estimator, known, reset=False, missing=policy)
+    X = X if sparse.issparse(X) or isinstance(known, Named) else policy.with_indicators(X)
     names = plain(groups)
     if len(names) != X.shape[0]:
         raise InputError(
@@ -252,6 +320,28 @@ def known_users(ids: NDArray[Any], groups: Groups) -> NDArray[np.int64]:
             f"user {np.asarray(groups, dtype=object)[row]!r} (row {row}) was not in fit, so it has no head. "
             "Call personalize with a few of its rows to make one."
         )
+    return positions
+
+
+def check_unknown_users(unknown_users: str) -> bool:
+    """Return whether users who were not in fit are refused; raise InputError if the parameter is none."""
+    if unknown_users not in ("prior", "refuse"):
+        raise InputError(f'unknown_users must be "prior" or "refuse". Got {unknown_users!r} instead.')
+    return unknown_users == "refuse"
+
+
+def find_or_warn(ids: NDArray[Any], groups: Groups, stacklevel: int = 4) -> NDArray[np.int64]:
+    """Return where the users of these rows are among those who have heads; -1, with a warning, for one who is not.
+
+    Args:
+        ids: the users who have heads.
+        groups: the user of each row.
+        stacklevel: how many calls above this one the warning points to.
+    """
+    positions = find_users(ids, groups)
+    if (positions < 0).any():
+        said = describe_unknown(*count_unknown(ids, groups, positions))
+        warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=stacklevel)
     return positions
 
 

@@ -12,13 +12,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from privrep.data.categories import Categories, checked_classes, kind_of_labels, label_codes, label_kind
 from privrep.data.files import is_text
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
 from privrep.estimators.base import Groups, Personal
+from privrep.estimators.checks import Rows, check_features, check_infinite_targets, prepare
+from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
 from privrep.linear.registry import DEFAULT
@@ -28,7 +30,6 @@ from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns
 from privrep.privacy.events import Relation
-from privrep.privacy.protocol import Users
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
@@ -42,8 +43,8 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
 
     Parameters
     ----------
-    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, start, safety_net, unknown_users,
-    random_state, run_folder : as those of `PrivateFedRep`
+    rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, categories, start, safety_net,
+    unknown_users, missing, missing_indicator, random_state, run_folder : as those of `PrivateFedRep`
     loss : "log" or "hinge"
         "log" is the logistic loss, softmax for more than two classes; "hinge" is smoothed, each class against the rest.
     classes : list, optional
@@ -58,6 +59,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
     representation_ : (n_features, rank) array, public
     privacy_ : PrivacyReport; relation, epsilon spent, delta, accountant, every event, whether the noise was seeded
     rank_ : int
+    categories_ : dict of the categories of each column that have a feature, public
     users_ : the ids of the users, private like the heads
 
     Formal guarantee: `classes_`, `representation_`, `privacy_` and the billboard are (epsilon, delta)-DP at user level;
@@ -78,9 +80,12 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         fit_intercept: bool = True,
         feature_scale: Any = None,
         feature_covariance: Any = None,
+        categories: Any = None,
         start: str | None = None,
         safety_net: bool = True,
-        unknown_users: str = "prior",
+        unknown_users: Literal["prior", "refuse"] = "prior",
+        missing: Literal["impute", "drop", "refuse"] = "impute",
+        missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
     ) -> None:
@@ -93,9 +98,12 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         self.fit_intercept = fit_intercept
         self.feature_scale = feature_scale
         self.feature_covariance = feature_covariance
+        self.categories = categories
         self.start = start
         self.safety_net = safety_net
         self.unknown_users = unknown_users
+        self.missing = missing
+        self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
 
@@ -114,24 +122,28 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         outputs = self._outputs(X, groups)
         return probabilities(self._loss, outputs)
 
-    def personalize(self, X: Any, y: Any) -> PersonalClassifier:
+    def personalize(self, X: Any, y: Any, sample_weight: Any = None) -> PersonalClassifier:
         """Return the classifier of a user who was not there, from its own rows and what `fit` released. Costs no
         privacy. There may be no rows at all: the head is then the prior mean.
 
         Args:
             X: rows (rows, n_features) of the user.
-            y: their labels, (rows,).
+            y: their labels, (rows,). Rows without one are left out.
+            sample_weight: (rows,), as `fit` has it.
         """
         check_is_fitted(self)
+        prior = self._representation.prior
         if self._no_rows(plain(X), plain(y)):
-            table = self._without_rows(plain(X), np.zeros(0))
+            table = self._without_rows(X, np.zeros(0))
         else:
-            X, labels = self._validated(X, y, reset=False)
+            X, labels = self._validated(self._known(X), y, reset=False)
+            policy = self.model_.columns.policy
+            rows = prepare(self, X, labels, sample_weight, policy, may_be_empty=prior is not None)
             codes = codes_of(labels, self.model_.columns.classes).astype(np.float64)
-            table = UserTable.from_rows(X, codes, np.zeros(X.shape[0], dtype=np.int64))
+            table = UserTable.from_rows(rows.X, codes, np.zeros(rows.X.shape[0], dtype=np.int64), rows.weights)
         heads = self._fit_one(table)
-        trust = heads.trust(self._representation) if isinstance(self._representation.prior, LabelPrior) else None
-        return PersonalClassifier(self._as_personal(heads), self.classes_, self._loss, trust)
+        trust = heads.trust(self._representation) if isinstance(prior, LabelPrior) else None
+        return PersonalClassifier(self._as_personal(heads, table), self.classes_, self._loss, trust)
 
     def _outputs(self, X: Any, groups: Groups | None) -> Array:
         """Return what each row's user's own head says of it."""
@@ -148,36 +160,41 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         y = plain(y)
         if isinstance(y, list | tuple):  # else NumPy would find one type for all, and one label could change it
             y = np.array(y, dtype=object)
-        X, y = validate_data(self, plain(X), y, dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset)
+        if y is None:
+            validate_data(self, plain(X), y)  # refuses it, in scikit-learn's words
+        X = check_features(self, X, reset=reset)
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(X, y)
+        check_infinite_targets(y)
         return X, label_column(y)
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
-        rows = UserTable.from_rows(X, np.arange(X.shape[0], dtype=np.float64), groups)  # targets: where rows were
+        places = np.arange(rows.X.shape[0], dtype=np.float64)
+        table = UserTable.from_rows(rows.X, places, groups, rows.weights)  # targets: where rows were
+        if rows.weights is not None:  # labels of rows that are left out are nobody's
+            y = pc.if_else(pa.array(rows.weights > 0), y, None)
         if folder is not None:
-            ids_to_arrow(rows.ids)  # what cannot be saved is refused before anything is spent
-        table = rows
+            ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
 
-        def make(known: Columns) -> Users:
-            nonlocal table
-            codes = codes_of(y, known.classes).astype(rows.X.dtype)
-            table = replace(rows, y=codes[rows.y.astype(np.int64)])
-            return InMemoryUsers(table)
+        def label(made: UserTable, known: Columns) -> UserTable:
+            codes = codes_of(y, known.classes).astype(made.X.dtype)
+            return replace(made, y=codes[table.y.astype(np.int64)])
 
         self._refuses()  # a parameter that is none is refused before anything is spent
         config, columns = self._config(loss=self.loss), replace(columns, classes=self._declared(y))
-        config.check(rows.n_features)  # what cannot be done, too
-        config.check_users(InMemoryUsers(rows))
+        if not columns.categorical and not columns.indicators:
+            config.check(table.n_features)  # what cannot be done, too
+            config.check_users(InMemoryUsers(table))
         if columns.classes and (codes_of(y, columns.classes) < 0).all():
             listed = ", ".join(map(repr, columns.classes[:5]))
             raise InputError(
                 f"no row has one of the declared classes ({listed}); labels are compared as they are written."
             )
-        users = (
-            make(columns) if columns.classes else learning.PendingColumns({}, make, KeyHolders.from_columns(groups, y))
-        )
-        return learning.learn(users, config, folder=folder, columns=columns), table
+        prepared = PreparedRows(table, rows.frame, config.dense, label)
+        labels = None if columns.classes else KeyHolders.from_columns(groups, y)
+        return learning.learn(prepared.users(columns, labels), config, folder=folder, columns=columns), prepared.table
 
     def _declared(self, y: Any) -> Categories:
         """The classes, if they are known beforehand; of labels nothing counts but their type."""
@@ -204,7 +221,10 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
 
 
 def label_column(labels: Any) -> Any:
-    """One Arrow array of text, integers or booleans, none missing; whole numbers that came as floats are integers."""
+    """Return one Arrow array of text, integers or booleans; missing labels, and empty text, are null.
+
+    Whole numbers that came as floats are integers.
+    """
     try:
         column = pa.array(labels, from_pandas=True)
         if pa.types.is_floating(column.type):
@@ -217,8 +237,6 @@ def label_column(labels: Any) -> Any:
         raise InputError(
             "Unknown label type: y must be all integers, all text or all booleans; turn labels into one of these."
         )
-    if column.null_count:
-        raise InputError(f"y has no label in row {int(pc.index(column.is_null(), True).as_py())}; leave the row out.")
     return column
 
 
@@ -227,4 +245,4 @@ def codes_of(labels: Any, classes: Categories) -> NDArray[np.int32]:
     kind, wanted = kind_of_labels(labels.type), label_kind(classes[0])
     if kind != wanted:
         raise InputError(f"the labels are {kind} and the classes are {wanted}; convert one or the other.")
-    return np.asarray(label_codes(labels, classes))
+    return np.asarray(label_codes(labels, classes).fill_null(-1))

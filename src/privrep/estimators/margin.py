@@ -8,11 +8,12 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
 from privrep.estimators.base import Groups, as_rank, as_seed, known_users, rows_to_predict, warn_if_weak
+from privrep.estimators.checks import check_features, check_infinite_targets, refuse_missing
 from privrep.heads.margin_fitting import MarginRule, fit_margin_heads
 from privrep.heads.personal import MarginHead
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
@@ -136,6 +137,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
     def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
         """<x, U v_i> with each row's user's own head; positive for the second class."""
         X, names = rows_to_predict(self, X, groups)
+        refuse_missing(self, X)
         users = known_users(self.users_, names)
         matrix, step = self.representation_.astype(X.dtype), max(_ROWS // X.shape[1], 1)
         images = [X[start : start + step] @ matrix for start in range(0, X.shape[0], step)]
@@ -214,8 +216,13 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         return lipschitz_selection(run, int(self.rank), loss=loss, projected=kept, **common)
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, NDArray[Any]]:
-        X, y = validate_data(self, plain(X), plain(y), dtype=[np.float64, np.float32], accept_sparse="csr", reset=reset)
-        return X, column_or_1d(y, warn=True)
+        if y is None:
+            validate_data(self, plain(X), y)  # refuses it, in scikit-learn's words
+        X, y = check_features(self, X, reset=reset), column_or_1d(plain(y), warn=True)
+        check_consistent_length(X, y)
+        check_infinite_targets(y)
+        refuse_missing(self, X, y)
+        return X, y
 
     def _heads(self, table: UserTable, second_half: bool) -> Array:
         """(users, rank), a block of users at a time."""

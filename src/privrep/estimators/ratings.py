@@ -12,10 +12,20 @@ from sklearn.utils.validation import check_is_fitted
 
 from privrep.data import categories
 from privrep.data.categories import item_codes, item_column
-from privrep.data.table import UserTable, factorize
+from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError
-from privrep.estimators.base import Groups, as_rank, as_seed, heads_of, known_users, warn_if_nothing, warn_if_weak
-from privrep.heads.fitting import fit_block, fit_heads
+from privrep.estimators.base import (
+    Groups,
+    as_rank,
+    as_seed,
+    check_unknown_users,
+    find_or_warn,
+    heads_of,
+    known_users,
+    warn_if_nothing,
+    warn_if_weak,
+)
+from privrep.heads.fitting import fit_block, fit_heads, newcomer_heads
 from privrep.heads.personal import Taste
 from privrep.heads.store import ids_to_arrow
 from privrep.models import learning
@@ -33,13 +43,16 @@ COLUMN = "item"
 class PrivateFactorization(BaseEstimator):
     """Ratings (user, item, rating) by item factors under user-level differential privacy, and private user factors.
 
-    A prediction is the user's mean plus the user's spread times the item's offset plus <item factors, user factors>.
-    Offsets and factors of the items are released privately; mean, spread and factors of a user stay with the user.
+    A prediction is the user's level plus the user's spread times the item's offset plus <item factors, user factors>.
+    The typical level, offsets and factors of the items are released privately. Level, spread and factors of a user stay
+    with the user: they are what its own ratings make of the typical ones, the less the fewer ratings it has. A user
+    without ratings has the typical level and the items' offsets.
 
     Parameters
     ----------
     rank : int or "auto"
-        The most factors to keep; "auto" keeps those that stand out from the noise.
+        The most factors to keep; "auto" keeps those that stand out from the noise. There may be none: what factors
+        would have cost is then spent on offsets.
     epsilon, delta : float
         The whole budget of `fit`.
     relation : "replace-one-user" or "add-or-remove-one-user"
@@ -47,7 +60,10 @@ class PrivateFactorization(BaseEstimator):
     items : list, optional
         The catalogue, if it is public: all integers or all text. By default the items that enough users rated are
         selected privately, for a twentieth of the budget: a list of all items that occur would tell of a user who
-        alone rated one.
+        alone rated one. If none can be named, users have levels alone, and a warning says so.
+    unknown_users : "prior" or "refuse"
+        What `predict` does with rows of users who were not in `fit`: predict them with the typical level and the item's
+        offset and warn (`UnknownUsers`), or raise an error.
     random_state : None or int
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
@@ -57,6 +73,7 @@ class PrivateFactorization(BaseEstimator):
     ----------
     items_ : tuple of the items that have factors, public
     item_offsets_, item_factors_ : arrays (items,) and (items, rank), public, in units of a user's own spread
+    level_ : float, of a typical user, public; None in models of earlier versions
     privacy_ : PrivacyReport
     users_ : the ids of the users, private like their factors
 
@@ -71,6 +88,7 @@ class PrivateFactorization(BaseEstimator):
         delta: float = 1e-6,
         relation: Relation = "replace-one-user",
         items: Any = None,
+        unknown_users: Literal["prior", "refuse"] = "prior",
         random_state: int | None = None,
         run_folder: str | Path | None = None,
     ) -> None:
@@ -79,11 +97,13 @@ class PrivateFactorization(BaseEstimator):
         self.delta = delta
         self.relation = relation
         self.items = items
+        self.unknown_users = unknown_users
         self.random_state = random_state
         self.run_folder = run_folder
 
     def fit(self, users: Groups, items: Any, ratings: Any) -> Self:
         """Learn from equally long columns: who rated what how."""
+        check_unknown_users(self.unknown_users)
         values = _ratings(ratings)
         users = users.to_numpy() if isinstance(users, pa.ChunkedArray) else users
         if not len(users) == len(items) == len(values):
@@ -118,26 +138,42 @@ class PrivateFactorization(BaseEstimator):
         return self
 
     def predict(self, users: Groups, items: Any) -> Array:
-        """Ratings by each row's user of each row's item; of an item that is not in `items_` the user's mean."""
+        """Return ratings by each row's user of each row's item; of an item that is not in `items_` the user's level.
+
+        Rows of users who were not in `fit` have the typical level and the item's offset. An `UnknownUsers` warning
+        counts them. With unknown_users="refuse", and in models of earlier versions, they are an error.
+        """
         check_is_fitted(self)
+        refuses = check_unknown_users(self.unknown_users)
         if len(users) != len(items):
             raise InputError(f"users and items must be equally long. Got {len(users)} and {len(items)} instead.")
         rows = _one_hot(items, self.items_)
         heads = heads_of(self.model_)
-        return heads.predict(self.model_.representation, rows, known_users(heads.ids, users))
+        serves = self.model_.representation.serves_newcomers and not refuses
+        names = plain(users)
+        positions = find_or_warn(heads.ids, names, stacklevel=3) if serves else known_users(heads.ids, names)
+        return heads.predict(self.model_.representation, rows, positions)
 
     def personalize(self, items: Any, ratings: Any) -> Taste:
-        """The taste of a user who was not there, from its own ratings and the public factors. Costs no privacy."""
+        """Return the taste of a user who was not there, from its own ratings and the public factors.
+
+        Costs no privacy. There may be no ratings at all: the user then has the typical level and the items' offsets.
+        """
         check_is_fitted(self)
         values = _ratings(ratings)
         if len(items) != len(values):
             raise InputError(f"items and ratings must be equally long. Got {len(items)} and {len(values)} instead.")
-        if not len(values):
+        learned = self.model_.representation
+        if not len(values) and not learned.serves_newcomers:
             raise InputError("personalize needs at least one rating of the user.")
-        table = UserTable.from_rows(_one_hot(items, self.items_), values, np.zeros(len(values), dtype=np.int64))
-        head = fit_block(table, self.model_.representation, True, False)
+        nobody = np.zeros(1, dtype=np.int64)
+        if len(values):
+            rows = _one_hot(items, self.items_)
+            head = fit_block(UserTable.from_rows(rows, values, nobody.repeat(len(values))), learned, True, False)
+        else:
+            head = newcomer_heads(nobody, learned)
         mean = float(head.intercept[0])
-        return Taste(self.items_, head.weights(self.model_.representation)[0] + mean, mean)
+        return Taste(self.items_, head.weights(learned)[0] + mean, mean)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the model. Everything but folder/private is safe to publish."""
@@ -162,6 +198,8 @@ class PrivateFactorization(BaseEstimator):
         matrix = fitted.representation.matrix
         self.item_offsets_, self.item_factors_ = matrix[:, 0], matrix[:, 1:]
         self.rank_ = matrix.shape[1] - 1
+        ratings = fitted.representation.ratings
+        self.level_ = None if ratings is None else ratings.level
         self.privacy_ = fitted.privacy
         if fitted.heads is not None:
             self.users_ = fitted.heads.ids

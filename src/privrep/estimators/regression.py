@@ -11,6 +11,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from privrep.data.table import UserTable, plain
 from privrep.estimators.base import Groups, Personal
+from privrep.estimators.checks import Rows, check_features, check_numbers, prepare
+from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
 from privrep.heads.uncertainty import check_coverage
@@ -20,7 +22,6 @@ from privrep.models import model as models
 from privrep.models.description import Columns
 from privrep.privacy.events import Relation
 from privrep.typing import Array
-from privrep.users.memory import InMemoryUsers
 
 
 class Regressor(RegressorMixin, Personal):
@@ -38,10 +39,13 @@ class Regressor(RegressorMixin, Personal):
         fit_intercept: bool = True,
         feature_scale: Any = None,
         feature_covariance: Any = None,
+        categories: Any = None,
         start: str | None = None,
         configuration: str = "default",
         safety_net: bool = True,
         unknown_users: Literal["prior", "refuse"] = "prior",
+        missing: Literal["impute", "drop", "refuse"] = "impute",
+        missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
     ) -> None:
@@ -52,10 +56,13 @@ class Regressor(RegressorMixin, Personal):
         self.fit_intercept = fit_intercept
         self.feature_scale = feature_scale
         self.feature_covariance = feature_covariance
+        self.categories = categories
         self.start = start
         self.configuration = configuration
         self.safety_net = safety_net
         self.unknown_users = unknown_users
+        self.missing = missing
+        self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
 
@@ -79,8 +86,8 @@ class Regressor(RegressorMixin, Personal):
     def predict(self, X: Any, groups: Groups | None = None, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Predict each row by its user's own head, and rows of users who were not in `fit` by the prior mean.
 
-        An `UnknownUsers` warning counts the latter; with unknown_users="refuse", and in models without a prior, they
-        are an error. See `personalize` for how to give a user a head.
+        Missing values are filled. An `UnknownUsers` warning counts rows of unknown users; with unknown_users="refuse",
+        and in models without a prior, they are an error. See `personalize` for how to give a user a head.
 
         Args:
             X: rows (rows, n_features), which may be sparse.
@@ -108,20 +115,23 @@ class Regressor(RegressorMixin, Personal):
         X, heads, users = self._found(X, groups)
         return heads.interval(self._representation, X, users, coverage)
 
-    def personalize(self, X: Any, y: Any) -> PersonalHead:
+    def personalize(self, X: Any, y: Any, sample_weight: Any = None) -> PersonalHead:
         """Return the head of a user who was not there, from its own rows and what `fit` released. Costs no privacy.
 
         Where the model has a prior, there may be no rows at all: the head is then the prior mean.
 
         Args:
             X: rows (rows, n_features) of the user.
-            y: their targets, (rows,) or (rows, targets).
+            y: their targets, (rows,) or (rows, targets). Rows without one are left out.
+            sample_weight: (rows,), as `fit` has it.
         """
         check_is_fitted(self)
-        rows, prior = plain(X), self._representation.prior
-        if prior is None or not self._no_rows(rows, plain(y)):
-            return self._head(*self._validated(X, y, reset=False))
-        return self._personal(self._without_rows(rows, np.zeros((0, prior.targets) if prior.targets > 1 else 0)))
+        prior = self._representation.prior
+        if prior is None or not self._no_rows(plain(X), plain(y)):
+            X, y = self._validated(self._known(X), y, reset=False)
+            checked = prepare(self, X, y, sample_weight, self.model_.columns.policy, may_be_empty=prior is not None)
+            return self._head(checked.X, y, checked.weights)
+        return self._personal(self._without_rows(X, np.zeros((0, prior.targets) if prior.targets > 1 else 0)))
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
         """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
@@ -130,27 +140,20 @@ class Regressor(RegressorMixin, Personal):
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _learn(
-        self, X: Any, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
     ) -> tuple[models.Model, UserTable]:
-        self._refuses()  # a parameter that is none is refused before anything is spent
-        table = UserTable.from_rows(X, y, groups)
+        table = UserTable.from_rows(rows.X, y, groups, rows.weights)
         if folder is not None:
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
-        return learning.learn(InMemoryUsers(table), config, folder=folder, columns=columns), table
+        made = PreparedRows(table, rows.frame, config.dense)
+        return learning.learn(made.users(columns), config, folder=folder, columns=columns), made.table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
-        X, y = validate_data(
-            self,
-            plain(X),
-            plain(y),
-            dtype=[np.float64, np.float32],
-            accept_sparse="csr",
-            y_numeric=True,
-            multi_output=True,
-            reset=reset,
-        )
-        y = y.astype(np.float64, copy=False)
+        if y is None:
+            validate_data(self, plain(X), y)  # refuses it, in scikit-learn's words
+        X = check_features(self, X, reset=reset)
+        y = check_numbers(y, X)
         return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
 
     @classmethod
@@ -188,6 +191,12 @@ class PrivateFedRep(Regressor):
         charged release, and the features' correlations by another.
     feature_covariance : array of shape (n_features, n_features), optional
         A public covariance of the features, instead.
+    categories : dict, optional
+        Public lists of the categories of columns of a frame, {"race": ["black", "white", "other"]}. Text and
+        categorical columns that it does not name, or names with None in place of a list, have their categories
+        selected privately, those that enough users hold, for a twentieth of the budget (all columns together) and of
+        delta: which values occur is private, and so is the list that a pandas or polars categorical comes with. Any
+        other value, and a missing one, has no feature. Booleans are the numbers 0 and 1.
     start : "spectral", "normalised-pairs", "power-method" or "random", optional
         Where to start from, if not where the method itself would.
     configuration : "default" or "paper"
@@ -199,6 +208,13 @@ class PrivateFedRep(Regressor):
     unknown_users : "prior" or "refuse"
         What `predict` does with rows of users who were not in `fit`: predict them with the prior mean and warn
         (`UnknownUsers`), or raise an error. Models without a prior always raise it.
+    missing : "impute", "drop" or "refuse"
+        What is done about missing values (NaN, None) of features. They are filled inside each user: by the user's own
+        mean of the column, and where it has no value by the released location of the column, in `fit` and in `predict`.
+        Or rows of `fit` that miss one are left out; rows to predict are filled. Or they are an error.
+    missing_indicator : list of columns, optional
+        Names or positions of columns that are always filled, and get a feature of 0 and 1 beside them that says where
+        a value was missing. A public choice. These features come last; `feature_scale` speaks of them, too.
     random_state : None or int
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
@@ -209,6 +225,8 @@ class PrivateFedRep(Regressor):
     representation_ : (n_features, rank) array, public
     privacy_ : PrivacyReport; relation, epsilon spent, delta, accountant, every event, whether the noise was seeded
     rank_ : int
+    categories_ : dict of the categories of each column that have a feature, public
+    feature_names_in_ : names of the columns of a frame; `predict` finds them by name, in any order
     users_ : the ids of the users, private like the heads
 
     Formal guarantee: `representation_`, `privacy_` and the billboard are (epsilon, delta)-DP at user level. Heads are

@@ -103,6 +103,9 @@ def _table_task(privacy: RelationBudget, model: SharedTable) -> Task:
         categorical=tuple(lists),
         categories=_categories(lists),
         classes=_classes(model),
+        missing=model.missing,
+        indicators=_indicators(model),
+        weight=model.weight or "",
     )
     config = Config(
         rank=model.rank,
@@ -119,6 +122,14 @@ def _table_task(privacy: RelationBudget, model: SharedTable) -> Task:
         loss=(model.loss or "log") if model.task == "classification" else None,
     )
     return TableTask(config, columns)
+
+
+def _indicators(model: SharedTable) -> tuple[int, ...]:
+    numbers = list(model.features or ())
+    for name in model.missing_indicator or ():
+        if name not in numbers:
+            raise InputError(f"model.missing_indicator names {name!r}, which is no feature of numbers.")
+    return tuple(sorted({numbers.index(name) for name in model.missing_indicator or ()}))
 
 
 def _categories(given: Mapping[str, Any]) -> tuple[Categories, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.images import Images
+from privrep.data.missing import REFUSE
 from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
 from privrep.data.table import find_users
 from privrep.errors import InputError
@@ -140,7 +141,8 @@ def _rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.floa
 
 def _table_rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
     columns = task.columns_for(path)
-    source = TableSource(path, columns.user, None, columns.features, text_ids)
+    how: Any = {"numeric": columns.features, "missing": REFUSE}
+    source = TableSource(path, columns.user, None, columns.features, text_ids, **how)
     users, rows = [], []
     for batch in checked_batches(source):
         users.append(user_ids(batch.column(0)))

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.data.images import Images, read_npz
+from privrep.data.missing import REFUSE
 from privrep.data.partition import natural_table
 from privrep.data.readers import TableSource, read_table
 from privrep.data.table import UserTable
@@ -259,7 +260,16 @@ class NeuralTask:
     def _read_table(self, path: Path, text_ids: bool) -> UserTable:
         columns = self.columns_for(path)
         return read_table(
-            TableSource(path, columns.user, columns.targets, columns.features, text_ids, classes=self._listed)
+            TableSource(
+                path,
+                columns.user,
+                columns.targets,
+                columns.features,
+                text_ids,
+                classes=self._listed,
+                numeric=columns.features,
+                missing=REFUSE,
+            )
         )
 
     def columns_for(self, path: Path) -> Columns:

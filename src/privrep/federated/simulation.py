@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from privrep.data.files import file_format, file_schema
+from privrep.data.dialects import text_rows
+from privrep.data.files import file_dialect, file_format, file_schema
 from privrep.errors import InputError
 from privrep.federated.config import FederationSettings
 from privrep.federated.node import Host
@@ -72,13 +72,13 @@ def split_by_user(path: Path, user: str, nodes: int, folder: Path) -> list[Path]
         for number, part in enumerate(parts):
             pq.write_table(rows.filter(pa.array(where == number)), part)
         return parts
-    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    with opened(path, "rt", newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        header, *lines = [line for line in csv.reader(file) if line]
+    dialect = file_dialect(path, user)
+    header, *lines = text_rows(path, dialect)
     place = header.index(user)
     where = _nodes_of(np.array([line[place] for line in lines]), nodes, path)
     with ExitStack() as files:
-        writers = [csv.writer(files.enter_context(_text(part)), lineterminator="\n") for part in parts]
+        how: Any = {"lineterminator": "\n", "delimiter": dialect.delimiter}
+        writers = [csv.writer(files.enter_context(_text(part)), **how) for part in parts]
         for writer in writers:
             writer.writerow(header)
         for number, line in zip(where.tolist(), lines, strict=True):

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -141,7 +142,7 @@ class TableTask:
 
     @property
     def features(self) -> int:
-        return len(self.columns.features) + sum(map(len, self.columns.categories))
+        return len(self.columns.feature_names)
 
     @property
     def targets(self) -> int:
@@ -180,12 +181,13 @@ class TableTask:
             if users.rows * stored * each > IN_MEMORY:
                 yield users
                 return
-            [table] = users.blocks(users.rows)
+            [table] = users.blocks(1 << 62)
         yield InMemoryUsers(table)
 
     def _source(self, path: Path) -> TableSource:
         columns = self.columns
         lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
+        lists |= {"missing": columns.policy, "weight": columns.weight or None, "numeric": columns.features}
         return TableSource(path, columns.user, columns.targets, columns.features, **lists)
 
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
@@ -205,6 +207,7 @@ class TableTask:
             intercept=config.intercept,
             safety_net=config.safety_net,
             loss=model.loss,
+            keep_means=means_to_keep(users, self.columns),
         )
         write_heads(heads, folder)
         return len(heads.ids)
@@ -263,6 +266,17 @@ def user_blocks(users: Users) -> Iterator[UserTable]:
     raise InputError("heads are made where their users' rows are: keep takes the users that open gave.")
 
 
+def means_to_keep(users: Users, columns: Columns) -> int:
+    """Return of how many columns the means of users on this machine are kept: all of numbers, or none."""
+    if isinstance(users, StreamingUsers):
+        return users.means_to_keep
+    missing = columns.missing == "drop"
+    if isinstance(users, InMemoryUsers):
+        X = users.table.X
+        missing = missing or bool(np.isnan(X.data if users.table.is_sparse else X).any())
+    return len(columns.features) if missing else 0
+
+
 def other_task(folder: Path) -> InputError:
     return InputError(f"{folder} holds a finished model of another task. Choose another folder.")
 
@@ -287,6 +301,11 @@ def _checked_columns(columns: Columns, labels: bool) -> Columns:
     if len(set(names)) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
         raise InputError(f"the task names column {twice!r} more than once; name it once.")
+    _ = columns.policy
+    if not all(0 <= place < len(columns.features) for place in columns.indicators):
+        raise InputError("an indicator of missing values is of a column of numbers; name one of those.")
+    if columns.weight in names:
+        raise InputError(f"the column of weights, {columns.weight!r}, has another part in the task; name another.")
     if len(columns.categories) != len(columns.categorical):
         raise InputError("every column of categories needs its list, declared: nodes cannot select one together.")
     checked_lists(columns.by_category)

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -27,8 +26,11 @@ from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.classification import class_constant, class_own, class_shared
+from privrep.heads.filling import means_of
+from privrep.heads.heads import Heads as Heads
 from privrep.heads.label_posterior import fit_label_heads
 from privrep.heads.posterior import doubt_size, fit_posterior
+from privrep.heads.ratings import fit_ratings, newcomer
 from privrep.heads.regression import (
     CONSTANT,
     OWN,
@@ -43,142 +45,13 @@ from privrep.heads.regression import (
     shared_candidate,
 )
 from privrep.heads.regression import HEAD_KINDS as HEAD_KINDS
-from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
 from privrep.local.losses import Loss
 from privrep.local.prior import HeadPrior, LabelPrior
-from privrep.local.representation import Representation
+from privrep.local.representation import Ratings, Representation
 from privrep.local.transform import FeatureTransform
 from privrep.typing import Array
 from privrep.users.performance import Performance
 from privrep.users.summing import finite_rows, map_blocks
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Heads of many users, for each of their targets: that of user i for target c has number i * targets + c.
-
-    A prediction is intercept + <x, matrix shared> + <x, own>; one of the last two is zero.
-    """
-
-    ids: NDArray[Any]  # (n,)
-    kind: NDArray[np.int8]  # (heads,)
-    intercept: Array
-    shared: Array  # (heads, k)
-    own_position: NDArray[np.int64]  # row of `own`, or -1
-    own: Array  # (heads that are regressions of their users' own, d)
-    targets: int = 1
-    origin: Array | None = None  # (heads, k) and
-    doubt: Array | None = None  # (heads, .): how sure heads with a prior are, see `posterior.PosteriorHeads`
-
-    def predict(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
-        """Return predictions for rows.
-
-        Args:
-            representation: the one that the heads are of.
-            X: rows (rows, d), which may be sparse.
-            users: the position of each row's user. Where there is a prior, -1 stands for a user without a head, whose
-                prediction is the prior mean.
-
-        Returns:
-            (rows,), or (rows, targets) where there are several.
-        """
-        if representation.prior is None and (users < 0).any():
-            raise InputError("some rows are of users without a head, and this model has no prior to predict them with.")
-        columns = [self._predict(representation, X, users, c) for c in range(self.targets)]
-        if isinstance(representation.prior, LabelPrior):
-            trusted = self.trust(representation).factors(X, users)
-            columns = [trusted * column for column in columns]
-        return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
-
-    def _predict(self, representation: Representation, X: Any, users: NDArray[np.int64], target: int) -> Array:
-        heads = users * self.targets + target  # of a user without a head it is another's: those rows are overwritten
-        predictions = self.intercept[heads] + np.einsum("rk,rk->r", X @ representation.head_matrix, self.shared[heads])
-        if representation.prior is not None:
-            mean = representation.prior.mean
-            predictions += X @ mean.slopes[:, target]
-            rows = np.flatnonzero((users < 0) | (self.kind[heads] == PRIOR))
-            if len(rows):
-                predictions[rows] = mean.of_rows(X[rows])[:, target]
-        position = np.where(users < 0, -1, self.own_position[heads])
-        rows = np.flatnonzero(position >= 0)
-        if len(rows):
-            predictions[rows] += np.einsum("rd,rd->r", X[rows], self.own[position[rows]])
-        return predictions
-
-    def doubts(self, representation: Representation) -> Doubts:
-        """Return what the heads leave to doubt; raise InputError if they have no prior."""
-        prior = representation.prior
-        if not isinstance(prior, HeadPrior) or self.origin is None or self.doubt is None:
-            raise InputError(SAYS_NOTHING)
-        return Doubts(prior, self.origin, self.doubt, self.kind == PRIOR)
-
-    def trust(self, representation: Representation) -> Trust:
-        """Return how far outputs of classifiers are to be believed."""
-        prior = representation.prior
-        assert isinstance(prior, LabelPrior)
-        assert self.origin is not None
-        assert self.doubt is not None
-        return Trust(prior, self.origin, self.doubt, self.kind)
-
-    def deviations(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
-        """Return the standard deviation of each prediction's error, as `predict` has them; heads must have a prior."""
-        return self.doubts(representation).deviations(X, users)
-
-    def interval(
-        self, representation: Representation, X: Any, users: NDArray[np.int64], coverage: float
-    ) -> tuple[Array, Array]:
-        """Return the lower and the upper ends of intervals that cover this share of targets, as `predict` has them."""
-        width = self.doubts(representation).half_widths(X, users, coverage)
-        middle = self.predict(representation, X, users)
-        return middle - width, middle + width
-
-    def weights(self, representation: Representation) -> Array:
-        """(heads, d): every head's linear model in the original features. For analysis; full vectors all."""
-        weights = self.shared @ representation.head_matrix.T
-        if representation.prior is not None:
-            mean, new = representation.prior.mean, self.kind == PRIOR
-            weights += np.tile(mean.slopes.T, (len(self.ids), 1))
-            weights[new] = np.tile(mean.row_weights.T, (len(self.ids), 1))[new]
-        with_own = self.own_position >= 0
-        weights[with_own] += self.own[self.own_position[with_own]]
-        return weights
-
-    def of_users(self, chosen: NDArray[np.bool_]) -> Heads:
-        """Return the heads of the chosen users, a mask (n,)."""
-        each = np.repeat(chosen, self.targets)
-        position = self.own_position[each]
-        has = position >= 0
-        return Heads(
-            self.ids[chosen],
-            self.kind[each],
-            self.intercept[each],
-            self.shared[each],
-            np.where(has, np.cumsum(has) - 1, -1),
-            self.own[position[has]],
-            self.targets,
-            *(None if numbers is None else numbers[each] for numbers in (self.origin, self.doubt)),
-        )
-
-    @classmethod
-    def join(cls, parts: Iterable[Heads]) -> Heads:
-        parts = list(parts)
-        starts = np.cumsum([0, *(len(part.own) for part in parts)])
-        moved = [np.where(p.own_position >= 0, p.own_position + s, -1) for p, s in zip(parts, starts, strict=False)]
-        return cls(
-            np.concatenate([part.ids for part in parts]),
-            np.concatenate([part.kind for part in parts]),
-            np.concatenate([part.intercept for part in parts]),
-            np.concatenate([part.shared for part in parts]),
-            np.concatenate(moved),
-            np.concatenate([part.own for part in parts]),
-            parts[0].targets,
-            *(_joined([getattr(part, name) for part in parts]) for name in ("origin", "doubt")),
-        )
-
-
-def _joined(parts: list[Array | None]) -> Array | None:
-    held = [part for part in parts if part is not None]
-    return np.concatenate(held) if len(held) == len(parts) else None
 
 
 def fit_heads(
@@ -189,13 +62,26 @@ def fit_heads(
     safety_net: bool = True,
     loss: Loss | None = None,
     performance: Performance | None = None,
+    keep_means: int = 0,
 ) -> Heads:
-    """A head for every user of the blocks (`table.blocks()`). Without the safety net every head is a shared one.
+    """Return a head for every user of the blocks. Users without rows have the prior mean, and none without a prior.
 
-    With a `loss`, targets are labels and a head has as many of the rows that `Heads` calls targets as the loss has
-    outputs, all of one kind.
+    Args:
+        blocks: of users (`table.blocks()`).
+        representation: that heads are fitted on.
+        intercept: whether users have levels.
+        safety_net: without it every head is a shared one.
+        loss: of labels. A head has as many of the rows that `Heads` calls targets as it has outputs, all of one kind.
+        performance: threads.
+        keep_means: of how many columns users' means are kept: where values were missing, of all that hold numbers.
     """
-    fit = partial(fit_block, representation=representation, intercept=intercept, safety_net=safety_net, loss=loss)
+
+    def fit(block: UserTable) -> Heads:
+        heads = fit_block(block, representation, intercept, safety_net, loss)
+        heads = heads if not keep_means else replace(heads, means=means_of(block, keep_means))
+        everyone = representation.prior is not None or bool(block.sizes.all())
+        return heads if everyone else heads.of_users(block.sizes > 0)
+
     return Heads.join(map_blocks(fit, blocks, performance or Performance()))
 
 
@@ -211,6 +97,8 @@ def fit_block(
     if isinstance(representation.prior, LabelPrior):
         assert loss is not None
         return _label_block(block, representation.prior, representation.scale, safety_net, loss)
+    if representation.ratings is not None and representation.ratings.has_prior:
+        return _rating_block(block, representation, representation.ratings)
     n, (d, k) = block.n_users, representation.matrix.shape
     q = loss.outputs if loss is not None else block.n_targets
     kind = np.full(n * q, CONSTANT, dtype=np.int8)
@@ -250,6 +138,31 @@ def prior_heads(ids: NDArray[Any], prior: HeadPrior | LabelPrior) -> Heads:
     return Heads(ids, kind, np.tile(level, n), nothing, *own, q, nothing.copy(), doubt)
 
 
+def newcomer_heads(ids: NDArray[Any], representation: Representation) -> Heads:
+    """Return heads of users without rows, of a representation that serves newcomers: the prior mean."""
+    if representation.prior is not None:
+        return prior_heads(ids, representation.prior)
+    assert representation.ratings is not None
+    n, (d, k) = len(ids), representation.matrix.shape
+    intercept, weights = newcomer(representation.ratings, k - 1)
+    kind, own = np.full(n, PRIOR, dtype=np.int8), (np.full(n, -1), np.zeros((0, d)))
+    return Heads(ids, kind, np.full(n, intercept), np.tile(weights, (n, 1)), *own)
+
+
+def _rating_block(block: UserTable, representation: Representation, ratings: Ratings) -> Heads:
+    """Return heads of ratings as posterior means; users without rows, or whose numbers overflow, have the prior's."""
+    found = newcomer_heads(block.ids, representation)
+    for users, size in block.positions_by_size():
+        X, y = finite_rows(*block.group(users, size))
+        with np.errstate(all="ignore"):
+            fits = fit_ratings(images(X, representation.matrix), y.astype(np.float64, copy=False), ratings)
+            fine = np.isfinite(fits.intercept) & np.isfinite(fits.weights).all(axis=1)
+        heads = users[fine]
+        found.kind[heads], found.intercept[heads] = POSTERIOR, fits.intercept[fine]
+        found.shared[heads] = fits.weights[fine]
+    return found
+
+
 def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_net: bool) -> Heads:
     """Return heads as posterior means, in closed form; users without rows, or whose numbers overflow, have the prior's.
 
@@ -264,7 +177,7 @@ def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_ne
     origin, doubt = cast(Array, found.origin), cast(Array, found.doubt)
     own: list[Array] = []
     for users, size in block.positions_by_size():
-        X, Y = finite_rows(*block.group(users, size))
+        X, Y = finite_rows(*block.group(users, size), prior.mean.fill)
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
         for c, y in enumerate(FeatureTransform.plain(d).targets(Y.astype(np.float64, copy=False))):
             with np.errstate(all="ignore"):
@@ -298,7 +211,7 @@ def _label_block(block: UserTable, prior: LabelPrior, scale: Array, safety_net: 
     origin, doubt = cast(Array, found.origin), cast(Array, found.doubt)
     own: list[Array] = []
     for users, size in block.positions_by_size():
-        X, y = finite_rows(*block.group(users, size))
+        X, y = finite_rows(*block.group(users, size), prior.mean.fill)
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
         with np.errstate(all="ignore"):
             fits = fit_label_heads(X, y, prior, loss)

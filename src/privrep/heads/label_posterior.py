@@ -9,7 +9,7 @@ is the loss's second derivative and S = (K^-1 + W)^-1 the variance that is left 
 The posterior of logits is skewed, and its mean lies farther out than its mode: by S t / 2, t_j the third derivative of
 the log-likelihood times S_jj (Tierney and Kadane 1986). A head is the mean so corrected. Without row j the output of
 the row is f_j - s_j a_j with variance s_j = S_jj / (1 - W_j S_jj), to first order; users with few rows,
-or with several outputs, are fitted anew.
+or with softmax, are fitted anew.
 
 Probabilities average over what is left to doubt: an output of variance s counts 1 / sqrt(1 + pi s / 8) of itself
 (MacKay 1992). Each user's numbers are a function of its own rows to the last bit (see `local.least_squares`).
@@ -31,10 +31,10 @@ from privrep.typing import Array, Floats
 
 MODERATE = math.pi / 8  # of a variance, in the share of an output that probabilities count
 NEWTON_STEPS = 6  # for one output of the log loss
-MORE_STEPS = 10  # for several
-HINGE_STEPS = 20
+MORE_STEPS = 6  # for several, a sweep each
+HINGE_STEPS = 12
 FEW = 6  # rows up to which leave-one-out takes fits of its own
-FOLDS = 4  # fits for several outputs with more rows, each without every so many labels
+FOLDS = 4  # fits for softmax with more rows, each without every so many labels
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def fit_labels(
     images = np.where(lost[:, None, None], 0.0, images) if lost.any() else images
     start = np.ascontiguousarray(offset.transpose(2, 0, 1), dtype=np.float64)
     mode = _Mode.of(start, images, signs, loss, level, None if near is None else near.outputs)
-    if m <= FEW or loss.outputs > 1:  # one step is too little where a label is much of what is known
+    if m <= FEW or loss.softmax:  # one step is too little where a label is much of what is known
         left, left_variance = _refitted(start, images, signs, loss, level, mode)
     else:
         left_variance = mode.variance / np.maximum(1 - mode.curve * mode.variance, 1e-2)

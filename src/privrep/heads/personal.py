@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
@@ -11,6 +12,7 @@ from scipy import sparse
 from sklearn.utils.metaestimators import available_if
 
 from privrep.data.categories import Categories, item_codes
+from privrep.data.missing import IMPUTE, Missing, MissingCounts
 from privrep.data.table import plain
 from privrep.errors import InputError
 from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
@@ -29,6 +31,10 @@ class PersonalHead:
     weights: Array  # (d,), in the original features, or (targets, d)
     intercept: float | Array  # or (targets,)
     doubts: Doubts | None = field(default=None, repr=False)  # of this user alone; None: the head has no prior
+    fill: Array | None = field(default=None, repr=False)  # (d,): what a missing value is; None: none may be
+    ignored: NDArray[np.bool_] | None = field(default=None, repr=False)  # (d,): columns that the user had no value in
+    missing: Missing = field(default=IMPUTE, repr=False)  # as the fit had it
+    read: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)  # features of frames
 
     @overload
     def predict(self, X: Any, return_std: Literal[False] = False) -> Array: ...
@@ -62,11 +68,25 @@ class PersonalHead:
 
     def checked_rows(self, X: Any) -> Any:
         """Return rows (rows, d) as numbers; raise InputError unless they have as many features as the head."""
-        rows = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
-        d = self.weights.shape[-1]
-        if rows.ndim != 2 or rows.shape[1] != d:
+        X = X if self.read is None else self.read(X)
+        rows: Any = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
+        whole = self.weights.shape[-1]
+        d = whole - len(self.missing.indicators)
+        marked = self.read is not None and rows.ndim == 2 and rows.shape[1] == whole  # indicators are there already
+        if rows.ndim != 2 or (rows.shape[1] != d and not marked):
             raise InputError(f"X must have shape (rows, {d}). Got {rows.shape} instead.")
-        return rows
+        if sparse.issparse(rows):
+            if self.fill is None or not np.isnan(rows.data).any():
+                return rows
+            rows = rows.toarray()
+        if not marked and self.missing.how == "refuse":
+            counts = MissingCounts()
+            counts.add([], {f"column {j}": rows[:, j] for j in range(d)}, self.missing)
+            counts.check(self.missing, "X")
+        if self.fill is None or self.ignored is None:
+            return rows
+        rows = rows if marked else self.missing.with_indicators(rows)
+        return np.where(np.isnan(rows) | self.ignored, self.fill, rows)
 
 
 def _first(rows: Any) -> NDArray[np.int64]:
@@ -124,7 +144,8 @@ class Taste:
 
     def predict(self, items: Any) -> Array:
         codes = item_codes(items, self.items)
-        return np.where(codes >= 0, self.scores[codes], self.mean)
+        scores = np.append(self.scores, self.mean)  # at -1: an item that is not among them
+        return np.asarray(scores[codes])
 
 
 @dataclass(frozen=True)

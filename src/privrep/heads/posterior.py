@@ -61,7 +61,7 @@ class Spread:
         whole = self.ones.sum(axis=1)
         return 1 / (np.maximum(whole, 1e-300) + 1 / np.maximum(ratio, 1e-300))
 
-    def surprised(self, ratio: float, noise: float) -> Array:
+    def surprised(self, ratio: float | Array, noise: float) -> Array:
         """Return the ratio of levels for each user, (users,): larger where its own level lies FAR off the prior mean.
 
         Levels have heavier tails than normal ones have, and a user who is unlike all others is not to pay for it.

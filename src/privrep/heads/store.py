@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.heads.fitting import Heads
+from privrep.heads.heads import Heads
 from privrep.typing import Array
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def _table_heads(heads: Heads) -> pa.Table:
     listed = {name: value for name in _LISTS if (value := getattr(heads, name)) is not None}
     lists = {name: _fixed_lists(value) for name, value in listed.items() if value.shape[1]}
     empty = {name: "0" for name, value in listed.items() if not value.shape[1]}  # Arrow has no lists of length 0
+    if heads.means is not None:
+        lists["means"] = _fixed_lists(np.repeat(heads.means, heads.targets, axis=0))
     return pa.table(
         {
             "user": ids.take(pa.array(np.repeat(np.arange(len(ids)), heads.targets))),
@@ -97,16 +99,18 @@ def read_heads(folder: Path) -> Heads:
     shared, origin, doubt = (_lists(table, name) for name in _LISTS)
     if shared is None:
         raise KeyError("shared")
+    means = _lists(table, "means")
     return Heads(
         table["user"].to_numpy(zero_copy_only=False)[::q],
         table["kind"].to_numpy(),
         table["intercept"].to_numpy(),
         shared,
         np.where(has_own, np.cumsum(has_own) - 1, -1),
-        np.asarray(own.flatten(), dtype=np.float64).reshape(-1, d),
+        np.asarray(own.flatten(), dtype=np.float64).reshape(int(has_own.sum()), d),
         q,
         origin,
         doubt,
+        None if means is None else means[::q],
     )
 
 

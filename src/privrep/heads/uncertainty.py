@@ -115,9 +115,9 @@ def check_coverage(coverage: float, name: str = "coverage") -> None:
         raise InputError(f"{name} must lie between 0 and 1, as 0.9 does. Got {coverage!r} instead.")
 
 
-def describe_unknown(rows: int, users: int) -> str:
-    """Return in words how many rows of how many users without a head were predicted."""
+def describe_unknown(rows: int, users: int, skipped: bool = False) -> str:
+    """Return in words how many rows of how many users without a head were predicted, or left out."""
     return (
         f"{rows:,} {'row' if rows == 1 else 'rows'} of {users:,} {'user' if users == 1 else 'users'} without a head: "
-        "predicted with the prior mean"
+        f"{'left out' if skipped else 'predicted with the prior mean'}"
     )

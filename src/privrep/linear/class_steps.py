@@ -60,6 +60,10 @@ class ClassGradient(LeaveOneOutGradient):
     mean: PriorMean
     level: float
 
+    @property
+    def spec(self) -> StepSpec:
+        return replace(super().spec, fill=self.mean.fill)
+
     def _pulls(self, X: Floats | SparseRows, P: Floats, y: Floats) -> tuple[Floats, Floats]:
         self.mean.check_rows(X.shape[2], self.loss.outputs)
         m = P.shape[1]

@@ -20,7 +20,7 @@ from privrep.linear.spreads import find_spreads
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST
 from privrep.linear.transform import CLEAR, octave_quantile
 from privrep.privacy.billboard import Release
-from privrep.privacy.bounds import Bound
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.run import Run
@@ -165,14 +165,17 @@ def _guess_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
 
 
 def _guess_label_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
-    """Return the same for labels, whose rows pull with about PULL and weigh WEIGHT each."""
+    """Return the same for labels, whose rows pull with about PULL and weigh WEIGHT each.
+
+    Where sizes of features are not known either, gradients of slopes count by their direction alone.
+    """
     d, q = panel.mean.slopes.shape
     r, m = len(panel.mean.spread), max(panel.location.typical_rows, 1.0)
     within = PULL * math.sqrt(d * q * m)
     between = PULL * math.sqrt((1 + r) * q * m) / math.sqrt(1 + panel.level_ratio * WEIGHT * m)
     weight = WEIGHT * m / (1 + panel.level_ratio * WEIGHT * m)
     return {
-        "within": (within, within / (WEIGHT * m) / (math.sqrt(d) if full else 1.0)),
+        "within": (within if panel.sized else DIRECTION_ONLY, within / (WEIGHT * m) / (math.sqrt(d) if full else 1.0)),
         "between": (between, between / weight / ((1 + r) if full else 1.0)),
     }
 

@@ -71,7 +71,8 @@ class HeadLosses:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_user=self.second.size + self.first.size)
+        floats = self.second.size + self.first.size
+        return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=floats)
 
     def __post_init__(self) -> None:
         if len({len(self.factor), len(self.slopes), len(self.level), len(self.own), len(self.common)}) > 1:
@@ -234,7 +235,7 @@ class HeadVotes:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(floats_per_user=self.factor.size)
+        return StepSpec(fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X.astype(np.float64, copy=False)
@@ -280,7 +281,7 @@ class HeadErrors:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_user=self.factor.size)
+        return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X

@@ -69,7 +69,7 @@ class LabelResidual:
 
     @property
     def spec(self) -> StepSpec:
-        return self.step.spec
+        return replace(self.step.spec, fill=self.mean.fill)
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
         none = np.zeros((len(self.mean.slopes), 0))
@@ -104,7 +104,8 @@ class LabelGradient:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_user=self.mean.slopes.size + self.factor.size)
+        floats = self.mean.slopes.size + self.factor.size
+        return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=floats)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
@@ -170,7 +171,8 @@ class LabelLosses:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_user=self.second.size + self.first.size)
+        floats = self.second.size + self.first.size
+        return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=floats)
 
     def __post_init__(self) -> None:
         if len({len(self.factor), len(self.slopes), len(self.level), len(self.own), len(self.common)}) > 1:
@@ -226,7 +228,7 @@ class LabelVotes:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(floats_per_user=self.factor.size)
+        return StepSpec(fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X.astype(np.float64, copy=False)
@@ -260,7 +262,7 @@ class LabelTrust:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_user=self.factor.size)
+        return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X

@@ -48,7 +48,7 @@ PURPOSES = {
 }
 """What the pages that this module asks for are for; see `method.Method.purposes`."""
 
-LEVEL = 1.0  # variance of levels to begin with
+LEVEL, UNHEARD = 1.0, 3.0  # variance of levels to begin with, and where not even their mean was heard
 STEP, HALF_STEP = 8.0, 3.0  # between neighbours when the variance of levels is looked for, and again
 HEADS = (0.2, 2.0, 20.0)  # variances of heads along U to begin with
 NOTHING_SEEN = Spreads(None, None, None, None, None)  # what users see of labels alone says little
@@ -105,7 +105,10 @@ def learn_labels(
     descent = Descent(run, panel, total, spent=spent)
     descent.step(s.common * total, last=False)
     learner = LabelLearner(run, method, settings or FOR_CLASSES, descent, rank, intercept)
+    if not learner.panel.mean.level.any():  # where it lies was not heard, and levels are spread around it
+        descent.panel = replace(descent.panel, level_ratio=UNHEARD)
     learner.find_level(no_directions(d), STEP, s.level * total)
+    s = s if loss.name == "log" else replace(s, trust=0.0)  # outputs that stand for no probabilities need no trust
     later = (s.families + s.trust) * total
     state = no_directions(d)
     hope = math.inf if rank is not None else learner.hope(s.look * total)
@@ -202,21 +205,21 @@ class LabelLearner(PriorLearner):
 
     def conclude(self, state: Estimate, for_families: float, for_trust: float) -> Representation:
         """Choose the prior, measure how far to believe it, and post the representation."""
-        families = self.families(state)
+        families, logits = self.families(state), self.loss.name == "log"
         level = self.panel.level_ratio if self.intercept else 0.0
         choice = LabelChoice(families, NOTHING_SEEN, self.intercept, for_families, heads=self.heads, level=level)
         chosen = choice.make()
-        gains = read_gains(families, chosen, self.intercept, 0.2 * for_families)
-        for_trust += 0.8 * for_families - choice.spent
+        left = 0.8 * for_families - choice.spent  # what was not worth asking for
         self.descent.panel = self.with_level(chosen.level)
         factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
-        factor, decided, logits = factor * math.sqrt(chosen.slopes), True, self.loss.name == "log"
+        factor, decided = factor * math.sqrt(chosen.slopes), True
         if choice.asked == 0 and not self.run.users.facts.sparse:
             decided = self.ask_votes(factor, chosen, 0.3 * for_families)
-            for_trust -= 0.3 * for_families
+            left -= 0.3 * for_families
+        gains = read_gains(families, chosen, self.intercept, 0.2 * for_families + (0.0 if logits else left))
         prior = LabelPrior(self.panel.mean, factor, chosen.own, chosen.level, 1.0, 1.0, logits, decided)
         if logits:
-            prior = self.find_trust(prior, for_trust)
+            prior = self.find_trust(prior, for_trust + left)
         return publish(self.run, state, self.panel.transform, prior=prior, gains=gains)
 
     def ask_votes(self, factor: Array, chosen: Candidate, mu_squared: float) -> bool:
@@ -247,16 +250,20 @@ class LabelLearner(PriorLearner):
         return prior
 
 
+USUAL = 0.15
 TRUST_NORM = 0.8  # of a user's derivatives, for each root of its rows, over the size of outputs
 
 
 def _newton_factor(slope: float, curve: float, sigma: float, here: float) -> float:
-    """Return by what a factor of outputs is multiplied: Newton's step, shrunk by its noise."""
+    """Return by what a factor of outputs is multiplied: the posterior mean of Newton's step, given its noise.
+
+    Before it is asked, the logarithm of the factor is taken to be normal around 0 with deviation USUAL.
+    """
     if curve < 4 * sigma:
         return 1.0
     move = slope / curve / here
     noise = (sigma / curve / here) ** 2
-    return float(np.clip(1 + move * move**2 / (move**2 + noise), 0.5, 2.0))
+    return float(np.clip(1 + move * USUAL**2 / (USUAL**2 + noise), 0.5, 2.0))
 
 
 def _between(judged: Judged, count: int) -> float:

@@ -140,7 +140,7 @@ def find_location(
     facts = run.users.facts
     d, q = facts.features, facts.targets if loss is None else loss.outputs
     queries = histogram_queries(run, total, intercept, limits, declared is not None, loss is not None)
-    released = run.release("scales", encoded(ColumnSizes(intercept), loss), queries)
+    released = run.release("scales", encoded(ColumnSizes(intercept, declared is None), loss), queries)
     spent = sum(query.mu_squared for query in queries.values())
     scale, varies = np.ones(d + q), np.zeros(d + q, bool)
     if declared is not None:

@@ -62,6 +62,7 @@ class Panel:
     residual: float  # size of what slopes leave of the targets within users, in units of `target_scale`
     level_size: float  # size of what the prior mean leaves of users' levels, in the same units
     loss: Loss | None = None  # of labels, whose outputs the mean is of, and whose noise counts as one; None: of numbers
+    sized: bool = True  # whether sizes of features are known
 
     @property
     def level_guess(self) -> float:
@@ -138,6 +139,9 @@ def find_panel(
     d, q = facts.features, facts.targets if loss is None else loss.outputs
     declared = None if transform is None else transform.scale
     location, spent = find_location(run, total, intercept, s.histogram, declared, loss)
+    sized = transform is not None or bool(location.varies[:d].any())
+    if loss is not None:  # where sizes were not heard, gradients may be, and steps are shrunk by their noise
+        location = replace(location, varies=np.ones(d + q, bool))
     target_scale = np.maximum(location.scale[d:], 1e-300)
     located = (location.between > 0) if intercept else np.ones(d + q, bool)
     mean = replace(
@@ -162,7 +166,7 @@ def find_panel(
     none = np.zeros((d, 0))
     if loss is not None:
         mean = output_level(mean, loss)
-        return Panel(location, transform or scales, mean, np.ones(q), none, 1.0, 1.0, 1.0, loss), spent
+        return Panel(location, transform or scales, mean, np.ones(q), none, 1.0, 1.0, 1.0, loss, sized), spent
     between = np.where(location.between[d:] > 0, location.between[d:], target_scale)
     level_size = float(np.sqrt(np.mean((between / target_scale) ** 2)))
     return Panel(location, transform or scales, mean, target_scale, none, 1.0, residual, level_size), spent

@@ -80,12 +80,14 @@ class ColumnSizes:
     """Histograms of columns: sizes within users, users' means by signed octave; and of numbers of rows.
 
     Features and targets have histograms of their own: those of targets may be had at a lower price. Sparse features
-    have none of means: their mean is near zero.
+    have none of means: their mean is near zero. A column in which a user has no value is not counted by that user.
+    Without `features`, sizes of features are left out: they are declared.
     """
 
     several_targets: ClassVar[bool] = True
-    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True, floats_per_sparse_user=4096)
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True, fill=math.nan, floats_per_sparse_user=4096)
     intercept: bool
+    features: bool = True
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
@@ -94,11 +96,12 @@ class ColumnSizes:
         sizes = FeatureSizes(self.intercept)
         rows = np.full((len(y), 1), row_cell(X.shape[1]))
         found: dict[str, Contributions] = {
-            "sizes": sizes(replace(batch, y=one))["sizes"],
             "target_sizes": sizes(UserBatch(y, one))["sizes"],
             "target_levels": _level_counts(y),
             "rows": Counts(rows, ROW_CELLS),
         }
+        if self.features:
+            found["sizes"] = sizes(replace(batch, y=one))["sizes"]
         return found if isinstance(X, SparseRows) else found | {"levels": _level_counts(X)}
 
 
@@ -106,15 +109,16 @@ def _level_counts(values: Floats) -> Counts:
     """Return users' means of columns (users, m, columns) by signed octave, a histogram for each column."""
     means = _means(values)
     columns = means.shape[1]
-    return Counts(signed_octaves(means) + SIGNED_CELLS * np.arange(columns), SIGNED_CELLS * columns)
+    cells = signed_octaves(means) + SIGNED_CELLS * np.arange(columns)
+    return Counts(np.where(np.isnan(means), -1, cells), SIGNED_CELLS * columns)
 
 
 def _means(values: Floats) -> Array:
-    """Return users' means of columns, (users, columns); those that are only rounding are zero."""
+    """Return users' means of columns, (users, columns); those that are only rounding are zero, missing ones NaN."""
     rows = values.astype(np.float64, copy=False)
     m = rows.shape[1]
     means: Array = (np.full((1, m), 1 / m) @ rows)[:, 0]
-    return np.where(np.abs(means) > ROUNDING * np.abs(rows).max(axis=1), means, 0.0)
+    return np.where(np.abs(means) <= ROUNDING * np.abs(rows).max(axis=1), 0.0, means)
 
 
 def signed_octaves(values: Array) -> Integers:
@@ -133,10 +137,13 @@ def signed_edges() -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class LevelCells:
-    """Histograms of users' means of columns in windows: `start` and the `width` of a cell. Width 0: not counted."""
+    """Histograms of users' means of columns in windows: `start` and the `width` of a cell. Width 0: not counted.
+
+    Nor is a column in which a user has no value counted by that user.
+    """
 
     several_targets: ClassVar[bool] = True
-    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True, fill=math.nan)
     start: Vector  # (columns,)
     width: Vector  # (columns,)
 
@@ -154,7 +161,8 @@ class LevelCells:
         place = np.floor((means - self.start[counted]) / self.width[counted])
         cells = np.clip(np.where(np.isfinite(place), place, -1.0), -1, LINEAR_CELLS).astype(np.int64) + 1
         total = LINEAR_CELLS + 2
-        return {"cells": Counts(cells + total * np.arange(len(counted)), total * len(counted))}
+        counts = np.where(np.isnan(means), -1, cells + total * np.arange(len(counted)))
+        return {"cells": Counts(counts, total * len(counted))}
 
 
 @dataclass(frozen=True)
@@ -166,9 +174,9 @@ class PanelMoments:
     """
 
     several_targets: ClassVar[bool] = True
-    spec: ClassVar[StepSpec] = StepSpec()
+    spec: ClassVar[StepSpec] = StepSpec(fill=math.nan)
     scale: Vector  # (d + q,): of rows around their means
-    centre: Vector  # (d + q,)
+    centre: Vector  # (d + q,): also what a column holds of a user who has no value in it
     between: Vector  # (d + q,): scale of users' means around the centre
     intercept: bool
 
@@ -178,6 +186,7 @@ class PanelMoments:
         y = with_targets(batch.y)
         check_shapes(X, y, columns=(self.scale, self.centre, self.between))
         joined = np.concatenate([X, y], axis=2).astype(np.float64, copy=False)
+        np.copyto(joined, self.centre, where=np.isnan(joined))
         means = _means(joined)
         rows = joined - means[:, None, :] if self.intercept else joined
         rounding = ROUNDING * np.abs(joined).max(axis=1, keepdims=True)
@@ -225,7 +234,8 @@ class CommonGradient:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_user=self.mean.slopes.size + self.factor.size)
+        floats = self.mean.slopes.size + self.factor.size
+        return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=floats)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
@@ -382,7 +392,7 @@ class Residual:
 
     @property
     def spec(self) -> StepSpec:
-        return self.step.spec
+        return replace(self.step.spec, fill=self.mean.fill)
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
         y = with_targets(batch.y)

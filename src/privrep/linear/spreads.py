@@ -43,7 +43,7 @@ class HeadSpreads:
 
     @property
     def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_user=self.factor.size)
+        return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X

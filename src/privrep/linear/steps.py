@@ -51,13 +51,14 @@ def octaves(values: Floats, lowest: int = LOWEST, count: int = CELLS) -> NDArray
 class FeatureSizes:
     """A histogram, per column, of the users' root mean squares (around their own mean if there is an intercept).
 
-    A column that does not vary within a user, but for rounding, is not counted by that user. Columns are the features
-    and, where there are several, the targets. Of sparse features the size is that of the entries that are not zero.
+    A column that does not vary within a user, but for rounding, or has no value is not counted by that user. Columns
+    are the features and, where there are several, the targets. Of sparse features the size is that of the entries that
+    are not zero.
     """
 
     several_targets: ClassVar[bool] = True
     # of few users at a time: all get as many cells as the one who has most
-    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True, floats_per_sparse_user=4096)
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True, fill=math.nan, floats_per_sparse_user=4096)
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:

@@ -67,6 +67,11 @@ class PriorMean:
         return replace(self, level=level, slopes=slopes, context=context)
 
     @property
+    def fill(self) -> Array:
+        """Return what a column is taken to hold of a user without any value in it, (d,): the centre, where known."""
+        return self.centre * self.located
+
+    @property
     def constant(self) -> Array:
         """Return the mean at a row of zeros, of a user whose mean row is the centre, (q,)."""
         return self.level - self.centre @ (self.slopes * self.located[:, None])

@@ -11,7 +11,9 @@ import numpy as np
 from privrep.local.prior import HeadPrior, LabelPrior, PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.run import Run
-from privrep.typing import Array
+from privrep.typing import Array, Vector
+
+FREE = 1e300  # a ratio or a variance of levels that stands for infinity: JSON has no other
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,21 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ratings:
-    """What a representation of items has besides their factors, in units of a user's own spread of ratings."""
+    """What a representation of items has besides their factors, in units of a user's own spread of ratings.
 
-    offset: Array  # (d,): how far an item is rated above a user's mean
+    A model without `level` is of an earlier version: its users' levels are their own means.
+    """
+
+    offset: Vector  # (d,): how far an item is rated above a user's level
     residual: float  # variance of what offset and factors leave
+    level: float | None = None  # of a typical user; this and the next two are in units of ratings
+    spread: float = 0.0  # standard deviation of a typical user's ratings; 0: not known
+    level_variance: float = FREE  # of users' levels around `level`; FREE: not known
+
+    @property
+    def has_prior(self) -> bool:
+        """Return whether heads are posterior means, so that users without ratings have one, too."""
+        return self.level is not None
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,11 @@ class Representation:
     centre: Array | None = None  # of that prior, (outputs, k + 1): on the columns of `matrix`, then the intercept
     prior: HeadPrior | LabelPrior | None = None  # of heads; None: each user's own choice
     gains: Gains | None = None  # what the prior is worth, by users' leave-one-out losses
+
+    @property
+    def serves_newcomers(self) -> bool:
+        """Return whether users without rows have a prediction: heads have a prior."""
+        return self.prior is not None or (self.ratings is not None and self.ratings.has_prior)
 
     @property
     def head_matrix(self) -> Array:
@@ -160,6 +178,8 @@ def publish(
     if ratings is not None:
         optional["offset"] = ratings.offset
         facts["residual"] = ratings.residual
+        if ratings.level is not None:
+            facts |= {f"ratings_{name}": float(getattr(ratings, name)) for name in _RATING_FACTS}
     if preference is not None:
         facts["preference"] = preference
     if precision is not None:
@@ -186,15 +206,12 @@ def publish(
 _MEAN_ARRAYS = ("level", "slopes", "centre", "located", "axes", "spread", "context")
 _PRIOR_ARRAYS = ("factor", "noise", "known", "new", "new_ratio")
 _LABEL_FACTS = ("level", "known", "new")
-FREE = 1e300  # a ratio of levels that stands for infinity: JSON has no other
 
 
 def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
     """What `publish` posted."""
     transform = FeatureTransform(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
-    ratings = Ratings(arrays["offset"], facts["residual"]) if "offset" in arrays else None
-    if ratings is not None and not 0 < ratings.residual < math.inf:
-        raise ValueError("its residual is not a positive number")
+    ratings = _read_ratings(arrays, facts) if "offset" in arrays else None
     votes = facts.get("preference"), facts.get("precision"), arrays.get("centre")
     prior = _read_prior(arrays, facts) if "prior_factor" in arrays else None
     gains = Gains(**{name: facts[f"loss_{name}"] for name in _GAINS}) if "loss_heads" in facts else None
@@ -203,7 +220,20 @@ def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float])
     )
 
 
+_RATING_FACTS = ("level", "spread", "level_variance")
 _GAINS = tuple(each.name for each in fields(Gains))
+
+
+def _read_ratings(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Ratings:
+    ratings = Ratings(arrays["offset"], facts["residual"])
+    if "ratings_level" in facts:
+        level, spread, variance = (float(facts[f"ratings_{name}"]) for name in _RATING_FACTS)
+        ratings = replace(ratings, level=level, spread=spread, level_variance=variance)
+        if not (math.isfinite(facts["ratings_level"]) and ratings.spread >= 0 and ratings.level_variance >= 0):
+            raise ValueError("the level and the spread of its ratings are no such numbers")
+    if not 0 < ratings.residual < math.inf:
+        raise ValueError("its residual is not a positive number")
+    return ratings
 
 
 def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> HeadPrior | LabelPrior:

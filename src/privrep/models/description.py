@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from privrep.data import categories as one_hot
 from privrep.data.categories import Categories
+from privrep.data.missing import Missing, indicator_names
 from privrep.errors import InputError
 from privrep.linear.method import Method, Problem
 from privrep.linear.registry import DEFAULT, METHODS, check_accepted, find_method
@@ -86,7 +88,10 @@ class Config:
             raise InputError("the configuration paper is for numbers, as the papers are; for labels use the default.")
         plain = self.loss is None and not self.ratings and self.configuration == "default"
         least = 0 if plain and "rank 0" in self.learner.accepts else 1
-        if self.rank is not None and not least <= self.rank <= (self.rank if features is None else features):
+        bounded = features is not None and not self.ratings  # of ratings it is the most that is kept
+        if self.rank is not None and not least <= self.rank <= (
+            features if bounded and features is not None else self.rank
+        ):
             most = "" if features is None else f", {features}"
             raise InputError(
                 f"rank must lie between {least} and the number of features{most}. Got {self.rank} instead."
@@ -131,7 +136,12 @@ class Config:
 
     def check_columns(self, columns: Columns) -> None:
         """Refuse what the settings cannot do with such columns, before anything is spent on lists of their values."""
-        self._check_rows(len(columns.targets), bool(columns.categorical))
+        self._check_rows(len(columns.targets), bool(columns.categorical) and not self.dense)
+
+    @property
+    def dense(self) -> bool:
+        """Return whether features must be dense, those of categories too."""
+        return "sparse" not in self.learner.accepts
 
     def _check_rows(self, targets: int, sparse: bool) -> None:
         wanted = {"several targets": targets > 1, "sparse": sparse}
@@ -157,16 +167,49 @@ class Columns:
     categorical: tuple[str, ...] = ()
     categories: tuple[Categories, ...] = ()  # of each categorical column: declared, or selected privately
     classes: Categories = ()  # of labels: declared, or selected privately; empty where targets are numbers
+    missing: str = "impute"  # what is done about missing features, see `data.missing`
+    indicators: tuple[int, ...] = ()  # positions in `features` of columns with an indicator of missing values
+    weight: str = ""  # the column of weights, see `data.weights`; empty: none
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields for a file; choices that models had before there were others are left out."""
+        plain = {name: default for name, default in _PLAIN.items() if getattr(self, name) == default}
+        return {name: value for name, value in asdict(self).items() if name not in plain}
+
+    @property
+    def policy(self) -> Missing:
+        """Return what is done about missing values."""
+        return Missing(self.missing, self.indicators)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Return the names of all features: numbers, indicators of missing ones, values of categories."""
+        return (*self.features, *indicator_names(self.features, self.indicators), *one_hot.names(self.by_category))
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Columns:
         lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("targets", "features", "categorical")}
         classes = tuple(fields.get("classes", ()))  # models of numbers may come without
-        return cls(user=fields["user"], categories=tuple(map(tuple, fields["categories"])), classes=classes, **lists)
+        chosen = {name: fields.get(name, default) for name, default in _PLAIN.items()}
+        chosen["indicators"] = tuple(chosen["indicators"])
+        lists |= {"categories": tuple(map(tuple, fields["categories"])), "classes": classes}
+        columns = cls(user=fields["user"], **lists, **chosen)
+        known = len(columns.features) or max(columns.policy.indicators, default=0) + 1  # refuses what is no policy
+        if any(not 0 <= place < known for place in columns.indicators):
+            raise ValueError("its indicators are of other columns")
+        return columns
 
     @property
     def by_category(self) -> dict[str, Categories]:
         return dict(zip(self.categorical, self.categories, strict=True))
+
+    @property
+    def named(self) -> dict[str, Categories]:
+        """Return the columns of categories of which some are known, with their lists."""
+        return {name: listed for name, listed in self.by_category.items() if listed}
+
+
+_PLAIN: dict[str, Any] = {"missing": "impute", "indicators": (), "weight": ""}
 
 
 def loss_of(config: Config, columns: Columns) -> Loss | None:

@@ -28,7 +28,7 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 
 if TYPE_CHECKING:
-    from privrep.heads.fitting import Heads
+    from privrep.heads.heads import Heads
     from privrep.heads.neural import OwnHeads
 
 Described = dict[str, Any]

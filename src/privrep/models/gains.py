@@ -32,6 +32,11 @@ def find_family(learned: Representation, prior: HeadPrior | LabelPrior) -> int:
 
 def judge_nothing(learned: Representation) -> str:
     """Return a sentence that says why nothing was learned; the empty string where something was."""
+    if learned.ratings is not None and not len(learned.ratings.offset):
+        return (
+            "no item is rated by enough users to be named at this epsilon, so that users have their own levels, drawn "
+            "towards a typical one, and nothing of the items. Declare the list of items if it is public"
+        )
     if not learned.learned_nothing:
         return ""
     if learned.gains is None:
@@ -83,7 +88,7 @@ def about_heads(learned: Representation, columns: Columns, report: PrivacyReport
         *_about_strength(learned, prior),
         describe_gains(learned),
         *_about_errors(prior, columns),
-        _about_newcomers(learned, gains),
+        about_newcomers(learned, gains),
         how,
         slopes,
     ]
@@ -201,10 +206,12 @@ def _about_errors(prior: HeadPrior, columns: Columns) -> list[str]:
     ]
 
 
-def _about_newcomers(learned: Representation, gains: Gains) -> str:
+def about_newcomers(learned: Representation, gains: Gains) -> str:
+    """Return what users without rows are predicted with, and how well that does on users who have some."""
     whose = "a user's"
+    mean = "the prior mean" if learned.ratings is None else "the level and the items' offsets"
     return (
-        "A newcomer without rows gets the prior mean. On the users of the fit its squared error is "
+        f"A newcomer without rows gets {mean}. On the users of the fit its squared error is "
         f"{_compare(gains.prior_mean, gains.sigma)} than by {_reference(learned, whose)}."
     )
 
@@ -223,6 +230,5 @@ def _about_slopes(learned: Representation, prior: HeadPrior | LabelPrior, column
 
 
 def _feature_names(columns: Columns, count: int) -> list[str]:
-    listed = [f"{name}={value}" for name, values in columns.by_category.items() for value in values]
-    names = [*columns.features, *listed]
+    names = list(columns.feature_names)
     return names if len(names) == count else [f"feature {j}" for j in range(count)]

@@ -18,6 +18,7 @@ from privrep.privacy.run import Run
 from privrep.users.holders import KeyHolders
 
 KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories and classes that are not declared together
+KEYS_PAGE = "keys-"  # and a number: where a list of categories is selected
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def learn(
     known = None if isinstance(users, PendingColumns) else users
     with Run.open(known, budget, seed=config.seed, folder=folder, on_release=lambda page, step: told(page)) as run:
         if isinstance(users, PendingColumns):
-            columns = _select(users, columns, run)
+            columns = _select(users, columns, run, may_be_empty=config.ratings)
             run = run.with_users(users.make(columns))
             config.check(run.users.facts.features)
             config.check_users(run.users)
@@ -79,20 +80,24 @@ def claim(folder: Path, config: Config, columns: Columns, users: Users | Pending
     ModelFolder(folder).claim(TABLE, wanted)
 
 
-def _select(users: PendingColumns, columns: Columns, run: Run) -> Columns:
-    """Return the columns with all their lists; select those privately that were not declared."""
+def _select(users: PendingColumns, columns: Columns, run: Run, may_be_empty: bool) -> Columns:
+    """Return the columns with all their lists; select those privately that were not declared.
+
+    Lists may be empty where there is something to learn without them: ratings have levels.
+    """
     share, budget = KEYS_SHARE / max(len(users.holders) + (users.labels is not None), 1), run.ledger.budget
     mu_squared, delta = share * budget.mu**2, share * budget.delta
     if users.labels is not None:
         columns = replace(columns, classes=_enough(run.select(CLASSES_PAGE, users.labels, mu_squared, delta)))
     lists = dict(zip(columns.categorical, columns.categories, strict=True))
     for number, (column, holders) in enumerate(users.holders.items(), start=1):
-        lists[column] = run.select(f"keys-{number}", holders, mu_squared, delta)
-        if not lists[column]:
-            raise InputError(
-                f"no value of column {column!r} is held by enough users to be named at this epsilon: declare the "
-                "list of its values if it is public. What was spent on finding out is spent."
-            )
+        lists[column] = run.select(f"{KEYS_PAGE}{number}", holders, mu_squared, delta)
+    if users.holders and not columns.features and not any(lists.values()) and not may_be_empty:
+        listed = ", ".join(map(repr, lists))
+        raise InputError(
+            f"no value of column {listed} is held by enough users to be named at this epsilon: declare the "
+            "list of its values if it is public. What was spent on finding out is spent."
+        )
     return replace(columns, categories=tuple(lists[name] for name in columns.categorical))
 
 

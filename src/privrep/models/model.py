@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.heads.fitting import Heads
+from privrep.heads.heads import Heads
 from privrep.heads.posterior import doubt_size
 from privrep.heads.regression import HEAD_KINDS, POSTERIOR
 from privrep.heads.store import FILE, has_heads, read_heads
@@ -58,7 +58,7 @@ def with_heads(model: Model, heads: Heads) -> Model:
 
 def describe(config: Config, columns: Columns) -> Described:
     """Return what was asked for, as JSON has it."""
-    described: Described = json.loads(json.dumps({"config": asdict(config), "columns": asdict(columns)}))
+    described: Described = json.loads(json.dumps({"config": asdict(config), "columns": columns.to_json()}))
     return described
 
 
@@ -135,8 +135,12 @@ def _check_heads(heads: Heads, representation: Representation, loss: Loss | None
     prior = representation.prior
     if not np.isin(heads.kind, np.arange(len(HEAD_KINDS))).all():
         raise ValueError("its heads are of unknown kinds")
-    if (prior is None and (heads.kind >= POSTERIOR).any()) or (prior is not None and heads.targets != prior.targets):
+    if (not representation.serves_newcomers and (heads.kind >= POSTERIOR).any()) or (
+        prior is not None and heads.targets != prior.targets
+    ):
         raise ValueError("its heads are of another prior")
+    if heads.means is not None and heads.means.shape[1] > d:
+        raise ValueError("its heads are of other features")
     numbers = [heads.intercept, heads.shared, heads.own]
     if heads.origin is not None and heads.doubt is not None:
         if (heads.origin.shape[1], heads.doubt.shape[1]) != (k, doubt_size(k)):

@@ -11,6 +11,7 @@ from privrep.models.description import Columns, Config
 from privrep.models.gains import about_heads, find_family, heads_json
 from privrep.models.model import CLASSES_PAGE
 from privrep.models.promise import describe_rest
+from privrep.models.rating_words import about_ratings, ratings_json
 from privrep.models.sections import COVERED, Section, in_words, not_protected, privacy_sections
 from privrep.privacy.events import Selection
 from privrep.privacy.ledger import PrivacyReport
@@ -43,6 +44,8 @@ def table_sections(found: TableFacts) -> tuple[Section, ...]:
     learned, heads = found.representation, []
     if learned is not None and learned.prior is not None and learned.gains is not None:
         heads = [Section("The heads", tuple(about_heads(learned, found.columns, found.privacy)))]
+    elif learned is not None and learned.serves_newcomers and learned.gains is not None:
+        heads = [Section("The heads", tuple(about_ratings(learned)))]
     rest = describe_rest(found.privacy) if found.finished else ""
     return (
         *privacy_sections(found.privacy, found.folder, COVERED, more=(rest,) if rest else ()),
@@ -57,10 +60,12 @@ def table_sections(found: TableFacts) -> tuple[Section, ...]:
 def table_json(found: TableFacts) -> dict[str, Any]:
     """Return the facts of a table's model for machines."""
     learned = found.representation
-    heads = None if learned is None else heads_json(learned, found.columns, found.privacy)
+    heads = None
+    if learned is not None:
+        heads = heads_json(learned, found.columns, found.privacy) if learned.ratings is None else ratings_json(learned)
     return {
         "config": asdict(found.config),
-        "columns": asdict(found.columns),
+        "columns": found.columns.to_json(),
         "representation": None
         if learned is None
         else {
@@ -112,7 +117,21 @@ def about_method(found: TableFacts) -> list[str]:
         lines.append(f"Start: {c.start}, as asked for.")
     if len(columns.targets) > 1:
         lines.append(f"A head for each of the targets {', '.join(columns.targets)}, on one representation for all.")
-    return [*lines, *_about_lists(found)]
+    return [*lines, *_about_lists(found), *_about_rows(columns)]
+
+
+def _about_rows(columns: Columns) -> list[str]:
+    """What was chosen for missing values and weights of rows, where it is not what every model has."""
+    lines, named = [], columns.feature_names[len(columns.features) :][: len(columns.indicators)]
+    if columns.missing == "drop":
+        lines.append("Rows of the fit that missed a feature were left out; rows to predict are filled.")
+    elif columns.missing == "refuse":
+        lines.append("Missing features are refused.")
+    if named:
+        lines.append(f"Features that say where a value was missing: {', '.join(named)}.")
+    if columns.weight:
+        lines.append(f"Weights of rows: column {columns.weight}; a weight is a number of copies inside its user.")
+    return lines
 
 
 def _about_lists(found: TableFacts) -> list[str]:
@@ -120,7 +139,8 @@ def _about_lists(found: TableFacts) -> list[str]:
     if not columns.categorical:
         return []
     lists = columns.by_category.items()
-    sizes = [f"{name} ({len(listed):,})" if listed else f"{name} (not declared)" for name, listed in lists]
+    known = found.finished
+    sizes = [f"{name} ({len(listed):,})" if listed or known else f"{name} (not declared)" for name, listed in lists]
     if not found.finished:
         how = "those that are not declared are selected privately"
     elif not found.selections:
@@ -130,7 +150,7 @@ def _about_lists(found: TableFacts) -> list[str]:
     else:
         how = "some declared, the others selected privately, from values that enough users hold"
     other = "An item that is not listed" if found.config.ratings else "A value that is not listed"
-    effect = "is predicted with the user's mean." if found.config.ratings else "has no feature."
+    effect = "is predicted with the user's level." if found.config.ratings else "has no feature."
     return [f"Lists of values are public: {', '.join(sizes)}; {how}. {other} {effect}"]
 
 
@@ -207,6 +227,8 @@ def _about_frame(found: TableFacts, learned: Representation) -> list[str]:
 
 def _judgement(learned: Representation) -> str:
     """Return how far the representation was found; of heads with a prior, whether they use it at all."""
+    if learned.serves_newcomers and learned.ratings is not None and not learned.basis.shape[1]:
+        return "Users' tastes were not seen: rank 0, and what factors would have cost was spent on offsets."
     if learned.prior is not None and (unused := _unused(learned, learned.prior)):
         return unused
     error = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -26,6 +26,9 @@ class StepSpec:
         padded    any users, with `rows_per_user` rows each, missing ones made up. Shapes are public.
         batch     all users who are asked, in one call, padded alike. The step is a function of the whole batch.
     `accepts_sparse`: whether the step gets sparse rows as they are. Any other step gets dense rows.
+    `fill`: what a column holds of a user who has no value in it, of steps by size: a number, or (features,). Columns of
+    users with some values are filled by the user's own mean. NaN: the step gets such columns as NaN, and makes nothing
+    of them.
     The fields below the line are how many numbers the step holds of a user. They size memory alone: the guarantee of
     `privacy.bounds` holds however users are cut into calls. No step reads them to decide what it sends.
     """
@@ -33,6 +36,7 @@ class StepSpec:
     layout: Layout = "by_size"
     rows_per_user: int | None = None
     accepts_sparse: bool = False
+    fill: Any = field(default=0.0, compare=False)
     # ---- memory alone
     floats_per_user: int = 0
     floats_per_sparse_user: int = 0

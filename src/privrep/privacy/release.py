@@ -26,7 +26,7 @@ from privrep.privacy.ledger import Ledger
 from privrep.privacy.noise import NoiseSource, to_grid
 from privrep.privacy.protocol import EVERYONE, Everyone, Step, Users
 from privrep.privacy.sampling import Sampling
-from privrep.privacy.selection import COUNTED, Holders, chance, counts_bound, threshold
+from privrep.privacy.selection import COUNTED, Holders, counts_bound, log_chance, threshold
 from privrep.typing import Array
 
 State = dict[str, Array]
@@ -171,7 +171,7 @@ def select(
     """
     _check_noise(noise, ledger)
     plan = calibrate(COUNTED, mu_squared, ledger.budget.relation)
-    least = threshold(plan.sigma, chance(delta, ledger.budget.epsilon))
+    least = threshold(plan.sigma, log_chance(delta, ledger.budget.epsilon))
     keys, counts = holders.private_keys, holders.counted(counts_bound(holders))
     if counts.bound != counts_bound(holders):
         raise InputError("the counts of a selection were clipped to another bound; nothing was released.")

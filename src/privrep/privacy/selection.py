@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtri_exp
 
 from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_SIZE, Bound, BoundedSum
@@ -69,22 +69,24 @@ def counts_bound(holders: Holders) -> Bound:
     return Bound(COUNTED.norm, max(len(holders.private_keys), 1), COUNTED.acute)
 
 
-def chance(delta: float, epsilon: float) -> float:
-    """The delta' for which (1 + e^epsilon) delta' is this part of a run's delta."""
-    value = delta * math.exp(-float(np.logaddexp(0.0, epsilon)))
-    if not 0 < delta < 1 or value < 1e-290:
-        raise InputError(
-            f"a selection needs a part of delta, between 0 and 1, and an epsilon below 600. Got {delta} and {epsilon}."
-        )
-    return value
+def log_chance(delta: float, epsilon: float) -> float:
+    """Return the logarithm of the delta' for which (1 + e^epsilon) delta' is this part of a run's delta.
+
+    Of a large epsilon the delta' itself is below all numbers that a computer has.
+    """
+    if not (0 < delta < 1 and math.isfinite(epsilon)):
+        raise InputError(f"a selection needs a part of delta, between 0 and 1, and an epsilon. Got {delta}, {epsilon}.")
+    return math.log(delta) - float(np.logaddexp(0.0, epsilon))
 
 
-def threshold(sigma: float, chance: float) -> float:
-    """The smallest threshold, but for a few grid steps, that keys of one user alone pass with at most this probability.
+def threshold(sigma: float, log_chance: float) -> float:
+    """The smallest threshold, but for a few grid steps, that keys of one user alone pass with at most this probability,
+    given by its logarithm.
 
     For every t up to MOST_KEYS: t P(1/sqrt(t) + noise > threshold) <= chance.
     """
-    if not (sigma > 0 and 0 < chance < 0.5):
-        raise InputError(f"a threshold needs noise and a chance below one half. Got {sigma} and {chance} instead.")
+    if not (sigma > 0 and log_chance < math.log(0.5)):
+        raise InputError(f"a threshold needs noise and a chance below one half. Got {sigma} and {log_chance} instead.")
     t = np.arange(1, MOST_KEYS + 1)
-    return float(np.max(1 / np.sqrt(t) - sigma * ndtri(chance / t))) + 4 * grid_step(COUNTED.norm)
+    least = np.max(1 / np.sqrt(t) - sigma * ndtri_exp(log_chance - np.log(t)))
+    return float(least) + 4 * grid_step(COUNTED.norm)

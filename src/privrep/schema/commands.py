@@ -55,6 +55,11 @@ class TableFile(Section):
 
     table: InputPath = entry("A Parquet or CSV file, relative to this file.", example="rows.parquet")
     user_as_text: YesNo = entry("CSV: ids that look like numbers are text (keeps leading zeros).", False)
+    encoding: Text | None = entry("CSV: how text is encoded; found out if left out.", None, example="cp1252")
+    delimiter: Text | None = entry(
+        "CSV: comma, semicolon, tab or bar; read off the header if left out.", None, example="semicolon"
+    )
+    decimal: Text | None = entry("CSV: the decimal mark, point or comma.", None, example="comma")
 
 
 class FitColumns(TableColumns):
@@ -70,6 +75,9 @@ class FitColumns(TableColumns):
         "privately. If left out, those that categories lists.",
         None,
         example=["colour"],
+    )
+    numeric: Texts | None = entry(
+        "Columns of numbers, whatever they look like: leading zeros, text in a Parquet file.", None, example=["x0"]
     )
     item: Text | None = entry(
         "Ratings: column that names the item of each row; the target is the rating.", None, example="item"

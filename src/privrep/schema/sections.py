@@ -144,6 +144,13 @@ class TableColumns(Section):
         None,
         example={"colour": ["red", "green"]},
     )
+    missing: Literal["impute", "drop", "refuse"] = entry(
+        "Missing features: filled inside each user, rows that miss one left out, or an error.", "impute"
+    )
+    missing_indicator: Texts | None = entry(
+        "Columns of numbers that get a feature which says where a value was missing.", None, example=["x0"]
+    )
+    weight: Text | None = entry("Column of weights: how many copies of a row its user has.", None, example="weight")
 
 
 class TableModel(Section):

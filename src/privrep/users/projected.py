@@ -64,6 +64,7 @@ class ProjectedStep:
         return replace(
             spec,
             accepts_sparse=self.projection.matrix is not None,
+            fill=0.0,
             floats_per_sparse_user=max(spec.floats_per_user, 4096),
         )
 

@@ -24,9 +24,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from privrep.data.missing import MissingCounts
 from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
 from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
 from privrep.data.table import UserTable, block_rows
+from privrep.data.weights import row_copies
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step
@@ -50,6 +52,7 @@ class StreamingUsers:
         self.source = source  # what a pass reads, that file or a temporary one: sorted by user, checked
         self._users = seen.users
         self.rows = seen.rows
+        self.missing = MissingCounts()  # what was seen when the file was opened: for the eyes of whoever holds it
         self.performance = performance
         self._files = files
         self._closed = False
@@ -66,12 +69,13 @@ class StreamingUsers:
         with ExitStack() as files, _full_disks_explained(workdir):
             grouped = source
             folder: Path | None = None
+            counts = MissingCounts()
             if source.format == "csv":
                 folder = _private_folder(files, workdir)
-                grouped, seen = copy_checked(source, folder / "rows.parquet")
+                grouped, seen = copy_checked(source, folder / "rows.parquet", counts)
             else:
                 seen = Seen()
-                for batch in read_ahead(checked_batches(source)):
+                for batch in read_ahead(checked_batches(source, counts)):
                     seen.add(batch)
             if not seen.sorted:
                 folder = folder or _private_folder(files, workdir)
@@ -80,12 +84,19 @@ class StreamingUsers:
                 )
                 (folder / "rows.parquet").unlink(missing_ok=True)
             users = cls(source, grouped, seen, performance, files.pop_all())
+            users.missing = counts
         return users
 
     @property
     def facts(self) -> Facts:
         source = self.source
         return Facts(self._users, len(source.feature_names), len(source.targets), source.is_sparse)
+
+    @property
+    def means_to_keep(self) -> int:
+        """Return of how many columns users' means are kept with their heads: all of numbers, if one may be missing."""
+        missing = self.missing.values or self.source.missing.how == "drop"
+        return len(self.source.numeric_names) if missing else 0
 
     def sums(
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
@@ -139,17 +150,24 @@ class _Window:
         self._rows = 0
         self._begins = np.empty(0, np.int64)  # row in the window at which each user begins
         self._ids: NDArray[Any] = np.empty(0)
+        self._weighed = 0  # of the last user, by weights of its rows so far
 
     def add(self, batch: Any, begins: NDArray[np.int64]) -> None:
-        self._pieces.append([column_values(column) for column in batch.columns[1:]])
-        ids = user_ids(batch.column(0).take(pa.array(begins)))
+        """Take the rows of a batch, without those that are left out; users who lose all of theirs stay."""
+        columns = [column_values(column) for column in batch.columns[1:]]
+        ids, rows = user_ids(batch.column(0).take(pa.array(begins))), batch.num_rows
+        copies, self._weighed = row_copies(self._source, columns, begins, self._weighed)
+        if copies is not None:
+            ends = np.concatenate([[0], np.cumsum(copies)])
+            columns, begins, rows = [np.repeat(column, copies) for column in columns], ends[begins], int(ends[-1])
+        self._pieces.append(columns)
         self._ids = np.concatenate([self._ids, ids]) if len(self._ids) else ids
         self._begins = np.concatenate([self._begins, begins + self._rows])
-        self._rows += batch.num_rows
+        self._rows += rows
 
     def whole_blocks(self, max_rows: int, end: bool = False) -> Iterator[UserTable]:
         """Blocks that later rows cannot change; all that is left if there are none."""
-        while self._rows > max_rows or (end and self._rows):
+        while self._rows > max_rows or (end and len(self._begins)):
             edges = np.append(self._begins, self._rows) if end else self._begins
             users = max(int(np.searchsorted(edges, max_rows, side="right")) - 1, 1)
             if users == len(edges):

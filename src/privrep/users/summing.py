@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from privrep.data.missing import fill_missing
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.errors import InputError
@@ -194,7 +195,7 @@ def _sum_block(
         takes_sparse = block.is_sparse and spec.accepts_sparse
         floats = spec.floats_per_sparse_user if takes_sparse else spec.floats_per_user
         for X, y in _portions(block, chosen, floats, takes_sparse):
-            contributions = step(UserBatch(*finite_rows(X, y)))
+            contributions = step(UserBatch(*finite_rows(X, y, spec.fill)))
             portions += 1
             for key, bound in bounds.items():
                 sums[key] += clipped_sum(contributions[key], bound, users=len(X))
@@ -281,20 +282,29 @@ def _portions(
         to_dense = block.is_sparse and not takes_sparse
         users = max((1 << 22) // max(floats, size * block.n_features if to_dense else 1, 1), 1)
         for start in range(0, len(X), users):
-            part = X[start : start + users]
+            part = X if users >= len(X) else X[start : start + users]  # a slice of sparse rows is a copy
             yield part.dense() if to_dense else part, y[start : start + users]
 
 
-def finite_rows(X: Any, y: NDArray[Any]) -> tuple[Any, NDArray[Any]]:
-    """Rows in one layout of memory, so that rounding depends on the numbers alone; users with a number that is not
-    finite become users whose rows are all zero."""
+def finite_rows(X: Any, y: NDArray[Any], fill: float | Array = 0.0) -> tuple[Any, NDArray[Any]]:
+    """Return rows in one layout of memory, so that rounding depends on the numbers alone, with missing values filled.
+
+    Users with a number that is not finite become users whose rows are all zero.
+
+    Args:
+        X: (users, m, d), or `SparseRows`. NaN is a missing value.
+        y: (users, m) or (users, m, q).
+        fill: what a column holds of a user who has no value in it, a number or (d,); see `StepSpec.fill`.
+    """
     if isinstance(X, SparseRows):
-        return _finite_sparse_rows(X, y)
+        return _finite_sparse_rows(fill_missing(X, fill), y)
     X, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
     with np.errstate(all="ignore"):
         if np.isfinite(X.sum()) and np.isfinite(y.sum()):
             return X, y
-    bad = ~(np.isfinite(X).all(axis=(1, 2)) & _finite_targets(y))
+        X = fill_missing(X, fill)
+    fine = np.isfinite(X) | (np.isnan(X) & np.isnan(fill))
+    bad = ~(fine.all(axis=(1, 2)) & _finite_targets(y))
     return np.where(bad[:, None, None], 0, X), _zeroed(y, bad)
 
 

@@ -1,81 +1,69 @@
-"""Private factorisation of ratings: items' offsets and factors from one release, users' tastes never leave them.
+"""Private factorisation of ratings: level, offsets and factors of items are released, users' tastes never leave them.
 
-A user's ratings are r_j = spread (a + b_j + <F_j, v>) + rest: b_j how far item j is rated above what its raters rate on
-average, F_j its factors, and the user's own mean, spread and taste v ~ N(0, I). The user sends the direction x of its
-ratings around their mean (so neither its mean nor its spread matters, and no range of ratings need be known) as
+    r_ij = level + u_i (c_j + b_i + <F_j, v_i> + rest)
 
-    taste   sum of (x, a)(x, a)^T beside b times which items it rated       -> b_j, and the covariance of the items
+c_j says how far item j is rated above its raters' levels, and F_j are its factors. Users' spreads u_i, levels b_i and
+tastes v_i stay with them (`heads.ratings`). Pages, in this order:
 
-Pairs (j, l) are seen as often as both are rated. With B_j the released presence of item j and n the sum of |x|^2, the
-covariance is beta_j beta_l (F F^T)_jl off the diagonal, beta = B / sqrt n, plus noise whose variance is public; its
-diagonal holds the rest too and is treated as missing. Items are weighted so that the noise is even, eigenvalues that
-stand above it are kept and shrunk by it (Donoho, Gavish, Johnstone), and so are the factors of single items, the more
-the rarer an item is.
+    scales, target   where ratings lie, how far a user's vary, how many a user has: histograms (`linear.location`)
+    presence         which items are rated how often
+    offsets-1        what users' levels leave of their ratings, by item; how to split the rest is planned from it
+    offsets-2, ...   the same after the offsets so far (`linear.offsets`)
+    levels           the level, and how far users' levels and ratings vary
+    taste-1, ...     pairs of the items that are rated most (`linear.pairs`), if they are expected to pay
+    losses           what it is worth, by users' leave-one-out losses
 
-More items than can be paired (the noise of all pairs would drown them, and take minutes to draw) go in two steps:
-
-    means   sums of x and of which items were rated                         -> b_j, and the head: the items rated most
-    taste   as above, of the head                                           -> factors of the head
-    tail    sum of x_tail (x_head^T Q), Q an orthonormal basis of those     -> factors of the other items
+What is set aside for pairs goes to offsets, if pairs are not expected to pay, or if nothing is seen in the first of
+them. No range of ratings is assumed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from privrep.data.sparse import SparseRows
-from privrep.errors import InputError
+from privrep.linear.location import Location, find_location
 from privrep.linear.method import Method, Problem
-from privrep.local.least_squares import centred_targets
-from privrep.local.representation import Estimate, Ratings, Representation, publish
+from privrep.linear.offsets import Evidence, Items, Offsets, estimate_offsets
+from privrep.linear.pairs import PairSums, TastePlan, find_factors, plan_taste, read_together
+from privrep.linear.panel_steps import rows_of_cells
+from privrep.linear.rating_steps import (
+    LEVEL_NORM,
+    LEVEL_PARTS,
+    LOSS_NORM,
+    LOSS_PARTS,
+    ItemPull,
+    RatedItems,
+    RatingLevels,
+    RatingLosses,
+    RatingPairs,
+)
+from privrep.local.representation import FREE, Estimate, Gains, Ratings, Representation, publish
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import Concatenated, NonNegative, RowMoments, SparseColumns, packed_size, unpack
-from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.privacy.contributions import packed_size, unpack
 from privrep.privacy.run import Run
-from privrep.typing import Array, Axes, Floats, Matrix
+from privrep.typing import Array
 
-MEAN_WEIGHT, PRESENCE_WEIGHT = 0.3, 0.3  # a and b: of the offsets and of the counts against the covariance
-MOST_PAIRED = 1024  # items
-MAX_RANK = 30
-MEANS_SHARE, PAIRS_SHARE = 0.15, 0.6  # of mu^2, where there are more; the tail gets the rest
-TAIL_NORM = 0.25  # half of the largest that can be
-
-
-@dataclass(frozen=True)
-class _Items:
-    """What is known of the items before their factors: all in units of a user's own spread."""
-
-    offset: Array  # b_j
-    presence: Array  # B_j, floored where it is lost in noise
-    raters: float  # n: the sum of |x|^2 over users
-
-    @property
-    def share(self) -> Array:
-        """Of all ratings."""
-        return self.presence / self.presence.sum()
-
-    @property
-    def seen(self) -> Array:
-        """How many users' worth of squared direction an item holds."""
-        return self.share * self.raters
-
-    @property
-    def beta(self) -> Array:
-        """E[x_j x_l] times n is beta_j beta_l <F_j, F_l>."""
-        return self.presence / math.sqrt(self.raters)
-
-    @property
-    def common(self) -> Array:
-        """The mean of x over users, times the root of n: what of the covariance is due to the offsets."""
-        return self.offset * self.beta
+HISTOGRAMS = (0.01, 0.04)  # of mu^2: the least and the most for one histogram
+MOMENTS_SHARES = (0.003, 0.03)  # of mu^2, at least and at most: for levels, and for losses
+HEARD, LOST = 0.002, 0.04  # noise of means over users that levels and losses pay for, and that they are lost in
+PRESENCE_SHARES, FIRST_SHARES = (0.02, 0.04), (0.02, 0.2)  # of mu^2, at least and at most
+KNOWN = 0.1  # noise of a typical item's presence, and of its first offset, over the presence: what is paid for
+PASSES = 3  # on offsets, after the first
+PROBE, LEFT_PASSES = 0.6, 2  # of what pairs get: for the first look; passes on offsets if nothing is seen in it
+TOGETHER = 0.05  # of the first look, for which items are rated together
+MOST_PAIRED, MOST_WORK = 1024, 3e10  # items; users times the square of items
+SINGLE = 1.2  # ratings of a user, below which almost all have one
+LEVEL_PART = 0.3  # of the variance of single ratings, which is guessed to be that of levels
+CLEAR = 3.5  # standard deviations of noise above which a mean over users is believed
+MANY_ROWS, SHRUNK_SHARE = 20.0, 0.3  # ratings of a user above which levels are its own; of mu^2, for levels below it
+FEW_ROWS = 10.0  # ratings of a user, where that was not heard
 
 
 def private_factorization(run: Run, rank: int | None) -> Representation:
@@ -85,16 +73,203 @@ def private_factorization(run: Run, rank: int | None) -> Representation:
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
     d, total = run.users.facts.features, run.ledger.capacity
-    if d <= MOST_PAIRED:
-        items, factors, error = _paired(run, np.arange(d), rank, total)
-        return _publish(run, items, factors, error)
-    items = _means(run, MEANS_SHARE * total)
-    head = np.sort(np.argsort(-items.presence, kind="stable")[:MOST_PAIRED])
-    _, known, error = _paired(run, head, rank, PAIRS_SHARE * total)
-    factors = np.zeros((d, len(error)))
-    if len(error):
-        factors = _tail(run, items, head, known, (1 - MEANS_SHARE - PAIRS_SHARE) * total)
-    return _publish(run, items, factors, error)
+    location, spent = find_location(run, total, True, HISTOGRAMS, np.ones(d))
+    state = _Fit.start(run, location)
+    levels, losses = (state.price_moments(total, most) for most in (state.most_for_levels, MOMENTS_SHARES[1]))
+    if not d:  # nothing but levels can be learned
+        return state.with_levels(total - spent - losses).publish(losses)
+    state, cost = state.with_items(total)
+    left = total - levels - losses - spent - cost
+    plan = TastePlan(0.0, 0) if rank == 0 else state.plan(left)
+    state = state.with_passes(PASSES, (1 - plan.share) * left)
+    state = state.with_levels(levels)
+    if plan.share:
+        state = state.with_taste(plan, rank, plan.share * left)
+    return state.publish(losses)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What is known so far. Every method but `start` and `plan` asks users, and returns what is known then."""
+
+    run: Run
+    location: Location
+    ratings: Ratings  # offsets included
+    items: Items | None = None
+    evidence: Evidence | None = None
+    variance: float = 0.0  # of the offsets
+    passes: int = 0
+    factors: Array | None = None  # (d, k)
+    error: Array | None = None  # (k,)
+
+    @classmethod
+    def start(cls, run: Run, location: Location) -> _Fit:
+        """Return what histograms tell of where ratings lie."""
+        heard, varies = bool(location.between[-1] > 0), bool(location.varies[-1])
+        spread = float(location.scale[-1]) if varies else 0.0
+        apart = float(location.between[-1]) ** 2
+        if heard and not varies and location.rows.sum() > 0 and location.typical_rows < SINGLE:
+            spread = math.sqrt((1 - LEVEL_PART) * apart)  # users with one rating each do not tell
+        sampled = spread**2 / (location.typical_rows if location.rows.sum() > 0 else FEW_ROWS)
+        variance = max(apart - sampled, LEVEL_PART * apart) if heard else FREE
+        offset = np.zeros(run.users.facts.features)
+        return cls(run, location, Ratings(offset, 1.0, float(location.centre[-1]), spread, variance))
+
+    @property
+    def column(self) -> Array:
+        """Return the offsets as the matrix of a step, (d, 1)."""
+        return self.ratings.offset[:, None]
+
+    @property
+    def users(self) -> float:
+        return max(self.location.users, 1.0)
+
+    @property
+    def most_for_levels(self) -> float:
+        """Return the most of mu^2 that levels may have: more where users have few ratings, whose levels are shrunk."""
+        many = self.location.rows.sum() > 0 and self.location.typical_rows > MANY_ROWS
+        return MOMENTS_SHARES[1] if many else SHRUNK_SHARE
+
+    def price_moments(self, total: float, most: float) -> float:
+        """Return what means over users get: what is needed to hear them, or the least if they would be lost anyway.
+
+        Args:
+            total: mu^2 of the whole fit.
+            most: the most that is paid of it.
+        """
+        least = MOMENTS_SHARES[0] * total
+        good, lost = ((2 * LEVEL_NORM / (noise * self.users)) ** 2 for noise in (HEARD, LOST))
+        if lost > most * total:
+            return least
+        return float(np.clip(good, max(least, lost), max(MOMENTS_SHARES[1] * total, lost)))
+
+    @property
+    def rows(self) -> float:
+        """Return how many ratings a user has, in the mean of roots: those weigh items."""
+        counts = self.location.rows
+        if not counts.sum() > 0:
+            return FEW_ROWS
+        return float((counts @ np.sqrt(rows_of_cells()) / counts.sum()) ** 2)
+
+    def with_items(self, total: float) -> tuple[_Fit, float]:
+        """Return what a first look at items tells, and what it cost."""
+        d = len(self.ratings.offset)
+        typical = KNOWN * self.users * math.sqrt(self.rows) / d
+        counted, first = (
+            float(np.clip(factor / typical**2, low * total, high * total))
+            for factor, (low, high) in ((2.0, PRESENCE_SHARES), (4.0, FIRST_SHARES))
+        )
+        query = Query(Bound(1.0, d, acute=True), counted)
+        released = self.run.release("presence", RatedItems(), {"items": query})["items"]
+        items = Items(released.value, released.sigma, self.users)
+        fit = replace(self, items=items, evidence=Evidence(np.zeros(d), np.zeros(d)))
+        return fit.with_passes(1, first), counted + first
+
+    def with_passes(self, count: int, mu_squared: float) -> _Fit:
+        """Return what so many more passes on offsets tell, which share this part of the budget."""
+        fit = self
+        for _ in range(count):
+            assert fit.items is not None
+            assert fit.evidence is not None
+            d = len(fit.ratings.offset)
+            query = Query(Bound(1.0, 2 * d, acute=True), mu_squared / count)
+            step, page = ItemPull(fit.column, replace(fit.ratings, residual=fit.residual)), f"offsets-{fit.passes + 1}"
+            released = fit.run.release(page, step, {"pull": query})["pull"]
+            above, below, sigma = released.value[:d], released.value[d:], math.sqrt(2) * released.sigma
+            items = fit.items.with_sizes(above + below, sigma)
+            evidence = fit.evidence.with_pass(above - below, sigma, fit.ratings.offset)
+            found: Offsets = estimate_offsets(evidence, items)
+            ratings, number = replace(fit.ratings, offset=found.offset), fit.passes + 1
+            fit = replace(fit, ratings=ratings, items=items, evidence=evidence, variance=found.variance, passes=number)
+        return fit
+
+    def plan(self, mu_squared: float) -> TastePlan:
+        """Return which part of this budget pairs of items get."""
+        assert self.items is not None
+        assert self.evidence is not None
+        most = min(MOST_PAIRED, int(math.sqrt(MOST_WORK / self.users)))
+        return plan_taste(self.items, self.variance, self.evidence.precision, mu_squared, self.rows, most)
+
+    def with_levels(self, mu_squared: float) -> _Fit:
+        """Return the level, its variance and the typical spread as moments tell them, where those can be heard."""
+        spread, between = self.ratings.spread, float(self.location.between[-1])
+        centre = float(self.location.centre[-1])
+        step = RatingLevels(self.column, spread or 1.0, centre, between or 1.0)
+        query = Query(Bound(LEVEL_NORM, LEVEL_PARTS), mu_squared)
+        released = self.run.release("levels", step, {"levels": query})["levels"]
+        if not (spread and between):
+            return self
+        z, squares, inverse, varied, several = released.value / self.users
+        noise = released.sigma / self.users
+        ratings, known = self.ratings, bool(several > CLEAR * noise and varied > CLEAR * noise)
+        if known:
+            ratings = replace(ratings, spread=spread * math.sqrt(float(np.clip(2 * varied / several, 0.2, 5.0))))
+        if noise < 1.1 * LOST:  # else the page was not paid for
+            mean = 2 * z
+            apart = max(4 * squares - mean**2, 4 * noise) * between**2
+            sampled = ratings.spread**2 * self.residual * float(np.clip(inverse, 0.0, 1.0))
+            variance = max(apart - sampled, (0.02 if known else LEVEL_PART) * apart, 1e-6 * ratings.spread**2)
+            ratings = replace(ratings, level=centre + mean * between, level_variance=variance)
+        return replace(self, ratings=ratings)
+
+    def with_taste(self, plan: TastePlan, rank: int | None, mu_squared: float) -> _Fit:
+        """Return the factors of the items that are rated most; if none is seen at first, better offsets instead."""
+        assert self.items is not None
+        head = np.sort(np.argsort(-self.items.presence, kind="stable")[: plan.items])
+        step = RatingPairs(head, self.column, replace(self.ratings, residual=self.residual))
+        bound, first = Bound(1.0, packed_size(len(head)), acute=True), PROBE * mu_squared
+        shares = {"pairs": (1 - TOGETHER) * first, "together": TOGETHER * first}
+        released = self.run.release("taste-1", step, {name: Query(bound, share) for name, share in shares.items()})
+        sums, counts = (
+            PairSums(unpack(found.value), found.sigma / math.sqrt(2)) for found in map(released.get, shares) if found
+        )
+        together = read_together(counts)
+        if not len(find_factors(sums, together, rank, beyond=0.0)[1]):
+            return self.with_passes(LEFT_PASSES, mu_squared - first)
+        again = self.run.release("taste-2", step, {"pairs": Query(bound, mu_squared - first)})["pairs"]
+        sums = sums.joined(PairSums(unpack(again.value), again.sigma / math.sqrt(2)))
+        factors, error = find_factors(sums, together, rank)
+        every = np.zeros((len(self.ratings.offset), len(error)))
+        every[head] = factors
+        return replace(self, factors=every, error=error)
+
+    @property
+    def residual(self) -> float:
+        """Return the part of the variance of a user's ratings that offsets and factors leave."""
+        if self.items is None:
+            return 1.0
+        explained = self.ratings.offset**2
+        if self.factors is not None:
+            explained = explained + (self.factors**2).sum(axis=1)
+        return max(1 - float(self.items.share @ explained), 0.1)
+
+    def publish(self, mu_squared: float) -> Representation:
+        """Ask what it is worth, leave out tastes that users lose by, and post the rest."""
+        d = len(self.ratings.offset)
+        factors = np.zeros((d, 0)) if self.factors is None else self.factors
+        error = np.zeros(0) if self.error is None else self.error
+        ratings = replace(self.ratings, residual=self.residual)
+        step = RatingLosses(np.column_stack([ratings.offset, factors]), ratings)
+        query = Query(Bound(LOSS_NORM, LOSS_PARTS), mu_squared)
+        released = self.run.release("losses", step, {"losses": query})["losses"]
+        told, sigma = float(released.value[-1]), 1.0
+        prior = offsets = heads = 0.0
+        if told > 4 * released.sigma:  # else nobody was heard
+            prior, offsets, heads = (float(value) / told for value in released.value[:-1])
+            sigma = released.sigma / told
+        if len(error) and heads - offsets > 2 * math.sqrt(2) * sigma:
+            plain = replace(self, factors=None)
+            ratings, factors, error, heads = (
+                replace(ratings, residual=plain.residual),
+                factors[:, :0],
+                error[:0],
+                offsets,
+            )
+        basis, spread = factors, np.ones(0)
+        if len(error):
+            basis, spread, _ = np.linalg.svd(factors, full_matrices=False)
+        estimate = Estimate(basis, np.diag(error), spread)
+        return publish(self.run, estimate, FeatureTransform.plain(d), ratings, gains=Gains(0.0, prior, heads, sigma))
 
 
 class FactorizationMethod(Method):
@@ -102,12 +277,18 @@ class FactorizationMethod(Method):
 
     name = "private-factorization"
     title = (
-        "Private factorisation of ratings: how far each item is rated above a user's mean, and factors of the items, "
-        "are public. Each user's mean, spread and taste stay in private/."
+        "Private factorisation of ratings: a level, how far each item is rated above its raters' levels, and factors "
+        "of the items are public. Each user's level, spread and taste stay in private/."
     )
     accepts = frozenset({"ratings", "sparse", "add-or-remove-one-user"})
     purposes: ClassVar[Mapping[str, str]] = {
-        "taste": "offsets and factors of the items",
+        "presence": "which items are rated how often",
+        "offsets": "offsets of the items",
+        "levels/levels": "level of ratings, and how far users' levels and ratings vary",
+        "taste/pairs": "factors of the items",
+        "taste/together": "which items are rated together",
+        "losses/losses": "what it is worth, by users' leave-one-out losses",
+        "taste/taste": "offsets and factors of the items",  # this and the next two: of models of earlier versions
         "means": "offsets of the items",
         "tail": "factors of the rarer items",
     }
@@ -117,195 +298,3 @@ class FactorizationMethod(Method):
 
 
 METHOD = FactorizationMethod()
-
-
-def _paired(run: Run, about: NDArray[np.int64], rank: int | None, mu_squared: float) -> tuple[_Items, Array, Array]:
-    """One release with all pairs of these items: their offsets, factors, and the factors' mean squared sines."""
-    d = len(about)
-    step = TasteMoments(about, MEAN_WEIGHT, PRESENCE_WEIGHT)
-    bound = Bound(math.hypot(1 + MEAN_WEIGHT**2, PRESENCE_WEIGHT), packed_size(d + 1) + d, acute=True)
-    released = run.release("taste", step, {"taste": Query(bound, mu_squared)})["taste"]
-    moments, presence = unpack(released.value[:-d]), released.value[-d:] / PRESENCE_WEIGHT
-    pairs, means, sigma = moments[:d, :d], moments[:d, d] / MEAN_WEIGHT, released.sigma
-    raters = float(np.trace(pairs))
-    items = _items(means, presence, sigma / (math.sqrt(2) * MEAN_WEIGHT), sigma / PRESENCE_WEIGHT, raters)
-    noise = sigma / math.sqrt(2)  # of an off-diagonal entry
-    weights = 1 / np.sqrt(noise + items.seen / math.sqrt(items.raters))  # this noise and the sample's, made even
-    squared = np.outer(weights, weights)
-    variance = (noise**2 + np.outer(items.seen, items.seen) / items.raters) * squared**2
-    radius = 2 * math.sqrt(d * float(variance.mean()))  # of the eigenvalues of noise alone
-    values, vectors = _without_diagonal((pairs - np.outer(items.common, items.common)) * squared, radius, rank)
-    size = (values + np.sqrt(values**2 - radius**2)) / 2  # before noise pushed them up
-    error = (radius / 2 / size) ** 2
-    return items, _shrunk(vectors * np.sqrt(size), items.beta * weights, error * size / d), np.minimum(error, 1.0)
-
-
-def _without_diagonal(covariance: Array, radius: float, rank: int | None) -> tuple[Array, Array]:
-    """Eigenvalues above the noise, and their vectors, of a matrix whose diagonal is unknown: it is filled in from
-    them, a few times over."""
-    d = len(covariance)
-    edge = radius * (1 + 0.5 * d ** (-2 / 3))  # the largest eigenvalue of noise alone stays below, 19 times of 20
-    diagonal = np.zeros(d)
-    for _ in range(10):
-        np.fill_diagonal(covariance, diagonal)
-        values, vectors = np.linalg.eigh(covariance)
-        keep = np.flatnonzero(values > edge)[::-1][: MAX_RANK if rank is None else rank]
-        values, vectors = values[keep], vectors[:, keep]
-        before, diagonal = diagonal, vectors**2 @ np.sqrt(values**2 - radius**2)
-        if np.abs(diagonal - before).max() < 1e-2 * radius:
-            break
-    return values, vectors
-
-
-def _shrunk(rows: Array, beta: Array, noise: Array) -> Array:
-    """F_ji from rows_ji = beta_j F_ji + noise of variance noise_i, with F_ji ~ N(0, tau_i), tau_i by moments."""
-    tau = np.maximum((rows**2 - noise).sum(axis=0), 0.0) / (beta @ beta)
-    factors: Array = rows * beta[:, None] * tau / (beta[:, None] ** 2 * tau + noise)
-    return factors
-
-
-def _means(run: Run, mu_squared: float) -> _Items:
-    """Offsets and presence of more items than can be paired."""
-    d = run.users.facts.features
-    query = Query(Bound(math.sqrt(3.0), 2 * d + 1), mu_squared)
-    released = run.release("means", TasteMeans(), {"means": query})["means"]
-    means, presence, raters = released.value[:d], released.value[d : 2 * d], float(released.value[-1])
-    return _items(means, presence, released.sigma, released.sigma, raters)
-
-
-def _tail(run: Run, items: _Items, head: NDArray[np.int64], known: Array, mu_squared: float) -> Array:
-    """Factors of all items. With beta F = Q R on the head, the tail's sum of x_tail (x_head^T Q) is beta F R^T."""
-    d, k = len(items.offset), known.shape[1]
-    basis, tail = np.zeros((d, k)), np.ones(d, dtype=bool)
-    basis[head], R = np.linalg.qr(items.beta[head, None] * known)
-    tail[head] = False
-    query = Query(Bound(TAIL_NORM, d * k), mu_squared)
-    released = run.release("tail", TasteImage(basis, tail), {"image": query})["image"]
-    image = released.value.reshape(k, d).T[tail] - np.outer(items.common[tail], items.common @ basis)
-    back = np.linalg.inv(R)
-    factors = np.empty((d, k))
-    factors[head] = known
-    factors[tail] = _shrunk(image @ back.T, items.beta[tail], released.sigma**2 * (back**2).sum(axis=1))
-    return factors
-
-
-def _items(means: Array, presence: Array, mean_noise: float, presence_noise: float, raters: float) -> _Items:
-    """means_j = presence_j b_j + noise with b_j ~ N(centre, spread), both by moments: b_j shrunk accordingly."""
-    presence = np.maximum(presence, max(2 * presence_noise, 1e-3 * float(presence.max())))
-    squares = float(presence @ presence)
-    centre = float(means @ presence) / squares
-    left = means - centre * presence
-    spread = max((float(left @ left) - len(means) * mean_noise**2) / squares, 1e-6)
-    offset = centre + spread * presence * left / (spread * presence**2 + mean_noise**2)
-    return _Items(offset, presence, max(float(raters), math.sqrt(squares)))  # presence is a sum of n unit vectors
-
-
-def _publish(run: Run, items: _Items, factors: Array, error: Array) -> Representation:
-    offset = items.offset - items.share @ items.offset
-    residual = max(1 - float(items.share @ (offset**2 + (factors**2).sum(axis=1))), 0.1)
-    basis, spread, _ = np.linalg.svd(factors, full_matrices=False)
-    return publish(
-        run, Estimate(basis, np.diag(error), spread), FeatureTransform.plain(len(offset)), Ratings(offset, residual)
-    )
-
-
-@dataclass(frozen=True)
-class _Taste:
-    """A group of users' ratings as vectors over the items, held as slots (see `SparseRows.slots`)."""
-
-    user: NDArray[np.int64]
-    item: NDArray[np.int64]
-    direction: Array  # ratings minus the user's mean, of length one, or zero where all are alike
-    presence: Array  # how often an item was rated, of length one
-
-    def among(self, items: NDArray[np.int64], users: int, features: int) -> _Taste:
-        """The part that is about these items, numbered in their order, its vectors of length one again."""
-        place = np.full(features, -1)
-        place[items] = np.arange(len(items))
-        kept = place[self.item] >= 0
-        user = self.user[kept]
-        direction, presence = (_unit(values[kept], user, users) for values in (self.direction, self.presence))
-        return _Taste(user, place[self.item[kept]], direction, presence)
-
-
-def taste(X: SparseRows, y: Floats) -> _Taste:
-    user, item, T = X.slots()
-    moved = T @ centred_targets(y).T.ravel()
-    times = T @ np.ones(T.shape[1])
-    return _Taste(user, item, _unit(moved, user, len(X)), _unit(times, user, len(X)))
-
-
-def _unit(values: Array, user: NDArray[np.int64], users: int) -> Array:
-    length = np.sqrt(np.bincount(user, values**2, minlength=users))[user]
-    unit: Array = np.divide(values, length, out=np.zeros_like(values), where=length > 0)
-    return unit
-
-
-@dataclass(frozen=True)
-class TasteMoments:
-    """(x, a)(x, a)^T beside b times the presence, x a user's direction: x x^T, 2 a x, a^2 and which items it rated.
-
-    All contributions have the same length sqrt((1 + a^2)^2 + b^2), but of users whose ratings are all alike, whose
-    direction is zero. They are acute: the first is positive semi-definite, the second has no negative entry.
-    """
-
-    items: Annotated[NDArray[np.int64], Axes(1)]  # those it is about: direction and presence are of these alone
-    mean_weight: float  # a
-    presence_weight: float  # b
-
-    @property
-    def spec(self) -> StepSpec:
-        return StepSpec(accepts_sparse=True, floats_per_sparse_user=2 * len(self.items) + 1)
-
-    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X: SparseRows = batch.X
-        y: Floats = batch.y
-        users, d = len(X), len(self.items)
-        t = taste(X, y).among(self.items, users, X.shape[2])
-        rows, presence = np.zeros((users, 1, d + 1)), np.zeros((users, d))
-        rows[t.user, 0, t.item] = t.direction
-        rows[:, 0, d] = self.mean_weight
-        presence[t.user, t.item] = self.presence_weight * t.presence
-        return {"taste": Concatenated((RowMoments(rows, np.ones(users)), NonNegative(presence)))}
-
-
-@dataclass(frozen=True)
-class TasteMeans:
-    """A user's direction and presence, for more items than can be paired."""
-
-    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
-
-    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X: SparseRows = batch.X
-        y: Floats = batch.y
-        t = taste(X, y)
-        values = np.column_stack([t.direction, t.presence])
-        return {"means": SparseColumns(t.user, t.item, values, np.ones((len(X), 1)), X.shape[2])}
-
-
-@dataclass(frozen=True)
-class TasteImage:
-    """x_tail (x_head^T B): a user's direction among some items times B, a public basis of the head, the other items.
-
-    Its length is at most 1/2, since |x_tail|^2 + |x_head|^2 <= 1.
-    """
-
-    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
-    basis: Matrix  # (d, k), zero outside the head
-    tail: Annotated[NDArray[np.bool_], Axes(1)]  # (d,)
-
-    def __post_init__(self) -> None:
-        if self.tail.dtype != np.bool_:
-            raise InputError("the tail is a mask of items; numbers would be taken for places.")
-
-    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X: SparseRows = batch.X
-        y: Floats = batch.y
-        users, _, d = X.shape
-        t = taste(X, y)
-        outside = self.tail[t.item]
-        image = np.empty((int(outside.sum()), self.basis.shape[1]))
-        for a in range(self.basis.shape[1]):
-            along = np.bincount(t.user, t.direction * self.basis[t.item, a], minlength=users)
-            image[:, a] = t.direction[outside] * along[t.user[outside]]
-        return {"image": SparseColumns(t.user[outside], t.item[outside], image, np.empty((users, 0)), d)}

@@ -1,0 +1,391 @@
+"""Tables of (user, target, features) in Parquet or CSV files: what is in a file, and its rows in batches."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+
+from privrep.data import categories as one_hot
+from privrep.data.dialects import Dialect
+from privrep.data.files import (
+    file_dialect,
+    file_format,
+    file_schema,
+    is_row_name,
+    open_csv,
+    open_parquet,
+    require,
+    unreadable,
+    user_type,
+)
+from privrep.data.missing import IMPUTE, Missing, indicator_names
+from privrep.data.problems import CODES, Problems, note_type, value_kind
+from privrep.data.text_values import MISSING_TEXT, leading_zeros, read_integers, read_numbers, read_truth
+from privrep.errors import InputError
+
+BATCH_BYTES = 16 << 20  # of one batch of rows
+MAX_BATCH_ROWS = 1 << 16
+_LABELS = ", or fit with --task classification if it holds labels"
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """One file, the columns to use of it, and the promise that they are there: making one checks it against the file.
+
+    `features=None` takes every column other than user and target; of a Parquet file, whose types are declared, every
+    numeric one (integers, floats, decimals, booleans). Row names, as R and pandas write them, are left out. The
+    features and their types are public, so they are read off the header of a CSV file and the schema of a Parquet
+    file, never off values: in a CSV file every target and feature is float64, and a value that is no number, or that
+    has leading zeros as codes have, is an error. `numeric` declares columns to be numbers all the same: leading zeros
+    are then those of numbers, and text in a Parquet file is read as in a CSV file. `target` is a column or several of
+    them; None is for rows whose target is to be predicted. Only the columns named here are ever read. `user_as_text`
+    reads the ids of a CSV file as text even where they look like integers. `dialect` is how a CSV file is written; what
+    it leaves open is found out.
+
+    `categories` are columns of text or integers to be one-hot encoded, each with the public list of its categories.
+    They come after the numeric features, a column `name=value` for each category in the order of the list; a row whose
+    value is missing or not in the list has zeros there. The list is never read off the file: which values occur is
+    private. A column of a CSV file is read as text where its list is of text and as integers where it is of integers.
+    With `dense`, rows are made dense all the same.
+
+    With `classes`, a public list of text, integers or booleans, the target is a column of labels: they become numbers,
+    their positions in the list, -1 for those not in it.
+
+    Rows without a target, or without one of several, are left out, and `missing` says what is done about features; see
+    `data.missing`. `weight` is a column of numbers of copies of rows; see `data.weights`.
+    """
+
+    path: str | os.PathLike[str]
+    user: str
+    target: str | Sequence[str] | None
+    features: Sequence[str] | None = None
+    user_as_text: bool = False
+    categories: Mapping[str, Sequence[str | int]] | None = field(default=None, hash=False)
+    classes: one_hot.Categories | None = None
+    numeric: Sequence[str] = ()
+    dialect: Dialect | None = None
+    dense: bool = False
+    weight: str | None = None
+    missing: Missing = IMPUTE
+    numeric_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    feature_names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # numeric, indicators, one-hot
+    schema: Any = field(init=False, repr=False, compare=False)  # of `batches`, with the columns of `columns`
+    read_types: dict[str, Any] = field(init=False, repr=False, compare=False)  # of `columns` before they are encoded
+    header: tuple[str, ...] = field(init=False, repr=False, compare=False)  # all columns of the file
+    left_out: dict[str, str] = field(init=False, repr=False, compare=False)  # columns that nobody named, and why
+    decimal: str = field(init=False, repr=False, compare=False)  # the decimal mark of the first rows of a CSV file
+    dtype: np.dtype[Any] = field(init=False, repr=False, compare=False)
+    """float32 where all targets (other than labels) and numeric features are float32, else float64."""
+
+    def __post_init__(self) -> None:
+        self._check_options()
+        self._set("dialect", file_dialect(self.path, self.user, self.dialect))
+        found = file_schema(self.path, self.user, BATCH_BYTES // 4, self.dialect)
+        self._set("header", tuple(found.names))
+        named = [("user", self.user), *(("target", name) for name in self.targets)]
+        named += [("features", name) for name in self.features or ()] + [("categories", name) for name in self._lists]
+        named += [] if self.weight is None else [("weight", self.weight)]
+        for option, name in (*named, *(("numeric", name) for name in self.numeric)):
+            require(name, option, self.path, self.header)
+        self._set("left_out", {})
+        self._set("numeric_names", self.features if self.features is not None else self._numeric(found))
+        more = (*indicator_names(self.numeric_names, self.missing.indicators), *one_hot.names(self._lists))
+        self._set("feature_names", (*self.numeric_names, *more))
+        self._check_feature_names()
+        self._set_types(found)
+        self._set("decimal", ".")
+        if self.format == "csv":  # what is wrong, if it begins in the first rows, is reported now
+            problems = Problems(self.path)
+            next(self._checked(problems, checked=True), None)
+            self._set("decimal", problems.decimal or ".")
+
+    def _set_types(self, found: Any) -> None:
+        problems = Problems(self.path)
+        self._set("read_types", {name: self._type(name, found.field(name).type, problems) for name in self.columns})
+        if problems:
+            raise problems.error()
+        numbers = self.numeric_names if self.classes is not None else (*self.targets, *self.numeric_names)
+        kinds = [self.read_types[name] for name in numbers]
+        single = bool(kinds) and all(kind == pa.float32() for kind in kinds)
+        self._set("dtype", np.dtype(np.float32 if single else np.float64))
+        coded = dict.fromkeys(self._lists, pa.int32())
+        coded |= {name: pa.float64() for name in numbers if not _is_plain(self.read_types[name])}
+        if self.classes is not None:
+            coded[self.targets[0]] = pa.float32() if single else pa.float64()
+        self._set("schema", pa.schema([(name, coded.get(name, kind)) for name, kind in self.read_types.items()]))
+
+    @property
+    def format(self) -> Literal["parquet", "csv"]:
+        return file_format(self.path)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        if self.target is None:
+            return ()
+        single = isinstance(self.target, str) or not hasattr(self.target, "__iter__")
+        return (self.target,) if single else tuple(self.target)  # type: ignore[return-value]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read: user, targets, numeric features, columns of categories, the weight."""
+        return (self.user, *self.targets, *self.numeric_names, *self._lists, *filter(None, (self.weight,)))
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether rows are made sparse: where there are categories."""
+        return bool(self._lists) and not self.dense
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return sentences on how the file is read, where that is not as everybody would expect."""
+        said = []
+        if self.format == "csv" and self.dialect is not None and self.dialect.words:
+            said.append(f"Reading {self.path} {self.dialect.words}.")
+        return tuple(said)
+
+    @property
+    def _lists(self) -> Mapping[str, one_hot.Categories]:
+        return self.categories or {}  # type: ignore[return-value]
+
+    def batches(self, checked: bool = False) -> Iterator[Any]:
+        """Arrow record batches with the columns of `schema`, of some 16 MB; at no time more than a few of them.
+
+        A column of categories comes as codes, the positions of its values in the list, -1 for those not in it. With
+        `checked`, a missing user and a target or feature that is no finite number are errors. All errors of the file
+        are one, when all of it was read; after the first, no batch comes.
+        """
+        return self._checked(Problems(self.path), checked)
+
+    def _checked(self, problems: Problems, checked: bool) -> Iterator[Any]:
+        try:
+            for batch in self._read_csv(problems) if self.format == "csv" else self._read_parquet(problems):
+                if checked:
+                    self._look(batch, problems)
+                problems.advance(batch.num_rows)
+                if not problems:
+                    yield batch
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            if not problems:
+                raise unreadable(self.path, error) from error
+        if problems:
+            raise problems.error()
+
+    @property
+    def _may_miss(self) -> tuple[str, ...]:
+        """Return the columns in which values may be missing; they are then null. Weights are checked by themselves."""
+        return (*self.targets, *self.numeric_names, *filter(None, (self.weight,)))
+
+    def _look(self, batch: Any, problems: Problems) -> None:
+        """Note what is missing in a batch, or not finite."""
+        missing = {self.user: "has no user"}
+        missing |= dict.fromkeys(self.targets, "has no finite target")
+        for name, column in zip(self.columns, batch.columns, strict=True):
+            bad = bad_values(column, may_miss=name in self._may_miss)
+            if bad is not None:
+                says = missing.get(name, "has no finite number")
+                advice = f"fill the value in or leave the row out{self.or_name_features(name)}"
+                problems.note_missing(name, says, advice, bad)
+
+    # What is in the file
+
+    def _check_options(self) -> None:
+        if isinstance(self.features, str):
+            raise InputError(f"features must be a list of column names; write [{self.features!r}].")
+        if self.features is not None:
+            self._set("features", tuple(self.features))
+        self._set("numeric", tuple(self.numeric))
+        targets = self.targets
+        if self.target is not None:
+            if not targets:
+                raise InputError("target names no column; name one or more.")
+            self._set("target", targets[0] if len(targets) == 1 else targets)
+        if self.categories is not None:
+            self._set("categories", one_hot.checked_lists(self.categories, selected=True) or None)
+        if self.classes is not None and len(targets) != 1:
+            raise InputError(f"labels are one target column. Got {len(targets)} instead.")
+        if self.user in targets:
+            raise InputError(f"user and target are both column {self.user!r}; name two different columns.")
+        article = "a" if len(targets) > 1 else "the"
+        taken = {self.user: "the user column"}
+        for option, names, role in (
+            ("target", targets, f"{article} target column"),
+            ("categories", tuple(self._lists), "a column of categories"),
+            ("weight", () if self.weight is None else (self.weight,), "the column of weights"),
+            ("features", self.features or (), ""),
+        ):
+            for name, times in Counter(names).items():
+                if times > 1:
+                    raise InputError(f"{option} names column {name!r} more than once; name it once.")
+                if name in taken:
+                    raise InputError(f"{option} contains {name!r}, which is {taken[name]}; take it out of {option}.")
+            taken |= dict.fromkeys(names, role)
+        both = next((name for name in self.numeric if name in (self.user, *self._lists)), None)
+        if both is not None:
+            raise InputError(f"numeric contains {both!r}, which is {taken[both]}; take it out of one of the two.")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen; this is its construction
+
+    def _check_feature_names(self) -> None:
+        name, times = Counter(self.feature_names).most_common(1)[0] if self.feature_names else ("", 0)
+        if times == 0 and not self._lists:  # items of which none could be named are no features, yet enough
+            several = "targets" if len(self.targets) > 1 else "target"
+            raise InputError(
+                f"{self.path} has no numeric column besides user {self.user!r}"
+                + (f" and {several} {', '.join(map(repr, self.targets))}" if self.targets else "")
+                + "; add feature columns or turn existing ones into numbers."
+            )
+        if times > 1:
+            raise InputError(f"the feature name {name!r} stands for two columns; rename a column of {self.path}.")
+
+    def _numeric(self, found: Any) -> tuple[str, ...]:
+        names, nothing = [], Problems(self.path)
+        for column in found:
+            if column.name in (self.user, self.weight, *self.targets, *self._lists):
+                continue
+            kind = "row names" if is_row_name(column.name) else value_kind(column.type)
+            if kind == "nothing":
+                nothing.note(column.name, "holds no values", "fill it or list the features")
+            elif kind == "numbers" or (kind == "text" and column.name in self.numeric):
+                names.append(column.name)
+            else:
+                self.left_out[column.name] = kind or f"values of type {column.type}"
+        if nothing:
+            raise nothing.error()
+        return tuple(names)
+
+    def _type(self, name: str, found: Any, problems: Problems) -> Any:
+        """The type in which a column is read that was found as another; it is noted if it cannot be used."""
+        if name == self.user:
+            return user_type(name, found, self.format, self.user_as_text)
+        if name in self._lists:
+            listed = self._lists[name]
+            return one_hot.csv_type(listed) if self.format == "csv" else one_hot.read_type(name, listed, found)
+        if name in self.targets and self.classes is not None:
+            listed = self.classes
+            return one_hot.csv_label_type(listed) if self.format == "csv" else one_hot.label_type(name, listed, found)
+        kind = value_kind(found)
+        if kind != "numbers" and not (kind == "text" and name in self.numeric):
+            otherwise = _LABELS
+            if name not in self.targets:
+                known = " (--numeric reads text as numbers, --categorical makes a feature of each value)"
+                otherwise = f"{known if kind == 'text' else ''} or leave it out"
+            note_type(problems, name, found, otherwise)
+        return found
+
+    # Its rows
+
+    @property
+    def _batch_rows(self) -> int:
+        width = sum(column.type.bit_width / 8 if _is_plain(column.type) else 16 for column in self.schema)
+        return int(np.clip(BATCH_BYTES // width, 256, MAX_BATCH_ROWS))
+
+    def _read_parquet(self, problems: Problems) -> Iterator[Any]:
+        with open_parquet(self.path) as file:
+            for batch in file.iter_batches(self._batch_rows, columns=list(self.columns)):
+                yield self._conform(batch, problems)
+
+    def _read_csv(self, problems: Problems) -> Iterator[Any]:
+        assert self.dialect is not None
+        listed = {str(value) for values in (*self._lists.values(), self.classes or ()) for value in values}
+        convert = text_options(self.columns, [word for word in MISSING_TEXT if word not in listed])
+        with open_csv(self.path, self.dialect, convert, BATCH_BYTES // 4, problems) as reader:
+            for batch in reader:
+                if batch.num_rows:
+                    columns = [self.of_text(name, batch.column(name), problems) for name in self.columns]
+                    read = pa.record_batch(columns, names=list(self.columns))
+                    yield self._conform(read, problems)
+
+    def of_text(self, name: str, text: Any, problems: Problems) -> Any:
+        """Return a column of a CSV file in the type of `read_types`; what cannot be read so is noted, and null."""
+        wanted = self.read_types[name]
+        if pa.types.is_large_string(wanted):
+            return text
+        if name == self.user:
+            says, advice = "starts with integers and has other text", "correct it or set user_as_text (--user-as-text)"
+            kept = "keep ids as they are written with user_as_text (--user-as-text), or write them without zeros"
+            problems.note(name, CODES, kept, leading_zeros(text))
+            return read_integers(name, text, problems, says, advice)
+        if pa.types.is_integer(wanted):
+            advice = "correct it or list its values as text"
+            return read_integers(name, text, problems, "is not an integer", advice)
+        return read_truth(name, text, problems) if pa.types.is_boolean(wanted) else self._numbers(name, text, problems)
+
+    def _numbers(self, name: str, text: Any, problems: Problems) -> Any:
+        advice, declared = _LABELS, name in self.numeric
+        if name not in self.targets:
+            otherwise = self.or_name_features(name)
+            as_categories = f",{'' if otherwise else ' or'} name it with --categorical if it holds categories"
+            advice = otherwise if declared else as_categories + otherwise
+        marks = self.dialect.marks if self.format == "csv" and self.dialect is not None else "."
+        return read_numbers(name, text, problems, advice, marks, declared)
+
+    def _conform(self, batch: Any, problems: Problems) -> Any:
+        """The columns of `schema`, in its order and types."""
+        columns, lists = [], self._lists
+        for wanted in self.schema:
+            column = batch.column(wanted.name)
+            if wanted.name in lists:
+                column = one_hot.coded_column(wanted.name, column, lists[wanted.name], problems)
+            elif self.classes is not None and wanted.name in self.targets:
+                column = one_hot.label_codes(column, self.classes)
+            elif value_kind(column.type) == "text" and wanted.name != self.user:
+                column = self._numbers(wanted.name, one_hot.plain_text(column), problems)
+            columns.append(column if column.type == wanted.type else column.cast(wanted.type))
+        return pa.record_batch(columns, schema=self.schema)
+
+    def or_name_features(self, name: str) -> str:
+        """More advice about a column with a bad value, where nobody asked for that column by name."""
+        if self.features is not None or name in (self.user, self.weight, *self.targets, *self._lists):
+            return ""
+        return ", or name the feature columns with --features to leave it out"
+
+
+def text_options(names: Sequence[str], missing: Sequence[str], types: Mapping[str, Any] | None = None) -> Any:
+    """Return options to read columns of a CSV file as text, null where the text is missing and not quoted.
+
+    Args:
+        names: the columns.
+        missing: the text that stands for a missing value.
+        types: the types of columns that are not to be text.
+    """
+    return csv.ConvertOptions(
+        column_types={**dict.fromkeys(names, pa.large_string()), **(types or {})},
+        include_columns=list(names),
+        null_values=list(missing),
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+
+
+def _is_plain(kind: Any) -> bool:
+    """Return whether values of a type are numbers of NumPy's, too."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def bad_values(column: Any, may_miss: bool = False) -> Any:
+    """Return a mask of the values that are missing, unless they may be, not finite or an empty text; None if none is.
+
+    NaN is a missing value.
+    """
+    bad = None
+    if column.null_count and not may_miss:
+        bad = np.asarray(column.is_null())
+    if pa.types.is_floating(column.type):
+        values = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
+        with np.errstate(all="ignore"):
+            if not np.isfinite(values.sum()):
+                odd = np.isinf(values) if may_miss else ~np.isfinite(values)
+                bad = odd if bad is None else bad | odd
+    elif pa.types.is_large_string(column.type):
+        empty = np.asarray(pc.fill_null(pc.equal(column, ""), False))
+        bad = empty if bad is None else bad | empty
+    return bad if bad is not None and bad.any() else None

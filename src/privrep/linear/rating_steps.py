@@ -1,0 +1,190 @@
+"""What users compute in the passes over ratings: which items they rated, what is left of their ratings, pairs, losses.
+
+Each user's numbers are a function of its own rows, to the bit: sums run over a user's own slots, one after another, and
+products are stacked, one per user (see `local.least_squares`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.data.sparse import SparseRows
+from privrep.errors import InputError
+from privrep.heads.ratings import fit_ratings, user_spreads
+from privrep.local.elementary import log
+from privrep.local.least_squares import ROUNDING, centred
+from privrep.local.representation import Ratings
+from privrep.privacy.bounds import Contributions
+from privrep.privacy.columns import NonNegativeColumns
+from privrep.privacy.contributions import Counts, RowMoments, Vectors
+from privrep.privacy.protocol import StepSpec, UserBatch
+from privrep.typing import Array, Axes, Floats, Integers, Matrix
+
+FARTHEST = 3.0  # that a user's level may lie from the centre, in units of how far levels are apart
+WIDEST = 8.0  # variance of a user's ratings, in units of the typical one
+LEVEL_PARTS = 5  # numbers of `RatingLevels`
+LEVEL_NORM = 1.5
+MOST_LOST = 1.5  # a logarithm of squared errors, in `RatingLosses`
+LOSS_PARTS = 4  # numbers of `RatingLosses`
+LOSS_NORM = 2.0
+
+
+def _checked(batch: UserBatch, matrix: Array) -> tuple[SparseRows, Array]:
+    """Return rows and ratings, in double precision; raise InputError unless the matrix has a row for each item."""
+    X: SparseRows = batch.X
+    y: Floats = batch.y
+    if not isinstance(X, SparseRows) or y.ndim != 2 or len(matrix) != X.shape[2] or matrix.shape[1] < 1:
+        raise InputError("a step about ratings cannot be asked of other rows than ratings of its items.")
+    return X, y.astype(np.float64, copy=False)
+
+
+def _slots(X: SparseRows, values: Array) -> tuple[Integers, Integers, Array]:
+    """Return users, items and what the values (users, m) of a user's ratings of an item add up to, by user and item."""
+    user, item, T = X.slots()
+    return user, item, T @ np.ascontiguousarray(values).ravel()
+
+
+def _unit(values: Array, user: Integers, users: int) -> Array:
+    """Return values of slots over the length of their user's."""
+    length = np.sqrt(np.bincount(user, values**2, minlength=users))[user]
+    unit: Array = np.divide(values, length, out=np.zeros_like(values), where=length > 0)
+    return unit
+
+
+def _left(X: SparseRows, y: Array, matrix: Array, ratings: Ratings) -> Array:
+    """Return what users' own levels, and tastes along the matrix, leave of their ratings, (users, m)."""
+    left = fit_ratings(X.project(matrix), y, ratings).left
+    rounding = ROUNDING * np.abs(y).max(axis=1, keepdims=True)
+    return np.where(np.abs(left) > rounding, left, 0.0)
+
+
+@dataclass(frozen=True)
+class RatedItems:
+    """Which items users rated, one for each. Clipped to norm 1, a user adds 1 / sqrt(t) to each of its t items.
+
+    Acute: counts.
+    """
+
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X: SparseRows = batch.X
+        if not X.shape[2]:
+            raise InputError("no items are named that a user could have rated.")
+        user, item, _ = X.slots()
+        place = np.arange(len(user)) - np.searchsorted(user, user)  # of a slot among its user's
+        cells = np.full((len(X), max(int(place.max(initial=-1)) + 1, 1)), -1)
+        cells[user, place] = item
+        return {"items": Counts(cells, X.shape[2])}
+
+
+@dataclass(frozen=True)
+class ItemPull:
+    """What is left of a user's ratings of each item by its level and the offsets so far, as a direction.
+
+    So its length is 1, whatever the range of ratings and however many there are. What lies above and what lies below
+    are two vectors, neither with a negative entry: acute. Their difference has the noise that the direction would have,
+    and their sum tells how often items are rated, at no price.
+    """
+
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
+    offset: Matrix  # (d, 1)
+    ratings: Ratings
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X, y = _checked(batch, self.offset)
+        user, item, values = _slots(X, _left(X, y, self.offset, self.ratings))
+        pull = _unit(values, user, len(X))
+        sides = np.stack([np.maximum(pull, 0.0), np.maximum(-pull, 0.0)], axis=1)
+        return {"pull": NonNegativeColumns(user, item, sides, np.zeros((len(X), 0)), X.shape[2])}
+
+
+@dataclass(frozen=True)
+class RatingLevels:
+    """Numbers that tell how users' levels and spreads are distributed, once offsets are taken out.
+
+    z / 2, z^2 / 4, 1 / m, v / 4 and 1/2 if there are two ratings: z is the user's level in public units, v the
+    variance of its ratings, 0 where there is one.
+    """
+
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
+    offset: Matrix  # (d, 1)
+    spread: float  # typical, of a user's ratings
+    centre: float
+    between: float  # how far levels are apart, roughly
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X, y = _checked(batch, self.offset)
+        m = y.shape[1]
+        unit = user_spreads(y, self.spread)
+        around = y - unit[:, None] * X.project(self.offset)[:, :, 0]
+        z = np.clip((around.mean(axis=1) - self.centre) / self.between, -FARTHEST, FARTHEST)
+        several = np.full(len(y), float(m > 1))
+        squares = (centred(y) ** 2).sum(axis=1) / max(m - 1, 1)
+        v = np.minimum(squares / self.spread**2, WIDEST) * several
+        values = np.stack([z / 2, z**2 / 4, np.full(len(y), 1 / m), v / 4, several / 2], axis=1)
+        return {"levels": Vectors(values)}
+
+
+@dataclass(frozen=True)
+class RatingPairs:
+    """Pairs of items: what is left of a user's ratings of some items as a direction x, and which it rated, p.
+
+    x x^T and p p^T, both of length at most 1, and acute: positive semi-definite.
+    """
+
+    items: Annotated[NDArray[np.int64], Axes(1)]  # those it is about: directions are of these alone
+    offset: Matrix  # (d, 1)
+    ratings: Ratings
+
+    @property
+    def spec(self) -> StepSpec:
+        return StepSpec(accepts_sparse=True, floats_per_sparse_user=2 * len(self.items) + 1)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X, y = _checked(batch, self.offset)
+        users, d = len(X), X.shape[2]
+        place = np.full(d, -1)
+        place[self.items] = np.arange(len(self.items))
+        user, item, values = _slots(X, _left(X, y, self.offset, self.ratings))
+        kept = place[item] >= 0
+        user, item, values = user[kept], place[item[kept]], values[kept]
+        parts: dict[str, Contributions] = {}
+        for name, numbers in (("pairs", values), ("together", np.ones(len(values)))):
+            rows = np.zeros((users, 1, len(self.items)))
+            rows[user, 0, item] = _unit(numbers, user, users)
+            parts[name] = RowMoments(rows, np.ones(users))
+        return parts
+
+
+@dataclass(frozen=True)
+class RatingLosses:
+    """What users lose by leave-one-out, as logarithms over the loss by their own mean: by the prior, by level and
+    offsets, and by taste as well; and whether they could tell. Users with a single rating, or equal ones, cannot.
+    """
+
+    spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
+    matrix: Matrix  # (d, 1 + k)
+    ratings: Ratings
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        X, y = _checked(batch, self.matrix)
+        m = y.shape[1]
+        values = np.zeros((len(y), LOSS_PARTS))
+        alone = ((centred(y) * (m / max(m - 1, 1))) ** 2).sum(axis=1)
+        tell = (alone > (ROUNDING * np.abs(y).max(axis=1)) ** 2) & (m > 1)
+        P = X.project(self.matrix)
+        level, typical = self.ratings.level or 0.0, self.ratings.spread
+        prior = y - level - typical * P[:, :, 0]
+        offsets = fit_ratings(np.ascontiguousarray(P[:, :, :1]), y, self.ratings).left_out
+        heads = offsets if P.shape[2] == 1 else fit_ratings(P, y, self.ratings).left_out
+        for number, left in enumerate((prior, offsets, heads)):
+            over = (left**2).sum(axis=1) / np.where(tell, alone, 1.0)
+            lost = log(np.clip(over, 1e-9, 1e9))
+            values[:, number] = np.where(tell, np.clip(lost, -MOST_LOST, MOST_LOST), 0.0)
+        values[:, -1] = tell
+        return {"losses": Vectors(values)}

@@ -1,0 +1,123 @@
+"""Heads of classifiers as posterior means: against quadrature, against fits without a label, in both spaces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import privrep.heads.label_posterior as posterior
+from privrep.heads.label_posterior import fit_label_heads, fit_labels, moderated, stretch, trust_of
+from privrep.local.losses import Loss
+from privrep.local.prior import LabelPrior, PriorMean
+
+TWO = Loss("log", 2)
+
+
+def patterns(rows: int) -> np.ndarray:
+    """Return labels of users with 0, 1, ..., `rows` ones."""
+    return (np.arange(rows) < np.arange(rows + 1)[:, None]).astype(np.float64)
+
+
+def exact(y: np.ndarray, level: float, deviation: float) -> np.ndarray:
+    """Return the probability of another one, by quadrature over a user's level."""
+    b = level + deviation * np.linspace(-8, 8, 4001)
+    weight = np.exp(-(np.linspace(-8, 8, 4001) ** 2) / 2)
+    p = 1 / (1 + np.exp(-b))
+    ones = y.sum(axis=1)[:, None]
+    likelihood = weight * p**ones * (1 - p) ** (y.shape[1] - ones)
+    return (likelihood * p).sum(axis=1) / likelihood.sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("level", "deviation", "rows"), [(0.0, 1.0, 3), (-2.0, 2.0, 2), (-1.0, 0.5, 10), (1.0, 2.0, 30)]
+)
+def test_probabilities_are_those_of_quadrature(level: float, deviation: float, rows: int) -> None:
+    y = patterns(rows)
+    users = len(y)
+    offset, images = np.full((users, rows, 1), level), np.zeros((users, rows, 0))
+    fits = fit_labels(offset, images, y, TWO, np.array([deviation**2]), covariance=True)
+    assert fits.covariance is not None
+    outputs = moderated((level + fits.level).T, fits.covariance[:, 0, 0, 0][None], TWO)[0]
+    assert 1 / (1 + np.exp(-outputs)) == pytest.approx(exact(y, level, deviation), abs=0.035)
+    wrong = 1 / (1 + np.exp(-(level + 0 * outputs)))  # the prior's own
+    assert np.abs(wrong - exact(y, level, deviation)).max() > 0.08
+
+
+def random_users(rows: int, width: int, classes: int = 2) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([rows, width, classes])
+    outputs = 1 if classes == 2 else classes
+    offset = 0.3 * rng.normal(size=(40, rows, outputs))
+    return offset, rng.normal(size=(40, rows, width)), rng.integers(0, classes, size=(40, rows)).astype(np.float64)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_both_spaces_give_the_same(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    offset, images, y = random_users(8, 7, classes)  # as many rows as coordinates and the level
+    loss = Loss("log", classes)
+    asked = offset, images, y, loss, np.full(loss.outputs, 0.7), True
+    by_rows = fit_labels(*asked)
+    plain = posterior._Space.of
+
+    def in_coordinates(images: np.ndarray, level: float) -> posterior._Space:
+        space = plain(images, level)
+        return posterior._Space(space.Z, space.across, space.level, None)
+
+    monkeypatch.setattr(posterior._Space, "of", in_coordinates)
+    by_coordinates = fit_labels(*asked)
+    for name in ("level", "coordinates", "pull", "variance", "left", "left_variance", "covariance"):
+        assert getattr(by_rows, name) == pytest.approx(getattr(by_coordinates, name), abs=1e-9)
+
+
+def test_a_label_left_out_is_a_fit_without_it() -> None:
+    """To first order for many rows, whose labels say little each."""
+    offset, images, y = random_users(12, 2)
+    level = np.array([0.5])
+    fits = fit_labels(offset, images, y, TWO, level)
+    without = y.copy()
+    without[:, 3] = -1  # of no class
+    refitted = fit_labels(offset, images, without, TWO, level)
+    line = offset[:, 3, 0] + refitted.level[:, 0] + np.einsum("up,up->u", refitted.coordinates[:, 0], images[:, 3])
+    assert fits.left[0, :, 3] == pytest.approx(line, abs=0.35)
+    whole = offset[:, 3, 0] + fits.level[:, 0] + np.einsum("up,up->u", fits.coordinates[:, 0], images[:, 3])
+    assert np.abs(line - whole).mean() > 3 * np.abs(line - fits.left[0, :, 3]).mean()
+
+
+def test_users_with_few_rows_are_fitted_anew() -> None:
+    offset, images, y = random_users(3, 2)
+    level = np.array([4.0])
+    fits = fit_labels(offset, images, y, TWO, level)
+    without = y.copy()
+    without[:, 0] = -1
+    refitted = fit_labels(offset, images, without, TWO, level)
+    line = offset[:, 0, 0] + refitted.level[:, 0] + np.einsum("up,up->u", refitted.coordinates[:, 0], images[:, 0])
+    assert fits.left[0, :, 0] == pytest.approx(line, abs=1e-3)
+
+
+def test_what_is_left_to_doubt_makes_probabilities_even() -> None:
+    outputs = np.array([[3.0, 3.0, 3.0]])
+    found = moderated(outputs, np.array([[0.0, 1.0, 10.0]]), TWO)
+    assert found[0, 0] == 3.0
+    assert (np.diff(found[0]) < 0).all()
+    assert moderated(outputs, np.array([[5.0, 5.0, 5.0]]), Loss("hinge", 2)) is outputs
+    three = trust_of(np.array([[1.0], [2.0], [3.0]]))
+    assert three.shape == (1,)  # one factor for all outputs of a row: the largest stays the largest
+
+
+def test_a_stretched_mean_keeps_probabilities() -> None:
+    rng = np.random.default_rng(3)
+    levels = rng.normal(size=200_000)
+    before = (1 / (1 + np.exp(-(-1.5 + 0.5 * levels)))).mean()
+    after = (1 / (1 + np.exp(-(-1.5 * stretch(0.25, 4.0) + 2.0 * levels)))).mean()
+    assert after == pytest.approx(before, abs=0.02)
+    assert abs((1 / (1 + np.exp(-(-1.5 + 2.0 * levels)))).mean() - before) > 0.05
+
+
+def test_users_without_rows_have_the_prior_mean_and_wild_ones_are_no_trouble() -> None:
+    mean = PriorMean.nothing(2, 1, True)
+    prior = LabelPrior(mean, np.eye(2), False, 1.0, 1.0, 1.0, True)
+    X = np.full((2, 3, 2), 1e300)
+    X[1] = 0.1
+    with np.errstate(all="ignore"):
+        heads = fit_label_heads(X, np.ones((2, 3)), prior, TWO)
+    assert np.isfinite(heads.intercept[1]).all()
+    assert heads.intercept[1, 0] > 0  # all labels are ones
