@@ -1609,10 +1609,31 @@ def test_budget_forecasts_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gains next to nothing" in run(capsys, "budget", "--epsilon", "1", "--delta", "1e-6", *shape, *still)[1]
 
 
+def test_budget_forecasts_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--features", "10", "--rank", "1", "--rows", "6", "--rate", "0.2"]
+    code, said, _ = run(capsys, "budget", "--epsilon", "1", "--delta", "1e-6", *shape, "--users", "5000")
+    assert code == 0
+    for words in ("log-loss", "own frequency", "a pooled model", "a mixed model", "users without rows", "epsilon that"):
+        assert words in said
+    assert "RMSE" not in said
+    code, said, _ = run(capsys, "budget", "--epsilon", "1", "--delta", "1e-6", *shape, "--gain", "0.02")
+    assert code == 0
+    assert "users without rows" not in said
+    assert "is asked for" in said
+
+
 @pytest.mark.parametrize(
     ("options", "culprit"),
     [
         ([], "--epsilon"),
+        (["--epsilon", "1", "--rate", "0.2"], "--features"),
+        (["--noise", "1", "--rate", "0.2"], "--epsilon"),
+        (["--epsilon", "1", "--items", "9", "--rows", "5", "--users", "99", "--rate", "0.2"], "--rate"),
+        (["--epsilon", "1", "--features", "5", "--rank", "0", "--rows", "9", "--rate", "0.7"], "rate"),
+        (
+            ["--epsilon", "1", "--features", "5", "--rank", "0", "--rows", "9", "--rate", "0.2", "--noise-level", "2"],
+            "--noise-level",
+        ),
         (["--epsilon", "1", "--noise", "2"], "--noise"),
         (["--epsilon", "-1"], "epsilon"),
         (["--noise", "0"], "noise_multiplier"),

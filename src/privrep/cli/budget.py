@@ -13,6 +13,7 @@ from privrep.cli.options import check_relation
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
+    from privrep.models.forecast import Goal
     from privrep.models.planning import PlanningProblem
     from privrep.models.rating_forecast import RatingProblem
     from privrep.privacy.ledger import Budget
@@ -49,6 +50,13 @@ def budget(
     gain: Annotated[
         float | None, typer.Option(help="By which part squared errors are to be smaller than by users' own means.")
     ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Targets are yes/no labels, and this is the share of the rarer: deviations are on the logit, errors "
+            "log-losses."
+        ),
+    ] = None,
     relation: Annotated[str, typer.Option(help="For --features: the relation of the fit.")] = "replace-one-user",
 ) -> None:
     """Say what a budget buys: epsilon to noise, noise to epsilon, or roughly how good predictions will be."""
@@ -57,6 +65,8 @@ def budget(
     from privrep.privacy.ledger import Budget
 
     if items is not None:
+        if rate is not None:
+            raise InputError("--rate is for yes/no labels, --items for ratings; give one of them.")
         _check_ratings(epsilon, noise, features, rank)
         rated = _rating_problem(items, rows, users, (noise_level, levels, offsets))
         assert epsilon is not None
@@ -65,6 +75,8 @@ def budget(
         return
     shape = {"features": features, "rank": rank, "rows": rows}
     missing = [name for name, value in shape.items() if value is None]
+    if rate is not None and (epsilon is None or missing):
+        raise InputError("--rate goes with --epsilon, --features, --rank and --rows; give them all.")
     if noise is not None and epsilon is None:
         if len(missing) < len(shape):
             raise InputError("--features, --rank and --rows go with --epsilon, not with --noise.")
@@ -76,6 +88,11 @@ def budget(
         whole = Budget(epsilon, delta, check_relation(relation))
         if features is not None and rank is not None and rows is not None:
             _check_asked(users, gain)
+            if rate is not None:
+                from privrep.cli.budget_labels import make_label_problem, show_labels
+
+                labelled = make_label_problem((features, rank, rows), rate, noise_level, (levels, slopes, common))
+                return show_labels(users, labelled, whole, gain)
             problem = PlanningProblem(features, rank, rows, noise_level, levels, slopes, common)
             _show_problem(problem, whole)
             if users is not None:
@@ -134,7 +151,7 @@ def _check_asked(users: int | None, gain: float | None) -> None:
     if users is not None and users < 1:
         raise InputError(f"--users must be at least 1. Got {users} instead.")
     if gain is not None and not 0 < gain < 1:
-        raise InputError(f"--gain is a part of the squared error, between 0 and 1. Got {gain} instead.")
+        raise InputError(f"--gain is a part of the error, between 0 and 1. Got {gain} instead.")
 
 
 def _show_cost(noise: float, releases: int, delta: float) -> None:
@@ -191,18 +208,11 @@ def _show_goals(users: int | None, p: PlanningProblem, whole: Budget, gain: floa
     from privrep.models.forecast import find_goals
     from privrep.models.planning import users_needed
 
-    epsilon = [f"epsilon that\n{users:,} need"] if users is not None else []
-    table = Table(
-        "what you want", "squared error\nsmaller by", f"users you need\nat epsilon {whole.epsilon:g}", *epsilon
-    )
-    right(table, *range(1, 3 + len(epsilon)))
     goals = find_goals(p, whole, users, gain)
-    for goal in goals:
-        needed = "above 20" if goal.epsilon is None else f"{goal.epsilon:g}"
-        table.add_row(goal.goal, f"{goal.gain:.1%}", _count(goal.users), *([needed] if epsilon else []))
+    table = make_goal_table(goals, users, whole, "squared error")
     if 0 < p.rank < p.features and p.slopes:
         for error, what in ((0.1, "the representation holds 90% of what is shared"), (0.01, "it holds 99%")):
-            table.add_row(what, "", _count(users_needed(p, whole, error)))
+            table.add_row(what, "", say_count(users_needed(p, whole, error)))
     if len(goals) == (gain is not None):
         say("Even a mixed model without privacy gains next to nothing over users' own means here.")
     if table.row_count:
@@ -210,5 +220,17 @@ def _show_goals(users: int | None, p: PlanningProblem, whole: Budget, gain: floa
     console().print(ROUGH, style="dim")
 
 
-def _count(users: int | None) -> str:
+def make_goal_table(goals: list[Goal], users: int | None, whole: Budget, error: str) -> Table:
+    """Return the table of what goals take; `error` is what is to be smaller."""
+    epsilon = [f"epsilon that\n{users:,} need"] if users is not None else []
+    table = Table("what you want", f"{error}\nsmaller by", f"users you need\nat epsilon {whole.epsilon:g}", *epsilon)
+    right(table, *range(1, 3 + len(epsilon)))
+    for goal in goals:
+        needed = "above 20" if goal.epsilon is None else f"{goal.epsilon:g}"
+        table.add_row(goal.goal, f"{goal.gain:.1%}", say_count(goal.users), *([needed] if epsilon else []))
+    return table
+
+
+def say_count(users: int | None) -> str:
+    """Return a number of users in words of a table."""
     return "more than one fit takes" if users is None else f"{users:,}"

@@ -27,17 +27,20 @@ Correlated features, heavy tails and users with very different numbers of rows a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from privrep.linear.choice import STRONG, UNKNOWN
 from privrep.linear.families import LEGIBLE
-from privrep.linear.numbers import MOST_ALL, NumbersSettings
+from privrep.linear.numbers import MOST_ALL
 from privrep.models.planning import (
+    NUMBERS,
+    Plan,
     PlanningProblem,
     few_rows_error,
     fewest_users,
     predicted_error,
-    rest_share,
     sensitivity_factor,
 )
 from privrep.privacy.bounds import MAX_USERS
@@ -89,15 +92,12 @@ def forecast(users: float, problem: PlanningProblem, budget: Budget) -> Forecast
     mean = (p.noise**2 + p.spread + p.common**2) * once
     own = p.noise**2 * (1 + posterior_share(p.within, p.features, (p.spread + p.common**2) / p.noise**2)) * once
     alone = min(mean, own)
-    sampled = p.features * (p.noise**2 + p.spread) / (users * p.within)
-    little = few_rows_error(users, p) if 0 < p.rank < p.features else 0.0
-    exact = _Known(sampled, sampled, min(little, 1.0))
-    mixed = min(_by_family(p, family, exact) for family in (0, 1))
+    mixed = known_without_privacy(users, p).least_error(p)
     return Forecast(mean, alone, mixed, _private(users, p, budget, mean), predicted_error(users, p, budget))
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """What is known of a population: errors of the parts of the prior, as variances that they add to a target."""
 
     slopes: float  # of common slopes
@@ -105,15 +105,25 @@ class _Known:
     sine: float  # mean squared sine of U
     level: float = 0.0  # of the mean level
     ratio: float | None = None  # that levels are taken to have, over the noise; None: what they have
+    heads: float | None = None  # the same of each coordinate of slopes along U
+    families: tuple[int, ...] = (0, 1)  # that heads may be of
+
+    def least_error(self, p: PlanningProblem) -> float:
+        """Return the mean squared error of heads of the best family."""
+        return min(_by_family(p, family, self) for family in self.families)
 
 
-def _by_family(p: PlanningProblem, family: int, known: _Known) -> float:
+def _by_family(p: PlanningProblem, family: int, known: Known) -> float:
     """Return the mean squared error of heads whose slopes are common (0), differ along U (1) or in all features (2)."""
     if family == 0:
         noise, doubt = p.noise**2 + p.spread + known.slopes, 0.0
     elif family == 1:
         noise = p.noise**2 + known.sine * p.spread + known.along
-        doubt = posterior_share(p.within, p.rank, (1 - known.sine) * p.spread / noise)
+        slopes = (1 - known.sine) * p.spread / noise
+        doubt = posterior_share(p.within, p.rank, slopes)
+        if known.heads is not None:
+            kept = known.heads * p.within / (1 + known.heads * p.within)
+            doubt = max((1 - kept) ** 2 * slopes + kept**2 * p.rank / p.within, doubt)
     else:
         noise = p.noise**2
         doubt = posterior_share(p.within, p.features, (p.spread + known.slopes) / noise)
@@ -124,39 +134,75 @@ def _by_family(p: PlanningProblem, family: int, known: _Known) -> float:
     return left + (1 - weight) ** 2 * variance + weight**2 * left / p.rows
 
 
+def known_without_privacy(n: float, p: PlanningProblem) -> Known:
+    """Return what a mixed model without privacy knows: all but what few rows leave."""
+    sampled = p.features * (p.noise**2 + p.spread) / (n * p.within)
+    little = few_rows_error(n, p) if 0 < p.rank < p.features else 0.0
+    return Known(sampled, sampled, min(little, 1.0))
+
+
 def _private(n: float, p: PlanningProblem, budget: Budget, mean: float) -> float:
     """Return privrep's mean squared error: that of the best family, where users can tell."""
-    s, total, factor = NumbersSettings(), budget.mu**2, sensitivity_factor(budget.relation)
     if not _heard(n, 1, budget):
         return mean  # not even the target's size is
-    rest = rest_share(p.rank) * total
-    level = _level_error(n, p, 0.3 * rest, factor)
-    ratio = None if n * budget.mu * math.sqrt(0.2 * s.families) > SPREADS * factor else UNKNOWN
-    if not _heard(n, p.features, budget):
-        return min(mean, _by_family(p, 0, _Known(p.common**2, p.common**2, 1.0, level, ratio)))
-    residual = p.noise**2 + p.spread
-    slopes = _common_error(n, p, residual, [s.common * total, 0.4 * rest, 0.6 * rest], factor)
-    again = [s.again * rest] if p.common else []
-    first = _common_error(n, p, residual, [s.common * total, *again], factor)
-    sine, fewer = predicted_error(n, p, budget), replace(p, rows=max(p.rows - p.rank, 2))
-    along = _common_error(n, fewer, p.noise**2 + sine * p.spread, [0.8 * NumbersSettings().last * rest], factor, first)
-    known = _Known(slopes, along, sine, level, ratio)
+    factor = sensitivity_factor(budget.relation)
+    size = p.levels**2 + p.noise**2 / p.rows
+    dear = NUMBERS.clipped / (0.3 * NUMBERS.rest(p.rank) * budget.mu**2)
+    level = min(level_error(n, p, p.features, dear, factor), 0.1 * size)  # by histograms at worst
+    told = n * budget.mu * math.sqrt(0.2 * NUMBERS.shares.families) > SPREADS * factor
+    found = known_to_privrep(n, p, budget, NUMBERS, level, None if told else UNKNOWN).least_error(p)
+    return found if features_heard(n, p, budget) else min(mean, found)
+
+
+def known_to_privrep(
+    n: float, p: PlanningProblem, budget: Budget, plan: Plan, level: float, ratio: float | None
+) -> Known:
+    """Return what privrep knows of slopes, beside levels.
+
+    Args:
+        n: how many users there are.
+        p: what is known without looking at the data.
+        budget: of the fit.
+        plan: of the fit.
+        level: squared error of the mean level.
+        ratio: that levels are taken to have, over the noise; None: what they have.
+    """
+    s, total, factor = plan.shares, budget.mu**2, sensitivity_factor(budget.relation)
     legible = n * budget.mu * math.sqrt(0.2 * s.families) > LEGIBLE
-    families = [0]
-    if p.rank and (legible or (ratio is None and p.spread > STRONG * p.noise**2)):
+    alone = bool(p.rank) and plan.heads is not None and not legible  # there is a U, whatever it is worth
+    heads = plan.heads / p.noise**2 if alone and plan.heads is not None else None
+    if not features_heard(n, p, budget, plan):
+        return Known(p.common**2, p.common**2, 1.0, level, ratio, heads, (int(alone),))
+    rest, residual = plan.rest(p.rank) * total, p.noise**2 + p.spread
+
+    def after(p: PlanningProblem, residual: float, steps: list[float], before: float | None = None) -> float:
+        return _common_error(n, p, residual, [plan.clipped / mu_squared for mu_squared in steps], factor, before)
+
+    slopes = after(p, residual, [s.common * total, *(part * rest for part in plan.steps)])
+    again = [s.again * rest] if p.common else []
+    first = after(p, residual, [s.common * total, *again])
+    sine, fewer = predicted_error(n, p, budget, plan), replace(p, rows=max(p.rows - p.rank, 2))
+    along = after(fewer, p.noise**2 + sine * p.spread, [0.8 * s.last * rest], first)
+    families = [int(alone)]
+    if p.rank and not alone and (legible or (ratio is None and p.spread > STRONG * p.noise**2)):
         families.append(1)
     if legible and p.features <= MOST_ALL:
         families.append(2)
-    return min(_by_family(p, family, known) for family in families)
+    return Known(slopes, along, sine, level, ratio, heads, tuple(families))
 
 
-def _heard(n: float, columns: int, budget: Budget) -> bool:
+def features_heard(n: float, p: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> bool:
+    """Return whether sizes of the features are heard."""
+    return _heard(n, p.features, budget, plan)
+
+
+def _heard(n: float, columns: int, budget: Budget, plan: Plan = NUMBERS) -> bool:
     """Return whether a histogram of each column is heard for the most that it may cost; see `linear.location`."""
-    most = NumbersSettings().panel.histogram[1]
+    most = plan.shares.panel.histogram[1]
     noise = math.sqrt(columns / most) / budget.mu
     if budget.relation == "replace-one-user":
-        return n / 2 > 10 * noise  # twice the most would pay for ten standard deviations
-    return 0.7 * n > 5 * noise
+        return n / 2 > plan.heard * noise  # twice the most would pay for ten standard deviations
+    return 0.7 * n > plan.heard / 2 * noise
 
 
 def _common_error(
@@ -166,26 +212,40 @@ def _common_error(
 
     A user's gradient has norm sqrt(d rows residual), a part more for its curvature, and is clipped to about that. The
     sum is divided by the curvature, n rows. Steps are shrunk by their noise, so that precisions add up.
+
+    Args:
+        n: how many users there are.
+        p: what is known without looking at the data.
+        residual: variance of what slopes leave of a target.
+        steps: of each, squared norm that gradients are clipped to over their mean square, over the step's mu^2.
+        factor: by how many norms a neighbour moves a sum.
+        before: the error before these steps; None: nothing is known.
     """
     d, rows = p.features, p.within
     signal = p.common**2 if before is None else before
     if not signal:
         return 0.0
     precision = 1 / signal
-    for mu_squared in steps:
-        noise = CLIPPED * (factor * d / n) ** 2 * residual / (rows * mu_squared / 2)
+    for dear in steps:
+        noise = dear * (factor * d / n) ** 2 * residual / (rows / 2)
         precision += 1 / (noise + d * residual / (n * rows))
     return 1 / precision
 
 
-def _level_error(n: float, p: PlanningProblem, mu_squared: float, factor: float) -> float:
-    """Return the squared error of the mean level, no larger than what histograms of users' means leave."""
-    size = p.levels**2 + p.noise**2 / p.rows
-    return min(CLIPPED * (factor / n) ** 2 * (1 + p.features) * size / mu_squared, 0.1 * size)
+def level_error(n: float, p: PlanningProblem, contexts: int, dear: float, factor: float) -> float:
+    """Return the squared error of the mean level by one release.
+
+    Args:
+        n: how many users there are.
+        p: what is known without looking at the data.
+        contexts: coordinates of users' mean rows in the same release.
+        dear: squared norm that gradients are clipped to over their mean square, over the release's mu^2.
+        factor: by how many norms a neighbour moves a sum.
+    """
+    return dear * (factor / n) ** 2 * (1 + contexts) * (p.levels**2 + p.noise**2 / p.rows)
 
 
 SPREADS = 16.0  # users, times the root of mu^2, for histograms of levels to be read, for each clipping norm
-CLIPPED = 1.3  # squared norm of a gradient with its curvature behind, over that of the gradient
 
 
 @dataclass(frozen=True)
@@ -207,29 +267,55 @@ def find_goals(problem: PlanningProblem, budget: Budget, users: int | None, want
         users: how many there are; None: not known.
         wanted: a gain of one's own, a part of the squared error of users' means; None: no other goal.
     """
-    most = forecast(MAX_USERS, problem, budget).most
+    return find_goals_by(lambda n, b: forecast(n, problem, b), budget, users, wanted)
+
+
+class Gains(Protocol):
+    """A forecast, as goals see it."""
+
+    @property
+    def gain(self) -> float: ...
+
+    @property
+    def most(self) -> float: ...
+
+
+Predict = Callable[[float, Budget], Gains]  # from users and budget
+
+
+def find_goals_by(predict: Predict, budget: Budget, users: int | None, wanted: float | None) -> list[Goal]:
+    """Return what common goals take, by a forecast of any kind; see `find_goals`."""
+    most = predict(MAX_USERS, budget).most
     goals = {f"{part:.0%} of what a mixed model without privacy gains": part * most for part in PARTS}
     if wanted is not None:
         goals["the gain that is asked for"] = wanted
     found = []
     for goal, gain in goals.items():
         if gain > LEAST_GAIN:
-            epsilon = None if users is None else epsilon_for(users, problem, budget, gain)
-            found.append(Goal(goal, gain, users_for(problem, budget, gain), epsilon))
+            epsilon = None if users is None else _least_epsilon(predict, budget, users, gain)
+            found.append(Goal(goal, gain, _fewest_users(predict, budget, gain), epsilon))
     return found
 
 
 def users_for(problem: PlanningProblem, budget: Budget, gain: float) -> int | None:
     """Return the fewest users for which the predicted gain over a user's mean is at least this."""
-    return fewest_users(lambda users: forecast(users, problem, budget).gain >= gain)
+    return _fewest_users(lambda n, b: forecast(n, problem, b), budget, gain)
+
+
+def _fewest_users(predict: Predict, budget: Budget, gain: float) -> int | None:
+    return fewest_users(lambda users: predict(users, budget).gain >= gain)
 
 
 def epsilon_for(users: int, problem: PlanningProblem, budget: Budget, gain: float) -> float | None:
     """Return the smallest epsilon for which these users' predicted gain is at least this, two digits of it."""
+    return _least_epsilon(lambda n, b: forecast(n, problem, b), budget, users, gain)
+
+
+def _least_epsilon(predict: Predict, budget: Budget, users: int, gain: float) -> float | None:
     low, high = LEAST_EPSILON, MOST_EPSILON
 
     def reached(epsilon: float) -> bool:
-        return forecast(users, problem, replace(budget, epsilon=epsilon)).gain >= gain
+        return predict(users, replace(budget, epsilon=epsilon)).gain >= gain
 
     if not reached(high):
         return None

@@ -26,7 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from privrep.errors import InputError
-from privrep.linear.alternation import FOR_NUMBERS
+from privrep.linear.alternation import FOR_CLASSES, FOR_NUMBERS, AlternationSettings
+from privrep.linear.labels import HEADS, LabelsSettings
 from privrep.linear.numbers import NumbersSettings
 from privrep.privacy.accounting import epsilon_spent
 from privrep.privacy.bounds import MAX_USERS
@@ -88,11 +89,34 @@ def find_part(page: str) -> str:
     return max(fitting)[1] if fitting else ""
 
 
-def rest_share(rank: int | None) -> float:
-    """Return the share of mu^2 that is left for rounds and later steps; a rank of 0 needs no start and no doubt."""
-    s = NumbersSettings()
-    fixed = HISTOGRAMS * s.panel.histogram[0] + s.panel.moments + s.common + s.families + s.calibration
-    return 1 - fixed - (s.start + s.look + s.first_families if rank != 0 else 0.0)
+@dataclass(frozen=True)
+class Plan:
+    """What a forecast asks of a default fit: how its budget is split, and its rounds."""
+
+    shares: NumbersSettings | LabelsSettings
+    rounds: AlternationSettings
+    histograms: int
+    other: float  # share of mu^2 for what is asked beside prior mean, rounds and families
+    steps: tuple[float, ...]  # of the rest, each step on common slopes where there are no rounds
+    clipped: float  # squared norm that a gradient is clipped to, curvature included, over its mean square
+    heard: float  # standard deviations of its noise, times the root of two, that a histogram must have
+    level: float = 0.0  # share of mu^2 for how far levels vary, where that is asked for by itself
+    heads: float | None = None  # variance of slopes along U where losses cannot tell; None: then slopes are common
+
+    def rest(self, rank: int | None) -> float:
+        """Return the share of mu^2 that is left for rounds and later steps; a rank of 0 needs no start and no doubt."""
+        s = self.shares
+        fixed = (
+            self.histograms * s.panel.histogram[0] + s.panel.moments + s.common + s.families + self.other + self.level
+        )
+        return 1 - fixed - (s.start + s.look + s.first_families if rank != 0 else 0.0)
+
+
+NUMBERS = Plan(NumbersSettings(), FOR_NUMBERS, HISTOGRAMS, NumbersSettings().calibration, (0.4, 0.6), 1.3, 10.0)
+_L = LabelsSettings()
+LABELS = Plan(  # whose sizes are known: histograms are those of features and of numbers of rows
+    _L, FOR_CLASSES, HISTOGRAMS - 2, _L.trust, (0.35, 0.65 - _L.level_again), 2.0, 8.0, _L.level, HEADS[1]
+)
 
 
 def epsilon_of_releases(multiplier: float, releases: int, delta: float) -> float:
@@ -148,20 +172,26 @@ class PlanningProblem:
         return self.rows - 1
 
 
-def predicted_error(users: float, problem: PlanningProblem, budget: Budget) -> float:
+def predicted_error(users: float, problem: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> float:
     """Return the mean squared sine between learned and true directions, from 0 (exact) to 1 (nothing learned). Rough.
 
     It is that of problems with a rank between 1 and the number of features less one, whose users' slopes differ.
+
+    Args:
+        users: how many there are.
+        problem: what is known without looking at the data.
+        budget: of the fit.
+        plan: of the fit.
     """
     p, d, k = problem, problem.features, problem.rank
     if k == 0 or k == d or not p.spread:
         return 0.0
-    s, n, factor = FOR_NUMBERS, users, sensitivity_factor(budget.relation)
+    s, n, factor = plan.rounds, users, sensitivity_factor(budget.relation)
     relative = p.noise**2 / p.spread  # the noise, in units of the signal
     spare, total = max(p.within - k, 1), budget.mu**2
-    e = _start(n, p, relative, factor, NumbersSettings().start * total)
-    shares = NumbersSettings()
-    for_rounds = (1 - shares.last - (shares.again if p.common else 0.0)) * rest_share(k) * total
+    e = _start(n, p, relative, factor, plan.shares.start * total)
+    shares = plan.shares
+    for_rounds = (1 - shares.last - (shares.again if p.common else 0.0)) * plan.rest(k) * total
     if n < 10 * max(factor, math.sqrt(2.0)) * noise_multiplier(s.scout_share * for_rounds):
         return 1.0
     weights = [s.growth**t for t in range(s.rounds)]

@@ -1,0 +1,77 @@
+"""`privrep budget --rate`: what a budget buys where targets are yes/no labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from privrep.cli.budget import make_goal_table
+from privrep.cli.console import console, right, say
+from privrep.errors import InputError
+
+if TYPE_CHECKING:
+    from privrep.models.label_forecast import LabelProblem
+    from privrep.privacy.ledger import Budget
+
+ROUGH = "Rough: TODO"
+
+
+def make_label_problem(
+    shape: tuple[int, int, int], rate: float, noise_level: float, deviations: tuple[float, float, float]
+) -> LabelProblem:
+    """Return the problem that options describe, or raise InputError.
+
+    Args:
+        shape: features, rank and rows.
+        rate: share of the rarer class.
+        noise_level: must be left at 1.
+        deviations: of levels, of users' own slopes and of common slopes.
+    """
+    from privrep.models.label_forecast import LabelProblem
+
+    if noise_level != 1.0:
+        raise InputError("--noise-level is for numbers: what is random in labels follows from --rate; leave it out.")
+    return LabelProblem(*shape, rate, *deviations)
+
+
+def show_labels(users: int | None, p: LabelProblem, whole: Budget, gain: float | None) -> None:
+    """Say how good predictions will be, and what goals take."""
+    own = f"users' own slopes {p.slopes:g}, " if p.rank else ""
+    say(
+        f"{p.features} features, rank {p.rank}, {p.rows} labels each, {p.rate:g} of them of the rarer class; "
+        f"epsilon {whole.epsilon:g}, delta {whole.delta:g}, {whole.relation}"
+    )
+    say(f"Deviations on the logit: levels {p.levels:g}, {own}common slopes {p.common:g}")
+    if users is not None:
+        _show_losses(users, p, whole)
+    _show_goals(users, p, whole, gain)
+
+
+def _show_losses(users: int, p: LabelProblem, whole: Budget) -> None:
+    from privrep.models.label_forecast import forecast_labels
+
+    found = forecast_labels(users, p, whole)
+    table = Table("predictions by", "log-loss", "against own\nfrequencies", title=f"{users:,} users")
+    right(table, 1, 2)
+    for name, loss in (
+        ("each user's own frequency, smoothed", found.own),
+        ("the same, drawn towards that of all, without privacy", found.shrunk),
+        ("a pooled model without privacy", found.pooled),
+        ("a mixed model without privacy", found.mixed),
+        ("privrep", found.private),
+        ("privrep, of users without rows", found.newcomers),
+    ):
+        table.add_row(name, f"{loss:.3g}", f"{loss / found.own - 1:+.0%}", style="bold" if name == "privrep" else "")
+    console().print(table)
+
+
+def _show_goals(users: int | None, p: LabelProblem, whole: Budget, gain: float | None) -> None:
+    from privrep.models.label_forecast import find_label_goals
+
+    goals = find_label_goals(p, whole, users, gain)
+    if len(goals) == (gain is not None):
+        say("Even a mixed model without privacy gains next to nothing over users' own frequencies here.")
+    if goals:
+        console().print(make_goal_table(goals, users, whole, "log-loss"))
+    console().print(ROUGH, style="dim")
