@@ -88,6 +88,17 @@ def test_ratings_of_an_earlier_version_load_and_predict_as_they_did() -> None:
     assert "factorisation of ratings" in said("inspect", str(folder / "model"))
 
 
+def test_classes_of_an_earlier_version_load_and_predict_as_they_did() -> None:
+    """Their heads have no prior mean: there is nothing to predict newcomers with."""
+    folder = SMALL.parent / "before" / "classes"
+    model = CASES["classes"].load(folder / "model")
+    same(CASES["classes"].told(model), values_of(folder / "told.json"), "classes", "loaded")
+    case = CASES["classes"]
+    with pytest.raises(InputError, match="was not in fit"):
+        model.predict(case.X[:1], groups=[-1])
+    assert "classes" in said("inspect", str(folder / "model"))
+
+
 def test_an_old_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path) -> None:
     case, golden, run = CASES[KILLED], SMALL / KILLED, tmp_path / "run"
     shutil.copytree(golden / "killed", run)

@@ -34,7 +34,7 @@ NEWTON_STEPS = 6  # for one output of the log loss
 MORE_STEPS = 6  # for several, a sweep each
 HINGE_STEPS = 12
 FEW = 6  # rows up to which leave-one-out takes fits of its own
-FOLDS = 4  # fits for softmax with more rows, each without every so many labels
+FOLDS = 3  # fits for softmax with more rows, each without every so many labels
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,8 @@ def refine(judged: Judged, factor: float) -> Candidate:
 def alone_candidates(families: Families, intercept: bool) -> list[Candidate]:
     """Return regressions of users' own, which know nothing of others; none where features are sparse or too many."""
     p, free = families.second.shape[1], math.inf if intercept else 0.0
-    return [Candidate(2, odds / p, free, common=False) for odds in (1.0, 100.0)] if p else []
+    odds = (1.0, 100.0) if families.loss is None or not families.loss.softmax else (1.0,)
+    return [Candidate(2, each / p, free, common=False) for each in odds] if p else []
 
 
 def read_gains(families: Families, chosen: Candidate, intercept: bool, mu_squared: float) -> Gains:

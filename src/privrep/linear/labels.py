@@ -163,9 +163,11 @@ class LabelLearner(PriorLearner):
         families, level = self.families(state), self.panel.level_ratio
         own = self.intercept
         shared = [Candidate(1, slopes, level, own) for slopes in HEADS]
-        others = [Candidate(0, 0.0, level)]
-        width = families.second.shape[1]
-        others += [Candidate(2, odds / width, level, own=not own) for odds in ODDS_ALL if width]
+        others, width = [], families.second.shape[1]
+        if self.rank is None:  # else U is asked for, whatever others do
+            odds = ODDS_ALL[-1:] if self.loss.softmax else ODDS_ALL  # in all features softmax takes its time
+            others = [Candidate(0, 0.0, level)]
+            others += [Candidate(2, each / width, level, own=not own) for each in odds if width]
         if not families.legible(mu_squared):
             if self.rank is not None or self.few:
                 return state
