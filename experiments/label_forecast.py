@@ -38,10 +38,11 @@ def simulate(users: int, p: LabelProblem, budget: Budget, seed: int) -> tuple[fl
     """Return log-losses of one fit: on new rows of its users, and of users without rows. A rank of 0 is not given."""
     rng, d, m = np.random.default_rng(seed), p.features, p.rows
     slopes, along = rng.normal(size=d), rng.normal(size=d)
+    own = p.slopes if p.rank else 0.0
     slopes, along = slopes * p.common / np.linalg.norm(slopes), along / np.linalg.norm(along)
 
     def draw(count: int, rows: int) -> tuple[Array, Array]:
-        level, head = p.levels * rng.normal(size=(count, 1)), p.slopes * rng.normal(size=(count, 1))
+        level, head = p.levels * rng.normal(size=(count, 1)), own * rng.normal(size=(count, 1))
         X = rng.normal(size=(count, rows, d))
         outputs = p.level + level + X @ slopes + head * (X @ along)
         return X, (rng.random(outputs.shape) < expit(outputs)).astype(int)

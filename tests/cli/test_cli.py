@@ -1616,6 +1616,7 @@ def test_budget_forecasts_labels(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("log-loss", "own frequency", "a pooled model", "a mixed model", "users without rows", "epsilon that"):
         assert words in said
     assert "RMSE" not in said
+    assert "a factor of two" in " ".join(said.split())
     code, said, _ = run(capsys, "budget", "--epsilon", "1", "--delta", "1e-6", *shape, "--gain", "0.02")
     assert code == 0
     assert "users without rows" not in said
