@@ -61,7 +61,7 @@ def personalize(
     """Heads for users who were not in the fit, from their own rows and the public representation. Costs no privacy.
 
     Without --out they join the heads in FOLDER/private. With --out they go to a file of weights that only you can read.
-    With --user-id, a table of numbers or ratings may have a header and no rows: that user's head is the prior mean.
+    With --user-id, a table may have a header and no rows: that user's head is then the prior mean.
     """
     from privrep.data.dialects import Dialect
     from privrep.heads.store import write_heads

@@ -93,7 +93,7 @@ def predict(
     if interval is not None and isinstance(prior, HeadPrior) and not all(map(math.isfinite, prior.noise)):
         say("Intervals are infinite: there were too few users to tell how large errors are; fit more, or spend more")
     if seen.rows:
-        said = describe_unknown(seen.rows, len(seen.users), skipped=asked.unknown == "skip")
+        said = describe_unknown(seen.rows, len(seen.users), asked.unknown == "skip", fitted.config.ratings)
         say(f"{said}; privrep personalize {folder} TABLE makes heads of users' own rows")
     for said in seen.missing.words("by the user's own mean of the fit where it is kept, else by the location"):
         note(f"{said[:1].upper()}{said[1:]} (not private: for your eyes).")
@@ -115,7 +115,7 @@ def _check_unknown(given: str | None, refused: bool, fitted: Model, folder: Path
         raise InputError(f"--unknown must be one of {', '.join(known)}. Got {given!r} instead.")
     if refused and given not in (None, "refuse"):
         raise InputError(f"--refuse-unknown says another thing than --unknown {given}; leave one out.")
-    if fitted.representation.prior is not None:
+    if fitted.representation.serves_newcomers:
         return "refuse" if refused else given or "prior"
     if given == "prior":
         raise InputError(f"--unknown prior: {folder} has no prior to predict users without a head by; skip them.")

@@ -111,7 +111,9 @@ def read_known(X: Any, columns: Columns, features: int, dense: bool) -> Any:
             raise InputError(f"this model was fitted on numbers without names, and column {text[0]!r} of X is text.")
         return X
     unused = [name for name in columns.categorical if name not in lists]
-    find_columns(frame, [*columns.features, *lists], (columns.user, *columns.targets, *unused))
+    find_columns(
+        frame, [*columns.features, *lists], (columns.user, *columns.targets, *filter(None, (columns.weight,)), *unused)
+    )
     rows = read_rows(frame, columns.features, lists, may_miss=True)
     counts = MissingCounts()
     counts.add([], dict(zip(rows.numbers, rows.values.T, strict=False)), columns.policy)

@@ -22,7 +22,7 @@ from privrep.local.prior import QUANTILES, HeadPrior, LabelPrior
 from privrep.typing import Array
 
 SAYS_NOTHING = (
-    "this model says nothing of its uncertainty, because its heads have no prior; "
+    "this model says nothing of its uncertainty: intervals are for numbers, whose heads have a prior; "
     "fit numbers with the default configuration."
 )
 
@@ -115,9 +115,10 @@ def check_coverage(coverage: float, name: str = "coverage") -> None:
         raise InputError(f"{name} must lie between 0 and 1, as 0.9 does. Got {coverage!r} instead.")
 
 
-def describe_unknown(rows: int, users: int, skipped: bool = False) -> str:
+def describe_unknown(rows: int, users: int, skipped: bool = False, ratings: bool = False) -> str:
     """Return in words how many rows of how many users without a head were predicted, or left out."""
+    how = "the level and the items' offsets" if ratings else "the prior mean"
     return (
         f"{rows:,} {'row' if rows == 1 else 'rows'} of {users:,} {'user' if users == 1 else 'users'} without a head: "
-        f"{'left out' if skipped else 'predicted with the prior mean'}"
+        f"{'left out' if skipped else f'predicted with {how}'}"
     )
