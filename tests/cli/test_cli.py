@@ -1129,7 +1129,7 @@ def test_fit_of_labels_equals_the_estimator(
     code, said, _ = run(capsys, "fit", trees / name, *LABELS, "--loss", loss, "--simulate", "7", "--out", out)
     assert code == 0
     assert "Classes: 3 (ash, birch, cedar), selected privately; other labels are ignored" in said
-    assert "a classifier of their own" in said
+    assert "and a level of each user's own" in said
     rows = pd.read_csv(trees / "trees.csv")
     estimator = PrivateFedRepClassifier(2, epsilon=4.0, delta=1e-6, loss=loss, random_state=7)
     estimator.fit(features_of(rows), rows["tree"], groups=rows["user"])

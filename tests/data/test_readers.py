@@ -16,6 +16,7 @@ import pytest
 from scipy import sparse
 
 from privrep.data import readers, sources
+from privrep.data.categories import checked_lists
 from privrep.data.readers import TableSource, checked_batches, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError
@@ -449,7 +450,8 @@ def test_categories_that_do_not_fit(tmp_path: Path) -> None:
 
     assert "categories must map" in said([("colour", ["red"])])
     assert "categories of column 'colour' must be a list; write ['red']" in said({"colour": "red"})
-    assert "lists none for column 'colour'" in said({"colour": []})
+    with pytest.raises(InputError, match="lists none for column 'colour'"):
+        checked_lists({"colour": []})
     assert "lists 'red' of column 'colour' more than once" in said({"colour": ["red", "x", "red"]})
     for mixed in (["red", 1], [1, True], [1.0, 2.0], [None, "red"]):
         assert "must be all text or all integers" in said({"colour": mixed})

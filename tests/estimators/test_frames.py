@@ -202,16 +202,17 @@ def test_parameters_that_do_not_fit(options: dict[str, Any], said: str, table: p
             PrivateFedRep(rank=1, **BUDGET, **options).fit(table[["x"]].to_numpy(), table.y, table.who)
 
 
-def test_text_that_looks_like_numbers_is_text_and_said(table: pd.DataFrame) -> None:
+def test_text_that_looks_like_numbers_is_refused_unless_it_is_declared(table: pd.DataFrame) -> None:
+    """One value that is no number makes text of a column: that must not change what the features are."""
     X = features(table).assign(shop=np.where(table.shop == "a", "007", "12"))
-    with pytest.warns(
-        ColumnNote, match="'shop' of X is text that looks like numbers: each of its values is a category"
-    ):
-        found = PrivateFedRep(rank=1, **BUDGET).fit(X, table.y, table.who)
-    assert found.categories_ == {"shop": ("007", "12")}
+    odd = X.assign(shop=["x", *X.shop[1:]])
+    for each in (X, odd):
+        with pytest.raises(InputError, match="'shop' of X is text most of which is written as numbers"):
+            PrivateFedRep(rank=1, **BUDGET).fit(each, table.y, table.who)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ColumnNote)
-        PrivateFedRep(rank=1, categories={"shop": None}, **BUDGET).fit(X, table.y, table.who)
+        found = PrivateFedRep(rank=1, categories={"shop": None}, **BUDGET).fit(X, table.y, table.who)
+    assert found.categories_ == {"shop": ("007", "12")}
 
 
 def test_a_column_of_which_nothing_can_be_named(table: pd.DataFrame) -> None:

@@ -264,20 +264,17 @@ def test_no_sentence_is_scikit_learns_advice(data: Data, fitted: PrivateFedRep) 
 
 
 def test_rows_to_predict_of_a_model_without_gaps(data: Data, tmp_path: Path) -> None:
-    """Users' own means are not kept then: the location stands in for them, and where there is none it is an error."""
+    """Users' own means are kept whoever missed what: what one user sees must not depend on the gaps of others."""
     X, y, groups = own_filled(data[0], data[2], np.array([50.0, -3, 20, 5])), data[1], data[2]
     fitted = PrivateFedRep(**OPTIONS).fit(X, y, groups)
     assert fitted.model_.heads is not None
-    assert fitted.model_.heads.means is None
-    prior = fitted.model_.representation.prior
-    assert prior is not None
+    assert fitted.model_.heads.means is not None
     gap, filled = X[:1].copy(), X[:1].copy()
-    gap[0, 0], filled[0, 0] = np.nan, prior.mean.centre[0]
-    assert fitted.predict(gap, [0]) == fitted.predict(filled, [0])
-    classifier = PrivateFedRepClassifier(1, **OPTIONS).fit(X, y > np.median(y), groups)
-    if classifier.model_.representation.prior is None:
-        with pytest.raises(InputError, match=r"rows to predict miss values of column 0 \(1\), .* fill the values in"):
-            classifier.predict(gap, [0])
+    gap[0, 0], filled[0, 0] = np.nan, X[groups == 0, 0].mean()
+    assert fitted.predict(gap, [0]) == pytest.approx(fitted.predict(filled, [0]), rel=1e-9)
+    refusing = PrivateFedRep(**OPTIONS, missing="refuse").fit(X, y, groups)
+    assert refusing.model_.heads is not None
+    assert refusing.model_.heads.means is None
 
 
 # Labels

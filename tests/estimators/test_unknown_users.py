@@ -263,9 +263,13 @@ def test_models_without_a_prior_refuse(kind: Any) -> None:
         model.personalize(X[:0], y[:0])
 
 
-def test_classifiers_refuse() -> None:
+def test_classifiers_do_the_same() -> None:
     X, y, groups = panel(300, 6, seed=3)
     model = PrivateFedRepClassifier(1, epsilon=50.0, random_state=0).fit(X, (y > 3).astype(int), groups=groups)
+    with pytest.warns(UnknownUsers, match="1 row of 1 user without a head: predicted with the prior mean"):
+        strange = model.predict_proba(X[:1], groups=[-1])
+    assert np.allclose(strange, model.personalize(X[:0], y[:0]).predict_proba(X[:1]))
+    model.set_params(unknown_users="refuse")
     with pytest.raises(InputError, match=r"user -1 \(row 0\) was not in fit"):
         model.predict(X[:1], groups=[-1])
 

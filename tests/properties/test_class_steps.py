@@ -115,6 +115,7 @@ def as_the_engines_call_steps() -> Any:
         (LOSSES[1], False, 1, np.float64),
         (LOSSES[2], False, 10, np.float64),
         (LOSSES[3], True, 4, np.float64),
+        (Loss("log", 9), True, 1, np.float64),  # sums of eight numbers and more may be added in another order
     ],
 )
 def test_contributions_do_not_depend_on_the_others(loss: Loss, intercept: bool, rows: int, dtype: type) -> None:

@@ -123,7 +123,7 @@ def learn_table(
 
             def make(known: Columns) -> StreamingUsers:
                 lists: Any = {
-                    "categories": known.named or None,
+                    "categories": (known.by_category if config.ratings else known.named) or None,
                     "classes": known.classes or None,
                     "dense": config.dense,
                 }

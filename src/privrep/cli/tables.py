@@ -73,7 +73,7 @@ def open_table(
 
 def _lists(fitted: Model, features: str | None, item: str | None) -> dict[str, Categories]:
     """The columns of categories and their lists, under the names they have in this table."""
-    lists = fitted.columns.named
+    lists = fitted.columns.by_category if fitted.config.ratings else fitted.columns.named
     if fitted.config.ratings and features is not None:
         raise InputError("this is a model of ratings, which has items rather than features; leave --features out.")
     if item is None:

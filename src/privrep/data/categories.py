@@ -154,6 +154,8 @@ def codes(column: Any, listed: Categories) -> Any:
 
     Numbers are found in a list of text where it has them as text: 6 and 6.0 are "6", as a CSV file has it.
     """
+    if not listed:
+        return pa.array(np.full(len(column), -1, dtype=np.int32))
     if pa.types.is_dictionary(column.type):
         return codes(column.dictionary, listed).take(column.indices).fill_null(-1)
     places = list(range(len(listed)))
@@ -184,7 +186,7 @@ def _by_number(listed: Categories) -> dict[float, int]:
 def coded_column(name: str, column: Any, listed: Categories, problems: Problems) -> Any:
     """Return the `codes` of a column; where its categories are integers, note values that are not whole."""
     inner = column.dictionary if pa.types.is_dictionary(column.type) else column
-    if pa.types.is_floating(inner.type) and not isinstance(listed[0], str):
+    if listed and pa.types.is_floating(inner.type) and not isinstance(listed[0], str):
         with np.errstate(invalid="ignore"):
             values = inner.fill_null(0).to_numpy(zero_copy_only=False)
             odd = (values != np.floor(values)) & ~np.isnan(values)

@@ -237,13 +237,17 @@ def _holds_text(column: Any) -> bool:
 
 
 def looks_numeric(frame: Frame, names: Sequence[str]) -> list[str]:
-    """Return which of these columns hold nothing but text that is written as numbers are."""
+    """Return which of these columns hold text most of which is written as numbers are.
+
+    Libraries make text of a column of numbers for the sake of one value that is none, which may be one user's.
+    """
     found = []
     for name in names:
         column = frame.columns[name]
         if _holds_text(column) and column.null_count < len(column):
             text = one_hot.plain_text(column)
-            if pc.all(looks_like_number(text)).as_py():
+            numbers = pc.sum(pc.fill_null(looks_like_number(text), False)).as_py()
+            if 2 * numbers > len(text) - text.null_count:
                 found.append(name)
     return found
 

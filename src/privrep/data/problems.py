@@ -142,11 +142,12 @@ def value_kind(kind: Any) -> str:
     """Return "numbers", "text", "dates", "nothing" or "" (of no use) for a type of Arrow's; "" of lists and the like.
 
     Booleans are the numbers 0 and 1. A dictionary of text or of integers is text: its values are categories.
+    One of other numbers is of no use: one value could make it so.
     """
     types = pa.types
     if types.is_dictionary(kind):
         inner = value_kind(kind.value_type)
-        return "text" if inner == "text" or types.is_integer(kind.value_type) else inner
+        return "text" if inner == "text" or types.is_integer(kind.value_type) else "" if inner == "numbers" else inner
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
         return "numbers"
     if is_text(kind):

@@ -178,7 +178,7 @@ def prepare(
         weights = kept.astype(np.float64)
     if weights is not None and not weights.any() and not may_be_empty:
         raise InputError("no row is left: each lacks its target or a feature, or has weight 0. Give others.")
-    keep = numbers.shape[1] if holes or (dense and missing.how == "drop") else 0
+    keep = numbers.shape[1] if dense and missing.how != "refuse" else 0  # whoever misses what
     plain_rows = frame is None and dense and X.shape[1] == estimator.n_features_in_
     return Rows(missing.with_indicators(X) if plain_rows else X, weights, keep, counts, frame)
 

@@ -69,12 +69,11 @@ def read_given(X: Any, categories: Any) -> GivenRows:
     numbers, by_value = sort_columns(frame, lists)
     declared = {name: lists.get(name, ()) for name in by_value}
     rows = read_rows(frame, numbers, declared, may_miss=True)
-    for name in looks_numeric(frame, [name for name in by_value if name not in lists]):
-        warnings.warn(
-            f"column {name!r} of X is text that looks like numbers: each of its values is a category. Convert it if "
-            "it holds numbers; name it in categories if it does not.",
-            ColumnNote,
-            stacklevel=4,
+    if doubtful := looks_numeric(frame, [name for name in by_value if name not in lists]):
+        name = doubtful[0]
+        raise InputError(
+            f"column {name!r} of X is text most of which is written as numbers: convert it if it holds numbers, or "
+            f"name it in categories, {{{name!r}: None}}, if its values are codes."
         )
     return GivenRows(Named(rows.values), rows, frame.names, declared)
 

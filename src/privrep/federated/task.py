@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -270,11 +269,7 @@ def means_to_keep(users: Users, columns: Columns) -> int:
     """Return of how many columns the means of users on this machine are kept: all of numbers, or none."""
     if isinstance(users, StreamingUsers):
         return users.means_to_keep
-    missing = columns.missing == "drop"
-    if isinstance(users, InMemoryUsers):
-        X = users.table.X
-        missing = missing or bool(np.isnan(X.data if users.table.is_sparse else X).any())
-    return len(columns.features) if missing else 0
+    return len(columns.features) if columns.missing != "refuse" else 0
 
 
 def other_task(folder: Path) -> InputError:

@@ -18,6 +18,7 @@ from privrep.heads.label_posterior import LabelFits, fit_labels, moderated, stre
 from privrep.heads.posterior import images_of
 from privrep.linear.panel_steps import Part, check_shapes, join_parts, part_between, part_within
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
+from privrep.local.least_squares import sum_columns
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
@@ -116,8 +117,7 @@ class LabelGradient:
         )
         fits = fit_around(mean, self.factor, False, self.level, X, batch.y, self.loss)
         pull = np.ascontiguousarray(fits.pull.transpose(1, 2, 0))  # (users, m, outputs)
-        weight = np.ascontiguousarray(fits.curve.sum(axis=0)) / self.loss.outputs
-        variance = np.ascontiguousarray(fits.variance.sum(axis=0)) / self.loss.outputs
+        weight, variance = (sum_columns(part) / self.loss.outputs for part in (fits.curve, fits.variance))
         whole = weight.sum(axis=1)
         left = (weight * np.maximum(1 - weight * variance, 0.0)).sum(axis=1)  # what own heads leave of the weight
         share = np.clip(left / np.maximum(whole, 1e-300) * m / max(m - mean.intercept, 1), 0.0, 1.0)
@@ -284,4 +284,4 @@ class LabelTrust:
 
     def _derivatives(self, outputs: Array, signs: Floats, factor: float) -> list[Array]:
         pull, curve = self.loss.pulls(factor * outputs, signs)
-        return [(pull * outputs).sum(axis=0).sum(axis=1), (curve * outputs**2).sum(axis=0).sum(axis=1)]
+        return [sum_columns(part).sum(axis=1) for part in (pull * outputs, curve * outputs**2)]

@@ -51,6 +51,7 @@ PURPOSES = {
 LEVEL, UNHEARD = 1.0, 3.0  # variance of levels to begin with, and where not even their mean was heard
 STEP, HALF_STEP = 8.0, 3.0  # between neighbours when the variance of levels is looked for, and again
 HEADS = (0.2, 2.0, 20.0)  # variances of heads along U to begin with
+MOSTLY_NOISE = 0.3  # mean squared sine of U from which on it is not the first choice
 NOTHING_SEEN = Spreads(None, None, None, None, None)  # what users see of labels alone says little
 
 
@@ -209,7 +210,9 @@ class LabelLearner(PriorLearner):
         """Choose the prior, measure how far to believe it, and post the representation."""
         families, logits = self.families(state), self.loss.name == "log"
         level = self.panel.level_ratio if self.intercept else 0.0
-        choice = LabelChoice(families, NOTHING_SEEN, self.intercept, for_families, heads=self.heads, level=level)
+        seen = bool(state.basis.shape[1]) and state.total_error < MOSTLY_NOISE * state.basis.shape[1]
+        asked = families, NOTHING_SEEN, self.intercept, for_families
+        choice = LabelChoice(*asked, heads=self.heads, level=level, seen=seen)
         chosen = choice.make()
         left = 0.8 * for_families - choice.spent  # what was not worth asking for
         self.descent.panel = self.with_level(chosen.level)
@@ -287,13 +290,14 @@ class LabelChoice(PriorChoice):
     flips_last: ClassVar[bool] = False
     heads: float = HEADS[1]
     level: float = LEVEL
+    seen: bool = True  # whether U is more than noise, as far as its releases tell
 
     def guess(self) -> tuple[Candidate, Candidate | None]:
         common = Candidate(0, 0.0, self.level)
         if not self.families.first.shape[1]:
             return common, None
         shared = Candidate(1, self.heads, self.level, self.intercept)
-        return shared, shared
+        return (shared if self.seen else common), shared
 
     def others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
         """Return the candidates of the other families, and those with the other origin, at which levels may vary less.

@@ -94,9 +94,11 @@ class StreamingUsers:
 
     @property
     def means_to_keep(self) -> int:
-        """Return of how many columns users' means are kept with their heads: all of numbers, if one may be missing."""
-        missing = self.missing.values or self.source.missing.how == "drop"
-        return len(self.source.numeric_names) if missing else 0
+        """Return of how many columns users' means are kept with their heads: all of numbers, if one may be missing.
+
+        What is kept of one user must not depend on what others miss.
+        """
+        return len(self.source.numeric_names) if self.source.missing.how != "refuse" else 0
 
     def sums(
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
