@@ -140,7 +140,7 @@ def find_panel(
     declared = None if transform is None else transform.scale
     location, spent = find_location(run, total, intercept, s.histogram, declared, loss)
     sized = transform is not None or bool(location.varies[:d].any())
-    if loss is not None:  # where sizes were not heard, gradients may be, and steps are shrunk by their noise
+    if loss is not None and not sized:  # no size was heard; gradients may be, and steps are shrunk by their noise
         location = replace(location, varies=np.ones(d + q, bool))
     target_scale = np.maximum(location.scale[d:], 1e-300)
     located = (location.between > 0) if intercept else np.ones(d + q, bool)
