@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from privrep.linear.gathering import Coordinates, Gathered, Heard
 from privrep.linear.label_steps import LabelGradient
 from privrep.linear.panel import Panel
 from privrep.linear.panel_steps import COMMON_CELLS, CommonGradient
@@ -55,6 +56,7 @@ class Descent:
     heard: bool = False  # whether the last step found slopes or contexts that stand out from its noise
     sizes: Release | None = None
     bends: dict[str, _Curvature] = field(default_factory=dict)  # what steps so far have shown of curvatures
+    known: Gathered | None = None  # what steps on labels have shown of the mean
 
     @property
     def parts(self) -> dict[str, int]:
@@ -84,6 +86,11 @@ class Descent:
             return None
         bound = Bound(math.sqrt(2.0 * parts), COMMON_CELLS * parts, acute=True)
         return Query(bound, max(needed, 0.003 * self.capacity))
+
+    def stretch(self, factor: float, level_ratio: float) -> None:
+        """Go on with another variance of levels, and with this many times the mean."""
+        self.panel = replace(self.panel, mean=self.panel.mean.scaled(factor), level_ratio=level_ratio)
+        self.known = None if self.known is None else self.known.scaled(factor)
 
     def refit(self, panel: Panel) -> None:
         """Go on with another idea of how users vary: earlier histograms say nothing of its gradients."""
@@ -118,7 +125,22 @@ class Descent:
         for key, p in self.parts.items():
             size = p * q
             self.bends[key] = _Curvature.read(released[key], size, p, tails[key], full).joined(self.bends.get(key))
-        self.panel, self.heard = _moved(self.panel, released, self.bends)
+        if self.panel.loss is not None and full and "between" in self.parts:
+            self.panel, self.heard = self._gathered(released)
+        else:
+            self.panel, self.heard = _moved(self.panel, released, self.bends)
+
+    def _gathered(self, released: dict[str, Release]) -> tuple[Panel, bool]:
+        """Return the panel that all steps of labels so far tell of, and whether slopes or contexts moved."""
+        panel, mean = self.panel, self.panel.mean
+        coordinates = Coordinates.of(mean, panel.transform, panel.location.typical_rows)
+        here = coordinates.parameters(mean)
+        within, between = (self.bends[key].heard(released[key], here.shape[1]) for key in ("within", "between"))
+        known = self.known or Gathered.nothing(here)
+        self.known = known.joined(within, between, here, coordinates)
+        best, moved = self.known.best(coordinates)
+        varies = panel.location.varies[: len(mean.slopes)]
+        return replace(panel, mean=coordinates.mean_of(best, mean, varies)), moved
 
     def _look(self, most: float) -> float:
         """Ask how large residuals are, by the cheapest of histograms; return what it cost."""
@@ -244,6 +266,16 @@ class _Curvature:
         mine, theirs = self.noise**-2, other.noise**-2
         shape = (mine * self.shape + theirs * other.shape) / (mine + theirs)
         return replace(self, shape=shape, noise=(mine + theirs) ** -0.5)
+
+    def heard(self, released: Release, q: int) -> Heard:
+        """Return the gradient of a release with the curvature as it is known; with none where that is noise."""
+        p, found = len(self.shape), self.directions()
+        if found is None:
+            return Heard(np.zeros((p, q)), np.zeros((p, p)), released.sigma)
+        values, turn = found
+        curvature = np.diag(values) if turn is None else (turn * values) @ turn.T
+        gradient = released.value[: p * q].reshape(q, p).T
+        return Heard(gradient - gradient.mean(axis=1, keepdims=True) if q > 1 else gradient, curvature, released.sigma)
 
     def directions(self) -> tuple[Array, Array | None] | None:
         """Return the curvature's eigenvalues and eigenvectors, (p,) and (p, p), its shape shrunk towards the identity

@@ -150,13 +150,11 @@ class LabelLearner(PriorLearner):
         candidates = [Candidate(*kind, level * each) for each in (1.0, factor, 1 / factor)]
         judged = families.judge(f"families-level-{self.asked}", candidates, mu_squared)
         self.descent.spent += mu_squared
-        self.descent.panel = self.with_level(refine(judged, factor).level)
+        self.use_level(refine(judged, factor).level)
 
-    def with_level(self, level: float) -> Panel:
-        """Return the panel with another variance of levels, and the prior mean that goes with it."""
-        panel = self.panel
-        mean = panel.mean.scaled(stretch(panel.level_ratio, level)) if self.intercept else panel.mean
-        return replace(panel, mean=mean, level_ratio=level)
+    def use_level(self, level: float) -> None:
+        """Go on with another variance of levels, and the prior mean that goes with it."""
+        self.descent.stretch(stretch(self.panel.level_ratio, level) if self.intercept else 1.0, level)
 
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
         """Return the state, or no direction where nobody asks for one and heads along it do no better than others; and
@@ -215,7 +213,7 @@ class LabelLearner(PriorLearner):
         choice = LabelChoice(*asked, heads=self.heads, level=level, seen=seen)
         chosen = choice.make()
         left = 0.8 * for_families - choice.spent  # what was not worth asking for
-        self.descent.panel = self.with_level(chosen.level)
+        self.use_level(chosen.level)
         factor = {0: np.zeros((len(state.basis), 0)), 1: families.first, 2: families.second}[chosen.factor]
         factor, decided = factor * math.sqrt(chosen.slopes), True
         if choice.asked == 0 and not self.run.users.facts.sparse:

@@ -1,0 +1,188 @@
+"""What steps of labels have told of level, slopes and contexts so far, all of them together.
+
+Parameters are the common slopes w, by how rows of a user differ from what its mean row will be, the level, and the
+slopes b of those means; contexts are the difference, c = b - w along the axes of users' means. The two gradients of a
+step are derivatives by w and by b. A user's mean row is known by its rows alone, so what is left of it moves with w:
+the curvature between w and b follows from that of b, and nothing more is released.
+
+A step with gradient g and curvature H, taken from parameters t, says that H t + g is H times the best parameters, with
+noise of privacy. The best parameters differ from the true ones by sampling noise, whose variance is the inverse of the
+curvature. Slopes are taken to be normal around the first ones, contexts around zero: where they cannot be told from
+noise, rows and means of users tell of one and the same slope. Both variances are those under which all steps together
+are likeliest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from privrep.local.prior import PriorMean
+from privrep.local.transform import FeatureTransform
+from privrep.typing import Array
+
+LASTING = 50.0  # variance of users' means over that of their rows from which on an axis counts as constant within users
+LEVELS = 1.5  # standard deviation of levels around the first one
+SIZES = np.concatenate([[0.0], 2.0 ** np.arange(-7.0, 2.0)])  # standard deviations that slopes and contexts may have
+LEAST = 1e-9  # of the largest eigenvalue: what is less counts as nothing
+HARDLY = 1.0  # of the likelihood's logarithm, by which slopes other than the first ones must be likelier
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A released gradient, and the curvature that goes with it."""
+
+    gradient: Array  # (p, q)
+    curvature: Array  # (p, p)
+    sigma: float  # of the noise in the gradient
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """How a prior mean is written as parameters: slopes in the coordinates of rows, the level, b along the axes."""
+
+    transform: FeatureTransform
+    axes: Array  # (d, r)
+    located: Array  # (d,)
+    unit: Array  # (r,): of b
+    left: Array  # (d, r): what is left of mean rows, by their coordinates
+    lasting: Array  # (r,): axes along which rows of one user hardly differ
+
+    @classmethod
+    def of(cls, mean: PriorMean, transform: FeatureTransform, rows: float) -> Coordinates:
+        """Return the coordinates of a prior mean whose users have typically this many rows."""
+        known = mean.spread / (mean.spread + 1 / rows)
+        unit = mean.unit(rows, rows)
+        scale = transform.scale
+        back = scale[:, None] * np.linalg.pinv(mean.axes.T * scale)
+        left = transform.rows((back * ((1 - known) / unit)).T).T
+        return cls(transform, mean.axes, mean.located, unit / known, left, mean.spread > LASTING)
+
+    def along(self, slopes: Array) -> Array:
+        """Return slopes (d, q) along the axes of users' means, (r, q)."""
+        return np.linalg.pinv(self.axes) @ (slopes * self.located[:, None]) / self.unit[:, None]
+
+    def parameters(self, mean: PriorMean) -> Array:
+        """Return (slopes, level, b) of a prior mean, (d + 1 + r, q)."""
+        t = self.transform
+        scaled = mean.slopes * t.scale[:, None]
+        turned = scaled if t.whitening is None else np.linalg.lstsq(t.whitening, scaled, rcond=1e-12)[0]
+        return np.concatenate([turned, mean.level[None], self.along(mean.slopes) + mean.context / self.unit[:, None]])
+
+    def mean_of(self, parameters: Array, mean: PriorMean, varies: Array) -> PriorMean:
+        """Return the prior mean with these parameters; columns that do not vary within users have no slopes."""
+        d = len(varies)
+        slopes = self.transform.original(parameters[:d])
+        slopes[~varies] = 0.0
+        context = (parameters[d + 1 :] - self.along(slopes)) * self.unit[:, None]
+        return replace(mean, slopes=slopes, level=parameters[d], context=context)
+
+    def curvature(self, within: Array, between: Array) -> Array:
+        """Return the joint curvature of both gradients, (d + 1 + r, d + 1 + r)."""
+        cross = self.left @ between[1:]
+        for _ in range(12):  # noise may leave it indefinite
+            H = np.block([[within, cross], [cross.T, between]])
+            if np.linalg.eigvalsh(H)[0] >= 0:
+                break
+            cross = 0.7 * cross
+        return np.asarray(H)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Releases so far, as one observation of the parameters."""
+
+    first: Array  # (p, q): parameters before any step
+    precision: Array  # (p, p): of the noise of privacy
+    told: Array  # (p, q): precision times parameters
+    curvature: Array  # (p, p): the last
+
+    @classmethod
+    def nothing(cls, first: Array) -> Gathered:
+        p = len(first)
+        return cls(first, np.zeros((p, p)), np.zeros_like(first), np.zeros((p, p)))
+
+    def scaled(self, factor: float) -> Gathered:
+        """Return the same of parameters that are so many times as large."""
+        return replace(
+            self, first=factor * self.first, precision=self.precision / factor**2, told=self.told / factor
+        )
+
+    def joined(self, within: Heard, between: Heard, here: Array, coordinates: Coordinates) -> Gathered:
+        """Return what is known after one more step, taken from the parameters `here`."""
+        H = coordinates.curvature(within.curvature, between.curvature)
+        g = np.concatenate([within.gradient, between.gradient])
+        sigma = np.repeat([within.sigma, between.sigma], [len(within.gradient), len(between.gradient)])
+        weighed = H / sigma**2
+        precision, told = weighed @ H, weighed @ (g + H @ here)
+        keep = self._agreement(precision, told)
+        return replace(self, precision=keep * self.precision + precision, told=keep * self.told + told, curvature=H)
+
+    def _agreement(self, precision: Array, told: Array) -> float:
+        """Return what earlier steps count beside a new one: the part of their precision under which the new one is
+        likeliest. Steps from far away are not quite right, for curvatures change on the way."""
+        values, vectors = np.linalg.eigh(precision)
+        kept = values > LEAST * max(float(values[-1]), 1e-300)
+        old, turn = np.linalg.eigh(self.precision)
+        if not kept.any() or old[-1] <= 0:
+            return 1.0
+        floor = np.maximum(old, LEAST * float(old[-1]))
+        before = turn @ ((turn.T @ self.told) / floor[:, None])
+        root = (vectors[:, kept] * np.sqrt(values[kept])).T
+        missed = (vectors[:, kept] / np.sqrt(values[kept])).T @ told - root @ before
+        spread, basis = np.linalg.eigh((root @ turn / floor) @ (root @ turn).T)
+        square = ((basis.T @ missed) ** 2).sum(axis=1)
+        kept_parts = 2.0 ** -np.arange(0.0, 30.0)
+        total = 1 + np.maximum(spread, 0.0) / kept_parts[:, None]
+        likely = -0.5 * (square / total + told.shape[1] * np.log(total)).sum(axis=1)
+        return float(kept_parts[likely.argmax()])
+
+    def best(self, coordinates: Coordinates) -> tuple[Array, bool]:
+        """Return the posterior mean of the parameters, (p, q), and whether slopes are other than the first ones."""
+        d, r = coordinates.left.shape
+        lasting = coordinates.lasting
+        values, vectors = np.linalg.eigh(self.precision)
+        kept = values > LEAST * max(float(values[-1]), 1e-300)
+        if not kept.any():
+            return self.first, False
+        root = (vectors[:, kept] * np.sqrt(values[kept])).T  # unit noise of privacy in these coordinates
+        turn = np.eye(d + 1 + r)
+        turn[d + 1 :, :d] = np.where(lasting[:, None], 0.0, coordinates.along(coordinates.transform.original(np.eye(d))))
+        first = self.first.copy()
+        first[d + 1 :][~lasting] = (turn @ np.concatenate([first[: d + 1], np.zeros_like(first[d + 1 :])]))[d + 1 :][~lasting]
+        observed = (vectors[:, kept] / np.sqrt(values[kept])).T @ self.told - root @ first
+        noise = np.eye(int(kept.sum())) + root @ np.linalg.pinv(self.curvature, rcond=LEAST, hermitian=True) @ root.T
+        search = _Search(root @ turn, observed, noise, d, lasting)
+        found, moved = search.best()
+        return first + turn @ found, moved
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The variances under which an observation is likeliest."""
+
+    model: Array  # (observed, p)
+    observed: Array  # (observed, q)
+    noise: Array  # (observed, observed)
+    d: int
+    lasting: Array  # (r,)
+
+    def best(self) -> tuple[Array, bool]:
+        """Return the posterior mean under the likeliest variances, and whether that of slopes is not zero."""
+        tried = {(s, c): self._fit(s, c) for s in SIZES for c in SIZES}
+        still = max((tried[0.0, c][0], c) for c in SIZES)
+        likely, s, c = max((tried[key][0], *key) for key in tried)
+        moved = likely > still[0] + HARDLY
+        return tried[(s, c) if moved else (0.0, still[1])][1], moved
+
+    def _fit(self, slopes: float, context: float) -> tuple[float, Array]:
+        """Return the likelihood, up to a constant, and the posterior mean, (p, q)."""
+        variance = np.concatenate([np.full(self.d, slopes**2), [LEVELS**2], np.full(len(self.lasting), context**2)])
+        variance[self.d + 1 :][self.lasting] = max(slopes, context) ** 2
+        spread = self.model * variance
+        factor = np.linalg.cholesky(spread @ self.model.T + self.noise)
+        white = np.linalg.solve(factor, self.observed)
+        q = self.observed.shape[1]
+        likely = -0.5 * float((white**2).sum()) - q * float(np.log(np.diag(factor)).sum())
+        return likely, spread.T @ np.linalg.solve(factor.T, white)
