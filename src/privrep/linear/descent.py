@@ -125,7 +125,7 @@ class Descent:
         for key, p in self.parts.items():
             size = p * q
             self.bends[key] = _Curvature.read(released[key], size, p, tails[key], full).joined(self.bends.get(key))
-        if self.panel.loss is not None and full and "between" in self.parts:
+        if self.panel.loss is not None and self.panel.sized and full and "between" in self.parts:
             self.panel, self.heard = self._gathered(released)
         else:
             self.panel, self.heard = _moved(self.panel, released, self.bends)
@@ -205,6 +205,7 @@ def _guess_label_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float
 PULL, WEIGHT = 0.4, 0.16
 TAIL = 0.4
 BIAS, LABEL_BIAS = 0.1, 1.0
+SEEN, NEAR = 3.0, 6  # deviations of noise from which on a cell has users, among so many next to the fullest one
 
 
 def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, bias: float = BIAS) -> float | None:
@@ -226,7 +227,8 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, bias:
     clear = np.zeros(len(counts), bool)  # the cells around the fullest, as far as they are full without a gap
     clear[ends[0][-1] + 1 if len(ends[0]) else 0 : peak + ends[1][0] if len(ends[1]) else len(counts)] = True
     if bias == LABEL_BIAS:  # users with few labels are of few kinds, with gaps between their norms
-        clear |= counts > CLEAR * sigma
+        near = np.abs(np.arange(len(counts)) - peak) <= NEAR
+        clear |= counts > np.where(near, SEEN, CLEAR) * sigma
     weights = np.where(clear, counts, 0.0)
     norms = 2.0 ** (np.arange(len(counts)) + WIDE_LOWEST)
     first, last = np.flatnonzero(clear)[[0, -1]]

@@ -206,7 +206,7 @@ class Families:
         if before is not None and math.sqrt(mu_squared) * self.users > AMPLE:
             norm = before.norm
         elif not relative and needed < 0.25 * mu_squared:
-            share = max(needed, 0.05 * mu_squared)
+            share = max(needed, (0.05 if self.loss is None else LOOK) * mu_squared)
             mu_squared -= share
             sizing = {"sizes": Query(Bound(1.0, WIDE_CELLS, acute=True), share)}
             sizes = self.run.release(f"{page}-scout", step, sizing)["sizes"]
@@ -256,6 +256,7 @@ class HeadVotes:
 
 
 LEGIBLE = 40.0  # users times the root of mu^2 for losses to stand out: then a twentieth of a typical user's is heard
+LOOK = 0.25  # of what losses of labels cost, for their sizes: users with the rarer label lose most, and decide
 AMPLE = 10 * LEGIBLE  # from which on a clipping norm need not be the best one
 SOFT = 0.2  # of a user's least loss, added to all of them
 LOWEST_ERROR, ERROR_CELLS = -8, 20  # histograms of errors over their deviations: two cells an octave, from 2^-4 to 2^6

@@ -152,7 +152,10 @@ class Gathered:
         first = self.first.copy()
         first[d + 1 :][~lasting] = (turn @ np.concatenate([first[: d + 1], np.zeros_like(first[d + 1 :])]))[d + 1 :][~lasting]
         observed = (vectors[:, kept] / np.sqrt(values[kept])).T @ self.told - root @ first
-        noise = np.eye(int(kept.sum())) + root @ np.linalg.pinv(self.curvature, rcond=LEAST, hermitian=True) @ root.T
+        bend, axes = np.linalg.eigh(self.curvature)
+        bent = bend > LEAST * max(float(bend[-1]), 1e-300)
+        sampled = root @ (axes[:, bent] / np.sqrt(bend[bent]))
+        noise = np.eye(len(root)) + sampled @ sampled.T
         search = _Search(root @ turn, observed, noise, d, lasting)
         found, moved = search.best()
         return first + turn @ found, moved
@@ -181,7 +184,9 @@ class _Search:
         variance = np.concatenate([np.full(self.d, slopes**2), [LEVELS**2], np.full(len(self.lasting), context**2)])
         variance[self.d + 1 :][self.lasting] = max(slopes, context) ** 2
         spread = self.model * variance
-        factor = np.linalg.cholesky(spread @ self.model.T + self.noise)
+        shaped = self.model * np.sqrt(variance)
+        total = shaped @ shaped.T + self.noise
+        factor = np.linalg.cholesky(total + LEAST * np.trace(total) * np.eye(len(total)))
         white = np.linalg.solve(factor, self.observed)
         q = self.observed.shape[1]
         likely = -0.5 * float((white**2).sum()) - q * float(np.log(np.diag(factor)).sum())
