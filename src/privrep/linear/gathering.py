@@ -26,6 +26,7 @@ LASTING = 50.0  # variance of users' means over that of their rows from which on
 LEVELS = 1.5  # standard deviation of levels around the first one
 SIZES = np.concatenate([[0.0], 2.0 ** np.arange(-7.0, 2.0)])  # standard deviations that slopes and contexts may have
 LEAST = 1e-9  # of the largest eigenvalue: what is less counts as nothing
+APART = 4.0  # of the same, for each output more than one, by which outputs must be likelier with variances of their own
 HARDLY = 1.0  # of the likelihood's logarithm, by which slopes other than the first ones must be likelier
 
 
@@ -105,9 +106,7 @@ class Gathered:
 
     def scaled(self, factor: float) -> Gathered:
         """Return the same of parameters that are so many times as large."""
-        return replace(
-            self, first=factor * self.first, precision=self.precision / factor**2, told=self.told / factor
-        )
+        return replace(self, first=factor * self.first, precision=self.precision / factor**2, told=self.told / factor)
 
     def joined(self, within: Heard, between: Heard, here: Array, coordinates: Coordinates) -> Gathered:
         """Return what is known after one more step, taken from the parameters `here`."""
@@ -148,16 +147,23 @@ class Gathered:
             return self.first, False
         root = (vectors[:, kept] * np.sqrt(values[kept])).T  # unit noise of privacy in these coordinates
         turn = np.eye(d + 1 + r)
-        turn[d + 1 :, :d] = np.where(lasting[:, None], 0.0, coordinates.along(coordinates.transform.original(np.eye(d))))
+        turn[d + 1 :, :d] = np.where(
+            lasting[:, None], 0.0, coordinates.along(coordinates.transform.original(np.eye(d)))
+        )
         first = self.first.copy()
-        first[d + 1 :][~lasting] = (turn @ np.concatenate([first[: d + 1], np.zeros_like(first[d + 1 :])]))[d + 1 :][~lasting]
+        first[d + 1 :][~lasting] = (turn @ np.concatenate([first[: d + 1], np.zeros_like(first[d + 1 :])]))[d + 1 :][
+            ~lasting
+        ]
         observed = (vectors[:, kept] / np.sqrt(values[kept])).T @ self.told - root @ first
         bend, axes = np.linalg.eigh(self.curvature)
         bent = bend > LEAST * max(float(bend[-1]), 1e-300)
         sampled = root @ (axes[:, bent] / np.sqrt(bend[bent]))
         noise = np.eye(len(root)) + sampled @ sampled.T
-        search = _Search(root @ turn, observed, noise, d, lasting)
-        found, moved = search.best()
+        likely, found, moved = _Search(root @ turn, observed, noise, d, lasting).best()
+        _, _, outputs = np.linalg.svd(observed, full_matrices=False)
+        each = [_Search(root @ turn, observed @ o[:, None], noise, d, lasting).best() for o in outputs]
+        if sum(one[0] for one in each) > likely + APART * (len(outputs) - 1):
+            found, moved = np.concatenate([one[1] for one in each], axis=1) @ outputs, any(one[2] for one in each)
         return first + turn @ found, moved
 
 
@@ -171,13 +177,13 @@ class _Search:
     d: int
     lasting: Array  # (r,)
 
-    def best(self) -> tuple[Array, bool]:
-        """Return the posterior mean under the likeliest variances, and whether that of slopes is not zero."""
+    def best(self) -> tuple[float, Array, bool]:
+        """Return the likelihood, the posterior mean under the likeliest variances, and whether slopes have one."""
         tried = {(s, c): self._fit(s, c) for s in SIZES for c in SIZES}
         still = max((tried[0.0, c][0], c) for c in SIZES)
         likely, s, c = max((tried[key][0], *key) for key in tried)
         moved = likely > still[0] + HARDLY
-        return tried[(s, c) if moved else (0.0, still[1])][1], moved
+        return *tried[(s, c) if moved else (0.0, still[1])], moved
 
     def _fit(self, slopes: float, context: float) -> tuple[float, Array]:
         """Return the likelihood, up to a constant, and the posterior mean, (p, q)."""
