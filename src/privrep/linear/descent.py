@@ -3,7 +3,7 @@
 Each step is one release of two gradients with their curvatures. Its clipping norms come from histograms of norms of the
 step before, from ones asked for by themselves where users are now known to vary, from histograms of residuals, or from
 scales: the first that can be had. Directions of a step are shrunk by how much of them is noise, whose variance is
-public.
+public. What steps on labels tell all together is in `gathering`.
 """
 
 from __future__ import annotations

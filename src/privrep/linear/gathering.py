@@ -17,16 +17,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.typing import Array
 
+Flags = NDArray[np.bool_]
 LASTING = 50.0  # variance of users' means over that of their rows from which on an axis counts as constant within users
 LEVELS = 1.5  # standard deviation of levels around the first one
 SIZES = np.concatenate([[0.0], 2.0 ** np.arange(-7.0, 2.0)])  # standard deviations that slopes and contexts may have
 LEAST = 1e-9  # of the largest eigenvalue: what is less counts as nothing
 APART = 4.0  # of the same, for each output more than one, by which outputs must be likelier with variances of their own
+MOST_APART = 16  # outputs whose variances are looked at apart
 HARDLY = 1.0  # of the likelihood's logarithm, by which slopes other than the first ones must be likelier
 
 
@@ -48,7 +51,7 @@ class Coordinates:
     located: Array  # (d,)
     unit: Array  # (r,): of b
     left: Array  # (d, r): what is left of mean rows, by their coordinates
-    lasting: Array  # (r,): axes along which rows of one user hardly differ
+    lasting: Flags  # (r,): axes along which rows of one user hardly differ
 
     @classmethod
     def of(cls, mean: PriorMean, transform: FeatureTransform, rows: float) -> Coordinates:
@@ -62,7 +65,19 @@ class Coordinates:
 
     def along(self, slopes: Array) -> Array:
         """Return slopes (d, q) along the axes of users' means, (r, q)."""
-        return np.linalg.pinv(self.axes) @ (slopes * self.located[:, None]) / self.unit[:, None]
+        return np.asarray(np.linalg.pinv(self.axes) @ (slopes * self.located[:, None]) / self.unit[:, None])
+
+    @property
+    def turn(self) -> Array:
+        """Return the matrix that makes parameters of slopes, the level and contexts, (d + 1 + r, d + 1 + r).
+
+        What users' means say is as it is along axes that rows of one user hardly differ in: no slope tells of it.
+        """
+        d, r = self.left.shape
+        turn = np.eye(d + 1 + r)
+        along = self.along(self.transform.original(np.eye(d)))
+        turn[d + 1 :, :d] = np.where(self.lasting[:, None], 0.0, along)
+        return turn
 
     def parameters(self, mean: PriorMean) -> Array:
         """Return (slopes, level, b) of a prior mean, (d + 1 + r, q)."""
@@ -71,7 +86,7 @@ class Coordinates:
         turned = scaled if t.whitening is None else np.linalg.lstsq(t.whitening, scaled, rcond=1e-12)[0]
         return np.concatenate([turned, mean.level[None], self.along(mean.slopes) + mean.context / self.unit[:, None]])
 
-    def mean_of(self, parameters: Array, mean: PriorMean, varies: Array) -> PriorMean:
+    def mean_of(self, parameters: Array, mean: PriorMean, varies: Flags) -> PriorMean:
         """Return the prior mean with these parameters; columns that do not vary within users have no slopes."""
         d = len(varies)
         slopes = self.transform.original(parameters[:d])
@@ -121,50 +136,46 @@ class Gathered:
     def _agreement(self, precision: Array, told: Array) -> float:
         """Return what earlier steps count beside a new one: the part of their precision under which the new one is
         likeliest. Steps from far away are not quite right, for curvatures change on the way."""
-        values, vectors = np.linalg.eigh(precision)
-        kept = values > LEAST * max(float(values[-1]), 1e-300)
+        root, backward = _roots(precision)
         old, turn = np.linalg.eigh(self.precision)
-        if not kept.any() or old[-1] <= 0:
+        if not len(root) or old[-1] <= 0:
             return 1.0
         floor = np.maximum(old, LEAST * float(old[-1]))
-        before = turn @ ((turn.T @ self.told) / floor[:, None])
-        root = (vectors[:, kept] * np.sqrt(values[kept])).T
-        missed = (vectors[:, kept] / np.sqrt(values[kept])).T @ told - root @ before
+        missed = backward @ told - root @ (turn @ ((turn.T @ self.told) / floor[:, None]))
         spread, basis = np.linalg.eigh((root @ turn / floor) @ (root @ turn).T)
         square = ((basis.T @ missed) ** 2).sum(axis=1)
-        kept_parts = 2.0 ** -np.arange(0.0, 30.0)
-        total = 1 + np.maximum(spread, 0.0) / kept_parts[:, None]
+        parts = 2.0 ** -np.arange(0.0, 30.0)
+        total = 1 + np.maximum(spread, 0.0) / parts[:, None]
         likely = -0.5 * (square / total + told.shape[1] * np.log(total)).sum(axis=1)
-        return float(kept_parts[likely.argmax()])
+        return float(parts[likely.argmax()])
 
     def best(self, coordinates: Coordinates) -> tuple[Array, bool]:
         """Return the posterior mean of the parameters, (p, q), and whether slopes are other than the first ones."""
-        d, r = coordinates.left.shape
-        lasting = coordinates.lasting
-        values, vectors = np.linalg.eigh(self.precision)
-        kept = values > LEAST * max(float(values[-1]), 1e-300)
-        if not kept.any():
+        d, lasting, turn = len(coordinates.left), coordinates.lasting, coordinates.turn
+        root, backward = _roots(self.precision)  # in whose coordinates the noise of privacy is one
+        if not len(root):
             return self.first, False
-        root = (vectors[:, kept] * np.sqrt(values[kept])).T  # unit noise of privacy in these coordinates
-        turn = np.eye(d + 1 + r)
-        turn[d + 1 :, :d] = np.where(
-            lasting[:, None], 0.0, coordinates.along(coordinates.transform.original(np.eye(d)))
-        )
-        first = self.first.copy()
-        first[d + 1 :][~lasting] = (turn @ np.concatenate([first[: d + 1], np.zeros_like(first[d + 1 :])]))[d + 1 :][
-            ~lasting
-        ]
-        observed = (vectors[:, kept] / np.sqrt(values[kept])).T @ self.told - root @ first
-        bend, axes = np.linalg.eigh(self.curvature)
-        bent = bend > LEAST * max(float(bend[-1]), 1e-300)
-        sampled = root @ (axes[:, bent] / np.sqrt(bend[bent]))
+        start = np.linalg.solve(turn, self.first)
+        start[d + 1 :][~lasting] = 0.0
+        observed = backward @ self.told - root @ (turn @ start)
+        sampled = root @ _roots(self.curvature)[1].T
         noise = np.eye(len(root)) + sampled @ sampled.T
         likely, found, moved = _Search(root @ turn, observed, noise, d, lasting).best()
-        _, _, outputs = np.linalg.svd(observed, full_matrices=False)
-        each = [_Search(root @ turn, observed @ o[:, None], noise, d, lasting).best() for o in outputs]
-        if sum(one[0] for one in each) > likely + APART * (len(outputs) - 1):
-            found, moved = np.concatenate([one[1] for one in each], axis=1) @ outputs, any(one[2] for one in each)
-        return first + turn @ found, moved
+        q = observed.shape[1]
+        if 1 < q <= MOST_APART:
+            _, _, outputs = np.linalg.svd(observed, full_matrices=False)
+            each = [_Search(root @ turn, observed @ o[:, None], noise, d, lasting).best() for o in outputs]
+            if sum(one[0] for one in each) > likely + APART * (q - 1):
+                found, moved = np.concatenate([one[1] for one in each], axis=1) @ outputs, any(one[2] for one in each)
+        return turn @ (start + found), moved
+
+
+def _roots(matrix: Array) -> tuple[Array, Array]:
+    """Return R with R^T R the matrix, and the transpose of its inverse, (kept, p) both, without directions of zero."""
+    values, vectors = np.linalg.eigh(matrix)
+    kept = values > LEAST * max(float(values[-1]), 1e-300)
+    size = np.sqrt(values[kept])
+    return (vectors[:, kept] * size).T, (vectors[:, kept] / size).T
 
 
 @dataclass(frozen=True)
@@ -175,7 +186,7 @@ class _Search:
     observed: Array  # (observed, q)
     noise: Array  # (observed, observed)
     d: int
-    lasting: Array  # (r,)
+    lasting: Flags  # (r,)
 
     def best(self) -> tuple[float, Array, bool]:
         """Return the likelihood, the posterior mean under the likeliest variances, and whether slopes have one."""
@@ -183,7 +194,7 @@ class _Search:
         still = max((tried[0.0, c][0], c) for c in SIZES)
         likely, s, c = max((tried[key][0], *key) for key in tried)
         moved = likely > still[0] + HARDLY
-        return *tried[(s, c) if moved else (0.0, still[1])], moved
+        return (*tried[(s, c) if moved else (0.0, still[1])], moved)
 
     def _fit(self, slopes: float, context: float) -> tuple[float, Array]:
         """Return the likelihood, up to a constant, and the posterior mean, (p, q)."""

@@ -30,7 +30,7 @@ from privrep.linear.descent import Descent
 from privrep.linear.families import Candidate, Judged
 from privrep.linear.label_steps import LabelTrust, LabelVotes
 from privrep.linear.numbers import HOPE, STRONG_HOPE, PriorLearner, no_directions
-from privrep.linear.panel import Panel, PanelSettings, find_panel
+from privrep.linear.panel import PanelSettings, find_panel
 from privrep.linear.spreads import Spreads
 from privrep.linear.starts import Initialiser
 from privrep.local.losses import Loss
