@@ -67,12 +67,12 @@ def read(path: Path, kind: type[Any]) -> list[Any]:
         return [kind(*(as_type[str(f.type)](cells[f.name]) for f in fields(kind))) for cells in csv.DictReader(file)]
 
 
-def excess_ratio(rows: Iterable[Row], bare: bool = False) -> tuple[float, float, list[float]]:
+def excess_ratio(rows: Iterable[Row], population: str, bare: bool = False) -> tuple[float, float, list[float]]:
     """Excess log-loss of the private fit over that of FedRep, summed over seeds; its standard error; and by seed.
 
     With one seed there is no error. The error is that over seeds: populations, rows, noise and measurement together.
     """
-    rows = [row for row in rows if row.population == TWO.name]
+    rows = [row for row in rows if row.population == population]
     above, below = (
         np.array([(row.bare_excess if bare else row.excess) or 0.0 for row in rows if (row.method, row.epsilon) == key])
         for key in (("private", AT), ("FedRep", None))
@@ -98,13 +98,13 @@ def say(rows: list[Row], net: list[NetRow]) -> None:
             f" error {np.mean([r.error for r in same]):.4f}"
             + (f"  dist^2 {np.mean(distance):.2e} (worst {max(distance):.2e})" if distance else "")
         )
-    if any(row.population == TWO.name for row in rows):
+    for population in dict.fromkeys(row.population for row in rows):
         for name, bare in (("with the safety net", False), ("all heads on U", True)):
-            ratio, error, each = excess_ratio(rows, bare)
+            ratio, error, each = excess_ratio(rows, population, bare)
             by_seed = ", ".join(f"{one:.2f}" for one in each)
             print(
-                f"excess over the oracle, private at {AT:g} / FedRep, {name}: {ratio:.2f} +- {error:.2f} ({by_seed}); "
-                f"target {TARGET_RATIO}"
+                f"{population}: excess over the oracle, private at {AT:g} / FedRep, {name}: {ratio:.2f} +- {error:.2f} "
+                f"({by_seed}); target {TARGET_RATIO}"
             )
     for row in net:
         print(

@@ -158,13 +158,22 @@ def draw(setting: Setting, seed: int) -> Trial:
 def in_place_of(private: Representation, U: Array) -> Representation:
     """What the private run published, but for its span: that of the columns of U. NOT PRIVATE.
 
-    Lengths and turn of the columns, prior and votes stay, so that heads differ by the span alone.
+    Lengths and turn of the columns, prior and votes stay, so that heads differ by the span alone. A prior whose slopes
+    differ in all features knows of no span, and stays.
     """
-    Q, R = np.linalg.qr(private.matrix)
+    scale, prior = private.scale, private.prior
+    if prior is not None and prior.factor.shape[1] == U.shape[1]:
+        prior = replace(prior, factor=_turned(prior.factor, U))
+    columns = _turned(private.matrix, U)
+    transform = FeatureTransform(scale)
+    return replace(private, basis=columns * scale[:, None], transform=transform, spread=np.ones(1), prior=prior)
+
+
+def _turned(matrix: Array, U: Array) -> Array:
+    """Return a matrix (d, k) turned into the span of the columns of U, as little as can be."""
+    Q, R = np.linalg.qr(matrix)
     left, _, right = np.linalg.svd(np.linalg.qr(U)[0].T @ Q)
-    columns = np.linalg.qr(U)[0] @ (left @ right) @ R
-    scale = private.scale
-    return replace(private, basis=columns * scale[:, None], transform=FeatureTransform(scale), spread=np.ones(1))
+    return np.asarray(np.linalg.qr(U)[0] @ (left @ right) @ R)
 
 
 def ratio_with_error(above: Array, below: Array) -> tuple[float, float]:

@@ -45,6 +45,12 @@ def test_representation_in_place_of_another_has_its_prior_and_the_span_asked_for
     np.testing.assert_allclose(same.matrix, model.matrix, atol=1e-12)
     lengths = [np.linalg.svd(one.matrix, compute_uv=False) for one in (oracle, model)]
     np.testing.assert_allclose(*lengths)
+    assert model.prior is not None
+    along = replace(model, prior=replace(model.prior, factor=2 * model.matrix))  # slopes that differ along U
+    turned = in_place_of(along, trial.truth.U).prior
+    assert turned is not None
+    assert subspace_distance(np.linalg.qr(turned.factor)[0], trial.truth.U) < 1e-7
+    np.testing.assert_allclose(np.linalg.svd(turned.factor, compute_uv=False), 2 * lengths[1])
 
 
 def test_measured_losses_are_those_of_the_population() -> None:
@@ -111,7 +117,7 @@ def test_excess_is_a_ratio_of_sums_over_seeds(tmp_path: Path) -> None:
         for seed, (private, fedrep) in enumerate([(3e-4, 1e-4), (3e-4, 3e-4)])
         for method, epsilon, excess in (("private", AT, private), ("FedRep", None, fedrep), ("private", 0.1, 1.0))
     ]
-    ratio, error, each = excess_ratio(rows)
+    ratio, error, each = excess_ratio(rows, "two classes")
     assert ratio == pytest.approx(1.5)
     assert each == pytest.approx([3.0, 1.0])
     assert error == pytest.approx(np.std([1.5e-4, -1.5e-4], ddof=1) / np.sqrt(2) / 2e-4)
