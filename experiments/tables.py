@@ -4,8 +4,8 @@
 
 Wages (nlswork), baseball (batting) and chemistry grades by school (chem97). Every private fit has defaults, finds its
 rank and charges everything to (epsilon, 1e-6) under replace-one-user. A seed makes the split and the noise, which is
-simulated. Seeds are 80 to 84, which nobody used while defaults were chosen. A quick run has 0 and 1, and a tenth of the
-users in synthetic populations, of which it asks nothing. Panels with fewer users and synthetic populations follow: see
+simulated. Seeds are 80 to 84, or others from `--first` on, which nobody used while defaults were chosen. A quick run
+has 0 and 1, and a tenth of the users in synthetic populations, of which it asks nothing. Panels with fewer users and synthetic populations follow: see
 `tables_synthetic`. Labels (see `label_data`) have an analyst's noisy logistic regression beside them, ratings of films
 and jokes (see `rating_data`) an analyst's noisy item means.
 
@@ -123,11 +123,12 @@ def sum_up(files: Files) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, help="how many; 5, or 2 in a quick run")
+    parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed, but in a quick run; 80")
     parser.add_argument("--quick", action="store_true", help="seeds 0 and 1, smaller populations; own files")
     parser.add_argument("--only", choices=[*PARTS, "summary"], help="run one part, or none, and sum up")
     arguments = parser.parse_args()
     count = arguments.seeds or (QUICK_SEEDS if arguments.quick else 5)
-    first = 0 if arguments.quick else FIRST_SEED
+    first = 0 if arguments.quick else arguments.first
     parts = PARTS if arguments.only is None else (arguments.only,)
     try:
         run_all(RESULTS, range(first, first + count), parts, quick=arguments.quick)
