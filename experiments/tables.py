@@ -5,9 +5,9 @@
 Wages (nlswork), baseball (batting) and chemistry grades by school (chem97). Every private fit has defaults, finds its
 rank and charges everything to (epsilon, 1e-6) under replace-one-user. A seed makes the split and the noise, which is
 simulated. Seeds are 80 to 84, or others from `--first` on, which nobody used while defaults were chosen. A quick run
-has 0 and 1, and a tenth of the users in synthetic populations, of which it asks nothing. Panels with fewer users and synthetic populations follow: see
-`tables_synthetic`. Labels (see `label_data`) have an analyst's noisy logistic regression beside them, ratings of films
-and jokes (see `rating_data`) an analyst's noisy item means.
+has 0 and 1, and a tenth of the users in synthetic populations, of which it asks nothing. Panels with fewer users and
+synthetic populations follow: see `tables_synthetic`. Labels (see `label_data`) have an analyst's noisy logistic
+regression beside them, ratings of films and jokes (see `rating_data`) an analyst's noisy item means.
 
 Writes beside this file, in results/: tables.csv (every run on panels), tables_synthetic.csv (every run on synthetic
 populations), tables_labels.csv, tables_ratings.csv, tables_targets.csv (what was asked for, and what was measured),
