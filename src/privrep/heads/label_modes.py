@@ -8,8 +8,8 @@ rows          B = I + w K w, w = sqrt(W): the step is (c - B^-1 c) / w for c = w
               S = (K^-1 + W)^-1 that is left of f has the diagonal (1 - (B^-1)_jj) / W_j;
 coordinates   H = I + C^T W C, where C C^T = K: the step is C H^-1 C^T (W (f - offset) + a), and S = C H^-1 C^T.
 
-A system of a few unknowns is made anew in each step. A larger one serves several: W is then at least STEADY, half of the
-largest curvature that an output can have, with which each step still goes downhill.
+A system of a few unknowns is made anew in each step. From a mode nearby a larger one serves all steps but the last: W is
+then at least STEADY, half of the largest curvature that an output can have, with which each step still goes downhill.
 
 Arrays have users last. Each user's numbers are a function of its own rows to the last bit (see `local.elimination`).
 """
@@ -297,10 +297,11 @@ class Mode:
     outputs: Array
     pull: Array
     curve: Array
+    last: Bent | None = None  # the space at all but the same curvature, where that is at hand
 
     @cached_property
     def bent(self) -> Bent:
-        return self.space.at(self.curve)
+        return self.space.at(self.curve) if self.last is None else self.last
 
     @cached_property
     def variance(self) -> Array:
@@ -318,7 +319,9 @@ class Mode:
         return self.pull + 0.5 * self.bent.smooth(tilt * self.variance)
 
 
-def find_mode(space: Space, offset: Array, signs: Array, near: Array | None, loss: Loss) -> Mode:
+def find_mode(
+    space: Space, offset: Array, signs: Array, near: Array | None, loss: Loss, steady: bool = False
+) -> Mode:
     """Return the mode of outputs.
 
     Args:
@@ -327,24 +330,27 @@ def find_mode(space: Space, offset: Array, signs: Array, near: Array | None, los
         signs: of the labels, of the same shape.
         near: outputs of another prior, or of more labels, from which fewer steps are taken.
         loss: what is minimised.
+        steady: whether `near` is so near that a large system serves several steps.
     """
     f = (offset if near is None else near) - offset
     steps = HINGE_STEPS if loss.name == "hinge" else NEWTON_STEPS
     steps = steps if near is None else (steps + 1) // 2
-    anew = loss.name == "hinge" or space.unknowns <= SMALL
+    anew = loss.name == "hinge" or space.unknowns <= SMALL or not steady
     bent: Bent | None = None
-    for t in range(steps):
+    for _ in range(steps):
         pull, curve = loss.pulls(offset + f, signs)
         if anew:
             bent = space.at(loss.bend(offset + f, signs, curve))
-        elif bent is None or t % (NEWTON_STEPS // 2) == 0:
+        elif bent is None:
             bent = space.at(np.maximum(curve, STEADY * np.abs(signs)))
         f = _moved(f, bent.step(f, pull), signs)
     pull, curve = loss.pulls(offset + f, signs)
-    if not anew:
-        f = _moved(f, space.at(curve).step(f, pull), signs)
-        pull, curve = loss.pulls(offset + f, signs)
-    return Mode(space, loss, signs, offset + f, pull, curve)
+    if anew:
+        return Mode(space, loss, signs, offset + f, pull, curve)
+    bent = space.at(curve)
+    f = _moved(f, bent.step(f, pull), signs)
+    pull, curve = loss.pulls(offset + f, signs)
+    return Mode(space, loss, signs, offset + f, pull, curve, bent)
 
 
 def _moved(f: Array, target: Array, signs: Array) -> Array:
@@ -373,7 +379,7 @@ def leave_out(space: Space, offset: Array, mode: Mode) -> tuple[Array, Array]:
             continue
         fewer = space.without(known)
         parts = (np.take(part, known, axis=1) for part in (offset, mode.signs, mode.outputs))
-        fit = find_mode(fewer, *parts, loss=loss)
+        fit = find_mode(fewer, *parts, loss, True)
         left[:, out] += fewer.line(fit.dual, out)
         variance[:, out] = fit.bent.variance(out)
     return left, variance

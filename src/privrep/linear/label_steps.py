@@ -30,6 +30,7 @@ from privrep.typing import Array, Floats, Matrix, Vector
 
 LOOSE = 4.0  # variance of levels of users who know nothing of others: about what one more row of each class is worth
 FREE = 1e4  # the largest variance of levels
+STEEP = 10.0  # variance that slopes explain, from which on modes of candidates are far from each other
 OWN_FEWEST = 4  # rows from which on a user compares its head with a classifier of its own
 
 
@@ -232,8 +233,9 @@ class LabelLosses:
             if common:
                 offset = (stretch(self.learned, variance) if self.mean.intercept else 1.0) * mean
             level = levels_of(self.mean, variance, mean.shape[1])
-            space = rows[self._kind(i)].with_prior(float(self.slopes[i]), level)
-            mode = find_mode(space, offset, signs, near.get(bool(common)), self.loss)
+            mine, slopes = rows[self._kind(i)], float(self.slopes[i])
+            space, steady = mine.with_prior(slopes, level), slopes * mine.width < STEEP
+            mode = find_mode(space, offset, signs, near.get(bool(common)), self.loss, steady)
             near[bool(common)] = mode.outputs
             left = moderated(*leave_out(space, offset, mode), self.loss)
             losses[i] = sum_rows(self.loss.values(left, signs))
