@@ -2,14 +2,14 @@
 
 A user's outputs are f = offset + K a, one such line for each output; K = level 11^T + slopes P P^T, P the user's rows
 less an origin, times a public factor. At the mode a is minus the derivative of the loss by f. With W the curvature
-of the loss, Newton's step is f = offset + K (I + W K)^-1 (W (f - offset) + a). It is taken in the smaller of two spaces:
+of the loss, Newton's step is f = offset + K (I + W K)^-1 (W (f - offset) + a), in the smaller of two spaces:
 
 rows          B = I + w K w, w = sqrt(W): the step is (c - B^-1 c) / w for c = w (f - offset) + a / w, and the variance
               S = (K^-1 + W)^-1 that is left of f has the diagonal (1 - (B^-1)_jj) / W_j;
 coordinates   H = I + C^T W C, where C C^T = K: the step is C H^-1 C^T (W (f - offset) + a), and S = C H^-1 C^T.
 
-A system of a few unknowns is made anew in each step. From a mode nearby a larger one serves all steps but the last: W is
-then at least STEADY, half of the largest curvature that an output can have, with which each step still goes downhill.
+A system of a few unknowns is made anew in each step. From a mode nearby a larger one serves all steps: W is then at
+least STEADY, half of the largest curvature that an output can have, with which each step still goes downhill.
 
 Arrays have users last. Each user's numbers are a function of its own rows to the last bit (see `local.elimination`).
 """
@@ -17,7 +17,7 @@ Arrays have users last. Each user's numbers are a function of its own rows to th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -70,8 +70,8 @@ class LabelRows:
         lost = ~(self.largest**2 * (slopes * self.rows * max(self.width, 1)) < LARGEST)
         kept = self
         if lost.any():
-            parts = (None if part is None else np.where(lost, 0.0, part) for part in (self.columns, self.gram))
-            kept = LabelRows(*parts, self.largest, self.rows, self.width)
+            columns, gram = (None if part is None else np.where(lost, 0.0, part) for part in (self.columns, self.gram))
+            kept = replace(self, columns=columns, gram=gram)
         every = np.arange(self.rows)
         if kept.gram is None:
             assert kept.columns is not None
@@ -297,6 +297,7 @@ class Mode:
     outputs: Array
     pull: Array
     curve: Array
+    rough: bool  # whether one system served all steps
     last: Bent | None = None  # the space at all but the same curvature, where that is at hand
 
     @cached_property
@@ -319,9 +320,7 @@ class Mode:
         return self.pull + 0.5 * self.bent.smooth(tilt * self.variance)
 
 
-def find_mode(
-    space: Space, offset: Array, signs: Array, near: Array | None, loss: Loss, steady: bool = False
-) -> Mode:
+def find_mode(space: Space, offset: Array, signs: Array, near: Array | None, loss: Loss, steady: bool = False) -> Mode:
     """Return the mode of outputs.
 
     Args:
@@ -344,13 +343,16 @@ def find_mode(
         elif bent is None:
             bent = space.at(np.maximum(curve, STEADY * np.abs(signs)))
         f = _moved(f, bent.step(f, pull), signs)
-    pull, curve = loss.pulls(offset + f, signs)
-    if anew:
-        return Mode(space, loss, signs, offset + f, pull, curve)
-    bent = space.at(curve)
-    f = _moved(f, bent.step(f, pull), signs)
-    pull, curve = loss.pulls(offset + f, signs)
-    return Mode(space, loss, signs, offset + f, pull, curve, bent)
+    return Mode(space, loss, signs, offset + f, *loss.pulls(offset + f, signs), not anew)
+
+
+def _polished(mode: Mode, offset: Array) -> Mode:
+    """Return a rough mode after another step, by the system that its variance takes anyway; any other as it is."""
+    if not mode.rough:
+        return mode
+    f, loss, signs = mode.outputs - offset, mode.loss, mode.signs
+    f = _moved(f, mode.bent.step(f, mode.pull), signs)
+    return Mode(mode.space, loss, signs, offset + f, *loss.pulls(offset + f, signs), False, mode.bent)
 
 
 def _moved(f: Array, target: Array, signs: Array) -> Array:
@@ -362,12 +364,13 @@ def _moved(f: Array, target: Array, signs: Array) -> Array:
 def leave_out(space: Space, offset: Array, mode: Mode) -> tuple[Array, Array]:
     """Return outputs of each row without its label, and their variances, (outputs, m, users).
 
-    Without row j they are f_j - s_j a_j with variance s_j = S_jj / (1 - W_j S_jj), to first order. Where a label is much
-    of what is known, and with softmax, modes are found anew, of users with more rows than FEW without every FOLDS-th
-    label.
+    Without row j they are f_j - s_j a_j with variance s_j = S_jj / (1 - W_j S_jj), to first order. Where a label is
+    much of what is known, and with softmax, modes are found anew; of users with more rows than FEW every FOLDS-th label
+    is left out together.
     """
     m, loss = offset.shape[1], mode.loss
     if m > FEW and not loss.softmax:
+        mode = _polished(mode, offset)
         variance = mode.variance / np.maximum(1 - mode.curve * mode.variance, 1e-2)
         return mode.outputs - variance * mode.pull, variance
     left, variance = offset.copy(), np.empty_like(offset)
@@ -378,8 +381,8 @@ def leave_out(space: Space, offset: Array, mode: Mode) -> tuple[Array, Array]:
             variance[:, out] = space.prior_variance(out)
             continue
         fewer = space.without(known)
-        parts = (np.take(part, known, axis=1) for part in (offset, mode.signs, mode.outputs))
-        fit = find_mode(fewer, *parts, loss, True)
+        start, signs, near = (np.take(part, known, axis=1) for part in (offset, mode.signs, mode.outputs))
+        fit = _polished(find_mode(fewer, start, signs, near, loss, True), start)
         left[:, out] += fewer.line(fit.dual, out)
         variance[:, out] = fit.bent.variance(out)
     return left, variance

@@ -30,8 +30,7 @@ from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, NonNegative, Vectors
-from privrep.privacy.groups import Group
-from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
+from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array, Floats, Matrix, Vector
 
@@ -197,8 +196,7 @@ class Families:
     ) -> Judged:
         """Ask users what they lose by each candidate.
 
-        Users who are very many tell candidates apart with the clipping norm of those `before` as well. Of labels, whose
-        losses take their time, the sizes are asked of no more users than the noise needs: of a group of them.
+        Users who are very many tell candidates apart with the clipping norm of those `before` as well.
         """
         relative = relative and self.loss is None  # losses of labels are logarithms by themselves
         tail = 0.3 * math.sqrt(len(candidates))
@@ -211,12 +209,9 @@ class Families:
             share = max(needed, 0.05 * mu_squared)
             mu_squared -= share
             sizing = {"sizes": Query(Bound(1.0, WIDE_CELLS, acute=True), share)}
-            groups = 1 if self.loss is None else max(int(math.sqrt(share / needed)), 1)
-            among = EVERYONE if groups == 1 else Group(f"{page}-scout", 0, groups)
-            sizes = self.run.release(f"{page}-scout", step, sizing, among)["sizes"]
-            counts, sigma = groups * sizes.value, groups * sizes.sigma
+            sizes = self.run.release(f"{page}-scout", step, sizing)["sizes"]
             bias = BIAS if self.loss is None else LABEL_BIAS
-            norm = choose_norm(counts, sigma, mu_squared, len(candidates), bias) or norm
+            norm = choose_norm(sizes.value, sizes.sigma, mu_squared, len(candidates), bias) or norm
         if not relative:
             tail = 0.3 * norm / self.rows
             step = replace(step, tail=tail)

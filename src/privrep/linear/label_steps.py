@@ -227,7 +227,8 @@ class LabelLosses:
             mean: prior mean of outputs, (outputs, m, users).
             signs: of labels, of the same shape.
         """
-        losses, near = np.empty((len(self.factor), mean.shape[2])), {}
+        losses = np.empty((len(self.factor), mean.shape[2]))
+        near: dict[bool, Array] = {}
         for i, common in enumerate(self.common > 0):
             variance, offset = min(float(self.level[i]), FREE if common else LOOSE), np.zeros_like(mean)
             if common:

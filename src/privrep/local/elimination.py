@@ -13,15 +13,15 @@ import numpy as np
 
 from privrep.typing import Floats
 
-MANY = 64  # unknowns from which on LAPACK inverts a system faster than long loops do
+MANY = 32  # unknowns from which on LAPACK inverts a system faster than long loops do, if users are few
 
 
 @dataclass(frozen=True)
 class Systems:
-    """Systems A, (n, n, ...): A^-1 = T^T D^-1 T. T is triangular with ones on its diagonal, or D is and T is A^-1."""
+    """Systems A, (n, n, ...): A^-1 = T^T D^-1 T, T triangular with ones on its diagonal; or T is the inverse itself."""
 
     T: Floats  # (n, n, ...)
-    pivots: Floats | None  # (n, ...): D; None: T is the inverse itself
+    pivots: Floats | None  # (n, ...): D; None: T is the inverse
 
     def solve(self, right: Floats) -> Floats:
         """Return A^-1 times (n, ...)."""
