@@ -1,4 +1,4 @@
-"""Seconds of one fit of every method, with cryptographic noise and all heads, in the setting of Figure 1; and of labels.
+"""Seconds of one fit of every method, with cryptographic noise and all heads, as in Figure 1; and of fits of labels.
 
 python -m benchmarks.methods
 """
@@ -28,9 +28,7 @@ def main() -> None:
                 model.fit(table.X, table.y, groups=users)
                 seconds.append(time.perf_counter() - began)
             print(f"  {kind.__name__:14} {name:8} {min(seconds):.2f} to {max(seconds):.2f} s", flush=True)
-    print(
-        "one fit of labels, 20 rows x 50 features a user, rank 2 not given, epsilon 1: seconds, and of all cores together"
-    )
+    print("one fit of labels, 20 rows x 50 features a user, no rank given, epsilon 1; then seconds of all cores")
     for classes, count in ((2, 20_000), (5, 5_000)):
         fit_labels(classes, count)
 
