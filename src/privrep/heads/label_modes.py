@@ -9,7 +9,7 @@ rows          B = I + w K w, w = sqrt(W): the step is (c - B^-1 c) / w for c = w
 coordinates   H = I + C^T W C, where C C^T = K: the step is C H^-1 C^T (W (f - offset) + a), and S = C H^-1 C^T.
 
 A system of a few unknowns is made anew in each step. From a mode nearby a larger one serves all steps: W is then at
-least STEADY, half of the largest curvature that an output can have, with which each step still goes downhill.
+least STEADY, half of the largest curvature of the logistic loss, with which each of its steps still goes downhill.
 
 Arrays have users last. Each user's numbers are a function of its own rows to the last bit (see `local.elimination`).
 """
