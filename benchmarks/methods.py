@@ -1,4 +1,4 @@
-"""Seconds of one fit of every method, with cryptographic noise and all heads, in the setting of Figure 1.
+"""Seconds of one fit of every method, with cryptographic noise and all heads, as in Figure 1; and of fits of labels.
 
 python -m benchmarks.methods
 """
@@ -10,7 +10,8 @@ import warnings
 
 import numpy as np
 
-from privrep import CentaurLinear, NothingLearned, PrivAltMin, PrivateFedRep, make_population
+from privrep import CentaurLinear, NothingLearned, PrivAltMin, PrivateFedRep, PrivateFedRepClassifier, make_population
+from privrep.data.synthetic import make_class_population
 
 
 def main() -> None:
@@ -27,6 +28,20 @@ def main() -> None:
                 model.fit(table.X, table.y, groups=users)
                 seconds.append(time.perf_counter() - began)
             print(f"  {kind.__name__:14} {name:8} {min(seconds):.2f} to {max(seconds):.2f} s", flush=True)
+    print("one fit of labels, 20 rows x 50 features a user, no rank given, epsilon 1; then seconds of all cores")
+    for classes, count in ((2, 20_000), (5, 5_000)):
+        fit_labels(classes, count)
+
+
+def fit_labels(classes: int, count: int) -> None:
+    """Fit this many users with labels of so many classes, and print how long it took."""
+    rng = np.random.default_rng(5)
+    table = make_class_population(rng, users=count, features=50, rank=2, rows=20, classes=classes).sample(rng)
+    model = PrivateFedRepClassifier(epsilon=1.0, delta=1e-6, classes=list(range(classes)))
+    began, used = time.perf_counter(), time.process_time()
+    model.fit(table.X, table.y, groups=np.repeat(table.ids, table.sizes))
+    seconds, used = time.perf_counter() - began, time.process_time() - used
+    print(f"  {classes} classes, {count:6,} users  {seconds:.1f} s, {used:.1f} s, rank {model.rank_}", flush=True)
 
 
 if __name__ == "__main__":

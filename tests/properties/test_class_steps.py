@@ -132,6 +132,13 @@ def test_nor_do_those_with_many_rows(loss: Loss, intercept: bool) -> None:
     assert_alone_as_in_company(step, functools.partial(chosen, X, y))
 
 
+@pytest.mark.parametrize("loss", LOSSES[:2])
+def test_nor_do_losses_by_slopes_in_fewer_features_than_rows(loss: Loss) -> None:
+    X, y = crowd(25, np.float64, 1, np.random.default_rng(loss.classes))
+    step, _ = steps_of(loss, 17, 3, True)["losses"]
+    assert_alone_as_in_company(step, functools.partial(chosen, X, y))
+
+
 @pytest.mark.parametrize(("loss", "rows", "dtype"), [(LOSSES[0], 10, np.float32), (LOSSES[1], 3, np.float64)])
 def test_nor_do_those_of_sparse_rows(loss: Loss, rows: int, dtype: type) -> None:
     matrix, y = sparse_crowd("few entries", rows, dtype, np.random.default_rng([rows, loss.classes]))

@@ -14,11 +14,12 @@ import numpy as np
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
 from privrep.heads.classification import class_own
-from privrep.heads.label_posterior import LabelFits, fit_labels, moderated, stretch
+from privrep.heads.label_modes import LabelRows, find_mode, leave_out
+from privrep.heads.label_posterior import LabelFits, fit_labels, moderated, some_users, stretch
 from privrep.heads.posterior import images_of
 from privrep.linear.panel_steps import Part, check_shapes, join_parts, part_between, part_within
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
-from privrep.local.least_squares import sum_columns
+from privrep.local.least_squares import sum_columns, sum_rows, users_last
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
@@ -29,6 +30,7 @@ from privrep.typing import Array, Floats, Matrix, Vector
 
 LOOSE = 4.0  # variance of levels of users who know nothing of others: about what one more row of each class is worth
 FREE = 1e4  # the largest variance of levels
+STEEP = 10.0  # variance that slopes explain, from which on modes of candidates are far from each other
 OWN_FEWEST = 4  # rows from which on a user compares its head with a classifier of its own
 
 
@@ -40,7 +42,14 @@ def levels_of(mean: PriorMean, level: float, rows: int) -> Array:
 
 
 def fit_around(
-    mean: PriorMean, factor: Array, own: bool, level: float, X: Floats | SparseRows, y: Floats, loss: Loss
+    mean: PriorMean,
+    factor: Array,
+    own: bool,
+    level: float,
+    X: Floats | SparseRows,
+    y: Floats,
+    loss: Loss,
+    left: bool = True,
 ) -> LabelFits:
     """Return the heads of users around a prior mean.
 
@@ -52,10 +61,11 @@ def fit_around(
         X: rows (users, m, d).
         y: codes of labels (users, m).
         loss: what heads minimise.
+        left: whether to leave labels out.
     """
     check_shapes(X, np.zeros((*y.shape, loss.outputs)), mean, features=(factor,))
     images = images_of(X, factor, mean, own)
-    return fit_labels(mean.of_users(X), images, y, loss, levels_of(mean, level, X.shape[1]))
+    return fit_labels(mean.of_users(X), images, y, loss, levels_of(mean, level, X.shape[1]), left=left)
 
 
 @dataclass(frozen=True)
@@ -74,8 +84,8 @@ class LabelResidual:
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
         none = np.zeros((len(self.mean.slopes), 0))
-        fits = fit_around(self.mean, none, True, self.level, batch.X, batch.y, self.loss)
-        left = np.ascontiguousarray(fits.pull.transpose(1, 2, 0))
+        fits = fit_around(self.mean, none, True, self.level, batch.X, batch.y, self.loss, left=False)
+        left = np.ascontiguousarray(fits.pull.T)
         targets = left[:, :, 0] if self.loss.outputs == 1 else left
         return self.step(replace(batch, y=targets.astype(batch.y.dtype)))
 
@@ -115,11 +125,11 @@ class LabelGradient:
         check_shapes(
             X, np.zeros((*batch.y.shape, self.loss.outputs)), features=(self.factor, z.scale, z.whitening, turned)
         )
-        fits = fit_around(mean, self.factor, False, self.level, X, batch.y, self.loss)
-        pull = np.ascontiguousarray(fits.pull.transpose(1, 2, 0))  # (users, m, outputs)
+        fits = fit_around(mean, self.factor, False, self.level, X, batch.y, self.loss, left=False)
+        pull = np.ascontiguousarray(fits.pull.T)  # (users, m, outputs)
         weight, variance = (sum_columns(part) / self.loss.outputs for part in (fits.curve, fits.variance))
-        whole = weight.sum(axis=1)
-        left = (weight * np.maximum(1 - weight * variance, 0.0)).sum(axis=1)  # what own heads leave of the weight
+        whole = sum_rows(weight)
+        left = sum_rows(weight * np.maximum(1 - weight * variance, 0.0))  # what own heads leave of the weight
         share = np.clip(left / np.maximum(whole, 1e-300) * m / max(m - mean.intercept, 1), 0.0, 1.0)
         if not mean.intercept:
             asked = share * whole / m, False, self.full, self.within_tail
@@ -186,13 +196,11 @@ class LabelLosses:
         y: Floats = batch.y
         users, m, _ = X.shape
         check_shapes(X, np.zeros((*y.shape, self.loss.outputs)), self.mean, features=(self.first, self.second))
-        signs = self.loss.signs(y.T)
-        each: list[Array] = []
-        near: dict[bool, LabelFits] = {}
-        for i, common in enumerate(self.common > 0):
-            fits = near[bool(common)] = self._fit(i, X, y, near.get(bool(common)))
-            each.append(self.loss.values(moderated(fits.left, fits.left_variance, self.loss), signs).sum(axis=1))
-        losses = np.stack(each, axis=1)
+        offset, images = self.mean.of_users(X), self._images(X)
+        losses = np.empty((users, len(self.factor)))
+        for some in some_users(users, m, max((each.shape[2] for each in images.values()), default=0), offset.shape[2]):
+            rows = {kind: LabelRows.of(each[some]) for kind, each in images.items()}
+            losses[some] = self._losses(rows, users_last(offset[some]), self.loss.signs(y[some])).T
         moved = losses - np.matmul(losses[:, None, :], np.full((len(self.factor), 1), 1 / len(self.factor)))[:, 0]
         cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
         joined = np.concatenate([moved, np.full((users, 1), self.tail * m)], axis=1)
@@ -200,18 +208,39 @@ class LabelLosses:
         counts = Counts(vote, len(self.factor))
         return {"losses": Vectors(joined), "sizes": Counts(cells, WIDE_CELLS), "votes": counts}
 
-    def _fit(self, i: int, X: Floats | SparseRows, y: Floats, near: LabelFits | None) -> LabelFits:
-        """Return users' heads by one candidate."""
-        L, m = self.loss.outputs, X.shape[1]
-        matrix = (np.zeros((X.shape[2], 0)), self.first, self.second)[int(self.factor[i])]
-        common = bool(self.common[i])
-        images = images_of(X, matrix, self.mean, bool(self.own[i]) or not common) * math.sqrt(float(self.slopes[i]))
-        variance, offset = min(float(self.level[i]), FREE if common else LOOSE), np.zeros((*y.shape, L))
-        if common:
-            factor = stretch(self.learned, variance) if self.mean.intercept else 1.0
-            offset = factor * self.mean.of_users(X)
-        level = levels_of(self.mean, variance, m)
-        return fit_labels(offset, images, y, self.loss, level, near=near)
+    def _kind(self, i: int) -> tuple[int, bool]:
+        """Return the factor of a candidate, and whether slopes along it turn around a user's own mean row."""
+        number = int(self.factor[i])
+        return number, number > 0 and bool(self.own[i] or not self.common[i])
+
+    def _images(self, X: Floats | SparseRows) -> dict[tuple[int, bool], Array]:
+        """Return the images of rows by each kind of candidate."""
+        factors = np.zeros((X.shape[2], 0)), self.first, self.second
+        kinds = {self._kind(i) for i in range(len(self.factor))}
+        return {kind: images_of(X, factors[kind[0]], self.mean, kind[1]) for kind in sorted(kinds)}
+
+    def _losses(self, rows: Mapping[tuple[int, bool], LabelRows], mean: Array, signs: Floats) -> Array:
+        """Return what users lose by each candidate, (candidates, users).
+
+        Args:
+            rows: of the users, by kind of candidate.
+            mean: prior mean of outputs, (outputs, m, users).
+            signs: of labels, of the same shape.
+        """
+        losses = np.empty((len(self.factor), mean.shape[2]))
+        near: dict[bool, Array] = {}
+        for i, common in enumerate(self.common > 0):
+            variance, offset = min(float(self.level[i]), FREE if common else LOOSE), np.zeros_like(mean)
+            if common:
+                offset = (stretch(self.learned, variance) if self.mean.intercept else 1.0) * mean
+            level = levels_of(self.mean, variance, mean.shape[1])
+            mine, slopes = rows[self._kind(i)], float(self.slopes[i])
+            space, steady = mine.with_prior(slopes, level), slopes * mine.width < STEEP
+            mode = find_mode(space, offset, signs, near.get(bool(common)), self.loss, steady)
+            near[bool(common)] = mode.outputs
+            left = moderated(*leave_out(space, offset, mode), self.loss)
+            losses[i] = sum_rows(self.loss.values(left, signs))
+        return losses
 
 
 @dataclass(frozen=True)
@@ -237,9 +266,9 @@ class LabelVotes:
         if m >= OWN_FEWEST:
             check_shapes(X, np.zeros((*batch.y.shape, self.loss.outputs)), features=(self.scale,))
             fits = fit_around(self.mean, self.factor, self.own, self.level, X, batch.y, self.loss)
-            signs = self.loss.signs(batch.y.T)
-            heads = self.loss.values(moderated(fits.left, fits.left_variance, self.loss), signs).sum(axis=1) / m
-            alone = class_own(X, self.loss.signs(batch.y), self.loss, self.scale, self.mean.intercept).loss
+            signs = self.loss.signs(batch.y)
+            heads = sum_rows(self.loss.values(moderated(fits.left, fits.left_variance, self.loss), signs)) / m
+            alone = class_own(X, signs, self.loss, self.scale, self.mean.intercept).loss
             vote = np.where(heads < alone, 0, np.where(alone < heads, 1, -1))
         return {"votes": Counts(vote[:, None], 2)}
 
@@ -267,7 +296,7 @@ class LabelTrust:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
         fits = fit_around(self.mean, self.factor, self.own, self.level, X, batch.y, self.loss)
-        signs = self.loss.signs(batch.y.T)
+        signs = self.loss.signs(batch.y)
         told = float(X.shape[1] > 1 or not self.mean.intercept)  # by other rows, of which there may be none
         left = moderated(fits.left, fits.left_variance, self.loss)
         parts = [told * part for part in self._derivatives(left, signs, self.known)]
@@ -275,13 +304,12 @@ class LabelTrust:
         return {"trust": Vectors(np.stack(parts, axis=1))}
 
     def _new(self, X: Floats | SparseRows) -> Array:
-        """Return moderated outputs of rows whose users nothing is known of, (outputs, users, m)."""
+        """Return moderated outputs of rows whose users nothing is known of, (outputs, m, users)."""
         images = images_of(X, self.factor, self.mean, False)
         slopes = (images**2).sum(axis=2) if images.shape[2] else np.zeros(X.shape[:2])
-        variance = levels_of(self.mean, self.level, 1)[:, None, None] + slopes
-        outputs = np.ascontiguousarray(self.mean.at_rows(X).transpose(2, 0, 1))
-        return moderated(outputs, variance, self.loss)
+        variance = levels_of(self.mean, self.level, 1)[:, None, None] + np.ascontiguousarray(slopes.T)
+        return moderated(users_last(self.mean.at_rows(X)), variance, self.loss)
 
     def _derivatives(self, outputs: Array, signs: Floats, factor: float) -> list[Array]:
         pull, curve = self.loss.pulls(factor * outputs, signs)
-        return [sum_columns(part).sum(axis=1) for part in (pull * outputs, curve * outputs**2)]
+        return [sum_rows(sum_columns(part)) for part in (pull * outputs, curve * outputs**2)]
