@@ -78,14 +78,6 @@ class Loss:
         short = sigmoid((1 - signs * outputs) / SOFTNESS)
         return signs * short, np.abs(signs) * short * (1 - short) / SOFTNESS
 
-    def skew(self, outputs: Floats, signs: Floats, curve: Floats) -> Floats:
-        """Return minus the third derivative of the loss by each output alone; none of the hinge, which is no
-        likelihood."""
-        if self.name != "log":
-            return np.zeros_like(outputs)
-        p = self.probabilities(outputs) if self.softmax else sigmoid(outputs)
-        return curve * (2 * p - 1)
-
     @property
     def steps(self) -> int:
         """That a fit takes."""
