@@ -76,7 +76,7 @@ MissingIndicator = Annotated[
     list[str] | None,
     typer.Option(metavar="COLUMN", help="Add a feature that says where this column was missing. May be repeated."),
 ]
-Weight = Annotated[str | None, typer.Option(help="Column of weights: how many copies of a row its user has.")]
+Weight = Annotated[str | None, typer.Option(help="Column of weights: how much a row counts beside its user's others.")]
 Rank = Annotated[str, typer.Option(metavar="K|auto", help="Columns of the representation.")]
 Method = Annotated[
     str | None,

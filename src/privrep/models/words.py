@@ -130,7 +130,7 @@ def _about_rows(columns: Columns) -> list[str]:
     if named:
         lines.append(f"Features that say where a value was missing: {', '.join(named)}.")
     if columns.weight:
-        lines.append(f"Weights of rows: column {columns.weight}; a weight is a number of copies inside its user.")
+        lines.append(f"Weights of rows: column {columns.weight}; rows are thinned by them, inside each user.")
     return lines
 
 
