@@ -137,8 +137,13 @@ class Rows:
 
     def warn(self) -> None:
         """Say what was missing, to whoever holds the rows."""
-        if said := self.counts.words():
-            warnings.warn(f"{'; '.join(said)} (not private: for your eyes)", MissingValues, stacklevel=3)
+        warn_missing(self.counts, stacklevel=4)
+
+
+def warn_missing(counts: MissingCounts, stacklevel: int) -> None:
+    """Say what was missing, to whoever holds the rows."""
+    if said := counts.words():
+        warnings.warn(f"{'; '.join(said)} (not private: for your eyes)", MissingValues, stacklevel=stacklevel)
 
 
 def prepare(

@@ -280,7 +280,7 @@ class FactorizationMethod(Method):
         "Private factorisation of ratings: a level, how far each item is rated above its raters' levels, and factors "
         "of the items are public. Each user's level, spread and taste stay in private/."
     )
-    accepts = frozenset({"ratings", "sparse", "add-or-remove-one-user"})
+    accepts = frozenset({"ratings", "rank 0", "sparse", "add-or-remove-one-user"})
     purposes: ClassVar[Mapping[str, str]] = {
         "presence": "which items are rated how often",
         "offsets": "offsets of the items",
