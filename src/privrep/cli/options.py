@@ -133,3 +133,9 @@ def check_relation(text: str) -> Relation:
     if text not in RELATIONS:
         raise InputError(f"--relation must be one of {', '.join(RELATIONS)}. Got {text!r} instead.")
     return text
+
+
+def was_given(context: typer.Context, name: str | None) -> bool:
+    """Return whether a parameter was written on the command line."""
+    source = None if name is None else context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
