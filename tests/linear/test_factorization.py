@@ -281,12 +281,16 @@ def test_items_that_nobody_rated_have_no_factors(data):
 
 
 def test_the_variance_of_levels_is_what_was_seen_or_the_guess():
-    seen = [factorization.level_variance(value, 0.001, 2.0) for value in (0.05, 0.6, 3.0)]
-    assert seen == pytest.approx([0.05, 0.6, 3.0], rel=0.05)
-    guess = factorization.level_variance(0.6, 1e6, 2.0)
-    assert factorization.level_variance(-1e5, 1e6, 2.0) == pytest.approx(guess, rel=0.05)
-    assert 0.1 < guess / 2.0 < 1.0
-    assert 0 < factorization.level_variance(-0.5, 0.05, 2.0) < 0.02
+    def found(value, noise, apart=1.0):
+        return factorization.level_variance(value, noise, 2.0, apart, 4.0)
+
+    assert [found(value, 0.001) for value in (0.05, 0.6, 3.0)] == pytest.approx([0.05, 0.6, 3.0], rel=0.05)
+    guess = found(0.6, 1e6)
+    assert found(-1e5, 1e6) == pytest.approx(guess, rel=0.05)
+    assert 0.1 < guess / 2.0 < 0.6
+    assert 0 < found(-0.5, 0.05) < 0.03
+    assert found(9000.0, 800.0, 10000.0) == pytest.approx(9000, rel=0.2)  # levels are far apart
+    assert 1000 < found(9000.0, 1e6, 10000.0) < 20000
 
 
 @pytest.mark.parametrize(("users", "epsilon", "levels"), [(1200, 0.3, 0.3), (3000, 0.1, 0.3), (3000, 0.3, 1.0)])

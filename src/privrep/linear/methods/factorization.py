@@ -66,7 +66,9 @@ MOST_PAIRED, MOST_WORK = 1024, 3e10  # items; users times the square of items
 FAINT = 80.0  # users times mu, below which a histogram may not be heard
 SINGLE = 1.2  # ratings of a user, below which almost all have one
 LEVEL_PART, LEVEL_FOLDS = 0.2, 1.2  # guess of levels' variance over that of a user's ratings, and of its logarithm
-LEVELS = np.geomspace(0.002, 200.0, 200)  # levels' variance over that of a user's ratings
+TAILS = 4.0  # degrees of freedom of that guess
+APART_FOLDS = (1.5, 0.7)  # doubt about the logarithm of the variance of users' means: too large, or too small
+LEVELS = np.geomspace(0.002, 1e6, 400)  # levels' variance over that of a user's ratings
 SPREAD_OFF, CENTRE_OFF = 0.4, 0.5  # doubt about a user's variance, and the level, by histograms: relative, in spreads
 ALONE_HEARD = 0.1  # noise at which it is heard how many users have a single rating
 MANY_ROWS, SHRUNK_SHARE = 20.0, 0.3  # ratings of a user above which levels are its own; of mu^2, for levels below it
@@ -209,7 +211,8 @@ class _Fit:
         found = spread**2 * float(np.clip(v, 0.3, 4.0))
         factor = MOST_SHARED * step.shared / several
         level = combine(z * FARTHEST, noise * FARTHEST, 0.0, CENTRE_OFF) * between
-        variance = level_variance(pairs * factor - level**2, noise * factor, found)
+        rows = self.location.typical_rows
+        variance = level_variance(pairs * factor - level**2, noise * factor, found, between**2, rows)
         ratings = replace(self.ratings, level=centre + level, level_variance=variance, spread=math.sqrt(found))
         return replace(self, ratings=ratings)
 
@@ -278,7 +281,7 @@ def combine(value: float, noise: float, guess: float, doubt: float) -> float:
     return (value * doubt**2 + guess * noise**2) / (doubt**2 + noise**2)
 
 
-def level_variance(value: float, noise: float, spread: float) -> float:
+def level_variance(value: float, noise: float, spread: float, apart: float, rows: float) -> float:
     """Return the variance of levels as it is expected to be.
 
     Levels are shrunk by T / (T + s^2 / m), and what is lost by that is a quadratic in the factor whose coefficients are
@@ -287,10 +290,15 @@ def level_variance(value: float, noise: float, spread: float) -> float:
     Args:
         value: what was seen of it.
         noise: the standard deviation of what was seen.
-        spread: the variance of a user's ratings: beforehand the logarithm of T over that is normal.
+        spread: the variance of a user's ratings, s^2. Beforehand the logarithm of T over that has heavy tails.
+        apart: the variance of users' means, T + s^2 / m, as a histogram told it: roughly, and rather too large.
+        rows: ratings of a typical user, m.
     """
     grid = spread * LEVELS
-    likelihood = -0.5 * (((value - grid) / noise) ** 2 + (np.log(LEVELS / LEVEL_PART) / LEVEL_FOLDS) ** 2)
+    guess = np.log1p((np.log(LEVELS / LEVEL_PART) / LEVEL_FOLDS) ** 2 / TAILS) * (TAILS + 1)
+    told = np.log(apart / (grid + spread / rows))
+    told = told / np.where(told > 0, *APART_FOLDS)
+    likelihood = -0.5 * (((value - grid) / noise) ** 2 + guess + told**2)
     weights = np.exp(likelihood - likelihood.max())
     return float(weights @ grid / weights.sum())
 
