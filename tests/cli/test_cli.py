@@ -1630,6 +1630,8 @@ def test_budget_forecasts_labels(capsys: pytest.CaptureFixture[str]) -> None:
         (["--epsilon", "1", "--rate", "0.2"], "--features"),
         (["--noise", "1", "--rate", "0.2"], "--epsilon"),
         (["--epsilon", "1", "--items", "9", "--rows", "5", "--users", "99", "--rate", "0.2"], "--rate"),
+        (["--epsilon", "1", "--items", "9", "--rows", "5", "--users", "99", "--gain", "0.2"], "--gain"),
+        (["--epsilon", "1", "--items", "9", "--rows", "5", "--users", "99", "--slopes", "0.5"], "--slopes"),
         (["--epsilon", "1", "--features", "5", "--rank", "0", "--rows", "9", "--rate", "0.7"], "rate"),
         (
             ["--epsilon", "1", "--features", "5", "--rank", "0", "--rows", "9", "--rate", "0.2", "--noise-level", "2"],

@@ -18,7 +18,7 @@ from privrep.data.missing import Missing, MissingCounts, fill_missing, own_means
 from privrep.data.readers import TableSource, checked_batches, read_table
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
-from privrep.data.weights import MOST_COPIES, check_weights, copies_of
+from privrep.data.weights import check_weights, kept_rows
 from privrep.errors import InputError
 from privrep.users.summing import finite_rows
 
@@ -77,45 +77,47 @@ def test_infinity_and_overflow_are_users_without_rows_and_nobody_elses_business(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.lists(st.floats(0, 12), min_size=1, max_size=9), min_size=1, max_size=8), st.data())
-def test_copies_are_weights_rounded_and_a_function_of_the_users_own(users: list[list[float]], data: Any) -> None:
+@given(
+    st.lists(st.lists(st.floats(0, 12), min_size=1, max_size=9), min_size=1, max_size=8), st.sampled_from([0.5, 2.0, 8])
+)
+def test_rows_stay_by_their_users_own_weights_alone(users: list[list[float]], factor: float) -> None:
     sizes = [len(user) for user in users]
     begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     weights = np.concatenate([np.array(user) for user in users])
-    together = copies_of(weights, begins)[0]
+    together = kept_rows(weights, begins)
+    assert kept_rows(factor * weights, begins).tolist() == together.tolist()
     for start, user in zip(begins, users, strict=True):
-        own = together[start : start + len(user)]
-        assert own.tolist() == copies_of(np.array(user), np.zeros(1, np.int64))[0].tolist()
-        assert abs(own.sum() - sum(user)) <= 0.5 + 1e-5 * len(user)
-        assert (np.abs(own - user) < 1 + 1e-5).all()
-    cut = data.draw(st.integers(0, len(weights)))  # in two batches, as a file is read
-    first, before = copies_of(weights[:cut], begins[begins < cut])
-    second, _ = copies_of(weights[cut:], begins[begins >= cut] - cut, before)
-    assert np.concatenate([first, second]).tolist() == together.tolist()
+        own, largest = together[start : start + len(user)], max(user)
+        assert own.tolist() == kept_rows(np.array(user), np.zeros(1, np.int64)).tolist()
+        assert not own[np.array(user) == 0].any()
+        if largest > 1e-300:
+            assert own[np.array(user) == largest].all()
+            assert abs(own.sum() - sum(user) / largest) <= 0.5 + 1e-5 * len(user)
 
 
-def test_whole_weights_are_copies() -> None:
-    weights = np.random.default_rng(0).integers(0, MOST_COPIES, 50).astype(float)
-    begins = np.array([0, 7, 8, 30])
-    assert copies_of(weights, begins)[0].tolist() == weights.tolist()
+def test_a_row_of_half_the_weight_stays_half_as_often() -> None:
+    weights = np.where(np.arange(4000) % 3 == 0, 2.0, 1.0)
+    begins = np.arange(0, 4000, 40)
+    kept = kept_rows(weights, begins)
+    assert kept[weights == 2].all()
+    assert abs(kept[weights == 1].mean() - 0.5) < 0.02
+
+
+def test_equal_weights_are_none_and_weight_zero_is_a_row_that_is_not_there() -> None:
     X, y, groups = np.arange(100.0).reshape(50, 2), np.arange(50.0), np.repeat([3, 1, 2], [10, 20, 20])
-    few = weights % 3
-    table = UserTable.from_rows(X, y, groups, few)
-    each = np.repeat(np.arange(50), few.astype(int))
-    wanted = UserTable.from_rows(X[each], y[each], groups[each])
-    for name in ("X", "y", "offsets", "ids"):
-        np.testing.assert_array_equal(getattr(table, name), getattr(wanted, name))
+    there = np.arange(50) % 3 > 0
+    for weights, rows in ((2.0 * (groups + 1), np.full(50, True)), (0.3 * there, there)):
+        table, wanted = UserTable.from_rows(X, y, groups, weights), UserTable.from_rows(X[rows], y[rows], groups[rows])
+        for name in ("X", "y", "offsets", "ids"):
+            np.testing.assert_array_equal(getattr(table, name), getattr(wanted, name))
     none = UserTable.from_rows(X, y, groups, np.where(groups == 1, 0.0, 1.0))
     assert none.ids.tolist() == [1, 2, 3]
     assert none.sizes.tolist() == [0, 20, 10]
 
 
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [(-1.0, "1 negative"), (np.nan, "1 missing"), (1001.0, "1 above 1,000"), (np.inf, "1 above 1,000")],
-)
+@pytest.mark.parametrize(("bad", "words"), [(-1.0, "1 negative"), (np.nan, "1 missing"), (np.inf, "1 infinite")])
 def test_weights_that_are_none_are_counted(bad: float, words: str) -> None:
-    with pytest.raises(InputError, match=f"^the weights are numbers of copies of a row, from 0 to 1,000; {words}"):
+    with pytest.raises(InputError, match=f"^the weights must be numbers from 0; {words}"):
         check_weights(np.array([1.0, 2.0, bad]), "the weights")
 
 
@@ -175,12 +177,12 @@ def test_weights_of_a_file(path: Path) -> None:
     source = TableSource(path, "user", "z", ["a"], weight="w")
     assert "w" in source.columns
     table = read_table(source)
-    assert table.sizes.tolist() == [0, 3, 2]  # of user 1 one row has no target, and one weight 0
-    assert table.y.tolist() == [1, 1, 3, 4, 6]
+    assert table.sizes.tolist() == [0, 2, 2]  # of user 1 one row has no target, and one weight 0
+    assert table.y.tolist() == [1, 3, 4, 6]
     assert TableSource(path, "user", "z", weight="w").feature_names == ("y", "a", "b")
     with pytest.raises(InputError, match="contains 'w', which is the column of weights"):
         TableSource(path, "user", "z", ["a", "w"], weight="w")
-    with pytest.raises(InputError, match=r"column 'y' of .* are numbers of copies .* 3 missing"):
+    with pytest.raises(InputError, match=r"column 'y' of .* must be numbers from 0; 3 missing"):
         read_table(TableSource(path, "user", "z", ["a"], weight="y"))
 
 

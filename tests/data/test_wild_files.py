@@ -108,6 +108,10 @@ REFUSED: dict[str, tuple[str, list[str]]] = {  # rows of user,y,a,b; and what is
     "dates": ("1,1,2020-01-31,1\n1,2,2020-02-01 10:00,1", ["holds dates or times in 2 rows, first in row 1", DATES]),
     "other dates": ("1,1,31.01.2020,1\n1,2,1/31/2020,1", ["holds dates or times in 2 rows", DATES]),
     "text": ("1,1,1,1\n1,2,x,1\n1,2,y,1", ["'a' of", "is not a number in 2 rows, first in row 2", "--categorical"]),
+    "hexadecimal": (
+        "1,1,0x1F,1\n0x1F,2,3,1",
+        ["'a' is not a number in row 1", "'user' starts with integers", "in row 2"],
+    ),
     "thousands": ('1,1,"1,234",1', ["is not a number in row 1"]),
     "infinite": ("1,1,inf,1\n1,2,-inf,1\n1,3,3,1", ["has no finite number in 2 rows, first in row 1"]),
     "text and infinite": (

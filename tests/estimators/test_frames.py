@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import privrep
-from privrep import ColumnNote, InputError, PrivateFedRep, PrivateFedRepClassifier, cli
+from privrep import ColumnNote, InputError, PrivateFedRep, PrivateFedRepClassifier, PrivateMarginSelector, cli
 from privrep.data.frames import as_frame, read_rows, sort_columns
 from privrep.models.learning import KEYS_SHARE
 from privrep.privacy.ledger import Budget
@@ -329,3 +329,17 @@ def test_columns_of_a_frame() -> None:
     assert rows.keys("code", rows.values[::-1]).to_pylist() == [6, 5]
     assert as_frame(np.zeros((2, 2))) is None
     assert as_frame(pd.DataFrame(np.zeros((2, 2)))) is None
+
+
+def test_columns_of_margin_selection_are_found_by_name() -> None:
+    rng = np.random.default_rng(0)
+    X, users = rng.uniform(-0.5, 0.5, (600, 3)), np.repeat(np.arange(60), 10)
+    frame, y = pd.DataFrame(X, columns=list("abc")), np.where(X[:, 0] > 0, 1, -1)
+    model = PrivateMarginSelector(1, epsilon=3.0, random_state=0).fit(frame, y, users)
+    for other in (frame[list("cab")], pl.DataFrame(frame[list("bca")].to_dict("list"))):
+        assert np.array_equal(model.predict(other, users), model.predict(frame, users))
+    mine = users == 3
+    head = model.personalize(frame[list("cba")][mine], y[mine])
+    assert np.array_equal(head.predict(X[mine]), model.personalize(frame[mine], y[mine]).predict(X[mine]))
+    with pytest.raises(InputError, match="'b'"):
+        model.predict(frame[["a", "c"]], users)

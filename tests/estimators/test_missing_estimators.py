@@ -186,25 +186,36 @@ def test_of_several_targets_a_row_needs_all(data: Data) -> None:
 
 
 @pytest.mark.parametrize("kind", [PrivateFedRep, PrivAltMin, PrivateFedRepClassifier])
-def test_weights_are_copies_to_the_last_bit(data: Data, kind: Any) -> None:
+def test_weights_are_relative_within_users_to_the_last_bit(data: Data, kind: Any) -> None:
     X, y, groups = np.nan_to_num(data[0]), data[1], data[2]
     y = y if kind is not PrivateFedRepClassifier else (y > np.median(y)).astype(int)
     model = kind(rank=1, **OPTIONS)
-    for weights in (np.full(len(y), 2), np.random.default_rng(3).integers(0, 4, len(y))):
+    plain = clone(model).fit(X, y, groups)
+    for weights in (np.full(len(y), 2.0), 1.0 + groups % 5):
         weighed = clone(model).fit(X, y, groups, sample_weight=weights)
-        each = np.repeat(np.arange(len(y)), weights)
-        repeated = clone(model).fit(X[each], y[each], groups[each])
-        np.testing.assert_array_equal(weighed.representation_, repeated.representation_)
-        assert bits(weighed, X, groups) == bits(repeated, X, groups)
-    assert bits(clone(model).fit(X, y, groups, sample_weight=np.ones(len(y))), X, groups) == bits(
-        clone(model).fit(X, y, groups), X, groups
-    )
+        np.testing.assert_array_equal(weighed.representation_, plain.representation_)
+        assert bits(weighed, X, groups) == bits(plain, X, groups)
+    there = (np.random.default_rng(3).random(len(y)) < 0.7) | (np.arange(len(y)) % ROWS == 0)
+    weighed = clone(model).fit(X, y, groups, sample_weight=3.0 * there)
+    assert bits(weighed, X, groups) == bits(clone(model).fit(X[there], y[there], groups[there]), X, groups)
     mine = groups == 3
-    head, doubled = (
-        weighed.personalize(X[mine], y[mine], sample_weight=np.full(ROWS, 2.0)),
-        weighed.personalize(np.repeat(X[mine], 2, axis=0), np.repeat(y[mine], 2)),
-    )
-    assert head.predict(X[mine]).tobytes() == doubled.predict(X[mine]).tobytes()
+    heads = (weighed.personalize(X[mine], y[mine], sample_weight=each) for each in (None, np.full(ROWS, 2.0)))
+    assert len({head.predict(X[mine]).tobytes() for head in heads}) == 1
+
+
+def test_rows_that_are_noise_weigh_less() -> None:
+    """Half of the rows are noise: with their weights a fit predicts far better than without. False alarms: < 1e-6."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(USERS), ROWS)
+    X, level = rng.normal(size=(len(groups), 2)), rng.normal(size=USERS)[groups]
+    truth, noisy = X[:, 0] + level, rng.random(len(groups)) < 0.5
+    y = truth + np.where(noisy, 5.0, 0.1) * rng.normal(size=len(groups))
+    fits = [
+        PrivateFedRep(**OPTIONS).fit(X, y, groups, sample_weight=weights)
+        for weights in (None, np.where(noisy, 0.001, 3.0))
+    ]
+    plain, weighed = (float(np.mean((fit.predict(X, groups) - truth) ** 2)) for fit in fits)
+    assert weighed < 0.3 * plain
 
 
 @pytest.mark.parametrize(
@@ -212,7 +223,7 @@ def test_weights_are_copies_to_the_last_bit(data: Data, kind: Any) -> None:
     [
         (lambda n: -np.ones(n), "1,800 negative"),
         (lambda n: np.full(n, np.nan), "1,800 missing"),
-        (lambda n: np.full(n, 1e6), "1,800 above 1,000"),
+        (lambda n: np.full(n, np.inf), "1,800 infinite"),
         (lambda n: np.ones(n + 1), r"must have shape \(1800,\)"),
         (lambda n: ["a"] * n, "must be numbers"),
         (lambda n: np.zeros(n), "no row is left"),

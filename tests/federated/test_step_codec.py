@@ -29,7 +29,7 @@ from privrep.federated.wire import step_codec as steps_module
 from privrep.federated.wire import travelling
 from privrep.federated.wire.step_codec import WIDEST, decode, encode
 from privrep.federated.wire.travelling import HELD, INNER_STEPS, PART, STEPS
-from privrep.linear.class_steps import Encoded
+from privrep.linear.class_steps import ClassGradient, Encoded
 from privrep.linear.methods.centaur import centaur_linear, paper_centaur
 from privrep.linear.methods.factorization import private_factorization
 from privrep.linear.methods.fedavg import ModelUpdate, fedavg, paper_fedavg
@@ -935,3 +935,16 @@ def test_a_matrix_far_wider_than_rows_is_refused() -> None:
     assert isinstance(decode(*wide, WIDEST + 1, 1), PowerStep)
     with pytest.raises(InputError, match="classes, and there are 2 to 1,000"):
         decode(*encode(Encoded(gradient(), 1001)), 4, 1)
+
+
+@pytest.mark.parametrize("classes", [-1, 0, 1, 1001, 10**12])
+def test_a_loss_of_too_many_classes_is_refused(classes: int) -> None:
+    mean = PriorMean(
+        np.zeros(3), np.zeros((4, 3)), np.zeros(4), np.ones(4), np.eye(4), np.ones(4), np.zeros((4, 3)), True
+    )
+    loss = Loss("log", 3)
+    text, arrays = encode(ClassGradient(np.eye(4)[:, :2], FeatureTransform.plain(4), 0.1, 1.0, True, loss, mean, 1.0))
+    assert isinstance(decode(text, dict(arrays), 4, 1), ClassGradient)
+    assert '"classes":3' in text
+    with pytest.raises(InputError, match="classes, and there are 2 to 1,000"):
+        decode(text.replace('"classes":3', f'"classes":{classes}'), arrays, 4, 1)

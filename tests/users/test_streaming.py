@@ -163,6 +163,30 @@ def test_blocks_are_cut_as_in_memory(
             assert_same_blocks(users, read_table(source), max_rows)
 
 
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=20),
+    batch=st.integers(1, 20),
+    max_rows=st.integers(1, 20),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_weights_of_users_that_are_read_in_pieces(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], batch: int, max_rows: int, seed: int
+) -> None:
+    rows, path = rows_of(sizes, "integers", np.float64, "sorted"), tmp_path_factory.mktemp("t") / "t.parquet"
+    weights = np.random.default_rng(seed).integers(0, 4, rows.num_rows)
+    pq.write_table(rows.append_column("w", pa.array(weights)), path)
+    source = TableSource(path, "user", "y", weight="w")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "MAX_BATCH_ROWS", batch)
+        with StreamingUsers.open(source) as users:
+            table = read_table(source)
+            assert_same_blocks(users, table, max_rows)
+            streamed = list(users.blocks(max_rows))
+    assert np.concatenate([block.y for block in streamed]).tolist() == table.y.tolist()
+    assert np.concatenate([block.sizes for block in streamed]).tolist() == table.sizes.tolist()
+
+
 @pytest.mark.parametrize("ids", ["integers", "text"])
 @pytest.mark.parametrize("order", ["shuffled", "descending"])
 def test_regrouping_holds_no_more_than_its_limit(

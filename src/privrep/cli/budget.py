@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from privrep.cli.console import NOISE_MULTIPLIER, console, right, say
-from privrep.cli.options import check_relation
+from privrep.cli.options import check_relation, was_given
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.models.forecast import Goal
     from privrep.models.planning import PlanningProblem
-    from privrep.models.rating_forecast import RatingProblem
     from privrep.privacy.ledger import Budget
 
 ROUGH = (
@@ -23,14 +23,11 @@ ROUGH = (
     "Where nothing turns into something, a factor of two in users may decide. Real data needs more."
 )
 
-
-RATINGS_ROUGH = (
-    "Rough: a few items are taken to be rated often and most rarely, and all users to rate alike. What tastes explain "
-    "cannot be told beforehand and comes on top."
-)
+ERRORS = ("error (RMSE)", "squared error,\nagainst own means")  # columns of tables
 
 
 def budget(
+    context: typer.Context,
     delta: Annotated[float, typer.Option(help="Privacy budget, second part.")],
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget: what noise does it ask for?")] = None,
     noise: Annotated[float | None, typer.Option(help="Noise multiplier: what epsilon does it cost?")] = None,
@@ -57,22 +54,14 @@ def budget(
             "log-losses."
         ),
     ] = None,
-    relation: Annotated[str, typer.Option(help="For --features: the relation of the fit.")] = "replace-one-user",
+    relation: Annotated[
+        str, typer.Option(help="With --epsilon: the relation of the fit; replace-one-user or add-or-remove-one-user.")
+    ] = "replace-one-user",
 ) -> None:
     """Say what a budget buys: epsilon to noise, noise to epsilon, or roughly how good predictions will be."""
-    from privrep.models.planning import PlanningProblem
-    from privrep.privacy.accounting import check_budget
-    from privrep.privacy.ledger import Budget
-
     if items is not None:
-        if rate is not None:
-            raise InputError("--rate is for yes/no labels, --items for ratings; give one of them.")
-        _check_ratings(epsilon, noise, features, rank)
-        rated = _rating_problem(items, rows, users, (noise_level, levels, offsets))
-        assert epsilon is not None
-        assert users is not None
-        _show_ratings(users, rated, Budget(epsilon, delta, check_relation(relation)))
-        return
+        _check_ratings(context, epsilon, noise, features, rank)
+        return _plan_ratings(items, rows, users, (noise_level, levels, offsets), (epsilon, delta, relation))
     shape = {"features": features, "rank": rank, "rows": rows}
     missing = [name for name, value in shape.items() if value is None]
     if rate is not None and (epsilon is None or missing):
@@ -80,71 +69,104 @@ def budget(
     if noise is not None and epsilon is None:
         if len(missing) < len(shape):
             raise InputError("--features, --rank and --rows go with --epsilon, not with --noise.")
-        _show_cost(noise, releases, delta)
-    elif epsilon is not None and noise is None:
-        if releases != 1:
-            raise InputError("--releases goes with --noise, not with --epsilon.")
-        check_budget(epsilon, delta)  # a pure budget buys no Gaussian noise
-        whole = Budget(epsilon, delta, check_relation(relation))
-        if features is not None and rank is not None and rows is not None:
-            _check_asked(users, gain)
-            if rate is not None:
-                from privrep.cli.budget_labels import make_label_problem, show_labels
-
-                labelled = make_label_problem((features, rank, rows), rate, noise_level, (levels, slopes, common))
-                return show_labels(users, labelled, whole, gain)
-            problem = PlanningProblem(features, rank, rows, noise_level, levels, slopes, common)
-            _show_problem(problem, whole)
-            if users is not None:
-                _show_errors(users, problem, whole)
-            _show_goals(users, problem, whole, gain)
-        elif len(missing) == len(shape):
-            _show_noise(whole)
-        else:
-            raise InputError(f"--features, --rank and --rows go together; --{missing[0]} is missing.")
-    else:
-        raise InputError("give either --epsilon or --noise.")
-
-
-def _check_ratings(epsilon: float | None, noise: float | None, features: int | None, rank: int | None) -> None:
+        return _show_cost(noise, releases, delta)
     if epsilon is None or noise is not None:
-        raise InputError("--items goes with --epsilon, not with --noise.")
-    if features is not None or rank is not None:
-        raise InputError("--items is for ratings, which have neither features nor a rank to plan; leave those out.")
+        raise InputError("give either --epsilon or --noise.")
+    if releases != 1:
+        raise InputError("--releases goes with --noise, not with --epsilon.")
+    whole = _whole_budget(epsilon, delta, relation)
+    if features is not None and rank is not None and rows is not None:
+        _check_asked(users, gain)
+        size, deviations = (features, rank, rows), (levels, slopes, common)
+        return _plan_tables(size, rate, noise_level, deviations, users, whole, gain)
+    if len(missing) < len(shape):
+        raise InputError(f"--features, --rank and --rows go together; --{missing[0]} is missing.")
+    return _show_noise(whole)
 
 
-def _rating_problem(
-    items: int, rows: int | None, users: int | None, deviations: tuple[float, float, float]
-) -> RatingProblem:
+def _whole_budget(epsilon: float, delta: float, relation: str) -> Budget:
+    from privrep.privacy.accounting import check_budget
+    from privrep.privacy.ledger import Budget
+
+    check_budget(epsilon, delta)  # a pure budget buys no Gaussian noise
+    return Budget(epsilon, delta, check_relation(relation))
+
+
+def _plan_tables(
+    size: tuple[int, int, int],
+    rate: float | None,
+    noise_level: float,
+    deviations: tuple[float, float, float],
+    users: int | None,
+    whole: Budget,
+    gain: float | None,
+) -> None:
+    """Say how good predictions of numbers, or of labels, will be, and what goals take.
+
+    Args:
+        size: features, rank and rows.
+        rate: share of the rarer label; None: targets are numbers.
+        noise_level: deviation of targets around their user's own line.
+        deviations: of levels, of users' own slopes and of common slopes.
+        users: how many there are, if that is known.
+        whole: the budget.
+        gain: what is wanted, if that was said.
+    """
+    from privrep.cli.budget_labels import make_label_problem, show_labels
+    from privrep.models.planning import PlanningProblem
+
+    if rate is not None:
+        return show_labels(users, make_label_problem(size, rate, noise_level, deviations), whole, gain)
+    problem = PlanningProblem(*size, noise_level, *deviations)
+    _show_problem(problem, whole)
+    if users is not None:
+        _show_errors(users, problem, whole)
+    return _show_goals(users, problem, whole, gain)
+
+
+def _plan_ratings(
+    items: int,
+    rows: int | None,
+    users: int | None,
+    deviations: tuple[float, float, float],
+    given: tuple[float | None, float, str],
+) -> None:
+    """Say how good predictions of ratings will be.
+
+    Args:
+        items: how many there are.
+        rows: ratings of each user.
+        users: how many there are.
+        deviations: of ratings, of levels and of items' offsets.
+        given: epsilon, delta and the relation.
+    """
+    from privrep.cli.budget_ratings import show_ratings
     from privrep.models.rating_forecast import RatingProblem
 
+    epsilon, delta, relation = given
+    assert epsilon is not None  # _check_ratings saw it
     if rows is None or users is None:
         raise InputError(
             f"--items, --rows and --users go together; --{'rows' if rows is None else 'users'} is missing."
         )
     _check_asked(users, None)
-    return RatingProblem(items, rows, *deviations)
+    show_ratings(users, RatingProblem(items, rows, *deviations), _whole_budget(epsilon, delta, relation))
 
 
-def _show_ratings(users: int, p: RatingProblem, whole: Budget) -> None:
-    from privrep.models.rating_forecast import forecast_ratings
-
-    found = forecast_ratings(users, p, whole)
-    say(f"{p.items:,} items, {p.rows} ratings each; epsilon {whole.epsilon:g}, delta {whole.delta:g}, {whole.relation}")
-    say(f"Deviations: noise {p.noise:g}, levels {p.levels:g}, offsets of items {p.offsets:g}")
-    table = Table("predictions by", "error (RMSE)", "squared error,\nagainst own means", title=f"{users:,} users")
-    right(table, 1, 2)
-    for name, error in (
-        ("each user's own mean", found.mean),
-        ("the same, drawn towards that of all", found.shrunk),
-        ("levels and offsets without privacy", found.exact),
-        ("privrep", found.private),
-        ("privrep, of users without ratings", found.newcomers),
-    ):
-        change = f"{error / found.mean - 1:+.0%}"
-        table.add_row(name, f"{math.sqrt(error):.3g}", change, style="bold" if name == "privrep" else "")
-    console().print(table)
-    console().print(RATINGS_ROUGH, style="dim")
+def _check_ratings(
+    context: typer.Context, epsilon: float | None, noise: float | None, features: int | None, rank: int | None
+) -> None:
+    if context.params["rate"] is not None:
+        raise InputError("--rate is for yes/no labels, --items for ratings; give one of them.")
+    if epsilon is None or noise is not None:
+        raise InputError("--items goes with --epsilon, not with --noise.")
+    if features is not None or rank is not None:
+        raise InputError("--items is for ratings, which have neither features nor a rank to plan; leave those out.")
+    ignored = [f"--{name}" for name in ("gain", "slopes", "common", "releases") if was_given(context, name)]
+    if ignored:
+        raise InputError(
+            f"--items is for ratings, which have levels and offsets alone; leave out {', '.join(ignored)}."
+        )
 
 
 def _check_asked(users: int | None, gain: float | None) -> None:
@@ -188,17 +210,13 @@ def _show_errors(users: int, p: PlanningProblem, whole: Budget) -> None:
     from privrep.models.forecast import forecast
 
     found = forecast(users, p, whole)
-    table = Table("predictions by", "error (RMSE)", "squared error,\nagainst own means", title=f"{users:,} users")
-    right(table, 1, 2)
-    for name, error in (
-        ("each user's own mean", found.mean),
-        ("each user alone, a regression of its own", found.alone),
-        ("a mixed model without privacy", found.mixed),
-        ("privrep", found.private),
-    ):
-        change = f"{error / found.mean - 1:+.0%}"
-        table.add_row(name, f"{math.sqrt(error):.3g}", change, style="bold" if name == "privrep" else "")
-    console().print(table)
+    errors = {
+        "each user's own mean": found.mean,
+        "each user alone, a regression of its own": found.alone,
+        "a mixed model without privacy": found.mixed,
+        "privrep": found.private,
+    }
+    show_forecast(users, {name: math.sqrt(error) for name, error in errors.items()}, *ERRORS, power=2)
     if p.rank:
         say(f"Mean squared sine of the representation: {found.sine:.2g} (0 is exact, 1 is nothing learned)")
 
@@ -218,6 +236,25 @@ def _show_goals(users: int | None, p: PlanningProblem, whole: Budget, gain: floa
     if table.row_count:
         console().print(table)
     console().print(ROUGH, style="dim")
+
+
+def show_forecast(users: int, errors: Mapping[str, float], error: str, against: str, power: int = 1) -> None:
+    """Print the table of how large errors will be.
+
+    Args:
+        users: how many there are.
+        errors: by what makes the predictions. The first is what all are compared with.
+        error: what errors are.
+        against: what the comparison is.
+        power: of errors, in which they are compared.
+    """
+    table = Table("predictions by", error, against, title=f"{users:,} users")
+    right(table, 1, 2)
+    first = next(iter(errors.values()))
+    for name, value in errors.items():
+        change = f"{(value / first) ** power - 1:+.0%}"
+        table.add_row(name, f"{value:.3g}", change, style="bold" if name == "privrep" else "")
+    console().print(table)
 
 
 def make_goal_table(goals: list[Goal], users: int | None, whole: Budget, error: str) -> Table:

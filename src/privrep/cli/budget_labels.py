@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from privrep.cli.budget import make_goal_table
-from privrep.cli.console import console, right, say
+from privrep.cli.budget import make_goal_table, show_forecast
+from privrep.cli.console import console, say
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,18 +55,15 @@ def _show_losses(users: int, p: LabelProblem, whole: Budget) -> None:
     from privrep.models.label_forecast import forecast_labels
 
     found = forecast_labels(users, p, whole)
-    table = Table("predictions by", "log-loss", "against own\nfrequencies", title=f"{users:,} users")
-    right(table, 1, 2)
-    for name, loss in (
-        ("each user's own frequency, smoothed", found.own),
-        ("the same, drawn towards that of all, without privacy", found.shrunk),
-        ("a pooled model without privacy", found.pooled),
-        ("a mixed model without privacy", found.mixed),
-        ("privrep", found.private),
-        ("privrep, of users without rows", found.newcomers),
-    ):
-        table.add_row(name, f"{loss:.3g}", f"{loss / found.own - 1:+.0%}", style="bold" if name == "privrep" else "")
-    console().print(table)
+    losses = {
+        "each user's own frequency, smoothed": found.own,
+        "the same, drawn towards that of all, without privacy": found.shrunk,
+        "a pooled model without privacy": found.pooled,
+        "a mixed model without privacy": found.mixed,
+        "privrep": found.private,
+        "privrep, of users without rows": found.newcomers,
+    }
+    show_forecast(users, losses, "log-loss", "against own\nfrequencies")
 
 
 def _show_goals(users: int | None, p: LabelProblem, whole: Budget, gain: float | None) -> None:

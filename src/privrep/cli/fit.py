@@ -87,7 +87,7 @@ def _fit_file(
     given = [
         option.opts[0]
         for option in context.command.params
-        if option.name not in ("table", *BESIDES) and _was_given(context, option.name)
+        if option.name not in ("table", *BESIDES) and options.was_given(context, option.name)
     ]
     refuse_options(path, given)
     asked = FitConfig.read(path)
@@ -143,11 +143,6 @@ def _config(request: FitRequest, features: Sequence[str] | None) -> Config:
 
 
 # What was asked for
-
-
-def _was_given(context: typer.Context, name: str | None) -> bool:
-    source = None if name is None else context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _check(request: FitRequest, told: Path) -> None:

@@ -56,16 +56,16 @@ _GROUPS = "Each user is in one group of a split and pays for that alone, so shar
 
 
 def _ledger(releases: list[Spent], share_spent: float) -> Table:
-    remarks = any(spent.remark for spent in releases)
-    headers = ["release", "what for", "noise\nmultiplier", "share of\nbudget", *([""] if remarks else [])]
-    table = Table(*headers, title="The ledger", title_justify="left")
+    table = Table(
+        "release", "what for", "noise\nmultiplier", "share of\nbudget", title="The ledger", title_justify="left"
+    )
     right(table, 2, 3)
-    for column in (0, *range(2, len(headers))):
+    for column in (0, 2, 3):
         table.columns[column].no_wrap = True
     for spent in releases:
         noise = "" if spent.noise_multiplier is None else f"{spent.noise_multiplier:.4g}"
-        row = [spent.name, spent.purpose, noise, f"{spent.share:.1%}", spent.remark]
-        table.add_row(*row[: len(headers)])
+        remark = f" ({spent.remark})" if spent.remark else ""
+        table.add_row(spent.name, f"{spent.purpose}{remark}", noise, f"{spent.share:.1%}")
     if share_spent < 1 - 5e-4:
         table.add_row("", "not spent", "", f"{1 - share_spent:.1%}")
     return table

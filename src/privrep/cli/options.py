@@ -76,7 +76,7 @@ MissingIndicator = Annotated[
     list[str] | None,
     typer.Option(metavar="COLUMN", help="Add a feature that says where this column was missing. May be repeated."),
 ]
-Weight = Annotated[str | None, typer.Option(help="Column of weights: how many copies of a row its user has.")]
+Weight = Annotated[str | None, typer.Option(help="Column of weights: how much a row counts beside its user's others.")]
 Rank = Annotated[str, typer.Option(metavar="K|auto", help="Columns of the representation.")]
 Method = Annotated[
     str | None,
@@ -133,3 +133,9 @@ def check_relation(text: str) -> Relation:
     if text not in RELATIONS:
         raise InputError(f"--relation must be one of {', '.join(RELATIONS)}. Got {text!r} instead.")
     return text
+
+
+def was_given(context: typer.Context, name: str | None) -> bool:
+    """Return whether a parameter was written on the command line."""
+    source = None if name is None else context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -61,8 +61,7 @@ def predict(
     """
     from privrep.data.dialects import Dialect
     from privrep.data.readers import SUFFIXES
-    from privrep.heads.uncertainty import check_coverage, describe_unknown
-    from privrep.local.prior import HeadPrior
+    from privrep.heads.uncertainty import check_coverage
     from privrep.models.model import load
 
     suffix = check_file(out, overwrite, SUFFIXES, folder)
@@ -89,8 +88,16 @@ def predict(
         f"{rows:,} rows with their prediction{'s' if len(names) > 1 else ''}: {out} (readable by you alone: made by "
         "private heads, not covered by the privacy guarantee)"
     )
+    _say_unusual(fitted, folder, asked, seen)
+
+
+def _say_unusual(fitted: Model, folder: Path, asked: _Asked, seen: _Seen) -> None:
+    """Say what the model did not know, and what was missing."""
+    from privrep.heads.uncertainty import describe_unknown
+    from privrep.local.prior import HeadPrior
+
     prior = fitted.representation.prior
-    if interval is not None and isinstance(prior, HeadPrior) and not all(map(math.isfinite, prior.noise)):
+    if asked.interval is not None and isinstance(prior, HeadPrior) and not all(map(math.isfinite, prior.noise)):
         say("Intervals are infinite: there were too few users to tell how large errors are; fit more, or spend more")
     if seen.rows:
         said = describe_unknown(seen.rows, len(seen.users), asked.unknown == "skip", fitted.config.ratings)

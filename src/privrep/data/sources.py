@@ -60,7 +60,7 @@ class TableSource:
     their positions in the list, -1 for those not in it.
 
     Rows without a target, or without one of several, are left out, and `missing` says what is done about features; see
-    `data.missing`. `weight` is a column of numbers of copies of rows; see `data.weights`.
+    `data.missing`. `weight` is a column of weights of rows; see `data.weights`.
     """
 
     path: str | os.PathLike[str]

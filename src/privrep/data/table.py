@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from privrep.data.sparse import SparseRows, canonical
-from privrep.data.weights import copies_of
+from privrep.data.weights import kept_rows
 from privrep.errors import InputError
-from privrep.typing import Array, Floats, Integers
+from privrep.typing import Array, Floats
 
 
 def block_rows(features: int, is_sparse: bool = False) -> int:
@@ -53,7 +53,7 @@ class UserTable:
             X: (rows, features), or any SciPy sparse matrix.
             y: (rows,), or (rows, targets).
             groups: the user of each row.
-            weights: (rows,), numbers of copies; see `data.weights`. A user who keeps no row is a user without rows.
+            weights: (rows,), see `data.weights`. A user who keeps no row is a user without rows.
         """
         X, y = canonical(X) if sparse.issparse(X) else _as_floats(X), _as_floats(y)
         fits = y.ndim == 1 or (y.ndim == 2 and y.shape[1] > 1)
@@ -70,7 +70,7 @@ class UserTable:
             X, y = X[order], y[order]
             weights = None if weights is None else weights[order]
         table = cls(X, y, offsets, ids)
-        return table if weights is None else table.with_copies(copies_of(weights, offsets[:-1])[0])
+        return table if weights is None else table.with_rows(kept_rows(weights, offsets[:-1]))
 
     @property
     def n_users(self) -> int:
@@ -103,11 +103,10 @@ class UserTable:
             self.X[first:last], self.y[first:last], self.offsets[start : stop + 1] - first, self.ids[start:stop]
         )
 
-    def with_copies(self, copies: Integers) -> UserTable:
-        """Return the same users with each row as often as `copies` says, (rows,): 0 leaves it out."""
-        rows = np.repeat(np.arange(len(copies)), copies)
-        ends = np.concatenate([[0], np.cumsum(copies)])
-        return UserTable(self.X[rows], self.y[rows], ends[self.offsets - self.offsets[0]], self.ids)
+    def with_rows(self, kept: NDArray[np.bool_]) -> UserTable:
+        """Return the same users with some of their rows, (rows,)."""
+        ends = np.concatenate([[0], np.cumsum(kept)])
+        return UserTable(self.X[kept], self.y[kept], ends[self.offsets - self.offsets[0]], self.ids)
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
         """Consecutive blocks of whole users with at most max_rows rows each (a larger user is a block by itself)."""

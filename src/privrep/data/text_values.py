@@ -94,7 +94,8 @@ def read_integers(name: str, text: Any, problems: Problems, says: str, advice: s
         advice: what to do about it.
     """
     try:
-        return text.cast(pa.int64())
+        if not _has_hexadecimal(text):  # Arrow reads 0x1F as 31
+            return text.cast(pa.int64())
     except pa.ArrowInvalid:
         pass
     text = _filled(pc.utf8_trim_whitespace(text))
@@ -111,6 +112,11 @@ def read_truth(name: str, text: Any, problems: Problems) -> Any:
     bad = pc.and_not(lower.is_valid(), pc.or_(true, false))
     problems.note(name, "is neither true nor false", "correct it", bad)
     return pc.if_else(pc.and_(lower.is_valid(), pc.invert(bad)), true, pa.scalar(None, pa.bool_()))
+
+
+def _has_hexadecimal(text: Any) -> bool:
+    """Return whether some text may be a hexadecimal number."""
+    return bool(pc.any(pc.match_substring(text, "x", ignore_case=True)).as_py())
 
 
 def leading_zeros(text: Any) -> NDArray[np.bool_]:

@@ -1,14 +1,17 @@
-"""Weights of rows: a weight is a number of copies of its row, inside its user.
+"""Weights of rows: how much a row counts beside the other rows of its user.
 
-A whole weight is that many copies, and 0 leaves the row out. Other weights are resampled systematically: going through
-a user's rows in their order, a row gets as many copies as whole numbers lie between the sums of weights before and
-after it, each sum rounded at a half. So a row has its weight in copies, rounded down or up, and a user has as many rows
-as its weights sum to, rounded.
+A user's weights are divided by the largest of them, and are then the parts of rows that stay: 1 stays, 0 is left out.
+Between these, rows are thinned systematically: going through a user's rows in their order, a row stays if the sum of
+parts, rounded at a half, grows by it. So a user has as many rows as its parts sum to, rounded.
 
-Formal guarantee: how many copies a user's rows get depends on that user's own weights, in their order, and on nothing
-else: no other user, no generator of random numbers. Copied rows are rows of the user like any others. Whatever is made
-of them is clipped as before, so weights cost no privacy and no sum changes its sensitivity. A user whose weights sum
-to less than a half has no rows. It stays a user, so that the number of users does not depend on weights.
+No row is ever there twice. Copies would be taken for more observations: leaving one of them out leaves its twin, so
+heads would be too sure, and noise would look smaller than it is. Nor can weights make one user count for more than
+another: every user is clipped to the same bound, and what weights are large among all users is nobody's to see.
+
+Formal guarantee: which rows a user keeps depends on that user's own weights, in their order, and on nothing else: no
+other user, no generator of random numbers. Whatever is made of the rows is clipped as before, so weights cost no
+privacy and no sum changes its sensitivity. A user whose weights are all 0 has no rows. It stays a user, so that the
+number of users does not depend on weights.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.typing import Array, Floats, Integers
@@ -24,59 +28,37 @@ from privrep.typing import Array, Floats, Integers
 if TYPE_CHECKING:
     from privrep.data.readers import TableSource
 
-MOST_COPIES = 1000  # of one row
-_BITS = 20  # weights are rounded to multiples of 2^-20: their sums are then exact, whatever rows are summed before
+_BITS = 20  # parts are rounded to multiples of 2^-20: their sums are then exact, whatever rows are summed before
 
 
 def check_weights(weights: Any, where: str) -> None:
-    """Raise InputError unless weights (rows,) are numbers from 0 to MOST_COPIES; `where` says whose they are."""
+    """Raise InputError unless weights (rows,) are finite and at least 0; `where` says whose they are."""
     with np.errstate(invalid="ignore"):
-        kinds = {
-            "missing": np.isnan(weights),
-            "negative": weights < 0,
-            f"above {MOST_COPIES:,}": weights > MOST_COPIES,
-        }
+        kinds = {"missing": np.isnan(weights), "negative": weights < 0, "infinite": weights == np.inf}
     found = [f"{int(bad.sum()):,} {words}" for words, bad in kinds.items() if bad.any()]
     if found:
         raise InputError(
-            f"{where} are numbers of copies of a row, from 0 to {MOST_COPIES:,}; {' and '.join(found)}. Fill them in, "
-            "or divide all by one number."
+            f"{where} must be numbers from 0; {' and '.join(found)}. Fill them in, or leave those rows out."
         )
 
 
-def copies_of(weights: Array, begins: Integers, before: int = 0) -> tuple[Integers, int]:
-    """Return how many copies each row gets, (rows,), and what to pass as `before` for the rows that follow.
+def kept_rows(weights: Array, begins: Integers) -> NDArray[np.bool_]:
+    """Return which rows stay, (rows,).
 
     Args:
         weights: of rows that lie by user, (rows,).
-        begins: the rows at which a user begins. Rows before the first are of a user who began earlier.
-        before: what the call before returned, whose last user these rows continue; 0 for the first rows.
+        begins: the rows at which a user begins, (users,), the first of them 0.
     """
     if not len(weights):
-        return np.zeros(0, np.int64), before
-    units = np.rint(np.clip(weights, 0, MOST_COPIES) * (1 << _BITS)).astype(np.int64)
-    total = np.concatenate([[0], np.cumsum(units)])
-    user = np.searchsorted(begins, np.arange(len(units)), side="right")
-    start = np.concatenate([[-before], total[begins]])[user]
-    half = 1 << (_BITS - 1)
-    copies = ((total[1:] - start + half) >> _BITS) - ((total[:-1] - start + half) >> _BITS)
-    return copies, int(total[-1] - start[-1])
-
-
-def row_copies(
-    source: TableSource, columns: Sequence[Floats], begins: Integers, before: int
-) -> tuple[Integers | None, int]:
-    """Return how often each row of a batch is there, (rows,), and what to pass as `before` for the batch that follows.
-
-    None stands for once each.
-
-    Args:
-        source: says which rows are left out, and which column holds weights.
-        columns: of the batch, but the user.
-        begins, before: as `copies_of` has them.
-    """
-    weights = row_weights(source, columns)
-    return (None, before) if weights is None else copies_of(weights, begins, before)
+        return np.zeros(0, bool)
+    user = np.searchsorted(begins, np.arange(len(weights)), side="right") - 1
+    largest = np.zeros(len(begins))
+    np.maximum.at(largest, user, weights)
+    parts = np.divide(weights, largest[user], out=np.zeros(len(weights)), where=largest[user] > 0)
+    total = np.concatenate([[0], np.cumsum(np.rint(parts * (1 << _BITS)).astype(np.int64))])
+    start, half = total[begins][user], 1 << (_BITS - 1)
+    stays: NDArray[np.bool_] = (total[1:] - start + half) >> _BITS > (total[:-1] - start + half) >> _BITS
+    return stays
 
 
 def row_weights(source: TableSource, columns: Sequence[Floats]) -> Array | None:

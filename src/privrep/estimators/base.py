@@ -74,10 +74,10 @@ class Personal(BaseEstimator, ABC):
                 see `categories`.
             y: targets, (rows,), or (rows, targets) of numbers: a head for each.
             groups: the user of each row.
-            sample_weight: (rows,), from 0 to 1,000: how many copies of a row its user has. Whole weights are the same
-                as rows repeated by `np.repeat`, and 0 leaves a row out. Other weights are resampled inside each user,
-                by a rule that depends on that user's weights alone: a row gets its weight rounded down or up, and a
-                user as many rows as its weights sum to. Scale weights to about 1. They cost no privacy.
+            sample_weight: (rows,), from 0: how much a row counts beside the other rows of its user. The largest weight
+                of a user stands for a whole row, 0 leaves a row out, and between these rows are thinned, by a rule
+                that depends on that user's weights alone. So all weights equal is the same as none, and users count
+                alike whatever their weights are. They cost no privacy.
         """
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")

@@ -137,8 +137,13 @@ class Rows:
 
     def warn(self) -> None:
         """Say what was missing, to whoever holds the rows."""
-        if said := self.counts.words():
-            warnings.warn(f"{'; '.join(said)} (not private: for your eyes)", MissingValues, stacklevel=3)
+        warn_missing(self.counts, stacklevel=4)
+
+
+def warn_missing(counts: MissingCounts, stacklevel: int) -> None:
+    """Say what was missing, to whoever holds the rows."""
+    if said := counts.words():
+        warnings.warn(f"{'; '.join(said)} (not private: for your eyes)", MissingValues, stacklevel=stacklevel)
 
 
 def prepare(
@@ -157,7 +162,7 @@ def prepare(
         estimator: whose features they are.
         X: rows that `check_features` returned.
         y: their targets, as arrays or Arrow columns, in which some may be missing.
-        sample_weight: (rows,), numbers of copies; None: one each.
+        sample_weight: (rows,), see `data.weights`; None: all alike.
         missing: what is done about missing values.
         frame: what the columns of X mean, if they are not features yet.
         may_be_empty: whether it is no error if no row is left.

@@ -13,13 +13,15 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
 from privrep.estimators.base import Groups, as_rank, as_seed, known_users, rows_to_predict, warn_if_weak
-from privrep.estimators.checks import check_features, check_infinite_targets, refuse_missing
+from privrep.estimators.checks import check_features, check_infinite_targets, feature_names, refuse_missing
+from privrep.estimators.rows import read_known
 from privrep.heads.margin_fitting import MarginRule, fit_margin_heads
 from privrep.heads.personal import MarginHead
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
 from privrep.linear.methods.margin_selection import margin_selection
 from privrep.linear.nets import Zooming
 from privrep.local.representation import Representation
+from privrep.models.description import Columns
 from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget
 from privrep.privacy.run import Run
@@ -136,7 +138,8 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
 
     def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
         """<x, U v_i> with each row's user's own head; positive for the second class."""
-        X, names = rows_to_predict(self, X, groups)
+        check_is_fitted(self)
+        X, names = rows_to_predict(self, self._known(X), groups)
         refuse_missing(self, X)
         users = known_users(self.users_, names)
         matrix, step = self.representation_.astype(X.dtype), max(_ROWS // X.shape[1], 1)
@@ -150,7 +153,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
     def personalize(self, X: Any, y: Any) -> MarginHead:
         """The head of a user who was not there, from its own rows and the public representation. Costs no privacy."""
         check_is_fitted(self)
-        X, y = self._validated(X, y, reset=False)
+        X, y = self._validated(self._known(X), y, reset=False)
         table = UserTable.from_rows(X, _codes(y, self.classes_), np.zeros(X.shape[0], dtype=np.int64))
         return MarginHead(self.representation_ @ self._heads(table, False)[0], self.classes_)
 
@@ -214,6 +217,10 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         kept = None if self.projected is None else 30 if auto else int(self.projected)
         loss: Any = self.loss
         return lipschitz_selection(run, int(self.rank), loss=loss, projected=kept, **common)
+
+    def _known(self, X: Any) -> Any:
+        """Return rows of a frame with its columns in the order of the fit; anything else as it came."""
+        return read_known(X, Columns(features=tuple(feature_names(self))), self.n_features_in_, dense=False)
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, NDArray[Any]]:
         if y is None:

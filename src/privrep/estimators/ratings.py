@@ -7,11 +7,14 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from privrep.data import categories
 from privrep.data.categories import item_codes, item_column
+from privrep.data.missing import IMPUTE, MissingCounts
 from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError
 from privrep.estimators.base import (
@@ -25,6 +28,7 @@ from privrep.estimators.base import (
     warn_if_nothing,
     warn_if_weak,
 )
+from privrep.estimators.checks import warn_missing
 from privrep.heads.fitting import fit_block, fit_heads, newcomer_heads
 from privrep.heads.personal import Taste
 from privrep.heads.store import ids_to_arrow
@@ -51,8 +55,8 @@ class PrivateFactorization(BaseEstimator):
     Parameters
     ----------
     rank : int or "auto"
-        The most factors to keep; "auto" keeps those that stand out from the noise. There may be none: what factors
-        would have cost is then spent on offsets.
+        The most factors to keep; "auto" keeps those that stand out from the noise. There may be none, and with 0 there
+        is none: what factors would have cost is then spent on offsets.
     epsilon, delta : float
         The whole budget of `fit`.
     relation : "replace-one-user" or "add-or-remove-one-user"
@@ -102,7 +106,11 @@ class PrivateFactorization(BaseEstimator):
         self.run_folder = run_folder
 
     def fit(self, users: Groups, items: Any, ratings: Any) -> Self:
-        """Learn from equally long columns: who rated what how."""
+        """Learn from equally long columns: who rated what how.
+
+        Rows without a rating (NaN) are left out, and counted in a `MissingValues` warning, which is not private. Their
+        users stay.
+        """
         check_unknown_users(self.unknown_users)
         values = _ratings(ratings)
         users = users.to_numpy() if isinstance(users, pa.ChunkedArray) else users
@@ -111,12 +119,13 @@ class PrivateFactorization(BaseEstimator):
                 f"users, items and ratings must be equally long. Got {len(users)}, {len(items)} and {len(values)}."
             )
         column = item_column(items)  # what cannot be used is refused before anything is spent
+        rated = _rated(values)
         table: UserTable | None = None
 
         def make(columns: Columns) -> Users:
             nonlocal table
             rows = _one_hot(column, columns.categories[0])
-            table = UserTable.from_rows(rows, values, users)
+            table = UserTable.from_rows(rows, values, users, None if rated.all() else rated.astype(np.float64))
             return InMemoryUsers(table)
 
         folder = None if self.run_folder is None else Path(self.run_folder)
@@ -124,7 +133,8 @@ class PrivateFactorization(BaseEstimator):
             ids_to_arrow(factorize(users)[0])  # what cannot be saved is refused before it costs
         if self.items is None:
             columns = Columns(categorical=(COLUMN,), categories=((),))
-            holders = {COLUMN: KeyHolders.from_columns(users, column)}
+            known = pc.if_else(pa.array(rated), column, pa.scalar(None, column.type))
+            holders = {COLUMN: KeyHolders.from_columns(users, known)}
         else:
             listed = categories.checked_lists({COLUMN: self.items})[COLUMN]
             columns, holders = Columns(categorical=(COLUMN,), categories=(listed,)), {}
@@ -158,17 +168,20 @@ class PrivateFactorization(BaseEstimator):
         """Return the taste of a user who was not there, from its own ratings and the public factors.
 
         Costs no privacy. There may be no ratings at all: the user then has the typical level and the items' offsets.
+        Rows without a rating are left out.
         """
         check_is_fitted(self)
         values = _ratings(ratings)
         if len(items) != len(values):
             raise InputError(f"items and ratings must be equally long. Got {len(items)} and {len(values)} instead.")
+        rated = ~np.isnan(values)
+        values = values[rated]
         learned = self.model_.representation
         if not len(values) and not learned.serves_newcomers:
             raise InputError("personalize needs at least one rating of the user.")
         nobody = np.zeros(1, dtype=np.int64)
         if len(values):
-            rows = _one_hot(items, self.items_)
+            rows = _one_hot(items, self.items_)[rated]
             head = fit_block(UserTable.from_rows(rows, values, nobody.repeat(len(values))), learned, True, False)
         else:
             head = newcomer_heads(nobody, learned)
@@ -216,15 +229,26 @@ class PrivateFactorization(BaseEstimator):
 
 
 def _ratings(ratings: Any) -> Array:
+    """Return ratings as numbers, NaN where one is missing."""
     try:
-        values = np.asarray(ratings, dtype=np.float64)
+        values = np.asarray(plain(ratings), dtype=np.float64)
     except (ValueError, TypeError):
         raise InputError("ratings must be numbers; turn them into numbers.") from None
     if values.ndim != 1:
         raise InputError(f"ratings must be one column of numbers. Got shape {values.shape} instead.")
-    if not np.isfinite(values).all():
-        raise InputError(f"ratings has no finite number in row {int(np.flatnonzero(~np.isfinite(values))[0])}.")
+    if np.isinf(values).any():
+        raise InputError(f"ratings has no finite number in row {int(np.flatnonzero(np.isinf(values))[0])}.")
     return values
+
+
+def _rated(values: Array) -> NDArray[np.bool_]:
+    """Return which rows have a rating; say how many have none, to whoever holds them."""
+    counts = MissingCounts()
+    counts.add([values], {}, IMPUTE)
+    if len(values) and counts.without_target == len(values):
+        raise InputError("no row is left: each lacks its rating. Give others.")
+    warn_missing(counts, stacklevel=4)
+    return np.asarray(~np.isnan(values))
 
 
 def _one_hot(items: Any, listed: categories.Categories) -> Any:

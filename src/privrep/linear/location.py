@@ -101,7 +101,7 @@ def histogram_queries(
     most = MOST if features or declared or facts.sparse else MOST_ALONE
     dear = limits[0], min(DEAR * limits[1], (most - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
     for name in ("target_sizes", "target_levels"):
-        shares[name] = (histogram_share(run, total, q, dear, 16.0) or limits[1] * total, *shares[name][1:])
+        shares[name] = (histogram_share(run, total, q, dear, 40.0) or limits[1] * total, *shares[name][1:])
     if labels:
         del shares["target_sizes"], shares["target_levels"]
     if declared:
@@ -284,6 +284,7 @@ def read_octaves(counts: Array, sigma: float, users: float) -> tuple[Array, Arra
     answers = rest @ shapes.T
     plain = np.where(facts[:, 0] == 0, answers, -np.inf)  # around zero, which is preferred unless it is clearly worse
     around = (answers.max(axis=1) > plain.max(axis=1) + 3 * sigma) | (_lean(rest, sigma) > 0.3 * users)
+    around |= plain.max(axis=1) <= HEARD * sigma  # or not heard at all
     best = np.where(around, answers.argmax(axis=1), plain.argmax(axis=1))
     middle, deviation, narrow, length = facts[best].T
     answer = np.take_along_axis(answers, best[:, None], axis=1)[:, 0]

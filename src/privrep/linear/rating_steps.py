@@ -24,10 +24,11 @@ from privrep.privacy.contributions import Counts, RowMoments, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Axes, Floats, Integers, Matrix
 
-FARTHEST = 3.0  # that a user's level may lie from the centre, in units of how far levels are apart
-WIDEST = 8.0  # variance of a user's ratings, in units of the typical one
-LEVEL_PARTS = 5  # numbers of `RatingLevels`
-LEVEL_NORM = 1.5
+FARTHEST = 2.0  # that a user's level may lie from the centre, in units of how far levels are apart
+WIDEST = 5.0  # variance of a user's ratings, in units of the typical one
+MOST_SHARED = 2.0  # mean product of two ratings of a user, in public units
+LEVEL_PARTS = 4  # numbers of `RatingLevels`
+LEVEL_NORM = 1.0
 MOST_LOST = 1.5  # a logarithm of squared errors, in `RatingLosses`
 LOSS_PARTS = 4  # numbers of `RatingLosses`
 LOSS_NORM = 2.0
@@ -107,8 +108,10 @@ class ItemPull:
 class RatingLevels:
     """Numbers that tell how users' levels and spreads are distributed, once offsets are taken out.
 
-    z / 2, z^2 / 4, 1 / m, v / 4 and 1/2 if there are two ratings: z is the user's level in public units, v the
-    variance of its ratings, 0 where there is one.
+    z is the user's level, and p the mean product of two of its ratings around the centre, which is expected to be the
+    variance of levels: no noise of ratings is in it, for that of two ratings has nothing in common. v is the variance
+    of its ratings. All in public units, and so that most users' numbers are close to zero:
+    z / FARTHEST, p / MOST_SHARED, (v - 1) / (WIDEST - 1), and -1/2 for a user with a single rating, who has no p, no v.
     """
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
@@ -117,16 +120,26 @@ class RatingLevels:
     centre: float
     between: float  # how far levels are apart, roughly
 
+    @property
+    def shared(self) -> float:
+        """Return the unit of products of two ratings."""
+        return max(self.spread**2, self.between**2)
+
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X, y = _checked(batch, self.offset)
         m = y.shape[1]
         unit = user_spreads(y, self.spread)
-        around = y - unit[:, None] * X.project(self.offset)[:, :, 0]
-        z = np.clip((around.mean(axis=1) - self.centre) / self.between, -FARTHEST, FARTHEST)
-        several = np.full(len(y), float(m > 1))
-        squares = (centred(y) ** 2).sum(axis=1) / max(m - 1, 1)
-        v = np.minimum(squares / self.spread**2, WIDEST) * several
-        values = np.stack([z / 2, z**2 / 4, np.full(len(y), 1 / m), v / 4, several / 2], axis=1)
+        around = y - unit[:, None] * X.project(self.offset)[:, :, 0] - self.centre
+        z = np.clip(around.mean(axis=1) / self.between, -FARTHEST, FARTHEST)
+        values = np.zeros((len(y), LEVEL_PARTS))
+        values[:, 0] = z / FARTHEST
+        if m > 1:
+            pairs = (around.sum(axis=1) ** 2 - (around**2).sum(axis=1)) / (m * (m - 1))
+            values[:, 1] = np.clip(pairs / (self.shared * MOST_SHARED), -1.0, 1.0)
+            v = (centred(y) ** 2).sum(axis=1) / ((m - 1) * self.spread**2)
+            values[:, 2] = (np.minimum(v, WIDEST) - 1) / (WIDEST - 1)
+        else:
+            values[:, 3] = -0.5
         return {"levels": Vectors(values)}
 
 

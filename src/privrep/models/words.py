@@ -130,7 +130,7 @@ def _about_rows(columns: Columns) -> list[str]:
     if named:
         lines.append(f"Features that say where a value was missing: {', '.join(named)}.")
     if columns.weight:
-        lines.append(f"Weights of rows: column {columns.weight}; a weight is a number of copies inside its user.")
+        lines.append(f"Weights of rows: column {columns.weight}; rows are thinned by them, inside each user.")
     return lines
 
 
@@ -228,7 +228,7 @@ def _about_frame(found: TableFacts, learned: Representation) -> list[str]:
 def _judgement(learned: Representation) -> str:
     """Return how far the representation was found; of heads with a prior, whether they use it at all."""
     if learned.serves_newcomers and learned.ratings is not None and not learned.basis.shape[1]:
-        return "Users' tastes were not seen: rank 0, and what factors would have cost was spent on offsets."
+        return "Users' tastes were not asked for, or not seen: rank 0. What factors cost was spent on offsets."
     if learned.prior is not None and (unused := _unused(learned, learned.prior)):
         return unused
     error = (

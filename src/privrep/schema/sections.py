@@ -150,7 +150,9 @@ class TableColumns(Section):
     missing_indicator: Texts | None = entry(
         "Columns of numbers that get a feature which says where a value was missing.", None, example=["x0"]
     )
-    weight: Text | None = entry("Column of weights: how many copies of a row its user has.", None, example="weight")
+    weight: Text | None = entry(
+        "Column of weights: how much a row counts beside its user's others.", None, example="weight"
+    )
 
 
 class TableModel(Section):

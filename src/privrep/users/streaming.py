@@ -28,7 +28,7 @@ from privrep.data.missing import MissingCounts
 from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
 from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
 from privrep.data.table import UserTable, block_rows
-from privrep.data.weights import row_copies
+from privrep.data.weights import kept_rows, row_weights
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step
@@ -126,6 +126,7 @@ class StreamingUsers:
             yield from window.whole_blocks(max_rows)
         if (seen.sorted, seen.users, seen.rows) != (True, self._users, self.rows):
             raise InputError(f"{self.origin.path} changed while it was in use; open it again.")
+        window.close()
         yield from window.whole_blocks(max_rows, end=True)
         pa.default_memory_pool().release_unused()
 
@@ -152,16 +153,48 @@ class _Window:
         self._rows = 0
         self._begins = np.empty(0, np.int64)  # row in the window at which each user begins
         self._ids: NDArray[Any] = np.empty(0)
-        self._weighed = 0  # of the last user, by weights of its rows so far
+        self._open: list[list[Floats]] = []  # of the last user, whose weights are not all known
+        self._open_id: NDArray[Any] = np.empty(0)
 
     def add(self, batch: Any, begins: NDArray[np.int64]) -> None:
         """Take the rows of a batch, without those that are left out; users who lose all of theirs stay."""
         columns = [column_values(column) for column in batch.columns[1:]]
-        ids, rows = user_ids(batch.column(0).take(pa.array(begins))), batch.num_rows
-        copies, self._weighed = row_copies(self._source, columns, begins, self._weighed)
-        if copies is not None:
-            ends = np.concatenate([[0], np.cumsum(copies)])
-            columns, begins, rows = [np.repeat(column, copies) for column in columns], ends[begins], int(ends[-1])
+        ids = user_ids(batch.column(0).take(pa.array(begins)))
+        if self._source.weight is None:
+            weights = row_weights(self._source, columns)
+            self._push(columns, ids, begins, None if weights is None else weights > 0)
+            return
+        last = int(begins[-1]) if len(begins) else 0
+        if len(begins):
+            self._open.append([column[:last] for column in columns])
+            self._push_open(ids[:-1], begins[:-1])
+            self._open_id = ids[-1:]
+        self._open.append([column[last:] for column in columns])
+
+    def close(self) -> None:
+        """Take what was held back: no more rows come."""
+        if self._open:
+            self._push_open(self._open_id[:0], np.empty(0, np.int64))
+
+    def _push_open(self, ids: NDArray[Any], begins: NDArray[np.int64]) -> None:
+        """Add the rows of the last user so far, with those users who began in the piece that was held back last."""
+        before = sum(len(piece[0]) for piece in self._open[:-1])
+        columns = [np.concatenate(parts) for parts in zip(*self._open, strict=True)]
+        if len(self._open_id):
+            ids = np.concatenate([self._open_id, ids])
+            begins = np.concatenate([[0], begins + before])
+        weights = row_weights(self._source, columns)
+        self._push(columns, ids, begins, None if weights is None else kept_rows(weights, begins))
+        self._open, self._open_id = [], ids[:0]
+
+    def _push(
+        self, columns: list[Floats], ids: NDArray[Any], begins: NDArray[np.int64], kept: NDArray[np.bool_] | None
+    ) -> None:
+        """Add rows, or those of them that are kept; users begin at `begins`, counted before any is left out."""
+        rows = len(columns[0])
+        if kept is not None:
+            ends = np.concatenate([[0], np.cumsum(kept)])
+            columns, begins, rows = [column[kept] for column in columns], ends[begins], int(ends[-1])
         self._pieces.append(columns)
         self._ids = np.concatenate([self._ids, ids]) if len(self._ids) else ids
         self._begins = np.concatenate([self._begins, begins + self._rows])

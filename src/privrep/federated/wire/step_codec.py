@@ -37,6 +37,7 @@ from privrep.federated.wire.travelling import (
     HELD,
     INNER_STEPS,
     LABEL_RESIDUAL,
+    LOSS,
     PART,
     SPLIT,
     STEPS,
@@ -99,13 +100,17 @@ def _check_targets(step: Any, targets: int) -> None:
     if targets > 1 and not travelling.takes_several_targets(name_of(step)):
         raise _wrong(f"it is for rows with one target, and rows have {targets:,} here")
     if name_of(step) == ENCODED:
-        if not 2 <= step.classes <= MOST_CLASSES:
-            raise _wrong(f"it is of {step.classes:,} classes, and there are 2 to {MOST_CLASSES:,}")
+        _check_classes(step.classes)
         _check_targets(step.step, step.classes if step.classes > 2 else 1)
     elif name_of(step) == LABEL_RESIDUAL:
         _check_targets(step.step, step.loss.outputs)
     elif name_of(step) in INNER_STEPS:  # it hands users' targets on as they are
         _check_targets(step.step, targets)
+
+
+def _check_classes(classes: int) -> None:
+    if not 2 <= classes <= MOST_CLASSES:
+        raise _wrong(f"it is of {classes:,} classes, and there are 2 to {MOST_CLASSES:,}")
 
 
 def _wrong(what: str) -> InputError:
@@ -270,6 +275,8 @@ class _Reader:
             if not travelling.fits(value, declared[each], name):
                 raise _wrong(f"the field {each} of its {name.partition(':')[2]} cannot be what was sent")
         made = class_of(name)(**values)
+        if name == LOSS:
+            _check_classes(made.classes)
         if name == SPLIT:
             from privrep.federated.wire import module_codec as modules
 

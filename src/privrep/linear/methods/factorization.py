@@ -32,10 +32,13 @@ from privrep.linear.offsets import Evidence, Items, Offsets, estimate_offsets
 from privrep.linear.pairs import PairSums, TastePlan, find_factors, plan_taste, read_together
 from privrep.linear.panel_steps import rows_of_cells
 from privrep.linear.rating_steps import (
+    FARTHEST,
     LEVEL_NORM,
     LEVEL_PARTS,
     LOSS_NORM,
     LOSS_PARTS,
+    MOST_SHARED,
+    WIDEST,
     ItemPull,
     RatedItems,
     RatingLevels,
@@ -52,16 +55,22 @@ from privrep.typing import Array
 
 HISTOGRAMS = (0.01, 0.04)  # of mu^2: the least and the most for one histogram
 MOMENTS_SHARES = (0.003, 0.03)  # of mu^2, at least and at most: for levels, and for losses
-HEARD, LOST = 0.002, 0.04  # noise of means over users that levels and losses pay for, and that they are lost in
+LEVEL_HEARD = 0.015  # noise of means over users that levels pay for
+HEARD, LOST = 0.0027, 0.053  # noise of means over users that losses pay for, and that they are lost in
 PRESENCE_SHARES, FIRST_SHARES = (0.02, 0.04), (0.02, 0.2)  # of mu^2, at least and at most
 KNOWN = 0.1  # noise of a typical item's presence, and of its first offset, over the presence: what is paid for
 PASSES = 3  # on offsets, after the first
 PROBE, LEFT_PASSES = 0.6, 2  # of what pairs get: for the first look; passes on offsets if nothing is seen in it
 TOGETHER = 0.05  # of the first look, for which items are rated together
 MOST_PAIRED, MOST_WORK = 1024, 3e10  # items; users times the square of items
+FAINT = 80.0  # users times mu, below which a histogram may not be heard
 SINGLE = 1.2  # ratings of a user, below which almost all have one
-LEVEL_PART = 0.3  # of the variance of single ratings, which is guessed to be that of levels
-CLEAR = 3.5  # standard deviations of noise above which a mean over users is believed
+LEVEL_PART, LEVEL_FOLDS = 0.2, 1.2  # guess of levels' variance over that of a user's ratings, and of its logarithm
+TAILS = 4.0  # degrees of freedom of that guess
+APART_FOLDS = (1.5, 0.7)  # doubt about the logarithm of the variance of users' means: too large, or too small
+LEVELS = np.geomspace(0.002, 1e6, 400)  # levels' variance over that of a user's ratings
+SPREAD_OFF, CENTRE_OFF = 0.4, 0.5  # doubt about a user's variance, and the level, by histograms: relative, in spreads
+ALONE_HEARD = 0.1  # noise at which it is heard how many users have a single rating
 MANY_ROWS, SHRUNK_SHARE = 20.0, 0.3  # ratings of a user above which levels are its own; of mu^2, for levels below it
 FEW_ROWS = 10.0  # ratings of a user, where that was not heard
 
@@ -75,7 +84,7 @@ def private_factorization(run: Run, rank: int | None) -> Representation:
     d, total = run.users.facts.features, run.ledger.capacity
     location, spent = find_location(run, total, True, HISTOGRAMS, np.ones(d))
     state = _Fit.start(run, location)
-    levels, losses = (state.price_moments(total, most) for most in (state.most_for_levels, MOMENTS_SHARES[1]))
+    levels, losses = state.price_levels(total), state.price_losses(total)
     if not d:  # nothing but levels can be learned
         return state.with_levels(total - spent - losses).publish(losses)
     state, cost = state.with_items(total)
@@ -108,8 +117,10 @@ class _Fit:
         heard, varies = bool(location.between[-1] > 0), bool(location.varies[-1])
         spread = float(location.scale[-1]) if varies else 0.0
         apart = float(location.between[-1]) ** 2
-        if heard and not varies and location.rows.sum() > 0 and location.typical_rows < SINGLE:
-            spread = math.sqrt((1 - LEVEL_PART) * apart)  # users with one rating each do not tell
+        single = location.rows.sum() > 0 and location.typical_rows < SINGLE  # users with one rating each do not tell
+        faint = location.users * math.sqrt(run.ledger.capacity) < FAINT
+        if heard and not varies and (single or faint):
+            spread = math.sqrt(apart / (LEVEL_PART + 1 / location.typical_rows))
         sampled = spread**2 / (location.typical_rows if location.rows.sum() > 0 else FEW_ROWS)
         variance = max(apart - sampled, LEVEL_PART * apart) if heard else FREE
         offset = np.zeros(run.users.facts.features)
@@ -124,24 +135,18 @@ class _Fit:
     def users(self) -> float:
         return max(self.location.users, 1.0)
 
-    @property
-    def most_for_levels(self) -> float:
-        """Return the most of mu^2 that levels may have: more where users have few ratings, whose levels are shrunk."""
+    def price_levels(self, total: float) -> float:
+        """Return what levels get of mu^2, `total`: more where users have few ratings, whose levels are shrunk."""
         many = self.location.rows.sum() > 0 and self.location.typical_rows > MANY_ROWS
-        return MOMENTS_SHARES[1] if many else SHRUNK_SHARE
+        least, most = MOMENTS_SHARES
+        good = (2 * LEVEL_NORM / (LEVEL_HEARD * self.users)) ** 2
+        return float(np.clip(good, least * total, (most if many else SHRUNK_SHARE) * total))
 
-    def price_moments(self, total: float, most: float) -> float:
-        """Return what means over users get: what is needed to hear them, or the least if they would be lost anyway.
-
-        Args:
-            total: mu^2 of the whole fit.
-            most: the most that is paid of it.
-        """
-        least = MOMENTS_SHARES[0] * total
-        good, lost = ((2 * LEVEL_NORM / (noise * self.users)) ** 2 for noise in (HEARD, LOST))
-        if lost > most * total:
-            return least
-        return float(np.clip(good, max(least, lost), max(MOMENTS_SHARES[1] * total, lost)))
+    def price_losses(self, total: float) -> float:
+        """Return what losses get of mu^2, `total`: what is needed to hear them, the least if they are lost anyway."""
+        least, most = (share * total for share in MOMENTS_SHARES)
+        good, lost = ((2 * LOSS_NORM / (noise * self.users)) ** 2 for noise in (HEARD, LOST))
+        return least if lost > most else float(np.clip(good, max(least, lost), most))
 
     @property
     def rows(self) -> float:
@@ -199,17 +204,16 @@ class _Fit:
         released = self.run.release("levels", step, {"levels": query})["levels"]
         if not (spread and between):
             return self
-        z, squares, inverse, varied, several = released.value / self.users
+        z, pairs, varied, alone = released.value / self.users
         noise = released.sigma / self.users
-        ratings, known = self.ratings, bool(several > CLEAR * noise and varied > CLEAR * noise)
-        if known:
-            ratings = replace(ratings, spread=spread * math.sqrt(float(np.clip(2 * varied / several, 0.2, 5.0))))
-        if noise < 1.1 * LOST:  # else the page was not paid for
-            mean = 2 * z
-            apart = max(4 * squares - mean**2, 4 * noise) * between**2
-            sampled = ratings.spread**2 * self.residual * float(np.clip(inverse, 0.0, 1.0))
-            variance = max(apart - sampled, (0.02 if known else LEVEL_PART) * apart, 1e-6 * ratings.spread**2)
-            ratings = replace(ratings, level=centre + mean * between, level_variance=variance)
+        several = float(np.clip(1 + 2 * alone, 0.1, 1.0)) if noise < ALONE_HEARD else 1.0
+        v = 1 + combine(varied * (WIDEST - 1) / several, noise * (WIDEST - 1) / several, 0.0, SPREAD_OFF)
+        found = spread**2 * float(np.clip(v, 0.3, 4.0))
+        factor = MOST_SHARED * step.shared / several
+        level = combine(z * FARTHEST, noise * FARTHEST, 0.0, CENTRE_OFF) * between
+        rows = self.location.typical_rows
+        variance = level_variance(pairs * factor - level**2, noise * factor, found, between**2, rows)
+        ratings = replace(self.ratings, level=centre + level, level_variance=variance, spread=math.sqrt(found))
         return replace(self, ratings=ratings)
 
     def with_taste(self, plan: TastePlan, rank: int | None, mu_squared: float) -> _Fit:
@@ -272,6 +276,33 @@ class _Fit:
         return publish(self.run, estimate, FeatureTransform.plain(d), ratings, gains=Gains(0.0, prior, heads, sigma))
 
 
+def combine(value: float, noise: float, guess: float, doubt: float) -> float:
+    """Return the posterior mean of a number that was seen with noise, and guessed beforehand with doubt."""
+    return (value * doubt**2 + guess * noise**2) / (doubt**2 + noise**2)
+
+
+def level_variance(value: float, noise: float, spread: float, apart: float, rows: float) -> float:
+    """Return the variance of levels as it is expected to be.
+
+    Levels are shrunk by T / (T + s^2 / m), and what is lost by that is a quadratic in the factor whose coefficients are
+    linear in T. So the posterior mean of T is best, whatever else is known of it.
+
+    Args:
+        value: what was seen of it.
+        noise: the standard deviation of what was seen.
+        spread: the variance of a user's ratings, s^2. Beforehand the logarithm of T over that has heavy tails.
+        apart: the variance of users' means, T + s^2 / m, as a histogram told it: roughly, and rather too large.
+        rows: ratings of a typical user, m.
+    """
+    grid = spread * LEVELS
+    guess = np.log1p((np.log(LEVELS / LEVEL_PART) / LEVEL_FOLDS) ** 2 / TAILS) * (TAILS + 1)
+    told = np.log(apart / (grid + spread / rows))
+    told = told / np.where(told > 0, *APART_FOLDS)
+    likelihood = -0.5 * (((value - grid) / noise) ** 2 + guess + told**2)
+    weights = np.exp(likelihood - likelihood.max())
+    return float(weights @ grid / weights.sum())
+
+
 class FactorizationMethod(Method):
     """Private factorisation, as callers know it."""
 
@@ -280,7 +311,7 @@ class FactorizationMethod(Method):
         "Private factorisation of ratings: a level, how far each item is rated above its raters' levels, and factors "
         "of the items are public. Each user's level, spread and taste stay in private/."
     )
-    accepts = frozenset({"ratings", "sparse", "add-or-remove-one-user"})
+    accepts = frozenset({"ratings", "rank 0", "sparse", "add-or-remove-one-user"})
     purposes: ClassVar[Mapping[str, str]] = {
         "presence": "which items are rated how often",
         "offsets": "offsets of the items",
