@@ -241,7 +241,7 @@ def _find_levels(
         loss: of labels; None: of numbers.
     """
     counts = levels.value.reshape(-1, SIGNED_CELLS)
-    centre, spread, active = read_octaves(counts, levels.sigma, users)
+    centre, spread, active = read_octaves(counts, levels.sigma, users, anywhere=pages == "target")
     width = np.where(active, 1.2 * np.abs(centre) / LINEAR_CELLS, 0.0)
     reach = LINEAR_CELLS / 2 * width
     start, spent = centre - reach, 0.0
@@ -273,10 +273,11 @@ def _find_levels(
     return (centre, spread), spent
 
 
-def read_octaves(counts: Array, sigma: float, users: float) -> tuple[Array, Array, Array]:
+def read_octaves(counts: Array, sigma: float, users: float, anywhere: bool = False) -> tuple[Array, Array, Array]:
     """Return centre and spread of users' means of each column, and whether they are too narrow for octaves to tell.
 
-    Means are about normal, but for users whose mean is zero. A spread of 0 says that nothing was heard.
+    Means are about normal, but for users whose mean is zero. A spread of 0 says that nothing was heard. Means that only a
+    place away from zero explains lie there if they may be `anywhere`; features must be heard around zero or clearly not.
     """
     zeros, rest = np.maximum(counts[:, CELLS], 0.0), counts.copy()
     rest[:, CELLS] = 0.0
@@ -284,7 +285,7 @@ def read_octaves(counts: Array, sigma: float, users: float) -> tuple[Array, Arra
     answers = rest @ shapes.T
     plain = np.where(facts[:, 0] == 0, answers, -np.inf)  # around zero, which is preferred unless it is clearly worse
     around = (answers.max(axis=1) > plain.max(axis=1) + 3 * sigma) | (_lean(rest, sigma) > 0.3 * users)
-    around |= plain.max(axis=1) <= HEARD * sigma  # or not heard at all
+    around |= anywhere & (plain.max(axis=1) <= HEARD * sigma)
     best = np.where(around, answers.argmax(axis=1), plain.argmax(axis=1))
     middle, deviation, narrow, length = facts[best].T
     answer = np.take_along_axis(answers, best[:, None], axis=1)[:, 0]
