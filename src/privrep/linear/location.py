@@ -276,8 +276,8 @@ def _find_levels(
 def read_octaves(counts: Array, sigma: float, users: float, anywhere: bool = False) -> tuple[Array, Array, Array]:
     """Return centre and spread of users' means of each column, and whether they are too narrow for octaves to tell.
 
-    Means are about normal, but for users whose mean is zero. A spread of 0 says that nothing was heard. Means that only a
-    place away from zero explains lie there if they may be `anywhere`; features must be heard around zero or clearly not.
+    Means are about normal, but for users whose mean is zero. A spread of 0 says that nothing was heard. Means that no
+    shape around zero explains may lie elsewhere if they may be `anywhere`: a feature placed wrongly costs more.
     """
     zeros, rest = np.maximum(counts[:, CELLS], 0.0), counts.copy()
     rest[:, CELLS] = 0.0
