@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -237,7 +238,8 @@ def test_fit_by_every_method_equals_its_estimator(
     assert code == 0
     assert models.load(out).config.method in said
     grouped = {"priv-altmin", "--paper"} <= set(options)
-    assert ("group 5 of 5" in said, "do not add up" in said) == (grouped, grouped)
+    last_group = re.search(r"group 5 of[\s│]+5", said) is not None  # lines of the table may be broken
+    assert (last_group, "do not add up" in said) == (grouped, grouped)
     assert "not spent" not in said
 
 
@@ -1432,7 +1434,9 @@ def test_a_declared_catalogue(ratings: Path, tmp_path: Path, capsys: pytest.Capt
     assert "21 named (declared)" in said
     assert not any(name.startswith("keys") for name, _ in models.load(out).privacy.events)
     assert "The declared list of items" in " ".join(run(capsys, "inspect", out)[1].split())
-    assert "0" in refused(capsys, *command, "--rank", "0", "--out", tmp_path / "other")
+    assert "-1" in refused(capsys, *command, "--rank", "-1", "--out", tmp_path / "other")
+    assert run(capsys, *command, "--rank", "0", "--out", tmp_path / "level")[0] == 0
+    assert models.load(tmp_path / "level").representation.basis.shape[1] == 0
     own = write(tmp_path / "own.csv", {"joke": [1, 2, 50], "rating": [4.0, 5.0, 1.0]})
     heads = tmp_path / "mine.json"
     assert run(capsys, "personalize", out, own, "--user-id", "77777", "--out", heads)[0] == 0
