@@ -310,7 +310,7 @@ def _moved(panel: Panel, released: dict[str, Release], bends: dict[str, _Curvatu
     change = panel.mean.slopes - mean.slopes
     panel, also = _moved_between(panel, released["between"], bends["between"])
     if heard and len(mean.spread):  # what users' means say in all is as the step found it, whatever slopes do
-        context = panel.mean.context - np.linalg.lstsq(mean.axes, change * mean.located[:, None], rcond=1e-9)[0]
+        context = panel.mean.context - mean.along_axes(change, panel.transform)
         panel = replace(panel, mean=replace(panel.mean, context=context))
     return panel, heard or also
 

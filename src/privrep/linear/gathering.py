@@ -47,8 +47,7 @@ class Coordinates:
     """How a prior mean is written as parameters: slopes in the coordinates of rows, the level, b along the axes."""
 
     transform: FeatureTransform
-    axes: Array  # (d, r)
-    located: Array  # (d,)
+    ahead: Array  # (r, d): slopes along the axes, by slopes of features as they come
     unit: Array  # (r,): of b
     left: Array  # (d, r): what is left of mean rows, by their coordinates
     lasting: Flags  # (r,): axes along which rows of one user hardly differ
@@ -58,14 +57,13 @@ class Coordinates:
         """Return the coordinates of a prior mean whose users have typically this many rows."""
         known = mean.spread / (mean.spread + 1 / rows)
         unit = mean.unit(rows, rows)
-        scale = transform.scale
-        back = scale[:, None] * np.linalg.pinv(mean.axes.T * scale)
-        left = transform.rows((back * ((1 - known) / unit)).T).T
-        return cls(transform, mean.axes, mean.located, unit / known, left, mean.spread > LASTING)
+        left = transform.rows((mean.means_at(transform) * ((1 - known) / unit)).T).T
+        ahead = mean.along_axes(np.eye(len(mean.axes)), transform)
+        return cls(transform, ahead, unit / known, left, mean.spread > LASTING)
 
     def along(self, slopes: Array) -> Array:
         """Return slopes (d, q) along the axes of users' means, (r, q)."""
-        return np.asarray(np.linalg.pinv(self.axes) @ (slopes * self.located[:, None]) / self.unit[:, None])
+        return np.asarray(self.ahead @ slopes / self.unit[:, None])
 
     @property
     def turn(self) -> Array:

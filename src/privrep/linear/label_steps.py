@@ -154,7 +154,7 @@ class LabelGradient:
         moved = pull - sums / m
         if isinstance(X, SparseRows):
             return part_within(X, z, moved, weight, True, self.full, self.within_tail)
-        left = self.mean.left_of_means(X, z.scale)
+        left = self.mean.left_of_means(X, z)
         ratio = np.sqrt(np.divide(scale, weight, out=np.zeros_like(scale), where=weight > 0))
         return part_within(X, z, moved, weight, True, self.full, self.within_tail, (left, sums, ratio))
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
+from privrep.local.transform import FeatureTransform
 from privrep.typing import Array, Floats, Matrix, Vector
 
 
@@ -100,21 +101,34 @@ class PriorMean:
         m = rows.shape[1]
         return (np.full((1, m), 1 / m, rows.dtype) @ rows).astype(np.float64)
 
-    def left_of_means(self, X: Floats, scale: Array) -> Array:
+    def means_at(self, transform: FeatureTransform) -> Array:
+        """Return the mean rows that coordinates along the axes stand for, (d, r).
+
+        Where axes are fewer than features, users' means do not differ in what the axes leave open. So they are the
+        shortest such rows in coordinates in which rows of one user vary alike in all directions.
+        """
+        scale, W = transform.scale, transform.whitening
+        wide = np.diag(scale) if W is None else scale[:, None] * np.linalg.pinv(W)
+        return np.asarray(wide @ np.linalg.pinv(self.axes.T @ wide))
+
+    def along_axes(self, slopes: Array, transform: FeatureTransform) -> Array:
+        """Return what slopes (d, q) make of users' mean rows, by their coordinates along the axes, (r, q)."""
+        return np.asarray(self.means_at(transform).T @ (slopes * self.located[:, None]))
+
+    def left_of_means(self, X: Floats, transform: FeatureTransform) -> Array:
         """Return what of users' mean rows is no more than the rows' own scatter, (users, 1, d): the mean row less the
         posterior mean of mu_i. Nothing is left in columns whose centre is not known.
 
         Args:
             X: rows (users, m, d).
-            scale: of the features, (d,), in which directions that axes do not tell apart are as short as can be.
+            transform: public coordinates, see `means_at`.
         """
         moved = (self.user_means(X) - self.centre) * self.located
         if not len(self.spread):
             return moved
         m = X.shape[1]
         known = self.spread / (self.spread + 1 / m)
-        back = scale[:, None] * np.linalg.pinv(self.axes.T * scale)
-        return moved @ (np.eye(len(scale)) - (self.axes * known) @ back.T)
+        return moved @ (np.eye(len(self.axes)) - (self.axes * known) @ self.means_at(transform).T)
 
     def means_along(self, X: Floats | SparseRows, origin: Array, matrix: Array) -> Array:
         """Return users' mean rows less a public origin (d,), times a matrix (d, k): (users, 1, k).
