@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from privrep.linear.descent import LABEL_BIAS, choose_norm
 from privrep.linear.gathering import Coordinates, Gathered, Heard
+from privrep.linear.norms import choose_norm
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
@@ -141,6 +141,6 @@ def test_norms_of_losses_leave_room_for_the_few_who_decide(rare: float) -> None:
     counts = np.zeros(WIDE_CELLS)
     peak = -4 - WIDE_LOWEST  # norms of 1/16
     counts[peak], counts[peak + 5] = 10_000.0, rare
-    norm = choose_norm(counts, 100.0, 1e-2, 3, LABEL_BIAS)
+    norm = choose_norm(counts, 100.0, 1e-2, 3, 4.0)
     assert norm is not None
     assert (norm >= 1.0) == (rare > 0)

@@ -15,11 +15,12 @@ import numpy as np
 
 from privrep.linear.gathering import Coordinates, Gathered, Heard
 from privrep.linear.label_steps import LabelGradient
+from privrep.linear.norms import choose_norm
 from privrep.linear.panel import Panel
 from privrep.linear.panel_steps import COMMON_CELLS, CommonGradient
 from privrep.linear.spreads import find_spreads
-from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST
-from privrep.linear.transform import CLEAR, octave_quantile
+from privrep.linear.steps import WIDE_CELLS
+from privrep.linear.transform import octave_quantile
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
@@ -161,8 +162,8 @@ class Descent:
             return {key: read[key] for key in self.parts}
         for i, (key, p) in enumerate(self.parts.items()):
             counts = self.sizes.value[i * COMMON_CELLS : (i + 1) * COMMON_CELLS]
-            bias = BIAS if self.panel.loss is None else LABEL_BIAS
-            norm = choose_norm(counts[:WIDE_CELLS], self.sizes.sigma, each, p * q, bias)
+            rare = None if self.panel.loss is None else RARE * read[key][0]
+            norm = choose_norm(counts[:WIDE_CELLS], self.sizes.sigma, each, p * q, rare)
             if norm is not None and counts[WIDE_CELLS:].max() > 3 * self.sizes.sigma:
                 ratio = octave_quantile(counts[WIDE_CELLS:], 0.5)
                 read[key] = norm, ratio if not full else ratio / math.sqrt(p)
@@ -204,42 +205,7 @@ def _guess_label_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float
 
 PULL, WEIGHT = 0.4, 0.16
 TAIL = 0.4
-BIAS, LABEL_BIAS = 0.1, 1.0
-SEEN, NEAR = 3.0, 6  # deviations of noise from which on a cell has users, among so many next to the fullest one
-
-
-def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, bias: float = BIAS) -> float | None:
-    """Return the clipping norm that balances the noise against what it cuts off, from a histogram of norms.
-
-    Args:
-        counts: users by the octave of their norm, with noise.
-        sigma: of the noise.
-        mu_squared: what the release will cost.
-        size: how many numbers it has.
-        bias: how much of what is cut off counts: all of it where rare users with large norms say something else than
-            the others, as those with the rarer label do.
-    """
-    peak = int(counts.argmax())
-    if counts[peak] < CLEAR * sigma:
-        return None
-    low = counts > 2 * sigma
-    ends = np.flatnonzero(~low[:peak]), np.flatnonzero(~low[peak:])
-    clear = np.zeros(len(counts), bool)  # the cells around the fullest, as far as they are full without a gap
-    clear[ends[0][-1] + 1 if len(ends[0]) else 0 : peak + ends[1][0] if len(ends[1]) else len(counts)] = True
-    if bias == LABEL_BIAS:  # users with few labels are of few kinds, with gaps between their norms
-        near = np.abs(np.arange(len(counts)) - peak) <= NEAR
-        clear |= counts > np.where(near, SEEN, CLEAR) * sigma
-    weights = np.where(clear, counts, 0.0)
-    norms = 2.0 ** (np.arange(len(counts)) + WIDE_LOWEST)
-    first, last = np.flatnonzero(clear)[[0, -1]]
-    candidates = 2.0 ** (np.arange(4 * first, 4 * last + 5) / 4 + WIDE_LOWEST)
-    noise = 2 * math.sqrt(size) / math.sqrt(mu_squared)
-    kept = np.minimum(1.0, candidates[:, None] / norms)
-    info = (weights * kept).sum(axis=1)  # what is left of the curvature
-    cut = bias * (weights * norms * (1 - kept)).sum(axis=1)
-    sampling = (weights * (norms * kept) ** 2).sum(axis=1)
-    error = ((noise * candidates) ** 2 + cut**2 + sampling) / info**2
-    return float(candidates[error.argmin()])
+RARE = 4.0  # norms of users with the rarer label, at most, in units of the guessed ones
 
 
 @dataclass(frozen=True)

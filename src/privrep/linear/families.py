@@ -18,8 +18,8 @@ from privrep.errors import InputError
 from privrep.heads.fitting import FEWEST_OWN, fair_share
 from privrep.heads.posterior import images_of, spread_of
 from privrep.heads.regression import own_candidate
-from privrep.linear.descent import BIAS, LABEL_BIAS, choose_norm
 from privrep.linear.label_steps import LabelLosses
+from privrep.linear.norms import choose_norm
 from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
 from privrep.linear.spreads import Spreads, find_spreads
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
@@ -210,8 +210,8 @@ class Families:
             mu_squared -= share
             sizing = {"sizes": Query(Bound(1.0, WIDE_CELLS, acute=True), share)}
             sizes = self.run.release(f"{page}-scout", step, sizing)["sizes"]
-            bias = BIAS if self.loss is None else LABEL_BIAS
-            norm = choose_norm(sizes.value, sizes.sigma, mu_squared, len(candidates), bias) or norm
+            rare = None if self.loss is None else norm
+            norm = choose_norm(sizes.value, sizes.sigma, mu_squared, len(candidates), rare) or norm
         if not relative:
             tail = 0.3 * norm / self.rows
             step = replace(step, tail=tail)
