@@ -157,7 +157,7 @@ class Descent:
 
     def _read_sizes(self, each: float, full: bool) -> dict[str, tuple[float, float]]:
         """Return clipping norms, and typical ratios of gradients to curvatures."""
-        read, q = _guess_sizes(self.panel, full), len(self.panel.target_scale)
+        read, q = _guess_sizes(self.panel, full, each), len(self.panel.target_scale)
         if self.sizes is None:
             return {key: read[key] for key in self.parts}
         for i, (key, p) in enumerate(self.parts.items()):
@@ -170,13 +170,14 @@ class Descent:
         return {key: read[key] for key in self.parts}
 
 
-def _guess_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
-    """Return norms of users' gradients and their ratios to curvatures, from scales and public facts."""
+def _guess_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float, float]]:
+    """Return norms of users' gradients, each of which costs this much, and their ratios to curvatures, from scales and
+    public facts."""
     d, q = panel.mean.slopes.shape
     r, m = len(panel.mean.spread), max(panel.location.typical_rows - 1, 1.0)
     size = panel.level_size
     if panel.loss is not None:
-        return _guess_label_sizes(panel, full)
+        return _guess_label_sizes(panel, full, each)
     if panel.factor.shape[1]:  # by then it is known how far levels vary
         size = panel.residual * math.sqrt(panel.level_ratio + 1 / m)
     weight = m / (1 + panel.level_ratio * m)
@@ -187,16 +188,22 @@ def _guess_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
     }
 
 
-def _guess_label_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float]]:
+def _guess_label_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float, float]]:
     """Return the same for labels, whose rows pull with about PULL and weigh WEIGHT each.
 
-    Where sizes of features are not known either, gradients of slopes count by their direction alone.
+    Where sizes of features are not known either, gradients of slopes count by their direction alone. A user all of
+    whose labels are unlikely pulls at the level as far as its own level goes. The more of that pull is cut off, the
+    more the level follows the likelier label: it is kept as far as noise allows.
     """
     d, q = panel.mean.slopes.shape
     r, m = len(panel.mean.spread), max(panel.location.typical_rows, 1.0)
     within = PULL * math.sqrt(d * q * m)
-    between = PULL * math.sqrt((1 + r) * q * m) / math.sqrt(1 + panel.level_ratio * WEIGHT * m)
-    weight = WEIGHT * m / (1 + panel.level_ratio * WEIGHT * m)
+    damped = 1 + panel.level_ratio * WEIGHT * m
+    between, weight = PULL * math.sqrt((1 + r) * q * m / damped), WEIGHT * m / damped
+    far = FAR + float(np.abs(panel.mean.level).max())
+    largest = min(m, far / max(panel.level_ratio, 1e-9)) * math.sqrt(1 + r)
+    cut, noise = (UNLIKELY * panel.location.users) ** 2, 4 * (1 + r) * q / each
+    between = max(between, largest * cut / (cut + noise))
     return {
         "within": (within if panel.sized else DIRECTION_ONLY, within / (WEIGHT * m) / (math.sqrt(d) if full else 1.0)),
         "between": (between, between / weight / ((1 + r) if full else 1.0)),
@@ -204,6 +211,7 @@ def _guess_label_sizes(panel: Panel, full: bool) -> dict[str, tuple[float, float
 
 
 PULL, WEIGHT = 0.4, 0.16
+FAR, UNLIKELY = 1.5, 0.2  # by how much levels pass zero of users whose labels are all unlikely; part of the users
 TAIL = 0.4
 RARE = 4.0  # norms of users with the rarer label, at most, in units of the guessed ones
 

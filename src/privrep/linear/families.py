@@ -184,7 +184,12 @@ class Families:
 
     def legible(self, mu_squared: float) -> bool:
         """Return whether users are many enough for losses that cost this much to tell candidates apart."""
-        return math.sqrt(mu_squared) * self.users > LEGIBLE
+        return mu_squared >= self.legible_price
+
+    @property
+    def legible_price(self) -> float:
+        """Return the mu^2 that losses must cost to be legible."""
+        return (LEGIBLE / max(self.users, 1e-9)) ** 2
 
     def judge(
         self,

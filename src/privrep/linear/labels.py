@@ -51,6 +51,7 @@ PURPOSES = {
 LEVEL, UNHEARD = 1.0, 3.0  # variance of levels to begin with, and where not even their mean was heard
 STEP, HALF_STEP = 8.0, 3.0  # between neighbours when the variance of levels is looked for, and again
 HEADS = (0.2, 2.0, 20.0)  # variances of heads along U to begin with
+MOST_LEVEL = 0.25  # of mu^2, for the first look at how far levels vary: little else can be learned from few users
 MOSTLY_NOISE = 0.3  # mean squared sine of U from which on it is not the first choice
 NOTHING_SEEN = Spreads(None, None, None, None, None)  # what users see of labels alone says little
 
@@ -143,6 +144,8 @@ class LabelLearner(PriorLearner):
     def find_level(self, state: Estimate, factor: float, mu_squared: float) -> None:
         """Ask users with which variance of levels they lose least: the one so far, or `factor` times more or less."""
         families, level = self.families(state), self.panel.level_ratio
+        if self.asked == 0:
+            mu_squared = max(mu_squared, min(families.legible_price, MOST_LEVEL * self.run.ledger.capacity))
         if not (self.intercept and families.legible(mu_squared)):
             return
         self.asked += 1
