@@ -52,6 +52,7 @@ LEVEL, UNHEARD = 1.0, 3.0  # variance of levels to begin with, and where not eve
 STEP, HALF_STEP = 8.0, 3.0  # between neighbours when the variance of levels is looked for, and again
 HEADS = (0.2, 2.0, 20.0)  # variances of heads along U to begin with
 MOST_LEVEL = 0.25  # of mu^2, for the first look at how far levels vary: little else can be learned from few users
+HARDLY_ANYBODY = 3.0  # votes for heads over votes against, from which on heads without slopes are for everybody
 MOSTLY_NOISE = 0.3  # mean squared sine of U from which on it is not the first choice
 NOTHING_SEEN = Spreads(None, None, None, None, None)  # what users see of labels alone says little
 
@@ -231,14 +232,16 @@ class LabelLearner(PriorLearner):
     def ask_votes(self, factor: Array, chosen: Candidate, mu_squared: float) -> bool:
         """Return whether clearly more users do better by heads of the prior than by classifiers of their own.
 
-        Where noise leaves that open, each user chooses for itself.
+        Where noise leaves that open, each user chooses for itself; and where the prior mean knows nothing of features,
+        unless hardly anybody does better without it.
         """
         scale = self.panel.transform.scale
         step = LabelVotes(self.panel.mean, factor, chosen.own, chosen.level, scale, self.loss)
         query = Query(Bound(1.0, 2, acute=True), mu_squared)
         votes = self.run.release("families-votes", step, {"votes": query})["votes"]
         heads, own = votes.value
-        return bool(heads - own > 2 * math.sqrt(2.0) * votes.sigma)
+        bar = own if self.panel.mean.slopes.any() or self.panel.mean.context.any() else HARDLY_ANYBODY * own
+        return bool(heads - bar > 2 * math.sqrt(2.0) * votes.sigma)
 
     def find_trust(self, prior: LabelPrior, mu_squared: float) -> LabelPrior:
         """Return the prior with factors of outputs that make probabilities right on average, by two of Newton's steps.
