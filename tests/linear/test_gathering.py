@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from privrep.linear.gathering import Coordinates, Gathered, Heard
+from privrep.linear.gathering import Coordinates, Gathered, Heard, Outputs
 from privrep.linear.norms import choose_norm
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST
 from privrep.local.prior import PriorMean
@@ -48,7 +48,7 @@ def test_one_step_finds_the_best_parameters_where_noise_is_small() -> None:
     coordinates, mean = coordinates_of(np.random.default_rng(1))
     truth = coordinates.parameters(mean)
     start = np.zeros_like(truth)
-    found, moved = observe(Gathered.nothing(start), coordinates, truth, start, 1e-3, 1e6).best(coordinates)
+    found, moved = observe(Gathered.nothing(start), coordinates, truth, start, 1e-3, 1e6).best(coordinates, np.ones(1))
     assert moved
     assert np.abs(found - truth).max() < 0.02
 
@@ -71,7 +71,7 @@ def test_contexts_that_noise_could_make_are_none() -> None:
     start[D + 1 :][~coordinates.lasting] = 0.02 * rng.standard_normal((3, 1))  # sampling noise has 1 / sqrt(400) = 0.05
     truth = coordinates.turn @ start
     zero = np.zeros_like(truth)
-    found, _ = observe(Gathered.nothing(zero), coordinates, truth, zero, 0.1, 400.0).best(coordinates)
+    found, _ = observe(Gathered.nothing(zero), coordinates, truth, zero, 0.1, 400.0).best(coordinates, np.ones(1))
     contexts = np.linalg.solve(coordinates.turn, found)[D + 1 :]
     assert np.abs(contexts[~coordinates.lasting]).max() < 0.008
     assert abs(contexts[coordinates.lasting] - start[D + 1 :][coordinates.lasting]).max() < 0.05
@@ -80,7 +80,7 @@ def test_contexts_that_noise_could_make_are_none() -> None:
 def test_contexts_that_stand_out_stay() -> None:
     coordinates, mean = coordinates_of(np.random.default_rng(3))
     truth, zero = coordinates.parameters(mean), np.zeros((D + 1 + R, 1))
-    found, _ = observe(Gathered.nothing(zero), coordinates, truth, zero, 0.1).best(coordinates)
+    found, _ = observe(Gathered.nothing(zero), coordinates, truth, zero, 0.1).best(coordinates, np.ones(1))
     wanted, got = (np.linalg.solve(coordinates.turn, each)[D + 1 :] for each in (truth, found))
     assert np.abs(wanted).max() > 0.2
     assert np.abs(got - wanted).max() < 0.06
@@ -106,15 +106,15 @@ def test_earlier_steps_that_disagree_count_less() -> None:
 def test_a_stretched_mean_takes_what_is_known_with_it() -> None:
     coordinates, mean = coordinates_of(np.random.default_rng(6))
     truth, zero = coordinates.parameters(mean), np.zeros((D + 1 + R, 1))
-    known = observe(Gathered.nothing(zero), coordinates, truth, zero, 1.0).scaled(3.0)
-    assert np.allclose(np.linalg.solve(known.precision, known.told), 3 * truth)
+    known = observe(Gathered.nothing(zero), coordinates, truth, zero, 1.0).scaled(3.0, coordinates)
+    assert np.allclose(np.linalg.solve(known.precision, known.told), coordinates.parameters(mean.scaled(3.0)))
 
 
 def test_nothing_heard_leaves_the_first_parameters() -> None:
     coordinates, mean = coordinates_of(np.random.default_rng(7))
     first = coordinates.parameters(mean)
     silent = Heard(np.zeros((D, 1)), np.zeros((D, D)), 1.0), Heard(np.zeros((1 + R, 1)), np.zeros((1 + R, 1 + R)), 1.0)
-    found, moved = Gathered.nothing(first).joined(*silent, first, coordinates).best(coordinates)
+    found, moved = Gathered.nothing(first).joined(*silent, first, coordinates).best(coordinates, np.ones(1))
     assert not moved
     assert np.array_equal(found, first)
 
@@ -129,10 +129,27 @@ def test_outputs_that_vary_along_one_direction_share_its_strength() -> None:
     H = coordinates.curvature(size * np.eye(D), size * np.eye(1 + R))
     gradient = H @ truth + sigma * rng.standard_normal(truth.shape)
     heard = Heard(gradient[:D], size * np.eye(D), sigma), Heard(gradient[D:], size * np.eye(1 + R), sigma)
-    found, _ = Gathered.nothing(zero).joined(*heard, zero, coordinates).best(coordinates)
+    found, _ = Gathered.nothing(zero).joined(*heard, zero, coordinates).best(coordinates, np.ones(4))
     plain = np.linalg.solve(H, gradient)
     slopes = slice(0, D)
     assert np.linalg.norm((found - truth)[slopes]) < 0.75 * np.linalg.norm((plain - truth)[slopes])
+
+
+def test_outputs_of_frequent_classes_bend_more() -> None:
+    """Newton's step along turned outputs finds what softmax, bent by diag(p) - p p^T, has its gradient from."""
+    rng = np.random.default_rng(9)
+    level = np.log([0.7, 0.2, 0.06, 0.04])
+    p = np.exp(level)
+    bend = np.diag(p) - np.outer(p, p)
+    truth = rng.normal(0, 1, (D, 4))
+    truth -= truth.mean(axis=1, keepdims=True)
+    outputs = Outputs.of(level, several=True)
+    mean = np.trace(bend) / 3  # of a class's curvature, times c / (c - 1), as losses have it
+    found = outputs.back(truth @ bend @ outputs.turn / mean)
+    assert np.allclose(found, truth)
+    assert np.allclose(outputs.back(outputs.to(truth)), truth)
+    assert outputs.bend.max() > 2 * outputs.bend.min()
+    assert np.array_equal(Outputs.of(level, several=False).to(truth), truth)
 
 
 @pytest.mark.parametrize("rare", [400.0, 0.0])

@@ -70,7 +70,9 @@ def trust_of(variance: Array) -> Array:
 
 
 def stretch(learned: float, level: float) -> float:
-    """Return the factor of a prior mean that keeps probabilities the same on average over users.
+    """Return the factor of a prior mean's level that keeps probabilities the same on average over users.
+
+    Slopes stay: they are much the same within users, whatever levels are.
 
     Args:
         learned: variance of levels with which the mean was learned.

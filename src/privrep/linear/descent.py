@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from privrep.linear.gathering import Coordinates, Gathered, Heard
+from privrep.linear.gathering import Coordinates, Gathered, Heard, Outputs
 from privrep.linear.label_steps import LabelGradient
 from privrep.linear.norms import choose_norm
 from privrep.linear.panel import Panel
@@ -58,6 +58,11 @@ class Descent:
     sizes: Release | None = None
     bends: dict[str, _Curvature] = field(default_factory=dict)  # what steps so far have shown of curvatures
     known: Gathered | None = None  # what steps on labels have shown of the mean
+    outputs: Outputs = field(init=False)  # how they bend, by the first level: by how frequent classes are
+
+    def __post_init__(self) -> None:
+        loss = self.panel.loss
+        self.outputs = Outputs.of(self.panel.mean.level, loss is not None and loss.softmax)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -69,6 +74,11 @@ class Descent:
     def curved(self) -> bool:
         """Return whether curvatures are asked for as matrices."""
         return max(self.parts.values()) <= MOST_CURVED and not self.run.users.facts.sparse
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Return the coordinates in which steps of labels are joined."""
+        return Coordinates.of(self.panel.mean, self.panel.transform, self.panel.location.typical_rows)
 
     def ask(self, full: bool = False, within: float = 1.0, between: float = 1.0) -> CommonGradient | LabelGradient:
         """Return the step that users are asked."""
@@ -89,9 +99,9 @@ class Descent:
         return Query(bound, max(needed, 0.003 * self.capacity))
 
     def stretch(self, factor: float, level_ratio: float) -> None:
-        """Go on with another variance of levels, and with this many times the mean."""
+        """Go on with another variance of levels, and with levels of the mean that many times as far from zero."""
+        self.known = None if self.known is None else self.known.scaled(factor, self.coordinates)
         self.panel = replace(self.panel, mean=self.panel.mean.scaled(factor), level_ratio=level_ratio)
-        self.known = None if self.known is None else self.known.scaled(factor)
 
     def refit(self, panel: Panel) -> None:
         """Go on with another idea of how users vary: earlier histograms say nothing of its gradients."""
@@ -129,19 +139,18 @@ class Descent:
         if self.panel.loss is not None and self.panel.sized and full and "between" in self.parts:
             self.panel, self.heard = self._gathered(released)
         else:
-            self.panel, self.heard = _moved(self.panel, released, self.bends)
+            self.panel, self.heard = _moved(self.panel, released, self.bends, self.outputs)
 
     def _gathered(self, released: dict[str, Release]) -> tuple[Panel, bool]:
         """Return the panel that all steps of labels so far tell of, and whether slopes or contexts moved."""
-        panel, mean = self.panel, self.panel.mean
-        coordinates = Coordinates.of(mean, panel.transform, panel.location.typical_rows)
-        here = coordinates.parameters(mean)
-        within, between = (self.bends[key].heard(released[key], here.shape[1]) for key in ("within", "between"))
+        panel, mean, coordinates = self.panel, self.panel.mean, self.coordinates
+        here, outputs = self.outputs.to(coordinates.parameters(mean)), self.outputs
+        within, between = (self.bends[key].heard(released[key], outputs) for key in ("within", "between"))
         known = self.known or Gathered.nothing(here)
         self.known = known.joined(within, between, here, coordinates)
-        best, moved = self.known.best(coordinates)
+        best, moved = self.known.best(coordinates, outputs.bend)
         varies = panel.location.varies[: len(mean.slopes)]
-        return replace(panel, mean=coordinates.mean_of(best, mean, varies)), moved
+        return replace(panel, mean=coordinates.mean_of(outputs.back(best), mean, varies)), moved
 
     def _look(self, most: float) -> float:
         """Ask how large residuals are, by the cheapest of histograms; return what it cost."""
@@ -243,15 +252,15 @@ class _Curvature:
         shape = (mine * self.shape + theirs * other.shape) / (mine + theirs)
         return replace(self, shape=shape, noise=(mine + theirs) ** -0.5)
 
-    def heard(self, released: Release, q: int) -> Heard:
+    def heard(self, released: Release, outputs: Outputs) -> Heard:
         """Return the gradient of a release with the curvature as it is known; with none where that is noise."""
-        p, found = len(self.shape), self.directions()
+        p, found, (q, k) = len(self.shape), self.directions(), outputs.turn.shape
         if found is None:
-            return Heard(np.zeros((p, q)), np.zeros((p, p)), released.sigma)
+            return Heard(np.zeros((p, k)), np.zeros((p, p)), released.sigma)
         values, turn = found
         curvature = np.diag(values) if turn is None else (turn * values) @ turn.T
         gradient = released.value[: p * q].reshape(q, p).T
-        return Heard(gradient - gradient.mean(axis=1, keepdims=True) if q > 1 else gradient, curvature, released.sigma)
+        return Heard(gradient @ outputs.turn, curvature, released.sigma)
 
     def directions(self) -> tuple[Array, Array | None] | None:
         """Return the curvature's eigenvalues and eigenvectors, (p,) and (p, p), its shape shrunk towards the identity
@@ -268,12 +277,14 @@ class _Curvature:
         return self.mean * np.maximum(values, max(0.1, keep * self.noise * math.sqrt(p))), turn
 
 
-def _moved(panel: Panel, released: dict[str, Release], bends: dict[str, _Curvature]) -> tuple[Panel, bool]:
+def _moved(
+    panel: Panel, released: dict[str, Release], bends: dict[str, _Curvature], outputs: Outputs
+) -> tuple[Panel, bool]:
     """Return the panel after a step, and whether slopes or contexts moved."""
     mean = panel.mean
-    d, q = mean.slopes.shape
+    d = len(mean.slopes)
     heard = False
-    step = _newton(released["within"], bends["within"], q, 0)
+    step = _newton(released["within"], bends["within"], outputs, 0)
     if step is not None:
         move = panel.transform.original(step.move) * panel.target_scale
         move[~panel.location.varies[:d]] = 0.0
@@ -282,17 +293,17 @@ def _moved(panel: Panel, released: dict[str, Release], bends: dict[str, _Curvatu
     if not mean.intercept:
         return panel, heard
     change = panel.mean.slopes - mean.slopes
-    panel, also = _moved_between(panel, released["between"], bends["between"])
+    panel, also = _moved_between(panel, released["between"], bends["between"], outputs)
     if heard and len(mean.spread):  # what users' means say in all is as the step found it, whatever slopes do
         context = panel.mean.context - mean.along_axes(change, panel.transform)
         panel = replace(panel, mean=replace(panel.mean, context=context))
     return panel, heard or also
 
 
-def _moved_between(panel: Panel, released: Release, bend: _Curvature) -> tuple[Panel, bool]:
+def _moved_between(panel: Panel, released: Release, bend: _Curvature, outputs: Outputs) -> tuple[Panel, bool]:
     """Return the panel with its level and contexts moved, and whether contexts were."""
     mean, scale, m = panel.mean, panel.target_scale, panel.location.typical_rows
-    step = _newton(released, bend, len(scale), 1)
+    step = _newton(released, bend, outputs, 1)
     if step is None:
         return panel, False
     unit = mean.unit(m, m) / (mean.spread / (mean.spread + 1 / m))
@@ -313,16 +324,16 @@ class _Step:
         return math.sqrt(max(size**2 - 0.8 * self.gain, size**2 / 9))
 
 
-def _newton(released: Release, bend: _Curvature, q: int, spare: int) -> _Step | None:
+def _newton(released: Release, bend: _Curvature, outputs: Outputs, spare: int) -> _Step | None:
     """Return curvature^-1 gradient, shrunk by how much of it is noise, the `spare` first coordinates apart."""
-    p, found = len(bend.shape), bend.directions()
+    p, found, (q, _) = len(bend.shape), bend.directions(), outputs.turn.shape
     if found is None:
         return None
-    gradient = released.value[: p * q].reshape(q, p).T
+    gradient = released.value[: p * q].reshape(q, p).T @ outputs.turn
     values, turn = found
     if turn is None and spare == 0:
         step = _shrunk(gradient, values, released.sigma)
-        return _Step(step, max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
+        return _Step(outputs.back(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
     turn = np.eye(p) if turn is None else turn
     step = turn @ _shrunk(turn.T @ gradient, values, released.sigma)
     if spare:  # a level moves by itself: contexts that are all noise do not keep it
@@ -331,7 +342,7 @@ def _newton(released: Release, bend: _Curvature, q: int, spare: int) -> _Step | 
         moved = np.abs(whole[:spare]) > MOVED * noise[:, None]
         shrunk = whole[:spare] - noise[:, None] ** 2 / np.where(moved, whole[:spare], 1.0)
         step[:spare] = np.where(moved, shrunk, step[:spare])
-    return _Step(np.asarray(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
+    return _Step(outputs.back(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
 
 
 BENT = 2.5  # standard deviations of its noise from which on a mean curvature is one: it may be off by two fifths

@@ -10,6 +10,10 @@ noise of privacy. The best parameters differ from the true ones by sampling nois
 curvature. Slopes are taken to be normal around the first ones, contexts around zero: where they cannot be told from
 noise, rows and means of users tell of one and the same slope. Both variances are those under which all steps together
 are likeliest.
+
+Outputs of several classes bend by diag(p) - p p^T, where p is how frequent classes are: those of frequent classes more
+than those of rare ones. They are turned to the eigenvectors of that matrix, each of which bends by itself; see
+`Outputs`.
 """
 
 from __future__ import annotations
@@ -34,10 +38,36 @@ HARDLY = 1.0  # of the likelihood's logarithm, by which slopes other than the fi
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A released gradient, and the curvature that goes with it."""
+class Outputs:
+    """How outputs are turned so that each bends by itself, and how much more than all of them on average."""
 
-    gradient: Array  # (p, q)
+    turn: Array  # (q, k)
+    bend: Array  # (k,), of mean one
+
+    @classmethod
+    def of(cls, level: Array, several: bool) -> Outputs:
+        """Return the outputs of a level (q,): of softmax where there are several classes, else as they are."""
+        if not several:
+            return cls(np.eye(len(level)), np.ones(len(level)))
+        p = np.exp(level - level.max())
+        p = p / p.sum()
+        values, vectors = np.linalg.eigh(np.diag(p) - np.outer(p, p))
+        return cls(vectors[:, 1:], values[1:] / values[1:].mean())  # a number added to all outputs changes nothing
+
+    def to(self, parameters: Array) -> Array:
+        """Return parameters (p, q) along the turned outputs, times what those bend: (p, k)."""
+        return np.asarray(parameters @ self.turn * self.bend)
+
+    def back(self, turned: Array) -> Array:
+        """Return parameters (p, q) from those along the turned outputs."""
+        return np.asarray((turned / self.bend) @ self.turn.T)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A released gradient, along turned outputs, and the curvature of outputs on average that goes with it."""
+
+    gradient: Array  # (p, k)
     curvature: Array  # (p, p)
     sigma: float  # of the noise in the gradient
 
@@ -73,8 +103,7 @@ class Coordinates:
         """
         d, r = self.left.shape
         turn = np.eye(d + 1 + r)
-        along = self.along(self.transform.original(np.eye(d)))
-        turn[d + 1 :, :d] = np.where(self.lasting[:, None], 0.0, along)
+        turn[d + 1 :, :d] = np.where(self.lasting[:, None], 0.0, self.along(self.transform.original(np.eye(d))))
         return turn
 
     def parameters(self, mean: PriorMean) -> Array:
@@ -105,11 +134,11 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Releases so far, as one observation of the parameters."""
+    """Releases so far, as one observation of the parameters, along turned outputs and times what those bend."""
 
-    first: Array  # (p, q): parameters before any step
+    first: Array  # (p, k): parameters before any step
     precision: Array  # (p, p): of the noise of privacy
-    told: Array  # (p, q): precision times parameters
+    told: Array  # (p, k): precision times parameters
     curvature: Array  # (p, p): the last
 
     @classmethod
@@ -117,9 +146,14 @@ class Gathered:
         p = len(first)
         return cls(first, np.zeros((p, p)), np.zeros_like(first), np.zeros((p, p)))
 
-    def scaled(self, factor: float) -> Gathered:
-        """Return the same of parameters that are so many times as large."""
-        return replace(self, first=factor * self.first, precision=self.precision / factor**2, told=self.told / factor)
+    def scaled(self, factor: float, coordinates: Coordinates) -> Gathered:
+        """Return the same of parameters whose level and contexts are so many times as large; slopes stay."""
+        d, p = len(coordinates.left), len(self.first)
+        change = np.diag(np.where(np.arange(p) < d, 1.0, factor))
+        change[d + 1 :, :d] = (1 - factor) * coordinates.along(coordinates.transform.original(np.eye(d)))
+        before = np.linalg.inv(change)
+        precision, told = before.T @ self.precision @ before, before.T @ self.told
+        return replace(self, first=change @ self.first, precision=precision, told=told)
 
     def joined(self, within: Heard, between: Heard, here: Array, coordinates: Coordinates) -> Gathered:
         """Return what is known after one more step, taken from the parameters `here`."""
@@ -147,8 +181,13 @@ class Gathered:
         likely = -0.5 * (square / total + told.shape[1] * np.log(total)).sum(axis=1)
         return float(parts[likely.argmax()])
 
-    def best(self, coordinates: Coordinates) -> tuple[Array, bool]:
-        """Return the posterior mean of the parameters, (p, q), and whether slopes are other than the first ones."""
+    def best(self, coordinates: Coordinates, bend: Array) -> tuple[Array, bool]:
+        """Return the posterior mean of the parameters, (p, k), and whether slopes are other than the first ones.
+
+        Args:
+            coordinates: of the parameters.
+            bend: of the outputs, (k,).
+        """
         d, lasting, turn = len(coordinates.left), coordinates.lasting, coordinates.turn
         root, backward = _roots(self.precision)  # in whose coordinates the noise of privacy is one
         if not len(root):
@@ -157,13 +196,12 @@ class Gathered:
         start[d + 1 :][~lasting] = 0.0
         observed = backward @ self.told - root @ (turn @ start)
         sampled = root @ _roots(self.curvature)[1].T
-        noise = np.eye(len(root)) + sampled @ sampled.T
-        likely, found, moved = _Search(root @ turn, observed, noise, d, lasting).best()
-        q = observed.shape[1]
-        if 1 < q <= MOST_APART:
+        search = _Search(root @ turn, observed, sampled @ sampled.T, bend, d, lasting)
+        likely, found, moved = search.best()
+        if 1 < len(bend) <= MOST_APART:
             _, _, outputs = np.linalg.svd(observed, full_matrices=False)
-            each = [_Search(root @ turn, observed @ o[:, None], noise, d, lasting).best() for o in outputs]
-            if sum(one[0] for one in each) > likely + APART * (q - 1):
+            each = [search.along(output).best() for output in outputs]
+            if sum(one[0] for one in each) > likely + APART * (len(bend) - 1):
                 found, moved = np.concatenate([one[1] for one in each], axis=1) @ outputs, any(one[2] for one in each)
         return turn @ (start + found), moved
 
@@ -181,10 +219,15 @@ class _Search:
     """The variances under which an observation is likeliest."""
 
     model: Array  # (observed, p)
-    observed: Array  # (observed, q)
-    noise: Array  # (observed, observed)
+    observed: Array  # (observed, k)
+    sampled: Array  # (observed, observed): sampling noise of outputs that bend by one
+    bend: Array  # (k,)
     d: int
     lasting: Flags  # (r,)
+
+    def along(self, output: Array) -> _Search:
+        """Return the search for one combination of the outputs, (k,), which bends as they do on average."""
+        return replace(self, observed=self.observed @ output[:, None], bend=np.array([output**2 @ self.bend]))
 
     def best(self) -> tuple[float, Array, bool]:
         """Return the likelihood, the posterior mean under the likeliest variances, and whether slopes have one."""
@@ -195,14 +238,16 @@ class _Search:
         return (*tried[(s, c) if moved else (0.0, still[1])], moved)
 
     def _fit(self, slopes: float, context: float) -> tuple[float, Array]:
-        """Return the likelihood, up to a constant, and the posterior mean, (p, q)."""
+        """Return the likelihood, up to a constant, and the posterior mean, (p, k)."""
         variance = np.concatenate([np.full(self.d, slopes**2), [LEVELS**2], np.full(len(self.lasting), context**2)])
         variance[self.d + 1 :][self.lasting] = max(slopes, context) ** 2
-        spread = self.model * variance
         shaped = self.model * np.sqrt(variance)
-        total = shaped @ shaped.T + self.noise
-        factor = np.linalg.cholesky(total + LEAST * np.trace(total) * np.eye(len(total)))
-        white = np.linalg.solve(factor, self.observed)
-        q = self.observed.shape[1]
-        likely = -0.5 * float((white**2).sum()) - q * float(np.log(np.diag(factor)).sum())
-        return likely, spread.T @ np.linalg.solve(factor.T, white)
+        spread, likely, found = shaped @ shaped.T, 0.0, np.empty((len(variance), len(self.bend)))
+        for bend in np.unique(self.bend):
+            these = self.bend == bend
+            total = bend**2 * spread + bend * self.sampled + np.eye(len(spread))
+            factor = np.linalg.cholesky(total + LEAST * np.trace(total) * np.eye(len(total)))
+            white = np.linalg.solve(factor, self.observed[:, these])
+            likely -= 0.5 * float((white**2).sum()) + int(these.sum()) * float(np.log(np.diag(factor)).sum())
+            found[:, these] = bend**2 * ((self.model * variance).T @ np.linalg.solve(factor.T, white))
+        return likely, found

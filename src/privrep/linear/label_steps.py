@@ -164,7 +164,7 @@ class LabelLosses:
     """`HeadLosses` of labels: what each user loses by candidates, each label left out in turn, summed over its rows.
 
     Candidates that are not `common` lie around zero, as users are who know nothing of others. Others lie around the
-    prior mean, stretched from the variance of levels that it was learned with to their own.
+    prior mean, whose level and contexts are stretched from the variance of levels that it was learned with to theirs.
     """
 
     mean: PriorMean
@@ -197,10 +197,13 @@ class LabelLosses:
         users, m, _ = X.shape
         check_shapes(X, np.zeros((*y.shape, self.loss.outputs)), self.mean, features=(self.first, self.second))
         offset, images = self.mean.of_users(X), self._images(X)
+        still = self.mean.scaled(0.0).of_users(X)
         losses = np.empty((users, len(self.factor)))
         for some in some_users(users, m, max((each.shape[2] for each in images.values()), default=0), offset.shape[2]):
             rows = {kind: LabelRows.of(each[some]) for kind, each in images.items()}
-            losses[some] = self._losses(rows, users_last(offset[some]), self.loss.signs(y[some])).T
+            losses[some] = self._losses(
+                rows, users_last(still[some]), users_last(offset[some]), self.loss.signs(y[some])
+            ).T
         moved = losses - np.matmul(losses[:, None, :], np.full((len(self.factor), 1), 1 / len(self.factor)))[:, 0]
         cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
         joined = np.concatenate([moved, np.full((users, 1), self.tail * m)], axis=1)
@@ -219,12 +222,13 @@ class LabelLosses:
         kinds = {self._kind(i) for i in range(len(self.factor))}
         return {kind: images_of(X, factors[kind[0]], self.mean, kind[1]) for kind in sorted(kinds)}
 
-    def _losses(self, rows: Mapping[tuple[int, bool], LabelRows], mean: Array, signs: Floats) -> Array:
+    def _losses(self, rows: Mapping[tuple[int, bool], LabelRows], still: Array, mean: Array, signs: Floats) -> Array:
         """Return what users lose by each candidate, (candidates, users).
 
         Args:
             rows: of the users, by kind of candidate.
-            mean: prior mean of outputs, (outputs, m, users).
+            still: prior mean of outputs without level and contexts, (outputs, m, users).
+            mean: prior mean of outputs, of the same shape.
             signs: of labels, of the same shape.
         """
         losses = np.empty((len(self.factor), mean.shape[2]))
@@ -232,7 +236,7 @@ class LabelLosses:
         for i, common in enumerate(self.common > 0):
             variance, offset = min(float(self.level[i]), FREE if common else LOOSE), np.zeros_like(mean)
             if common:
-                offset = (stretch(self.learned, variance) if self.mean.intercept else 1.0) * mean
+                offset = still + (stretch(self.learned, variance) if self.mean.intercept else 1.0) * (mean - still)
             level = levels_of(self.mean, variance, mean.shape[1])
             mine, slopes = rows[self._kind(i)], float(self.slopes[i])
             space, steady = mine.with_prior(slopes, level), slopes * mine.width < STEEP

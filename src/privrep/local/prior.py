@@ -63,9 +63,8 @@ class PriorMean:
         return cls(np.zeros(q), np.zeros((d, q)), np.zeros(d), np.ones(d), *empty, intercept)
 
     def scaled(self, factor: float) -> PriorMean:
-        """Return this many times the mean."""
-        level, slopes, context = (factor * part for part in (self.level, self.slopes, self.context))
-        return replace(self, level=level, slopes=slopes, context=context)
+        """Return the mean with levels, and what mean rows say of them, this many times as far from zero."""
+        return replace(self, level=factor * self.level, context=factor * self.context)
 
     @property
     def fill(self) -> Array:
