@@ -511,3 +511,13 @@ def test_one_label_of_another_kind_does_not_change_the_kind_of_all(odd: Any) -> 
     labels[3] = odd
     with pytest.raises(ValueError, match=r"label|kind|missing|NaN|None"):
         PrivateFedRepClassifier(2, epsilon=20.0, random_state=1).fit(X, labels, groups=groups)
+
+
+def test_a_rank_of_0_has_levels_and_common_slopes(data: tuple[Any, Any, Any]) -> None:
+    """Nothing is asked about directions, and what that would cost goes to the prior mean."""
+    X, y, groups = data
+    model = PrivateFedRepClassifier(rank=0, epsilon=3.0, random_state=0).fit(X, y, groups=groups)
+    assert model.rank_ == 0
+    names = {name.split("/")[0] for name, _ in model.privacy_.events}
+    assert {"common-1", "common-3"} <= names
+    assert not names & {"moments", "round-scout", "families-0"}

@@ -166,3 +166,12 @@ def test_replacing_and_removing_a_user(loss: Loss, intercept: bool, tmp_path: Pa
         assert_within(here, without, ADD)
 
     changed()
+
+
+def test_levels_that_vary_beyond_measure_do_not_stop_a_pass() -> None:
+    """A system of more rows than are eliminated by hand would be singular, which one user must not tell by an error."""
+    d, rng = 40, np.random.default_rng(0)
+    step = LabelTrust(PriorMean.nothing(d, 1, True), 0.1 * np.eye(d), True, 1e20, Loss("log", 2), 1.0, 1.0)
+    X = rng.standard_normal((1, 36, d))
+    sent = step(UserBatch(X, np.zeros((1, 36))))["trust"]
+    assert np.isfinite(sent.norms()).all()

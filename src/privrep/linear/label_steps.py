@@ -38,7 +38,7 @@ def levels_of(mean: PriorMean, level: float, rows: int) -> Array:
     """Return the variance of levels of users with this many rows, (outputs,)."""
     if not mean.intercept:
         return np.zeros(mean.slopes.shape[1])
-    return level + mean.level_variance(rows)
+    return np.minimum(level + mean.level_variance(rows), FREE)  # a system of equations that is never quite singular
 
 
 def fit_around(

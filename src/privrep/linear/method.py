@@ -36,8 +36,8 @@ class Problem:
 class Method(ABC):
     """A way to learn a representation privately.
 
-    `accepts` has words of `registry.REFUSALS`, "numbers" or "ratings", and "rank 0" where numbers or ratings have
-    a prior of heads: what may be asked of the method. The words are checked in one place, `registry.check_accepted`.
+    `accepts` has words of `registry.REFUSALS`, "numbers" or "ratings", and "rank 0" where there is a prior of
+    heads: what may be asked of the method. The words are checked in one place, `registry.check_accepted`.
     `purposes` says what the method's pages are for. A key is "page/statistic", a page, or a statistic; pages are named
     without their numbers. Pages of modules that methods share have their purposes there.
     """

@@ -86,8 +86,7 @@ class Config:
         check_accepted(self.learner, self._asked())
         if self.loss is not None and self.configuration == "paper":
             raise InputError("the configuration paper is for numbers, as the papers are; for labels use the default.")
-        plain = self.loss is None and self.configuration == "default"
-        least = 0 if plain and "rank 0" in self.learner.accepts else 1
+        least = 0 if self.configuration == "default" and "rank 0" in self.learner.accepts else 1
         bounded = features is not None and not self.ratings  # of ratings it is the most that is kept
         if self.rank is not None and not least <= self.rank <= (
             features if bounded and features is not None else self.rank
