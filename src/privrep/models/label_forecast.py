@@ -15,9 +15,9 @@ that, in the mean over z ~ N(a, e). What is beyond e + u, for a level that was n
 How rough it is (`python -m experiments.label_forecast`). Constants of `planning.LABELS`, and what a fit that hears
 little does, were settled on 180 simulated fits. On 60 other problems (500 to 10,000 users, 2 to 20 features, rank 0 or
 1, 2 to 15 rows, rates from 0.05, epsilon 0.3, 1 or 3; a rank was given if it was not 0) a fit's log-loss was within 5%
-of the forecast for 51, within 10% for 58; of newcomers within 5% for 59. Predictors' losses lie close together, though:
-of what lies between own frequencies and the best model without privacy, half of the forecasts missed up to 22%, one in
-ten more than 72%. Those that are off lie where a level, features or directions are just heard, or just not; newcomers'
+of the forecast for 50, within 10% for 57; of newcomers within 5% for 59. Predictors' losses lie close together, though:
+of what lies between own frequencies and the best model without privacy, half of the forecasts missed up to 21%, one in
+ten more than 85%. Those that are off lie where a level, features or directions are just heard, or just not; newcomers'
 may then be off by a factor of two. Outputs are taken to be normal, which large slopes of users' own make them less.
 Slopes that are found though sizes of features are not heard, and several classes, are not modelled.
 """
