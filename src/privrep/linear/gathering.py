@@ -8,8 +8,8 @@ the curvature between w and b follows from that of b, and nothing more is releas
 A step with gradient g and curvature H, taken from parameters t, says that H t + g is H times the best parameters, with
 noise of privacy. The best parameters differ from the true ones by sampling noise, whose variance is the inverse of the
 curvature. Slopes are taken to be normal around the first ones, contexts around zero: where they cannot be told from
-noise, rows and means of users tell of one and the same slope. Both variances are those under which all steps together
-are likeliest.
+noise, rows and means of users tell of one and the same slope. Both variances are averaged over, by how likely all steps
+together are under them.
 
 Outputs of several classes bend by diag(p) - p p^T, where p is how frequent classes are: those of frequent classes more
 than those of rare ones. They are turned to the eigenvectors of that matrix, each of which bends by itself; see
@@ -34,7 +34,6 @@ SIZES = np.concatenate([[0.0], 2.0 ** np.arange(-7.0, 2.0)])  # standard deviati
 LEAST = 1e-9  # of the largest eigenvalue: what is less counts as nothing
 APART = 4.0  # of the same, for each output more than one, by which outputs must be likelier with variances of their own
 MOST_APART = 16  # outputs whose variances are looked at apart
-HARDLY = 1.0  # of the likelihood's logarithm, by which slopes other than the first ones must be likelier
 
 
 @dataclass(frozen=True)
@@ -206,6 +205,11 @@ class Gathered:
         return turn @ (start + found), moved
 
 
+def _odds(size: float) -> float:
+    """Return how likely a standard deviation is beforehand."""
+    return 0.5 if size == 0 else 0.5 / (len(SIZES) - 1)
+
+
 def _roots(matrix: Array) -> tuple[Array, Array]:
     """Return R with R^T R the matrix, and the transpose of its inverse, (kept, p) both, without directions of zero."""
     values, vectors = np.linalg.eigh(matrix)
@@ -216,7 +220,7 @@ def _roots(matrix: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class _Search:
-    """The variances under which an observation is likeliest."""
+    """An observation, and how likely it is under variances of slopes and contexts."""
 
     model: Array  # (observed, p)
     observed: Array  # (observed, k)
@@ -230,12 +234,17 @@ class _Search:
         return replace(self, observed=self.observed @ output[:, None], bend=np.array([output**2 @ self.bend]))
 
     def best(self) -> tuple[float, Array, bool]:
-        """Return the likelihood, the posterior mean under the likeliest variances, and whether slopes have one."""
-        tried = {(s, c): self._fit(s, c) for s in SIZES for c in SIZES}
-        still = max((tried[0.0, c][0], c) for c in SIZES)
-        likely, s, c = max((tried[key][0], *key) for key in tried)
-        moved = likely > still[0] + HARDLY
-        return (*tried[(s, c) if moved else (0.0, still[1])], moved)
+        """Return the logarithm of the mean likelihood, the posterior mean, and whether slopes likely have a variance.
+
+        Variances are averaged over, each by its likelihood. Beforehand, none at all is as likely as any other together.
+        """
+        tried = [(s > 0, *self._fit(s, c), _odds(s) * _odds(c)) for s in SIZES for c in SIZES]
+        likely = np.array([one[1] for one in tried])
+        weights = np.exp(likely - likely.max()) * np.array([one[3] for one in tried])
+        total = float(weights.sum())
+        found = sum(weight / total * one[2] for weight, one in zip(weights, tried, strict=True))
+        moved = float(weights[np.array([one[0] for one in tried])].sum()) > 0.5 * total
+        return float(likely.max()) + float(np.log(total)), np.asarray(found), moved
 
     def _fit(self, slopes: float, context: float) -> tuple[float, Array]:
         """Return the likelihood, up to a constant, and the posterior mean, (p, k)."""

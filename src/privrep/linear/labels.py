@@ -232,15 +232,15 @@ class LabelLearner(PriorLearner):
     def ask_votes(self, factor: Array, chosen: Candidate, mu_squared: float) -> bool:
         """Return whether clearly more users do better by heads of the prior than by classifiers of their own.
 
-        Where noise leaves that open, each user chooses for itself; and where the prior mean knows nothing of features,
-        unless hardly anybody does better without it.
+        Where noise leaves that open, each user chooses for itself; and where slopes were not heard, unless hardly
+        anybody does better without the prior.
         """
         scale = self.panel.transform.scale
         step = LabelVotes(self.panel.mean, factor, chosen.own, chosen.level, scale, self.loss)
         query = Query(Bound(1.0, 2, acute=True), mu_squared)
         votes = self.run.release("families-votes", step, {"votes": query})["votes"]
         heads, own = votes.value
-        bar = own if self.panel.mean.slopes.any() or self.panel.mean.context.any() else HARDLY_ANYBODY * own
+        bar = own if self.descent.heard else HARDLY_ANYBODY * own
         return bool(heads - bar > 2 * math.sqrt(2.0) * votes.sigma)
 
     def find_trust(self, prior: LabelPrior, mu_squared: float) -> LabelPrior:
