@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         NothingLearned,
         PrivrepError,
         ResumeError,
+        UnknownLabels,
         UnknownUsers,
         WeakPrivacy,
     )
@@ -57,6 +58,7 @@ _WHERE = {
     "ResumeError": "privrep.errors",
     "Taste": "privrep.heads.personal",
     "MissingValues": "privrep.errors",
+    "UnknownLabels": "privrep.errors",
     "UnknownUsers": "privrep.errors",
     "WeakPrivacy": "privrep.errors",
     "make_class_population": "privrep.data.synthetic",
@@ -82,6 +84,7 @@ __all__ = [
     "PrivrepError",
     "ResumeError",
     "Taste",
+    "UnknownLabels",
     "UnknownUsers",
     "WeakPrivacy",
     "make_class_population",

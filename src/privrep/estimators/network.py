@@ -20,12 +20,22 @@ from torch import nn
 
 from privrep.data.table import UserTable, find_users
 from privrep.errors import InputError, NothingLearned
+from privrep.heads.gradient import labels_of
 from privrep.heads.neural import OwnHeads, fit_own_heads
 from privrep.heads.personal import PersonalNetwork, softmax
 from privrep.heads.store import FILE, has_heads, read_own_heads
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
 from privrep.models.networks import NETWORK, PAGE
-from privrep.neural.checks import check_parameters, check_scores, check_table, class_numbers, known_classes, rows_of
+from privrep.neural.checks import (
+    check_parameters,
+    check_scores,
+    check_table,
+    class_numbers,
+    known_classes,
+    rows_of,
+    unknown_labels,
+    warn_of_labels,
+)
 from privrep.neural.description import arguments, check_names, describe, plan_from_json, restore
 from privrep.neural.features import ORIENTATIONS, SCALES, Dct, Edges, FeatureMap, Frozen, frequencies
 from privrep.neural.models import adapted, initialise, lenet, mlp
@@ -91,12 +101,14 @@ class Centaur:
     def fit(self, X: Any, y: Any = None, groups: Any = None) -> Centaur:
         """Learn from rows X, their classes y and the user of each, or from a `UserTable` whose y are class numbers."""
         check_parameters(self)
+        classes, places = known_classes(self.classes, self.head), isinstance(X, UserTable)
         if not isinstance(X, UserTable):
-            codes = class_numbers(y, known_classes(self.classes, self.head))
+            codes = class_numbers(y, classes)
             if groups is None:
                 raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users.")
             X = UserTable.from_rows(rows_of(X), codes, groups)
         check_table(X, self.image, self.features)
+        warn_of_labels(unknown_labels(X.y, classes, places=places), len(X.y), stacklevel=2)
         return self._fit(dataclasses.replace(X, X=rows_of(X.X), y=X.y.astype(np.float64)))
 
     def _fit(self, table: UserTable) -> Centaur:
@@ -119,7 +131,9 @@ class Centaur:
         return plan
 
     def _prepared(self, table: UserTable, plan: SharingPlan) -> UserTable:
-        """The table with rows as steps and heads get them."""
+        """Return the table with rows as steps and heads get them. Rows whose label is no class are left out."""
+        known = labels_of(table.y, self.n_classes).numpy() >= 0
+        table = table if known.all() else table.with_rows(known)
         return dataclasses.replace(table, X=self._columns(table.X, self._shape_of(plan).raw))
 
     def _learn(self, users: Users, plan: SharingPlan, watched: UserTable | None = None) -> None:
