@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
@@ -153,6 +154,8 @@ def check_parameters(model: Any) -> None:
         if not isinstance(model.settings, TrainingSettings):
             raise InputError("settings must be privrep.neural.rounds.TrainingSettings(...).")
         Poisson(model.settings.rate), Bound(model.settings.clip, 1)  # refuse what they would, before anything is spent
+    if model.cache is not None and not isinstance(model.cache, str | os.PathLike):
+        raise InputError(f"cache must be the path of a folder. Got {model.cache!r} instead.")
     _check_modules(model.representation, model.head, model.pretrained)
     _check_image(model.image, model.features)
 
