@@ -339,6 +339,7 @@ def test_every_snippet_of_the_document_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In order, in one session, as a reader would type them."""
+    pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "docs" / "neural.md").read_text()
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -346,7 +347,9 @@ def test_every_snippet_of_the_document_runs(
     known: dict[str, Any] = {}
     for snippet in code:
         exec(snippet, known)
-    assert "Shared: " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Shared: " in printed
+    assert "a linear layer on 16 outputs of the frozen network" in printed
     pixels = np.clip(80 * known["X"] + 128, 0, 255).astype(np.uint8).reshape(-1, 8, 8)
     np.savez("waves.npz", images=pixels, labels=known["y"], writers=known["users"])
     (config,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)

@@ -352,7 +352,7 @@ def test_folders_of_one_user_and_of_all_are_not_taken_for_each_other(saved: Path
     assert "PersonalNetwork.load" in said[1]
     model = PersonalNetwork.load(tmp_path / "own").model
     model.save(tmp_path / "public")  # its head is not among what all users have
-    assert not (tmp_path / "public" / "private").exists()
+    assert not (tmp_path / "public" / "private" / "heads.parquet").exists()
     assert Centaur.load(tmp_path / "public").heads_ is None
     shutil.rmtree(tmp_path / "own" / "private")
     with pytest.raises(InputError, match="has no head"):
