@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         NothingLearned,
         PrivrepError,
         ResumeError,
+        UnknownLabels,
         UnknownUsers,
         WeakPrivacy,
     )
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from privrep.estimators.clip import DPClip as DPClip
     from privrep.estimators.margin import PrivateMarginSelector
     from privrep.estimators.network import Centaur as Centaur
+    from privrep.estimators.personal_network import PersonalNetwork as PersonalNetwork
     from privrep.estimators.ratings import PrivateFactorization
     from privrep.estimators.regression import CentaurLinear, PrivAltMin, PrivateFedRep
     from privrep.heads.personal import PersonalClassifier, PersonalHead, Taste
@@ -46,6 +48,7 @@ _WHERE = {
     "NothingLearned": "privrep.errors",
     "PersonalClassifier": "privrep.heads.personal",
     "PersonalHead": "privrep.heads.personal",
+    "PersonalNetwork": "privrep.estimators.personal_network",  # needs PyTorch
     "Population": "privrep.data.synthetic",
     "PrivAltMin": "privrep.estimators.regression",
     "PrivacyReport": "privrep.privacy.ledger",
@@ -57,6 +60,7 @@ _WHERE = {
     "ResumeError": "privrep.errors",
     "Taste": "privrep.heads.personal",
     "MissingValues": "privrep.errors",
+    "UnknownLabels": "privrep.errors",
     "UnknownUsers": "privrep.errors",
     "WeakPrivacy": "privrep.errors",
     "make_class_population": "privrep.data.synthetic",
@@ -82,6 +86,7 @@ __all__ = [
     "PrivrepError",
     "ResumeError",
     "Taste",
+    "UnknownLabels",
     "UnknownUsers",
     "WeakPrivacy",
     "make_class_population",

@@ -31,6 +31,10 @@ class MissingValues(UserWarning):
     """Values were missing in `fit`: the message counts what was filled, and rows that were left out. Not private."""
 
 
+class UnknownLabels(UserWarning):
+    """Some labels in `fit` are none of the declared classes: the message counts their rows, left out. Not private."""
+
+
 class ColumnNote(UserWarning):
     """What `fit` decided about a column of a frame that its owner may not expect; the message says how to decide."""
 

@@ -230,6 +230,26 @@ def test_every_kind_of_data(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert np.mean(expected.predict(rows, mine) == np.array(names)[labels]) > 0.6
 
 
+def test_labels_that_are_no_classes_are_counted_and_refused_where_none_is_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pixels, labels = made_up()
+    np.savez(folder / "data.npz", images=pixels, labels=labels, writers=np.arange(COUNT) % 20)
+    base = {name: part for name, part in WHOLE.items() if name not in ("data", "users")}
+    source = {"data": {"kind": "npz", "path": "data.npz"}, "users": {"by": "writers"}, "model": {"classes": 2}}
+    config = write(folder / "c.toml", merged(base, source))
+    code, _, err = run(capsys, "fit-neural", config, "--out", folder / "model")
+    assert code == 0
+    assert err.count("label that is none of the classes") == 1
+    assert f"{(labels == 2).sum():,} rows" in err
+    np.savez(folder / "data.npz", images=pixels, labels=labels + 7, writers=np.arange(COUNT) % 20)
+    for option in (["--check"], ["--out", folder / "none"]):
+        code, _, err = run(capsys, "fit-neural", config, *option)
+        assert code != 0
+        assert "no row has a class number, 0 to 1" in err
+    assert not (folder / "none").exists()
+
+
 def test_networks_and_features_are_made_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes: list[dict[str, Any]] = [
         {"model": {"network": "mlp", "share": "all"}, "training": {"rounds": 1, "clip": 0.1, "server": "adam"}},
@@ -319,6 +339,7 @@ def test_every_snippet_of_the_document_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In order, in one session, as a reader would type them."""
+    pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "docs" / "neural.md").read_text()
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -326,7 +347,9 @@ def test_every_snippet_of_the_document_runs(
     known: dict[str, Any] = {}
     for snippet in code:
         exec(snippet, known)
-    assert "Shared: " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Shared: " in printed
+    assert "a linear layer on 16 outputs of the frozen network" in printed
     pixels = np.clip(80 * known["X"] + 128, 0, 255).astype(np.uint8).reshape(-1, 8, 8)
     np.savez("waves.npz", images=pixels, labels=known["y"], writers=known["users"])
     (config,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)

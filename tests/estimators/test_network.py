@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from privrep import Centaur  # noqa: E402
-from privrep.errors import InputError, NothingLearned  # noqa: E402
+from privrep.data.table import UserTable  # noqa: E402
+from privrep.errors import InputError, NothingLearned, UnknownLabels  # noqa: E402
 from privrep.neural.features import Dct, Frozen  # noqa: E402
 from privrep.neural.rounds import TrainingSettings  # noqa: E402
 from privrep.privacy.events import Gaussian, Sampled  # noqa: E402
@@ -155,11 +156,95 @@ def test_a_label_that_is_no_class_is_a_row_that_is_not_there(rows: Rows) -> None
     strange = y.astype(float)
     strange[::5] = np.nan
     kept = ~np.isnan(strange)
-    with_nan = small(share="linear", rounds=2, rows=ROWS).fit(X, strange, groups)
-    with_nine = small(share="linear", rounds=2, rows=ROWS).fit(X, np.where(kept, y, 9), groups)
-    np.testing.assert_array_equal(with_nan.learned_.weights, with_nine.learned_.weights)
-    without = small(share="linear", rounds=2, rows=ROWS).fit(X[kept], y[kept], groups[kept])
-    np.testing.assert_allclose(with_nan.learned_.weights, without.learned_.weights, atol=1e-4)
+    options: dict[str, Any] = {"share": "linear", "rounds": 2}
+    with pytest.warns(UnknownLabels, match=r"^192 of 960 rows .* left out \(not private: for your screen\)$") as said:
+        with_nan = small(**options).fit(X, strange, groups)
+    assert said[0].filename == __file__
+    with pytest.warns(UnknownLabels, match="192 of 960"):
+        with_nine = small(**options, classes=[0, 1, 2, 3]).fit(X, np.where(kept, y, 9), groups)
+    with pytest.warns(UnknownLabels, match="192 of 960"):
+        table = small(**options).fit(UserTable.from_rows(X, np.where(kept, y, -1.0), groups))
+    without = small(**options).fit(X[kept], y[kept], groups[kept])
+    for other in (with_nan, with_nine, table):
+        np.testing.assert_array_equal(other.learned_.weights, without.learned_.weights)
+        np.testing.assert_array_equal(other.predict_proba(X, groups), without.predict_proba(X, groups))
+
+
+def test_a_user_all_of_whose_labels_are_none_stays_a_user_without_rows(rows: Rows) -> None:
+    X, y, groups = rows
+    labels = np.where(groups == 7, -1, y)
+    with pytest.warns(UnknownLabels, match="16 of 960"):
+        model = small(share="linear", rounds=2).fit(X, labels, groups)
+    assert model.described_["user_count"] == 60
+    assert np.isfinite(model.predict_proba(X[groups == 7], groups[groups == 7])).all()
+
+
+@pytest.mark.parametrize(
+    ("classes", "change", "sentence"),
+    [
+        (4, lambda y: y + 1, r"labels 0 to 3, and some are larger; write classes=\[1, 2, 3, 4\]"),
+        (4, lambda y: (y + 1).astype(str), r"write classes=\[1, 2, 3, 4\]"),
+        (4, lambda y: (y + 1).astype(float), r"write classes=\[1, 2, 3, 4\]"),
+        (4, lambda y: [10**400, *y[1:].tolist()], "some are larger"),
+        (4, lambda y: np.full(len(y), np.nan), r"no label is one of the classes, .* such as classes=\[1, 2, 3, 4\]"),
+        (4, lambda y: np.full(len(y), np.inf), "no label is one of the classes"),
+        (4, lambda y: -1 - y, "no label is one of the classes"),
+        (11, lambda y: y - 99, r"such as classes=list\(range\(1, 12\)\)"),
+        (
+            ["a", "b", "c", "d"],
+            lambda y: y,
+            r"declared classes \('a', 'b', 'c', 'd'\); list them as labels are written",
+        ),
+        (["1", "2"], lambda y: y + 1, "no row has one of the declared classes"),
+    ],
+)
+def test_labels_that_cannot_be_meant_are_refused_before_anything_is_spent(
+    rows: Rows, tmp_path: Any, classes: Any, change: Any, sentence: str
+) -> None:
+    X, y, groups = rows
+    model = small(classes=classes, share="linear", rounds=1, run_folder=tmp_path / "run")
+    with pytest.raises(InputError, match=sentence) as error:
+        model.fit(X, change(y), groups)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+    assert not hasattr(model, "ledger_")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda y: y + 1, "places among the 4 classes, 0 to 3, and some are larger; number them from 0"),
+        (lambda y: -1 - y, "no row has a class number, 0 to 3"),
+        (lambda y: y + 0.5, "no row has a class number, 0 to 3"),
+        (lambda y: np.full(len(y), np.inf), "no row has a class number, 0 to 3"),
+    ],
+)
+@pytest.mark.parametrize("classes", [4, ["a", "b", "c", "d"]])
+def test_class_numbers_of_a_table_are_refused_as_labels_are(
+    rows: Rows, tmp_path: Any, classes: Any, change: Any, sentence: str
+) -> None:
+    X, y, groups = rows
+    table = UserTable.from_rows(X, change(y).astype(float), groups)
+    with pytest.raises(InputError, match=sentence):
+        small(classes=classes, run_folder=tmp_path / "run").fit(table)
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_are_not_quoted_by_the_sentence_that_refuses_them(rows: Rows) -> None:
+    X, y, groups = rows
+    said = set()
+    for label in (4, 5, 8675309):
+        with pytest.raises(InputError) as error:
+            small().fit(X, np.where(groups == 3, label, y), groups)
+        said.add(str(error.value))
+    assert len(said) == 1
+
+
+def test_classes_that_are_listed_leave_other_numbers_out(rows: Rows) -> None:
+    X, y, groups = rows
+    with pytest.warns(UnknownLabels, match="rows have a label that is none of the classes"):
+        model = small(classes=[1, 2, 3], share="linear", rounds=1).fit(X, y, groups)
+    assert set(model.predict(X, groups).tolist()) <= {1, 2, 3}
 
 
 def test_progress_tells_pages_and_a_loss_that_is_written_nowhere(rows: Rows, tmp_path: Any) -> None:

@@ -14,8 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from privrep import Centaur  # noqa: E402
+from privrep import Centaur, PersonalNetwork  # noqa: E402
 from privrep.errors import InputError, NothingLearned, ResumeError  # noqa: E402
+from privrep.models.folder import ModelFolder  # noqa: E402
+from privrep.models.networks import inspect_network  # noqa: E402
 from privrep.neural import training as fitting  # noqa: E402
 from privrep.neural.features import Dct, Frozen  # noqa: E402
 from privrep.neural.rounds import TrainingSettings  # noqa: E402
@@ -278,3 +280,91 @@ def test_nothing_shared_is_saved_too(rows: Rows, tmp_path: Path) -> None:
     with pytest.warns(NothingLearned):
         small(share="nothing", run_folder=tmp_path / "run").fit(*rows)
     assert Centaur.load(tmp_path / "run").privacy_.epsilon == 0
+
+
+# One user's own network
+
+PERSONAL: dict[str, dict[str, Any]] = {
+    "linear": {"share": "linear"},
+    "of named classes": {"share": "linear", "classes": ["0", "1", "2"]},
+    "nothing": {"share": "nothing"},
+    "adapters": {"share": "adapters", "representation": module(), "pretrained": True},
+    "a frozen network": {"share": "linear", "representation": module(), "pretrained": True},
+    "a frozen map": {"share": "linear", "features": Frozen(module(), "net", (36,), 4)},
+}
+
+
+@pytest.mark.filterwarnings("ignore::privrep.errors.NothingLearned")
+@pytest.mark.parametrize("name", PERSONAL)
+def test_a_personal_network_comes_back_as_it_was(rows: Rows, tmp_path: Path, name: str) -> None:
+    X, y, groups = rows
+    options, mine = PERSONAL[name], groups == "user 03"
+    labels = y.astype(str) if "classes" in options else y
+    own = small(**options).fit(X, labels, groups).personalize(X[mine], labels[mine])
+    own.save(tmp_path / "own")
+    given = {key: options[key] for key in ("representation", "features") if key in options}
+    back = PersonalNetwork.load(tmp_path / "own", **given)
+    np.testing.assert_array_equal(back.predict_proba(X), own.predict_proba(X))
+    np.testing.assert_array_equal(back.predict(X), own.predict(X))
+    if given:
+        with pytest.raises(InputError, match="pass it again"):
+            PersonalNetwork.load(tmp_path / "own")
+    back.save(tmp_path / "again")
+    for file in ("model.json", "ledger.jsonl"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "own" / file).read_bytes()
+
+
+def test_the_folder_of_a_personal_network_holds_one_head_and_nobodys_rows(
+    saved: Path, rows: Rows, tmp_path: Path
+) -> None:
+    X, y, groups = rows
+    model, mine = Centaur.load(saved), groups == "user 03"
+    before = model.heads_
+    own = model.personalize(X[mine], y[mine])
+    own.save(tmp_path / "own")
+    assert model.heads_ is before
+    private = tmp_path / "own" / "private"
+    assert [path.name for path in private.iterdir()] == ["heads.parquet"]
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / "heads.parquet").stat().st_mode) == 0o600
+    written = b"".join(path.read_bytes() for path in (tmp_path / "own").rglob("*") if path.is_file())
+    assert b"user 0" not in written
+    pages = [{path.name for path in (folder / "billboard").iterdir()} for folder in (saved, tmp_path / "own")]
+    assert pages[0] == pages[1]
+    assert PersonalNetwork.load(tmp_path / "own").head.ids.tolist() == [0]
+    with pytest.raises(InputError, match="exists already"):
+        own.save(tmp_path / "own")
+    own.save(tmp_path / "own", overwrite=True)
+
+
+def test_folders_of_one_user_and_of_all_are_not_taken_for_each_other(saved: Path, rows: Rows, tmp_path: Path) -> None:
+    X, y, groups = rows
+    mine = groups == "user 03"
+    Centaur.load(saved).personalize(X[mine], y[mine]).save(tmp_path / "own")
+    with pytest.raises(InputError, match=r"PersonalNetwork\.load"):
+        Centaur.load(tmp_path / "own")
+    with pytest.raises(InputError, match=r"Centaur\.load"):
+        PersonalNetwork.load(saved)
+    with pytest.raises(InputError, match=r"no model\.json"):
+        PersonalNetwork.load(tmp_path / "none")
+    said = inspect_network(ModelFolder(tmp_path / "own")).sections[-1].sentences
+    assert "the head of one user" in said[0]
+    assert "PersonalNetwork.load" in said[1]
+    model = PersonalNetwork.load(tmp_path / "own").model
+    model.save(tmp_path / "public")  # its head is not among what all users have
+    assert not (tmp_path / "public" / "private" / "heads.parquet").exists()
+    assert Centaur.load(tmp_path / "public").heads_ is None
+    shutil.rmtree(tmp_path / "own" / "private")
+    with pytest.raises(InputError, match="has no head"):
+        PersonalNetwork.load(tmp_path / "own")
+
+
+@pytest.mark.parametrize("part", ["model.json", "private/heads.parquet"])
+def test_a_damaged_personal_network_is_one_sentence(saved: Path, rows: Rows, tmp_path: Path, part: str) -> None:
+    X, y, _ = rows
+    Centaur.load(saved).personalize(X[:8], y[:8]).save(tmp_path / "own")
+    (tmp_path / "own" / part).write_bytes(b"1")
+    with pytest.raises(InputError) as error:
+        PersonalNetwork.load(tmp_path / "own")
+    assert "\n" not in str(error.value)
+    assert str(tmp_path / "own") in str(error.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 
 import numpy as np
@@ -16,11 +15,9 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from privrep.errors import InputError  # noqa: E402
-from privrep.multimodal import encoders  # noqa: E402
 from privrep.multimodal.encoders import (  # noqa: E402
     Encoder,
     Projection,
-    cached,
     clip_encoders,
     described,
     efficientnet,
@@ -281,38 +278,6 @@ def test_texts_must_be_texts(clip):
             texts.prepare(wrong)
     rows = texts.prepare(["a cat"])
     assert rows.tolist() == [[8, 3, 7, 9, 9, 9, 9, 9, 9, 9, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]]
-
-
-def test_a_cache_is_read_again_and_never_taken_for_another(tmp_path):
-    path, made = tmp_path / "deep" / "features.npz", []
-
-    def make():
-        made.append(1)
-        return np.ones((2, 3), np.float32)
-
-    first, second = cached(path, "ones", make), cached(path, "ones", make)
-    assert np.array_equal(first, second)
-    assert second.dtype == np.float32
-    assert len(made) == 1
-    with pytest.raises(InputError, match="holds ones, not twos"):
-        cached(path, "twos", make)
-    assert os.listdir(path.parent) == ["features.npz"]
-    for broken in (b"broken", path.read_bytes()[:-30], b""):
-        path.write_bytes(broken)
-        with pytest.raises(InputError, match="delete it"):
-            cached(path, "ones", make)
-
-
-def test_an_interrupted_cache_leaves_nothing_that_is_read(tmp_path, monkeypatch):
-    def broken(stream, **_):
-        stream.write(b"half")
-        raise OSError("no space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(encoders.np, "savez", broken)
-        with pytest.raises(OSError, match="no space"):
-            cached(tmp_path / "a.npz", "ones", lambda: np.ones((1, 1), np.float32))
-    assert cached(tmp_path / "a.npz", "ones", lambda: np.ones((1, 1), np.float32)).tolist() == [[1]]
 
 
 def test_the_description_names_weights_and_inputs():

@@ -12,7 +12,7 @@ import typer
 from privrep.cli.config import files_are_missing
 from privrep.cli.console import note, progress, say, shout
 from privrep.cli.fit_table import stoppable
-from privrep.errors import InputError, NothingLearned
+from privrep.errors import InputError, NothingLearned, UnknownLabels
 
 if TYPE_CHECKING:
     from privrep.data.images import Images
@@ -43,7 +43,7 @@ def fit_neural(
     train, held = _tables(asked, images)
     model = _model(asked, images, train)
     plan = model.planned(train.n_users, train.n_features)
-    unknown = int((train.y < 0).sum())
+    unknown = _unknown(train, model)
     if unknown:
         note(f"{unknown:,} rows have a label that is none of the classes, and count for nothing {_NOT_PRIVATE}.")
     if check:
@@ -142,6 +142,13 @@ def _model(asked: NeuralConfig, images: Images, table: UserTable) -> Centaur:
     return made
 
 
+def _unknown(train: UserTable, model: Centaur) -> int:
+    """Return how many rows have a label that is no class; raise InputError if all have."""
+    from privrep.neural.checks import unknown_labels
+
+    return unknown_labels(train.y, model.n_classes, places=True)
+
+
 def _features(model: NetworkModel, shape: tuple[int, int, int]) -> Any:
     from privrep.neural.features import Dct, Edges
 
@@ -154,6 +161,7 @@ def _features(model: NetworkModel, shape: tuple[int, int, int]) -> Any:
 def _fit(model: Centaur, table: UserTable, folder: Path, pages: int) -> None:
     with stoppable(folder), progress(folder) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", NothingLearned)  # the summary says it
+        warnings.simplefilter("ignore", UnknownLabels)  # a note said it
         model.run_folder = folder
         bar.begin("reading", pages)
         if bar.visible:

@@ -31,7 +31,6 @@ from privrep.multimodal.encoders import (
     Encoder,
     Projection,
     blank,
-    cached,
     clip_encoders,
     described,
     efficientnet,
@@ -43,6 +42,7 @@ from privrep.multimodal.modules import Progress
 from privrep.multimodal.pairs import TEMPLATES, Pairs, captioned, captions_by_class, labelled, prompts
 from privrep.multimodal.sources import Inputs, public_texts, text_features
 from privrep.multimodal.towers import TextSpace
+from privrep.nn.feature_cache import cached
 from privrep.schema.clip import PairsConfig
 from privrep.typing import Singles
 

@@ -14,25 +14,35 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from privrep.data.table import UserTable, find_users
 from privrep.errors import InputError, NothingLearned
+from privrep.estimators.personal_network import PersonalNetwork, softmax
+from privrep.heads.gradient import labels_of
 from privrep.heads.neural import OwnHeads, fit_own_heads
-from privrep.heads.personal import PersonalNetwork, softmax
 from privrep.heads.store import FILE, has_heads, read_own_heads
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
-from privrep.models.networks import NETWORK, PAGE
-from privrep.neural.checks import check_parameters, check_scores, check_table, class_numbers, known_classes, rows_of
+from privrep.models.networks import NETWORK, PAGE, PERSONAL, is_personal
+from privrep.neural.checks import (
+    check_parameters,
+    check_table,
+    class_numbers,
+    known_classes,
+    rows_of,
+    unknown_labels,
+    warn_of_labels,
+)
 from privrep.neural.description import arguments, check_names, describe, plan_from_json, restore
 from privrep.neural.features import ORIENTATIONS, SCALES, Dct, Edges, FeatureMap, Frozen, frequencies
-from privrep.neural.models import adapted, initialise, lenet, mlp
-from privrep.neural.plan import ADAPTER_RANKS, Options, Share, SharingPlan, plan_sharing
+from privrep.neural.frozen import OnProgress
+from privrep.neural.models import adapted, lenet, mlp
+from privrep.neural.offers import frozen_map, linear_head, offer
+from privrep.neural.plan import Options, Share, SharingPlan, plan_sharing
 from privrep.neural.rounds import OnLoss, TrainingSettings, report_loss
 from privrep.neural.training import Shape, SharedPart, learn
-from privrep.nn.flat_module import FlatModule, check_module, split, tried
+from privrep.nn.flat_module import represented
 from privrep.privacy.ledger import Budget, PrivacyReport
 from privrep.privacy.protocol import Step, Users
 from privrep.privacy.run import Run
@@ -49,7 +59,8 @@ class Centaur:
     classes         how many there are, or their names; public
     representation  a torch module from rows to vectors, and `head` one from those to scores, or "mlp" or "lenet", the
                     paper's; without them a linear layer on public features is shared. `pretrained` says that its
-                    weights as they are now are public and good for something: they may then stay frozen
+                    weights as they are now are public and good for something: they may then stay frozen, and it may
+                    have BatchNorm and take images
     share           "auto" lets users, budget and sizes decide; "all" of the representation, its "adapters", a "linear"
                     layer, "directions" in which classes differ, or "nothing"
     image           (height, width, channels) of rows that are images; `features` is their public map, by default edges
@@ -59,6 +70,9 @@ class Centaur:
     run_folder      where charges and releases are kept, so that the same call continues a fit that was killed
     on_page         is told each page that is posted and the epsilon spent so far
     on_loss         is told each round and an estimate of the training loss as it began: NOT PRIVATE, for your screen
+    cache           a folder where features of a frozen network are kept, a file for each table of rows: as private as
+                    the rows, readable by their owner only, and never removed
+    on_progress     is told how many rows a frozen network has done, and of how many
     """
 
     def __init__(
@@ -80,6 +94,8 @@ class Centaur:
         run_folder: str | Path | None = None,
         on_page: Callable[[str, float], None] | None = None,
         on_loss: OnLoss | None = None,
+        cache: str | Path | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self.representation, self.head = representation, head
         self.classes, self.epsilon, self.delta = classes, epsilon, delta
@@ -87,16 +103,19 @@ class Centaur:
         self.rows, self.rounds, self.settings = rows, rounds, settings
         self.random_state, self.run_folder = random_state, run_folder
         self.on_page, self.on_loss = on_page, on_loss
+        self.cache, self.on_progress = cache, on_progress
 
     def fit(self, X: Any, y: Any = None, groups: Any = None) -> Centaur:
         """Learn from rows X, their classes y and the user of each, or from a `UserTable` whose y are class numbers."""
         check_parameters(self)
+        classes, places = known_classes(self.classes, self.head), isinstance(X, UserTable)
         if not isinstance(X, UserTable):
-            codes = class_numbers(y, known_classes(self.classes, self.head))
+            codes = class_numbers(y, classes)
             if groups is None:
                 raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users.")
             X = UserTable.from_rows(rows_of(X), codes, groups)
         check_table(X, self.image, self.features)
+        warn_of_labels(unknown_labels(X.y, classes, places=places), len(X.y), stacklevel=2)
         return self._fit(dataclasses.replace(X, X=rows_of(X.X), y=X.y.astype(np.float64)))
 
     def _fit(self, table: UserTable) -> Centaur:
@@ -119,7 +138,9 @@ class Centaur:
         return plan
 
     def _prepared(self, table: UserTable, plan: SharingPlan) -> UserTable:
-        """The table with rows as steps and heads get them."""
+        """Return the table with rows as steps and heads get them. Rows whose label is no class are left out."""
+        known = labels_of(table.y, self.n_classes).numpy() >= 0
+        table = table if known.all() else table.with_rows(known)
         return dataclasses.replace(table, X=self._columns(table.X, self._shape_of(plan).raw))
 
     def _learn(self, users: Users, plan: SharingPlan, watched: UserTable | None = None) -> None:
@@ -159,9 +180,15 @@ class Centaur:
         """Write the model. Everything but folder/private is safe to publish."""
         if not hasattr(self, "learned_"):
             raise InputError("there is nothing to save before a fit.")
+        self._write(folder, self._public, self.heads_, overwrite)
+
+    def write_personal(self, folder: str | Path, head: OwnHeads, *, overwrite: bool = False) -> None:
+        """Write the public part with the head of one user, as `PersonalNetwork.save` asks for."""
+        self._write(folder, {**self._public, PERSONAL: True}, head, overwrite)
+
+    def _write(self, folder: str | Path, public: dict[str, Any], heads: OwnHeads | None, overwrite: bool) -> None:
         check_names(self.described_)
-        where = ModelFolder(Path(folder))
-        where.save(self._public, self.ledger_, self.billboard_, self.heads_, overwrite=overwrite)
+        ModelFolder(Path(folder)).save(public, self.ledger_, self.billboard_, heads, overwrite=overwrite)
 
     @classmethod
     def load(
@@ -170,16 +197,32 @@ class Centaur:
         representation: nn.Module | None = None,
         head: nn.Module | None = None,
         features: FeatureMap | None = None,
+        *,
+        cache: str | Path | None = None,
     ) -> Self:
         """Read a model folder. A module that was passed to the fit and is part of what is shared must be passed again,
         with the same frozen weights; so must a frozen feature map. A head is of use for another fit only."""
+        if is_personal(ModelFolder(Path(folder))):
+            raise InputError(f"{folder} holds the network of one user; read it with PersonalNetwork.load.")
+        return cls._read(folder, representation, head, features, cache)
+
+    @classmethod
+    def _read(
+        cls,
+        folder: str | Path,
+        representation: nn.Module | None,
+        head: nn.Module | None,
+        features: FeatureMap | None,
+        cache: str | Path | None,
+    ) -> Self:
         where = ModelFolder(Path(folder))
         saved = where.read(NETWORK, PAGE)
         with where.damage(MODEL):
             plan = plan_from_json(saved.described["plan"])
             given = arguments(saved.described, where.path, representation, head, features)
-        model, wanted = cls(**given), int(saved.described["feature_count"])
-        model.n_features_in_, model.described_ = wanted, saved.described
+        model, wanted = cls(**given, cache=cache), int(saved.described["feature_count"])
+        model.n_features_in_ = wanted
+        model.described_ = {name: value for name, value in saved.described.items() if name != PERSONAL}
         model.map_ = model._map(plan, wanted)
         own = wanted if model.map_ is None else model.map_.size
         modules, shape = model._given(plan, wanted), model._shape_of(plan)
@@ -208,20 +251,13 @@ class Centaur:
     def planned(self, users: int, features: int) -> SharingPlan:
         """What a fit with so many users and rows of so many numbers would share. Costs nothing."""
         check_parameters(self)
-        public = self._public_features(features)
-        whole: int | None = None
-        adapters: tuple[tuple[int, int], ...] = ()
+        options = Options(self.n_classes, self._public_features(features))
         representation, head = self._modules(features)
         if representation is not None:
-            head = head if head is not None else _linear_head(representation, features, self.n_classes)
-            both = split(representation, head, features)
-            check_scores(both, self.n_classes)
-            whole = both.representation.size
-            if self.pretrained:
-                adapters = tuple((r, FlatModule(adapted(representation, r)).size) for r in ADAPTER_RANKS)
-                public = both.rank if self.features == "auto" else public
-        offer = Options(self.n_classes, public, whole, adapters)
-        return plan_sharing(offer, users, Budget(self.epsilon, self.delta).mu, self.share, self._wanted_rounds)
+            frozen = self._frozen(features)
+            asked: dict[str, Any] = {"pretrained": self.pretrained, "share": self.share, "frozen": frozen}
+            options = offer(representation, head, features, options, **asked)
+        return plan_sharing(options, users, Budget(self.epsilon, self.delta).mu, self.share, self._wanted_rounds)
 
     @property
     def _wanted_rounds(self) -> int | None:
@@ -289,20 +325,30 @@ class Centaur:
     def _map(self, plan: SharingPlan, features: int) -> FeatureMap | None:
         """The public features of rows, all of them: a plan may share a layer on some, heads have all."""
         if self.features == "auto":
-            if isinstance(self.representation, nn.Module) and self.pretrained and plan.share in ON_FEATURES:
-                return _frozen(self.representation, features)
-            if self.image is None:
-                return None
+            frozen = self._frozen(features) if plan.share in ON_FEATURES else None
+            if frozen is not None or self.image is None:
+                return frozen
             height, width, channels = self.image
             return Edges(height, width, channels, _most_edges(height, width))
+        if isinstance(self.features, Frozen):
+            cache, hook = self.cache or self.features.cache, self.on_progress or self.features.on_progress
+            return dataclasses.replace(self.features, cache=cache, on_progress=hook)
         return self.features
+
+    def _frozen(self, features: int) -> Frozen | None:
+        """Return a pretrained network as a public map; None if there is none, or if another map was asked for."""
+        if not self.pretrained or self.features != "auto" or not isinstance(self.representation, nn.Module):
+            return None
+        return frozen_map(self.representation, features, self.image, self.cache, self.on_progress)
 
     def _given(self, plan: SharingPlan, features: int) -> tuple[nn.Module, nn.Module] | None:
         representation, head = self._modules(features)
         if plan.share in ON_FEATURES or representation is None:
             return None
         whole = representation if plan.share == "all" else adapted(representation, plan.rank)
-        return whole, head if head is not None else _linear_head(whole, features, self.n_classes)
+        if head is None:
+            head = linear_head(represented(whole, features).shape[1], self.n_classes)
+        return whole, head
 
     def _columns(self, rows: NDArray[np.float32], raw: int) -> NDArray[np.float32]:
         """What heads and steps get of rows: the rows themselves where a representation takes them, then the public
@@ -311,23 +357,6 @@ class Centaur:
         with np.errstate(all="ignore"):
             own = own / np.maximum(np.sqrt((own * own).sum(axis=1, keepdims=True)), np.float32(1e-12))
         return np.concatenate([rows, own], axis=1) if raw else own
-
-
-def _frozen(module: nn.Module, features: int) -> Frozen:
-    return Frozen(module, type(module).__name__, (features,), _outputs(module, features))
-
-
-def _linear_head(module: nn.Module, features: int, classes: int) -> nn.Module:
-    head = nn.Linear(_outputs(module, features), classes)
-    initialise(head, "head")
-    return head
-
-
-def _outputs(module: nn.Module, features: int) -> int:
-    """How many numbers the module makes of a row."""
-    check_module(module, "representation")
-    found = tried(module, torch.zeros(2, features), "representation", f"rows of {features} numbers")
-    return int(found.reshape(2, -1).shape[1])
 
 
 def _most_edges(height: int, width: int) -> int:

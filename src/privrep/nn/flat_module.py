@@ -84,9 +84,13 @@ class Split:
 
 def split(representation: nn.Module, head: nn.Module, features: int) -> Split:
     """Both modules, checked: layers known to carry data from one user to another are refused, and sizes must fit."""
-    for what, module in (("representation", representation), ("head", head)):
-        check_module(module, what)
-        module.eval()
+    return with_head(representation, head, represented(representation, features), features)
+
+
+def represented(representation: nn.Module, features: int) -> Tensor:
+    """Return what a module that may be trained makes of two public rows; raise InputError if it may not."""
+    check_module(representation, "representation")
+    representation.eval()
     rows = torch.cos(torch.arange(2.0 * features)).reshape(2, features)  # public, and of no special kind
     middle = tried(representation, rows, "representation", f"rows of {features} numbers")
     if middle.ndim != 2:
@@ -94,6 +98,20 @@ def split(representation: nn.Module, head: nn.Module, features: int) -> Split:
             f"the representation must give each row a vector. Got an output of shape {tuple(middle.shape)} for 2 rows "
             "instead; end it with nn.Flatten()."
         )
+    return middle
+
+
+def with_head(representation: nn.Module, head: nn.Module, middle: Tensor, features: int) -> Split:
+    """Return both modules; raise InputError if the head does not fit.
+
+    Args:
+        representation: checked.
+        head: any module.
+        middle: what `represented` returned, (2, rank).
+        features: numbers of a row.
+    """
+    check_module(head, "head")
+    head.eval()
     out = tried(head, middle.detach(), "head", f"representations of {middle.shape[1]} numbers")
     if out.ndim != 2 or out.shape[1] < 2:
         raise InputError(f"the head must give each row a score for each class. Got shape {tuple(out.shape)} instead.")

@@ -1,0 +1,183 @@
+"""Public networks that stay as they are: maps from rows to features, computed once.
+
+Nothing here loads PyTorch before a network is applied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.errors import InputError
+from privrep.nn.feature_cache import cached, owners_folder
+from privrep.typing import Singles
+
+OUTPUTS = ("pooler_output", "image_embeds", "logits")  # of transformers: the first that is there
+_AT_A_TIME = 64  # rows between two reports of progress
+
+
+class OnProgress(Protocol):
+    """Told how many rows are done, of how many."""
+
+    def __call__(self, done: int, rows: int, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A torch module that is public and stays as it is, in evaluation mode, one row at a time.
+
+    Dropout is off, and BatchNorm is a fixed scale and shift by its running statistics. A module of transformers gives
+    its pooled output, or else its logits.
+
+    Formal guarantee: the features of a row are a function of that row alone, to the last bit, if the module's output
+    is a function of its input and its weights were learned from public data alone. Both are the caller's statement.
+
+    Args:
+        module: a torch.nn.Module.
+        name: what sentences call it.
+        shape: of a row: (numbers,), or (height, width, channels), which the module gets channels first.
+        size: how many features it gives; `Frozen.of` finds out.
+        cache: a folder in which features are kept, a file for each table of rows. They are as private as the rows:
+            their owner alone can read them. Nobody removes them but you.
+        on_progress: told how many rows are done.
+    """
+
+    module: Any
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    cache: str | os.PathLike[str] | None = field(default=None, compare=False)
+    on_progress: OnProgress | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        module: Any,
+        shape: tuple[int, ...],
+        *,
+        name: str | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Self:
+        """Return the map of a module, tried on public rows of this shape: see `measure`."""
+        return cls(module, name or type(module).__name__, shape, measure(module, shape), cache, on_progress)
+
+    def __call__(self, rows: NDArray[Any]) -> Singles:
+        """Return the features (rows, size) of rows; all of a row with a number that is not finite are NaN."""
+        wanted = math.prod(self.shape)
+        if rows.ndim != 2 or rows.shape[1] != wanted:
+            raise InputError(f"{self.name} takes rows of {wanted:,} numbers. Got shape {rows.shape} instead.")
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        if self.cache is None:
+            return self._computed(rows)
+        folder, of = owners_folder(self.cache), self._sentence(rows)
+        path = folder / f"{hashlib.sha256(of.encode()).hexdigest()[:32]}.npz"
+        found = cached(path, of, lambda: self._computed(rows))
+        if found.shape != (len(rows), self.size):
+            raise InputError(f"{path} has numbers of shape {found.shape}, which are not these features; delete it.")
+        return found
+
+    def _computed(self, rows: Singles) -> Singles:
+        self.module.eval()
+        result = np.empty((len(rows), self.size), dtype=np.float32)
+        for place, row in enumerate(rows):
+            if np.isfinite(row).all():  # others are marked below
+                features = _applied(self.module, row, self.shape)
+                if features.size != self.size:
+                    raise InputError(
+                        f"{self.name} must give {self.size:,} features of a row. Got {features.size:,} instead."
+                    )
+                result[place] = features
+            done = place + 1
+            if self.on_progress is not None and (done % _AT_A_TIME == 0 or done == len(rows)):
+                self.on_progress(done, len(rows))
+        return marked(result, rows)
+
+    def _sentence(self, rows: Singles) -> str:
+        """Say of which module, with which layers and numbers, and of which rows features are: what a cache compares."""
+        from privrep.nn.flat_module import fingerprint
+
+        layers = "\n".join(f"{n} {type(m).__module__}.{type(m).__qualname__}" for n, m in self.module.named_modules())
+        made_of = hashlib.sha256(f"{layers}\n{self.module!r}".encode()).hexdigest()[:32]
+        numbers = fingerprint(self.module, trainable=True)
+        given = hashlib.sha256(f"{rows.shape} {self.shape}".encode())
+        given.update(rows.data)
+        return f"{self.size} features by layers {made_of} with numbers {numbers} of rows {given.hexdigest()[:32]}"
+
+    def describe(self) -> str:
+        return f"the {self.size} outputs of {self.name}, frozen"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"map": "frozen", "name": self.name, "shape": list(self.shape), "size": self.size}
+
+
+def measure(module: Any, shape: tuple[int, ...], what: str = "module") -> int:
+    """Return how many features a frozen module gives; raise InputError if it cannot be a public map of rows.
+
+    It is tried in evaluation mode on public rows, one at a time, as it will be applied: it must take any number, say
+    the same of a row twice, and keep nothing of it. That finds mistakes, not intent.
+
+    Args:
+        module: a torch.nn.Module.
+        shape: of a row, as `Frozen` has it.
+        what: the module is called in refusals.
+    """
+    torch = load_torch()
+    module.eval()
+    count = math.prod(shape)
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    waves = np.cos(np.arange(count, dtype=np.float32))
+    taken = f"rows of {count} numbers" if len(shape) == 1 else f"images of {shape}"
+    try:
+        first, again = _applied(module, waves, shape), _applied(module, waves, shape)
+    except Exception as error:
+        raise InputError(f"the {what} cannot take {taken}: {(str(error) or repr(error)).splitlines()[0]}") from None
+    try:
+        others = [_applied(module, np.full(count, f, np.float32), shape) for f in (0.0, 0.5, 1e30, -1e30)]
+    except Exception as error:
+        raise InputError(
+            f"the {what} fails on some numbers ({(str(error) or repr(error)).splitlines()[0]}), so one user's rows "
+            "could stop the fit. Let it take any number: clamp its input first."
+        ) from None
+    if not first.size or any(other.size != first.size for other in others):
+        raise InputError(f"the {what} must give each row equally many numbers, one at least.")
+    changed = [name for name, buffer in module.named_buffers() if not torch.equal(buffer, before[name])]
+    if changed or not np.array_equal(first, again, equal_nan=True):
+        reason = f"its buffer {changed[0]!r} changes" if changed else "it says something else of the same row"
+        raise InputError(f"the {what} is not frozen in evaluation mode: {reason}; make it a function of its input.")
+    return int(first.size)
+
+
+def _applied(module: Any, row: Singles, shape: tuple[int, ...]) -> Singles:
+    """Return the features of one row, (features,)."""
+    torch = load_torch()
+    given = np.moveaxis(row.reshape(shape), -1, 0) if len(shape) == 3 else row.reshape(shape)
+    with torch.inference_mode():
+        found = module(torch.tensor(given)[None])  # in memory of PyTorch's own, always aligned in the same way
+        if isinstance(found, Mapping):
+            found = next((found[name] for name in OUTPUTS if name in found), None)
+        if not isinstance(found, torch.Tensor):
+            raise TypeError("it returns no tensor")
+        return np.asarray(found.to(torch.float32).numpy(), dtype=np.float32).ravel()
+
+
+def marked(result: Singles, rows: NDArray[Any]) -> Singles:
+    """Return the result with NaN for rows that are not finite, whatever a map would have made of them."""
+    result[~np.isfinite(rows).all(axis=1)] = np.nan
+    return result
+
+
+def load_torch() -> Any:
+    """Return the module torch; raise InputError if it is not installed."""
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError("frozen modules need PyTorch; install privrep[torch].") from error
+    return torch
