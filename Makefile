@@ -45,6 +45,7 @@ lint: $(VENV)/dev
 benchmark: $(VENV)/core   ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks.fit
 	$(BIN)/python -m benchmarks.methods
+	$(BIN)/python -m benchmarks.ratings
 	$(BIN)/python -m benchmarks.streaming
 
 figure1: $(VENV)/core   ## Figures 1-2 of the paper: CSV and picture in experiments/results
