@@ -17,6 +17,7 @@ Arrays have users last. Each user's numbers are a function of its own rows to th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -80,31 +81,31 @@ class LabelRows:
 
 
 @dataclass(frozen=True)
-class Space:
+class Space(ABC):
     """The lines that outputs may be of, and the rows whose labels are known."""
 
     level: Array  # (outputs,)
     known: NDArray[np.int64]
 
+    @abstractmethod
     def at(self, curve: Array) -> Bent:
         """Return what curvatures (outputs, known, users) make of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def without(self, known: NDArray[np.int64]) -> Space:
         """Return the same lines, where the labels of these rows alone are known."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prior_variance(self, asked: NDArray[np.int64]) -> Array:
         """Return the variance of outputs of rows before any label is seen, (outputs, asked, users)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def line(self, dual: Array, asked: NDArray[np.int64]) -> Array:
         """Return K times (outputs, known, users) at the rows asked for."""
-        raise NotImplementedError
 
     @property
-    def unknowns(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def unknowns(self) -> int: ...
 
     @property
     def levels(self) -> Array:
@@ -112,22 +113,22 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Bent:
+class Bent(ABC):
     """A space, and the curvature of the loss at its known rows."""
 
     curve: Array  # (outputs, known, users)
 
+    @abstractmethod
     def step(self, f: Array, pull: Array) -> Array:
         """Return where Newton's step from outputs f, less their offset, ends; pull is minus the derivative there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def variance(self, asked: NDArray[np.int64] | None = None) -> Array:
         """Return what is left of the variance of outputs, of known rows or of others, (outputs, rows, users)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def smooth(self, values: Array) -> Array:
         """Return (I + W K)^-1 W times values."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
