@@ -224,7 +224,7 @@ def test_lists_of_classes_are_sorted() -> None:
     ("change", "sentence"),
     [
         ({"loss": "square"}, "loss must be one of log, hinge"),
-        ({"rank": 7}, "rank must lie between 1"),
+        ({"rank": 7}, "rank must lie between 0"),
         ({"epsilon": 0.0}, "epsilon must be a positive"),
         ({"feature_scale": [1.0]}, "feature_scale must hold 6"),
         ({"start": "best"}, "start must be one of"),

@@ -365,7 +365,7 @@ def test_chunks_leave_the_gradient_what_it_is(kind, chunk):
     X, y = crowd(3, True)
     whole, few = (sent(batch_step(kind, 3, chunk=some), X, y).vector for some in (256, chunk))
     assert np.abs(whole).max() > 1e-3
-    assert few == pytest.approx(whole, abs=32 * np.finfo(np.float32).eps * float(np.abs(whole).max()))
+    assert few == pytest.approx(whole, abs=32 * float(np.finfo(np.float32).eps) * float(np.abs(whole).max()))
 
 
 def test_the_loss_is_that_of_tables_of_similarities():

@@ -64,7 +64,7 @@ def _ledger(releases: list[Spent], share_spent: float) -> Table:
         table.columns[column].no_wrap = True
     for spent in releases:
         noise = "" if spent.noise_multiplier is None else f"{spent.noise_multiplier:.4g}"
-        remark = f" ({spent.remark})" if spent.remark else ""
+        remark = f"\n({spent.remark})" if spent.remark else ""  # on a line of its own, which nothing breaks
         table.add_row(spent.name, f"{spent.purpose}{remark}", noise, f"{spent.share:.1%}")
     if share_spent < 1 - 5e-4:
         table.add_row("", "not spent", "", f"{1 - share_spent:.1%}")
