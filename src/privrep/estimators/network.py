@@ -128,7 +128,7 @@ class Centaur:
         return self
 
     def _begin(self, users: int, features: int) -> SharingPlan:
-        """What follows from public sizes: the plan, the features of rows, and, with a folder, whose run it is."""
+        """Return the plan that follows from public sizes; set the features of rows, and claim the folder, if there is one."""
         plan = self.planned(users, features)
         self.n_features_in_, self.map_ = features, self._map(plan, features)
         self.described_ = describe(self, plan, users, features)
@@ -169,7 +169,7 @@ class Centaur:
 
     @property
     def _public(self) -> dict[str, Any]:
-        """What model.json and run.json hold."""
+        """Return what model.json and run.json hold."""
         return {"format": NETWORK.format, **self.described_}
 
     @property
@@ -249,7 +249,7 @@ class Centaur:
         return np.arange(known) if isinstance(known, int) else np.asarray(known)
 
     def planned(self, users: int, features: int) -> SharingPlan:
-        """What a fit with so many users and rows of so many numbers would share. Costs nothing."""
+        """Return what a fit with so many users and rows of so many numbers would share. Costs nothing."""
         check_parameters(self)
         options = Options(self.n_classes, self._public_features(features))
         representation, head = self._modules(features)
@@ -351,8 +351,8 @@ class Centaur:
         return whole, head
 
     def _columns(self, rows: NDArray[np.float32], raw: int) -> NDArray[np.float32]:
-        """What heads and steps get of rows: the rows themselves where a representation takes them, then the public
-        features, of length one."""
+        """Return what heads and steps get of rows: the rows themselves, where a representation takes them, and then the
+        public features, of length one."""
         own = rows if self.map_ is None else self.map_(rows)
         with np.errstate(all="ignore"):
             own = own / np.maximum(np.sqrt((own * own).sum(axis=1, keepdims=True)), np.float32(1e-12))
