@@ -128,7 +128,7 @@ class Centaur:
         return self
 
     def _begin(self, users: int, features: int) -> SharingPlan:
-        """Return the plan that follows from public sizes; set the features of rows, and claim the folder, if there is one."""
+        """Return the plan that follows from public sizes; set the features of rows, and claim the folder, if any."""
         plan = self.planned(users, features)
         self.n_features_in_, self.map_ = features, self._map(plan, features)
         self.described_ = describe(self, plan, users, features)
