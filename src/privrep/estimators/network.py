@@ -34,7 +34,7 @@ from privrep.neural.checks import (
     unknown_labels,
     warn_of_labels,
 )
-from privrep.neural.description import arguments, check_names, describe, plan_from_json, restore
+from privrep.neural.description import arguments, check_names, describe, moved_heads, plan_from_json, restore
 from privrep.neural.features import ORIENTATIONS, SCALES, Dct, Edges, FeatureMap, Frozen, frequencies
 from privrep.neural.frozen import OnProgress
 from privrep.neural.models import adapted, lenet, mlp
@@ -231,7 +231,7 @@ class Centaur:
         model.heads_ = None
         if has_heads(where.path):
             with where.damage(FILE):
-                model.heads_ = read_own_heads(where.path, model.learned_.head_sizes)
+                model.heads_ = moved_heads(read_own_heads(where.path, model.learned_.head_sizes), saved.billboard[PAGE])
         model.plan_, model.privacy_ = model.learned_.plan, saved.ledger.report()
         model.ledger_, model.billboard_ = saved.ledger, saved.billboard
         return model

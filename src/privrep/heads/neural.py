@@ -1,23 +1,18 @@
-"""What a user makes of the shared part and its own rows, in closed form, with each row left out in turn.
+"""Heads of networks: which kinds there are, how all users fare by each, and everyone's own.
 
-Scores of a row are  base + log of how often the user has each class + slope * (what the user's own rows say),
-where `base` are the shared part's scores (zero for a user alone) and the last term is ridge regression, on the user's
-own rows, of what the first two leave over: one Newton step from them. `Candidate` says how much of each. Leaving out a
-row takes its count from the frequencies and its residual from the regression, exactly.
+`CANDIDATES` are the kinds (see `softmax`). `HeadLosses` asks every user how it fares by each, each row judged by a head
+that has not seen it: one release, which says what suits the population.
 
-Calls have a fixed shape (see `users.batching`): products are stacked by user, so a user's numbers are its own to the
-last bit, and `HeadLosses` may turn them into a release.
-
-`fit_own_heads` makes every user's own head: the shared part weighed against the user's own rows, or the user's rows
-alone. Those heads never leave their user, so nothing of them is released: they use all of a user's rows, up to
-MOST_ROWS of them, and are fitted for groups of users of equal size.
+`fit_own_heads` makes every user's own head, by the kind that its own left-out rows and the population's speak for.
+Those heads never leave their user, so nothing of them is released: they use all of a user's rows, up to MOST_ROWS of
+them, and are fitted for groups of users of equal size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,70 +21,29 @@ from torch import Tensor
 
 from privrep.data.table import UserTable
 from privrep.heads.gradient import labels_of
+from privrep.heads.softmax import AWFUL, Candidate, HeadInputs, fit, left_out_losses
 from privrep.nn.threads import one_thread
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.typing import Singles
+from privrep.typing import Array, Singles
 
 BELIEVED = 20.0  # rows of one's own that what all users found counts as
 NUMBERS_AT_ONCE = 1 << 23
 MOST_ROWS = 1024  # of a user's head: pairs of rows are held, and nobody's may stop the fit
-Evidence = Literal["shared", "alone"]
-ALONE_RIDGE = 0.01
-AWFUL = 20.0  # nats: what a row may cost at most
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to weigh the shared part against a user's own rows."""
-
-    kind: Evidence
-    pseudo_count: float  # of classes that a user has not shown: small where users have few of them
-    ridge: float = 1.0
-    slope: float = 0.0  # of the user's own rows; zero: their classes alone count
-
-    @property
-    def words(self) -> str:
-        own = f", own rows with slope {self.slope:g} and ridge {self.ridge:g}" if self.slope else ""
-        return f"{self.kind}, pseudo-count {self.pseudo_count:g}{own}"
-
-
+SCALES = (1.0, 2.0, 4.0)
 CANDIDATES = (
-    Candidate("shared", 0.03),
-    Candidate("shared", 0.3),
-    Candidate("shared", 3.0),
-    Candidate("shared", 0.03, ridge=1.0, slope=2.0),
-    Candidate("shared", 0.3, ridge=1.0, slope=2.0),
-    Candidate("shared", 0.03, ridge=0.3, slope=8.0),
-    Candidate("shared", 0.3, ridge=0.3, slope=8.0),
-    Candidate("shared", 3.0, ridge=0.3, slope=8.0),
-    Candidate("shared", 0.3, ridge=0.3, slope=16.0),
-    Candidate("alone", 0.03, ridge=0.3, slope=8.0),
-    Candidate("alone", 0.3, ridge=0.3, slope=8.0),
-    Candidate("alone", 0.3, ridge=0.3, slope=3.0),
-    Candidate("alone", 3.0, ridge=0.3, slope=3.0),
+    *(Candidate("shared", 0.3, penalty, scale) for scale in SCALES for penalty in (0.0, 3.0, 0.3, 0.03)),
+    *(Candidate("shared", few, penalty, 2.0) for few in (0.03, 3.0) for penalty in (0.0, 0.3)),
+    *(Candidate("alone", 0.3, penalty) for penalty in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)),
+    *(Candidate("alone", few, 0.03) for few in (0.03, 3.0)),
 )
-ALONE = tuple(candidate for candidate in CANDIDATES if candidate.kind == "alone")
-USUAL = 3  # where the shared part has scores
-USUAL_ON_DIRECTIONS = 6  # and where it has none: one's own rows must say it all
-USUAL_ALONE = 10
+"""Kinds of heads. Their order is that of a release, and of what model folders hold: add at the end."""
+ALONE = tuple(place for place, each in enumerate(CANDIDATES) if each.kind == "alone")
+LIKELY = np.array([0.06, 0.02, 0.0, 0.0, 0.02, 0.06, 0.01, 0.02])  # what each of ALONE loses before anybody is asked
+SEVERAL = {"shared": 2, "alone": 3}  # of the kinds that do best, among which a user chooses
+NEVER = 1e6  # loss of a kind that may not be chosen
 MOST_DIFFERENT = 0.3  # nats: what a user's losses, less their mean, are clipped to; most users differ by more
-
-
-@dataclass(frozen=True)
-class HeadInputs:
-    """Users' rows as heads see them: (users, rows, .), all functions of the row and of public numbers."""
-
-    base: Tensor  # scores of the shared part
-    shared: Tensor  # what one's own rows are compared in, with the shared part
-    own: Tensor  # and alone
-
-    def rows(self, kind: Evidence) -> Tensor:
-        return self.shared if kind == "shared" else self.own
-
-    def scores(self, kind: Evidence) -> Tensor:
-        return self.base if kind == "shared" else torch.zeros_like(self.base)
 
 
 class View(Protocol):
@@ -101,90 +55,9 @@ class View(Protocol):
     def __call__(self, rows: Tensor) -> HeadInputs: ...
 
 
-@dataclass(frozen=True)
-class HeadFits:
-    """Heads of one candidate: everything about a user that a prediction needs."""
-
-    prior: Tensor  # (users, classes)
-    dual: Tensor  # (users, rows, classes): weights of the user's own rows; zero where slope is
-    left_out: Tensor  # (users, rows, classes): scores of each row by the head without it
-
-
-def fit(candidate: Candidate, seen: HeadInputs, labels: Tensor) -> HeadFits:
-    """All users' heads at once; labels (users, rows) are -1 where there is no row."""
-    base = seen.scores(candidate.kind)
-    marked = one_hot(labels, base.shape[-1])
-    counts = marked.sum(dim=1, keepdim=True)
-    prior = log_frequencies(counts, candidate.pseudo_count)
-    without = base + log_frequencies(counts - marked, candidate.pseudo_count)
-    if not candidate.slope:
-        return HeadFits(prior[:, 0], torch.zeros_like(base), without)
-    present = (labels >= 0)[..., None]
-    residual = torch.where(present, marked - torch.softmax(without, dim=-1), 0.0)
-    rows = torch.where(present, seen.rows(candidate.kind), 0.0)
-    gram = torch.bmm(rows, rows.mT).to(torch.float64)
-    inverse = torch.linalg.inv_ex(gram + candidate.ridge * torch.eye(gram.shape[1], dtype=torch.float64)).inverse
-    dual = torch.bmm(inverse, residual.to(torch.float64))
-    others = residual - dual / inverse.diagonal(dim1=1, dim2=2)[..., None]
-    return HeadFits(
-        prior[:, 0], (candidate.slope * dual).to(torch.float32), (without + candidate.slope * others).to(torch.float32)
-    )
-
-
-def predict(candidate: Candidate, fits: HeadFits, seen: HeadInputs, rows: HeadInputs) -> Tensor:
-    """Scores of new rows (users, r, .) by these heads, whose own rows are `seen`."""
-    scores = rows.scores(candidate.kind) + fits.prior[:, None, :]
-    if not candidate.slope:
-        return scores
-    return scores + torch.bmm(torch.bmm(rows.rows(candidate.kind), seen.rows(candidate.kind).mT), fits.dual)
-
-
-def fit_alone(rows: Tensor, labels: Tensor, prior: Tensor, steps: int = 100) -> tuple[Tensor, Tensor]:
-    """(users, classes) and (users, features, classes): a softmax regression of everyone's own, on rows less their mean
-    and of size one, by accelerated descent from how often a user has each class: intercepts and weights.
-
-    For heads alone, which are never released; choices are made by the closed form, which is somewhat worse.
-    """
-    present = (labels >= 0)[..., None]
-    count = present.sum(dim=1, keepdim=True).clamp(min=1)
-    mean = torch.where(present, rows, 0.0).sum(dim=1, keepdim=True) / count
-    rows = torch.where(present, rows - mean, 0.0)
-    size = ((rows * rows).sum(dim=(1, 2), keepdim=True) / count).sqrt().clamp(min=1e-12)
-    rows = rows / size
-    gram, marked = torch.bmm(rows, rows.mT), one_hot(labels, prior.shape[-1])
-    steepest = 0.5 * gram.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None] + ALONE_RIDGE
-    dual = ahead = torch.zeros_like(marked)
-    for step in range(steps):
-        scores = torch.bmm(gram, ahead) + prior[:, None, :]
-        slope = torch.where(present, torch.softmax(scores, dim=-1) - marked, 0.0) + ALONE_RIDGE * ahead
-        last, dual = dual, ahead - slope / steepest
-        ahead = dual + step / (step + 3) * (dual - last)
-    weights = (torch.bmm(rows.mT, dual) / size).nan_to_num()
-    return prior - torch.bmm(mean, weights)[:, 0], weights
-
-
-def left_out_loss(fits: HeadFits, labels: Tensor) -> Tensor:
-    """(users,): mean cross-entropy of rows by the head without them; zero for a user without rows."""
-    present = labels >= 0
-    each = -torch.log_softmax(fits.left_out, dim=-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-    each = torch.where(present, each.clamp(max=AWFUL), 0.0)
-    return each.sum(dim=1) / present.sum(dim=1).clamp(min=1)
-
-
-def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """(..., classes), all zero where there is no row."""
-    marked = torch.zeros(*labels.shape, classes).scatter_(-1, labels.clamp(min=0)[..., None], 1.0)
-    return marked * (labels >= 0)[..., None]
-
-
-def log_frequencies(counts: Tensor, pseudo_count: float) -> Tensor:
-    counts = counts.clamp(min=0) + pseudo_count
-    return torch.log(counts / counts.sum(dim=-1, keepdim=True))
-
-
 @dataclass(frozen=True, eq=False)
 class HeadLosses:
-    """How much better or worse than on average a user does by each candidate, by leaving out its rows in turn."""
+    """How much worse than by the best of them a user does by each candidate, by rows that heads have not seen."""
 
     view: View
     rows_per_user: int
@@ -192,32 +65,26 @@ class HeadLosses:
 
     @property
     def spec(self) -> StepSpec:
-        held = self.rows_per_user * (4 * self.rows_per_user + 8 * self.view.classes)  # pairs of rows, rows by classes
+        held = self.rows_per_user * (8 * self.rows_per_user + 8 * self.view.classes)  # pairs of rows, rows by classes
         return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=held)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         with one_thread(), torch.no_grad():
             labels = labels_of(batch.y, self.view.classes)
             seen = self.view(torch.from_numpy(batch.X.astype(np.float32, copy=False)))
-            losses = torch.stack([left_out_loss(fit(c, seen, labels), labels) for c in self.candidates], dim=1)
-        values = losses.to(torch.float64).numpy()
-        return {"losses": Vectors(values - values.mean(axis=1, keepdims=True))}
+            values = left_out_losses(self.candidates, seen, labels).numpy()
+        over = np.minimum(values - values.min(axis=1, keepdims=True), MOST_DIFFERENT)
+        return {"losses": Vectors(over - over.mean(axis=1, keepdims=True))}
 
 
 class LearnedPart(Protocol):
-    """What heads need of the shared part: how rows look through it, and which candidates do best with it."""
+    """What heads need of the shared part: how rows look through it, and how users fare by each kind of head."""
 
     @property
     def classes(self) -> int: ...
     @property
-    def shares_nothing(self) -> bool: ...
-    @property
-    def shared(self) -> Candidate: ...
-    @property
-    def alone(self) -> Candidate: ...
-    @property
-    def advantage(self) -> float:
-        """Return by how many nats a row the shared part did better than heads alone, over all users."""
+    def losses(self) -> Array:
+        """Return what a row loses by each of CANDIDATES, over all users; NEVER where one may not be chosen."""
         ...
 
     def __call__(self, rows: Tensor) -> HeadInputs:
@@ -227,10 +94,11 @@ class LearnedPart(Protocol):
 
 @dataclass(frozen=True)
 class OwnHeads:
-    """Scores of a row are base + prior + <row as heads see it, weights>; base is zero for a head that is alone."""
+    """Scores of a row are scale * base + prior + <row as heads see it, weights>; the scale of a head alone is zero."""
 
     ids: NDArray[Any]
     alone: NDArray[np.bool_]
+    scale: Singles  # (users,): of the shared part's scores
     prior: Singles  # (users, classes)
     position: NDArray[np.int64]  # of the weights below, in the array of the head's kind
     shared: Singles  # (heads that use the shared part, size, classes)
@@ -249,12 +117,12 @@ class OwnHeads:
         with torch.no_grad():
             seen = learned(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))[None])
         result = self.prior[users].copy()
-        for alone, weights, view in ((False, self.shared, seen.shared[0]), (True, self.own, seen.own[0])):
+        for alone, weights, view in ((False, self.shared, seen.shared.rows[0]), (True, self.own, seen.own.rows[0])):
             mine = np.flatnonzero(self.alone[users] == alone)
             if len(mine):
                 each = torch.from_numpy(weights[self.position[users[mine]]])
                 result[mine] += torch.bmm(view[mine][:, None, :], each)[:, 0].numpy()
-                result[mine] += 0 if alone else seen.base[0][mine].numpy()
+                result[mine] += self.scale[users[mine], None] * seen.base[0][mine].numpy()
         return result
 
     @classmethod
@@ -271,7 +139,7 @@ class OwnHeads:
         alone, place = self.alone[chosen], self.position[chosen]
         position = np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1
         weights = self.shared[place[~alone]], self.own[place[alone]]
-        return OwnHeads(self.ids[chosen], alone, self.prior[chosen], position, *weights)
+        return OwnHeads(self.ids[chosen], alone, self.scale[chosen], self.prior[chosen], position, *weights)
 
     def replaced(self, stay: NDArray[np.bool_], new: OwnHeads) -> OwnHeads:
         """Return the heads of those who stay, then the new ones.
@@ -315,9 +183,8 @@ def first_rows(table: UserTable, most: int) -> UserTable:
 
 def _in_order(heads: OwnHeads, places: NDArray[np.int64]) -> OwnHeads:
     back = np.argsort(places)
-    return OwnHeads(
-        heads.ids[back], heads.alone[back], heads.prior[back], heads.position[back], heads.shared, heads.own
-    )
+    users = {name: getattr(heads, name)[back] for name in ("ids", "alone", "scale", "prior", "position")}
+    return replace(heads, **users)
 
 
 def _fit_group_or_each(learned: LearnedPart, ids: NDArray[Any], X: NDArray[Any], y: NDArray[Any]) -> OwnHeads:
@@ -337,29 +204,60 @@ def _fit_group(learned: LearnedPart, ids: NDArray[Any], X: NDArray[Any], y: NDAr
     labels = labels_of(np.where(bad[:, None], -1, np.nan_to_num(y, nan=-1.0)), learned.classes)
     with torch.no_grad():
         seen = learned(torch.from_numpy(rows))
-        with_others, alone = fit(learned.shared, seen, labels), [fit(each, seen, labels) for each in ALONE]
-        chosen = prefers_alone(learned, with_others, alone, labels)
-        shared = _weights(learned.shared, with_others, seen, labels)
-        intercept, own = fit_alone(seen.own, labels, alone[ALONE.index(learned.alone)].prior)
-        prior = torch.where(chosen[:, None], intercept, with_others.prior)
-    flags = chosen.numpy()
-    position = np.where(flags, np.cumsum(flags), np.cumsum(~flags)) - 1
-    return OwnHeads(ids, flags, prior.numpy(), position, shared[~chosen].numpy(), own[chosen].numpy())
+        places = choices(learned.losses)
+        chosen = choose(learned.losses[places], [CANDIDATES[place] for place in places], seen, labels)
+        scale, prior, parts = torch.zeros(len(ids)), torch.zeros(len(ids), learned.classes), {}
+        for number, place in enumerate(places):
+            mine = torch.from_numpy(np.flatnonzero(chosen == number))
+            if len(mine):
+                found = fit(CANDIDATES[place], seen.of(mine), labels[mine])
+                scale[mine], prior[mine], parts[number] = found.scale, found.prior, found.slopes
+    alone = np.array([CANDIDATES[places[number]].kind == "alone" for number in chosen], dtype=bool)
+    weights = [_in_place(parts, chosen, alone == kind, view.rows.shape[-1], learned.classes)
+               for kind, view in ((False, seen.shared), (True, seen.own))]  # fmt: skip
+    position = np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1
+    return OwnHeads(ids, alone, scale.numpy(), prior.numpy(), position, *weights)
 
 
-def prefers_alone(learned: LearnedPart, with_others: HeadFits, alone: Sequence[HeadFits], labels: Tensor) -> Tensor:
-    """Who does better alone: by its own rows, each left out in turn, and by what all users found, as so many more.
+def _in_place(
+    parts: dict[int, Tensor], chosen: NDArray[np.int64], mine: NDArray[np.bool_], size: int, classes: int
+) -> Singles:
+    """Return the slopes of the users who are mine, in their order, (users, size, classes)."""
+    result = np.zeros((len(chosen), size, classes), dtype=np.float32)
+    for number, slopes in parts.items():
+        here = chosen == number
+        if (mine & here).any():
+            result[here] = slopes.numpy()
+    return result[mine]
 
-    Alone it is the best of several that counts: the head itself is better than any of them.
+
+def choices(losses: Array) -> list[int]:
+    """Return the places of the candidates among which a user chooses: those by which all users fare best."""
+    best: list[int] = []
+    for kind, several in SEVERAL.items():
+        allowed = [p for p, each in enumerate(CANDIDATES) if each.kind == kind and losses[p] < NEVER]
+        best += sorted(sorted(allowed, key=lambda place: float(losses[place]))[:several])
+    return best
+
+
+def choose(believed: Array, candidates: Sequence[Candidate], seen: HeadInputs, labels: Tensor) -> NDArray[np.int64]:
+    """Return which candidate each user takes, (users,).
+
+    A user's own rows speak by what heads lose that have not seen them; all users' losses count as BELIEVED more rows.
+
+    Args:
+        believed: what a row loses by each candidate, over all users.
+        candidates: among which users choose.
+        seen: rows as heads see them.
+        labels: (users, rows), -1 where there is no row.
     """
-    if learned.shares_nothing:
-        return torch.ones(len(labels), dtype=torch.bool)
-    rows = (labels >= 0).sum(dim=1)
-    losses = torch.stack([left_out_loss(each, labels) for each in alone])
-    gain = losses.nan_to_num(nan=AWFUL).min(dim=0).values - left_out_loss(with_others, labels)
-    return rows * gain.nan_to_num(nan=-AWFUL) + BELIEVED * learned.advantage < 0
+    rows = (labels >= 0).sum(dim=1).numpy()[:, None]
+    losses = left_out_losses(candidates, seen, labels).nan_to_num(nan=AWFUL).numpy()
+    return np.asarray((rows * losses + BELIEVED * believed).argmin(axis=1))
 
 
-def _weights(candidate: Candidate, fits: HeadFits, seen: HeadInputs, labels: Tensor) -> Tensor:
-    rows = torch.where((labels >= 0)[..., None], seen.rows(candidate.kind), 0.0)
-    return torch.bmm(rows.mT, fits.dual).nan_to_num()
+def losses_of_nobody() -> Array:
+    """Return the losses that stand for all users' where nothing was released: everybody is alone."""
+    losses = np.full(len(CANDIDATES), NEVER)
+    losses[list(ALONE)] = LIKELY
+    return losses

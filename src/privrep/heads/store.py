@@ -82,6 +82,7 @@ def _network_heads(heads: OwnHeads) -> pa.Table:
         {
             "user": ids_to_arrow(heads.ids),
             "alone": pa.array(heads.alone),
+            "scale": pa.array(heads.scale, type=pa.float32()),
             "prior": pa.array(list(heads.prior), type=kind),
             "shared": pa.array([None if alone else heads.shared[p].ravel() for alone, p in rows], type=kind),
             "own": pa.array([heads.own[p].ravel() if alone else None for alone, p in rows], type=kind),
@@ -133,6 +134,7 @@ def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:
     return OwnHeads(
         table["user"].to_numpy(zero_copy_only=False),
         alone,
+        table["scale"].to_numpy() if "scale" in table.column_names else np.where(alone, 0.0, 1.0).astype(np.float32),
         _numbers(table, "prior").reshape(len(table), sizes.classes),
         np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1,
         _numbers(table, "shared").reshape(int((~alone).sum()), sizes.shared, sizes.classes),

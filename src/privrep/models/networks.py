@@ -29,6 +29,8 @@ PERSONAL = "personal"  # in model.json: the folder is of one user, whose head al
 _PARTS = {"config": dict, "plan": dict, "user_count": int, "feature_count": int}
 _PURPOSE = {
     "centre": "mean of the public features",
+    "spread": "sizes of the public features",
+    "moment": "directions in which rows vary",
     "look": "whether a class means the same to all",
     "scatter": "directions in which classes differ",
     "round": "step on the shared part",

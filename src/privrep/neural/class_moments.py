@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privrep.heads.gradient import labels_of
-from privrep.heads.neural import one_hot
+from privrep.heads.softmax import one_hot
 from privrep.linear.starts import top_eigenvectors
 from privrep.nn.threads import one_thread
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions

@@ -9,7 +9,7 @@ Functions that read a description raise ValueError, LookupError or TypeError whe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from privrep.errors import InputError
 from privrep.heads.gradient import HeadFit
-from privrep.heads.neural import CANDIDATES
+from privrep.heads.neural import ALONE, CANDIDATES, OwnHeads, losses_of_nobody
 from privrep.neural.checks import known_classes
 from privrep.neural.features import FeatureMap, Frozen, from_json
 from privrep.neural.plan import SharingPlan
@@ -26,8 +26,11 @@ from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import Leading, PriorHeads, Shape, SharedPart, directions_split, linear_split
 from privrep.nn.flat_module import fingerprints, split
 from privrep.privacy.billboard import Post
+from privrep.typing import Array
 
 Described = dict[str, Any]
+PULL_BEFORE = 30.0  # rows that the centre of a model of before counts as
+BEFORE = 9  # kinds of heads with the shared part that models of before knew; four without it came after them
 
 
 class Parameters(Protocol):
@@ -102,8 +105,7 @@ def restore(
     """
     facts, centre = page.facts["derived"], np.asarray(page.arrays["centre"])
     weights = np.asarray(page.arrays["weights"], dtype=np.float32)
-    size, advantage = float(facts["size"]), float(facts["advantage"])
-    shared, alone = CANDIDATES[int(facts["shared"])], CANDIDATES[int(facts["alone"])]
+    losses, pull = losses_from_json(facts), PULL_BEFORE if is_before(page) else float(facts["pull"])
     shares = next((each for each in _plans(plan) if each.share == facts["share"]), None)
     if shares is None or centre.shape != (own,) or not np.isfinite(weights).all():
         raise ValueError("its page 'network' is of another model")
@@ -111,11 +113,56 @@ def restore(
         both = split(Leading(given[0], shape.raw), given[1], shape.raw + own)
     elif shares.share == "directions":
         both = directions_split(centre, weights.reshape(-1, own).T.astype(np.float64), shape)
+    elif is_before(page):
+        both = linear_split(centre, shape, shares.features)
     else:
-        both = linear_split(centre, size, shape, shares.features)
+        both = linear_split(np.zeros(own), shape)
     if weights.shape != (both.representation.size,):
         raise ValueError("its weights are of another network")
-    return SharedPart(shares, both, weights, centre, size, shape.raw, shared, alone, advantage)
+    return SharedPart(shares, both, weights, centre, pull, shape.raw, losses)
+
+
+def is_before(page: Post) -> bool:
+    """Return whether a model was fitted when rows had one public size, and heads did not divide by their own."""
+    return "size" in page.facts["derived"]
+
+
+def moved_heads(heads: OwnHeads, page: Post) -> OwnHeads:
+    """Return the heads of a model; those of before took rows less the centre and over the public size.
+
+    Args:
+        heads: as the folder has them.
+        page: "network" of the billboard.
+    """
+    if not is_before(page):
+        return heads
+    facts, centre = page.facts["derived"], np.asarray(page.arrays["centre"], dtype=np.float32)
+    size, linear = np.float32(facts["size"]), facts["share"] == "linear"
+    prior, own, shared = heads.prior.copy(), heads.own / size, heads.shared / size if linear else heads.shared
+    prior[heads.alone] -= np.einsum("d,udc->uc", centre, own)
+    if linear:
+        prior[~heads.alone] -= np.einsum("d,udc->uc", centre, shared)
+    return replace(heads, scale=heads.scale / size, prior=prior, own=own, shared=shared)
+
+
+def losses_from_json(facts: Mapping[str, Any]) -> Array:
+    """Return what users lose by each kind of heads.
+
+    Models of before name two of thirteen kinds, with the shared part and without, and by how much these differ. The
+    kinds nearest to them stand for them.
+    """
+    if "losses" in facts:
+        given = np.array([float(loss) for loss in facts["losses"]])
+        if len(given) != len(CANDIDATES) or not np.isfinite(given).all():
+            raise ValueError("its page 'network' has other kinds of heads")
+        return given
+    losses, shared, alone = losses_of_nobody(), int(facts["shared"]), int(facts["alone"])
+    if not (0 <= shared < BEFORE <= alone < BEFORE + 4 or (shared, alone) == (BEFORE + 1,) * 2):
+        raise ValueError("its page 'network' has other kinds of heads")
+    if facts["share"] != "nothing":
+        losses[2 if facts["share"] == "linear" else 3] = min(-float(facts["advantage"]), 0.0)
+        losses[list(ALONE)] += max(-float(facts["advantage"]), 0.0)
+    return losses
 
 
 def plan_from_json(fields: Mapping[str, Any]) -> SharingPlan:

@@ -17,6 +17,8 @@ from privrep.errors import InputError
 Share = Literal["auto", "all", "adapters", "linear", "directions", "nothing"]
 ROUNDS = 16
 FEWER_ROUNDS = (8, 4)
+MORE_ROUNDS = (32, 64)
+PLENTY = 4.0  # signal at which more rounds are taken
 RANK = 20  # of directions
 MOST_PAIRED = 512  # features whose pairs are affordable
 LEAST_SIGNAL = 0.5
@@ -101,7 +103,13 @@ def _linear(offer: Options, users: int, mu: float, rounds: int | None) -> Sharin
             break
     if kept < min(FEWEST_FEATURES, offer.features):
         return _nothing(offer, users, mu)
-    return _linear_of(offer, kept, users, mu, some)
+    return _linear_of(offer, offer.features, users, mu, rounds or _more_rounds(offer, users, mu, some))
+
+
+def _more_rounds(offer: Options, users: int, mu: float, fewest: int) -> int:
+    """Return how many rounds: more where noise hardly counts."""
+    carried = [some for some in MORE_ROUNDS if signal(users, mu, some, offer.features * offer.classes) >= PLENTY]
+    return max([fewest, *carried])
 
 
 def _linear_of(offer: Options, kept: int, users: int, mu: float, rounds: int) -> SharingPlan:

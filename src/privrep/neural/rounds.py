@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from privrep.errors import InputError
 from privrep.heads.gradient import HeadFit, HeadRule, cross_entropy, head_scores, labels_of
 from privrep.neural.gradient_step import GradientStep
 from privrep.neural.local_sgd import LocalSgdStep
+from privrep.neural.standard_step import Standards, StandardStep
 from privrep.nn.flat_module import Split
 from privrep.nn.ghost_clipping import supported
 from privrep.nn.optimiser import Optimiser
@@ -194,14 +195,23 @@ def report_loss(on_loss: OnLoss, rows: UserTable, page: str, step: Step | None) 
         step: what users were asked in it.
     """
     inner = step.step if isinstance(step, MeasuredStep) else step
+    standards = inner.standards if isinstance(inner, StandardStep) else None
+    inner = inner.step if isinstance(inner, StandardStep) else inner
     if isinstance(inner, GradientStep | LocalSgdStep):
-        on_loss(page, training_loss(inner, rows))
+        on_loss(page, training_loss(inner, rows, standards))
 
 
-def training_loss(step: GradientStep | LocalSgdStep, table: UserTable) -> float:
-    """Mean cross-entropy of the first users' rows by heads fitted to those very rows, at the step's weights."""
+def training_loss(step: GradientStep | LocalSgdStep, table: UserTable, standards: Standards | None = None) -> float:
+    """Return the mean cross-entropy of the first users' rows by heads fitted to those very rows, at the step's weights.
+
+    Args:
+        step: of a round.
+        table: the users' rows.
+        standards: by which the step's rows are standardised, if they are.
+    """
     some = min(WATCHED, table.n_users)
     batch = finite_batch(next(padded_batches([table.users(0, some)], step.rows_per_user, some)))
+    batch = batch if standards is None else replace(batch, X=standards(batch))
     split, labels = step.split, labels_of(batch.y, step.split.classes)
     with one_thread(), torch.no_grad():
         Z = own_copy(split.representation)(torch.tensor(step.weights), rows_of(batch.X).flatten(0, 1))

@@ -1,7 +1,9 @@
 """The default: decide what to share, learn it in few rounds, and ask all users how heads should weigh it.
 
 Pages of the billboard:
-  centre     mean of the users' rows                 -> coordinates of a linear layer
+  centre     mean of the users' rows                 -> where a linear layer has its zero
+  spread     squares of features, and                -> coordinates of a linear layer, in which few rounds go far
+  moment     pairs of features (see `curvature`)
   look       users' class moments                    -> whether a class means the same for everybody; if not,
   scatter    how rows vary within classes, and classes' means  -> directions, in place of rounds (see `moments`)
   round-t    clipped sum of users' updates, and how many were short
@@ -25,24 +27,15 @@ import torch
 from torch import Tensor, nn
 
 from privrep.heads.gradient import HeadRule, labels_of, row_weights
-from privrep.heads.neural import (
-    CANDIDATES,
-    MOST_DIFFERENT,
-    USUAL,
-    USUAL_ALONE,
-    USUAL_ON_DIRECTIONS,
-    Candidate,
-    HeadInputs,
-    HeadLosses,
-    View,
-    log_frequencies,
-    one_hot,
-)
+from privrep.heads.neural import CANDIDATES, MOST_DIFFERENT, NEVER, HeadLosses, View, losses_of_nobody
+from privrep.heads.softmax import HeadInputs, Sight, log_frequencies, one_hot
 from privrep.heads.store import HeadSizes
 from privrep.neural.class_moments import ClassMoments, Scatter, classes_agree, directions
+from privrep.neural.curvature import STEEPEST, Coordinates, coordinates
 from privrep.neural.models import initialise
-from privrep.neural.plan import SharingPlan
+from privrep.neural.plan import SharingPlan, most_parameters
 from privrep.neural.rounds import Round, TrainedWeights, TrainingSettings, local_step, train
+from privrep.neural.standard_step import Standards, StandardStep
 from privrep.nn.flat_module import FlatModule, Split, split
 from privrep.nn.threads import own_copy
 from privrep.privacy.bounds import Bound, Contributions
@@ -55,8 +48,10 @@ from privrep.typing import Array, Singles, Vector, Weights
 
 CENTRE_SHARE = 0.05
 LOOK_SHARE = 0.05
-HEADS_SHARE = 0.05
-CLEAR = 3.0  # standard deviations that a released difference must have to count
+HEADS_SHARE = 0.08
+LEAST_APART = 0.05  # mean square of rows of length one about their mean
+USERS_APART = 0.03  # part of it by which the means of users' rows should differ
+LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
 
 
 @dataclass(frozen=True)
@@ -75,17 +70,17 @@ class PriorHeads:
 
 LINEAR = TrainingSettings(
     rounds=16,
-    clip=0.2,
+    clip=0.15,
     step_size=1.0,
     head_fit=PriorHeads(),
     server="momentum",
-    server_rate=50.0,
+    server_rate=1.0,
     momentum=0.5,
     quantile=0.5,
     quantile_rate=1.0,
     settle=0.5,
 )
-"""Of a linear layer on rows of about unit length."""
+"""Of a linear layer in coordinates of `curvature`, the bound relative to the length of rows there."""
 
 WHOLE = TrainingSettings(rounds=16, clip=0.05, step_size=0.1, server="momentum", server_rate=1.0, quantile=0.5)
 """Of a representation, or of adapters on one."""
@@ -152,20 +147,14 @@ class SharedPart:
     split: Split
     weights: Weights
     centre: Vector  # of the public features, zero where none was released
-    size: float
+    pull: float  # rows of a user that the centre counts as
     raw: int
-    shared: Candidate
-    alone: Candidate
-    advantage: float  # nats a row by which the shared part did better than alone, over all users; 0 where that is noise
+    losses: Vector  # what a row loses by each kind of heads, over all users; NEVER where one may not be chosen
     rounds: tuple[Round, ...] = ()
 
     @property
     def classes(self) -> int:
         return self.split.classes
-
-    @property
-    def shares_nothing(self) -> bool:
-        return self.plan.share == "nothing"
 
     @property
     def head_sizes(self) -> HeadSizes:
@@ -174,14 +163,17 @@ class SharedPart:
         return HeadSizes(own if self.plan.share in ("linear", "nothing") else self.split.rank, own, self.classes)
 
     def __call__(self, rows: Tensor) -> HeadInputs:
-        """Rows (users, r, columns) as heads see them."""
-        own = (rows[..., self.raw :] - torch.from_numpy(self.centre.astype(np.float32))) / self.size
-        nothing = torch.zeros(*rows.shape[:-1], self.classes)
+        """Return rows (users, r, columns) as heads see them."""
+        own = Sight(rows[..., self.raw :], self.centre, self.pull)
+        nothing = torch.zeros(*rows.shape[:-1], self.classes), torch.zeros(self.classes)
         if self.plan.share == "nothing":
-            return HeadInputs(nothing, own, own)
-        out = own_copy(self.split.representation)(torch.from_numpy(self.weights), rows.flatten(0, -2))
-        out = out.detach().reshape(*rows.shape[:-1], -1)
-        return HeadInputs(out, own, own) if self.plan.share == "linear" else HeadInputs(nothing, unit(out), own)
+            return HeadInputs(*nothing, own, own)
+        part, weights = own_copy(self.split.representation), torch.from_numpy(self.weights)
+        out = part(weights, rows.flatten(0, -2)).detach().reshape(*rows.shape[:-1], -1)
+        if self.plan.share == "linear":
+            centre = part(weights, torch.from_numpy(self.centre.astype(np.float32))[None]).detach()[0]
+            return HeadInputs(out, centre, own, own)
+        return HeadInputs(*nothing, Sight(unit(out), np.zeros(out.shape[-1]), 0.0), own)
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -199,11 +191,11 @@ def learn(
     """All pages, in order. `given` is the representation and head to share, where the plan is not a linear layer."""
     total, own = run.ledger.capacity, run.users.facts.features - shape.raw
     if plan.share == "nothing":
-        empty = linear_split(np.zeros(own), 1.0, shape)
-        start, usual = empty.representation.weights(), CANDIDATES[USUAL_ALONE]
-        return published(run, SharedPart(plan, empty, start, np.zeros(own), 1.0, shape.raw, usual, usual, 0.0))
+        empty = linear_split(np.zeros(own), shape)
+        start, losses = empty.representation.weights(), losses_of_nobody()
+        return published(run, SharedPart(plan, empty, start, np.zeros(own), 0.0, shape.raw, losses))
     _check_affordable(run, plan, settings, total)
-    centre, size = _centre(run, shape, CENTRE_SHARE * total)
+    centre, pull = _centre(run, shape, CENTRE_SHARE * total)
     left = total * (1 - CENTRE_SHARE - HEADS_SHARE)
     if plan.otherwise is not None:
         left -= LOOK_SHARE * total
@@ -213,13 +205,31 @@ def learn(
         basis = directions(run, Scatter(shape.rows_per_user, shape.classes, shape.raw), plan.rank, left)
         both = directions_split(centre, basis, shape)
         trained = TrainedWeights(both.representation.weights(), ())
+    elif plan.share == "linear":
+        standards = Standards(shape.classes, shape.raw, centre, pull)
+        both = linear_split(np.zeros(own), shape)
+        if settings is None:
+            trained = _linear(run, plan, shape, standards, left)
+        else:
+            trained = _rounds(run, both, plan, shape, settings, left, standards)
     else:
-        both = linear_split(centre, size, shape, plan.features) if plan.share == "linear" else _whole(run, given, shape)
-        trained = _rounds(run, both, plan, shape, settings, left)
-    kinds = (USUAL if plan.share == "linear" else USUAL_ON_DIRECTIONS), USUAL_ALONE
-    heads = CANDIDATES[kinds[0]], CANDIDATES[kinds[1]]
-    learned = SharedPart(plan, both, trained.weights, centre, size, shape.raw, *heads, 0.0, trained.rounds)
-    return published(run, _choose_heads(run, learned, kinds, shape.rows_per_user, HEADS_SHARE * total))
+        both = _whole(run, given, shape)
+        trained = _rounds(run, both, plan, shape, settings or WHOLE, left)
+    learned = SharedPart(plan, both, trained.weights, centre, pull, shape.raw, losses_of_nobody(), trained.rounds)
+    return published(run, _ask_heads(run, learned, shape.rows_per_user, HEADS_SHARE * total))
+
+
+def _linear(run: Run, plan: SharingPlan, shape: Shape, standards: Standards, mu_squared: float) -> TrainedWeights:
+    """Return the weights of a linear layer, trained on standardised rows in coordinates in which few rounds go far."""
+    most = most_parameters(run.users.facts.users, math.sqrt(mu_squared), plan.rounds) / shape.classes
+    found, spent = coordinates(
+        run, shape.rows_per_user, standards, total=run.ledger.capacity, most=max(most, LEAST_DEGREES)
+    )
+    there = linear_split(np.zeros(len(found.matrix)), shape, coordinates=found)
+    chosen = replace(LINEAR, clip=LINEAR.clip * math.sqrt(found.degrees / STEEPEST))
+    trained = _rounds(run, there, plan, shape, chosen, mu_squared - spent, standards)
+    weights = trained.weights.reshape(shape.classes, -1) @ found.matrix.T.astype(np.float32)
+    return TrainedWeights(np.ascontiguousarray(weights).ravel(), trained.rounds)
 
 
 def _check_affordable(run: Run, plan: SharingPlan, settings: TrainingSettings | None, total: float) -> None:
@@ -230,11 +240,16 @@ def _check_affordable(run: Run, plan: SharingPlan, settings: TrainingSettings | 
 
 
 def _rounds(
-    run: Run, both: Split, plan: SharingPlan, shape: Shape, settings: TrainingSettings | None, mu_squared: float
+    run: Run,
+    both: Split,
+    plan: SharingPlan,
+    shape: Shape,
+    settings: TrainingSettings,
+    mu_squared: float,
+    standards: Standards | None = None,
 ) -> TrainedWeights:
-    chosen = settings or (LINEAR if plan.share == "linear" else WHOLE)
-    chosen = replace(chosen, rounds=plan.rounds)
-    make = partial(_step, both, both.head.weights(), chosen, shape.rows_per_user)
+    chosen = replace(settings, rounds=plan.rounds)
+    make = partial(_step, both, both.head.weights(), chosen, shape.rows_per_user, standards)
     per_round = share_of_round(run, chosen, mu_squared, run.ledger.capacity - mu_squared)
     return train(run, both.representation.weights(), make, chosen, per_round)
 
@@ -244,8 +259,16 @@ def _whole(run: Run, given: tuple[nn.Module, nn.Module] | None, shape: Shape) ->
     return split(Leading(given[0], shape.raw), given[1], run.users.facts.features)
 
 
-def _step(both: Split, head_start: Singles, settings: TrainingSettings, rows_per_user: int, weights: Singles) -> Any:
-    return local_step(both, weights, head_start, settings, rows_per_user)
+def _step(
+    both: Split,
+    head_start: Singles,
+    settings: TrainingSettings,
+    rows_per_user: int,
+    standards: Standards | None,
+    weights: Singles,
+) -> Any:
+    step = local_step(both, weights, head_start, settings, rows_per_user)
+    return step if standards is None else StandardStep(step, standards)
 
 
 def share_of_round(run: Run, settings: TrainingSettings, mu_squared: float, others: float) -> float:
@@ -256,18 +279,33 @@ def share_of_round(run: Run, settings: TrainingSettings, mu_squared: float, othe
     return multiplier**-2
 
 
-def linear_split(centre: Array, size: float, shape: Shape, kept: int = 0) -> Split:
-    """One linear layer on centred rows, from zero, and heads that add a number for each class.
+def linear_split(centre: Array, shape: Shape, kept: int = 0, coordinates: Coordinates | None = None) -> Split:
+    """Return one linear layer on centred rows, from zero, and heads that add a number for each class.
 
-    Of more features than are kept it sees the first, or a public projection where they are in no order.
+    Args:
+        centre: (features,), public.
+        shape: of the problem.
+        kept: where there are more features, the layer sees the first so many, or a public projection where they are in
+            no order; 0 for all.
+        coordinates: in which the layer takes rows; None for those of the features.
     """
     features = len(centre)
-    layers: list[nn.Module] = [Centred(centre, size)]
-    if 0 < kept < features:
+    layers: list[nn.Module] = [Centred(centre, 1.0)]
+    if coordinates is not None:
+        layers.append(_frozen_linear(coordinates.matrix.T))
+    elif 0 < kept < features:
         layers.append(Leading(nn.Identity(), kept) if shape.ordered else public_projection(features, kept))
-    layer = nn.Linear(kept or features, shape.classes, bias=False)
+    taken = (kept or features) if coordinates is None else coordinates.matrix.shape[1]
+    layer = nn.Linear(taken, shape.classes, bias=False)
     nn.init.zeros_(layer.weight)
     return split(nn.Sequential(*layers, layer), nn.Linear(shape.classes, shape.classes), features)
+
+
+def _frozen_linear(matrix: Array) -> nn.Linear:
+    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(matrix.astype(np.float32)))
+    return layer.requires_grad_(False)
 
 
 def public_projection(features: int, kept: int) -> nn.Linear:
@@ -289,46 +327,37 @@ def directions_split(centre: Array, basis: Array, shape: Shape) -> Split:
 
 
 def _centre(run: Run, shape: Shape, mu_squared: float) -> tuple[Array, float]:
-    """The mean of users' mean rows, shrunk by how much of it is noise, and how far rows of length one are from it."""
+    """Return the mean of users' mean rows, and how many rows of a user it is worth.
+
+    Rows are of length one. What the mean leaves of that is how far they are from it; its noise, and a part of the
+    former, in which users differ, is how far it is from where a user's rows should lie.
+    """
     query = Query(Bound(1.0, run.users.facts.features - shape.raw), mu_squared)
     released = run.release("centre", MeanRow(shape.rows_per_user, shape.classes, shape.raw), {"mean": query})["mean"]
     mean = released.value / run.users.facts.users
     noise = len(mean) * (released.sigma / run.users.facts.users) ** 2
-    length = float(mean @ mean)
-    centre = mean * max(1 - noise / max(length, 1e-300), 0.0)
-    return centre, math.sqrt(max(1 - min(float(centre @ centre), 1.0), 0.05))
+    length = float(mean @ mean) - noise
+    apart = min(max(1 - length, LEAST_APART), 1.0)
+    return mean, apart / (noise + USERS_APART * apart)
 
 
-def _choose_heads(
-    run: Run, learned: SharedPart, usual: tuple[int, int], rows_per_user: int, mu_squared: float
-) -> SharedPart:
-    """The kinds of heads that did best, with the shared part and without, and by how much they differ."""
+def _ask_heads(run: Run, learned: SharedPart, rows_per_user: int, mu_squared: float) -> SharedPart:
+    """Return the shared part with what users lose by each kind of heads."""
     query = Query(Bound(MOST_DIFFERENT, len(CANDIDATES)), mu_squared)
     released = run.release("heads", HeadLosses(learned, rows_per_user), {"losses": query})["losses"]
     losses = released.value / run.users.facts.users
-    noise = math.sqrt(2) * released.sigma / run.users.facts.users  # of a difference
-    handicap = np.full(len(CANDIDATES), noise)  # one that is hardly better is so by luck
-    handicap[list(usual)] = 0.0
-    scored = learned.plan.share == "linear"  # elsewhere a head without its user's rows would know nothing
-    shared, alone = (
-        min(
-            (i for i, c in enumerate(CANDIDATES) if c.kind == kind and (scored or c.slope)),
-            key=lambda i: float(losses[i] + handicap[i]),
+    if learned.plan.share != "linear":  # a head without its user's rows would know nothing
+        losses = np.where(
+            [each.kind == "alone" or each.penalty > 0 for each in CANDIDATES], losses - losses.min(), NEVER
         )
-        for kind in ("shared", "alone")
-    )
-    advantage = float(losses[alone] - losses[shared])
-    trusted = advantage if abs(advantage) > CLEAR * noise else 0.0
-    return replace(learned, shared=CANDIDATES[shared], alone=CANDIDATES[alone], advantage=trusted)
+    return replace(learned, losses=losses - losses.min())
 
 
 def published(run: Run, learned: SharedPart) -> SharedPart:
     facts = {
         "share": learned.plan.share,
-        "size": learned.size,
-        "shared": CANDIDATES.index(learned.shared),
-        "alone": CANDIDATES.index(learned.alone),
-        "advantage": learned.advantage,
+        "pull": learned.pull,
+        "losses": learned.losses.tolist(),
         "signal_to_noise": [r.signal_to_noise for r in learned.rounds],
     }
     run.derive("network", {"weights": learned.weights.astype(np.float64), "centre": learned.centre}, **facts)

@@ -70,8 +70,11 @@ NETWORK_STEPS = (
     "privrep.neural.local_sgd:LocalSgdStep",
     "privrep.neural.class_moments:ClassMoments",
     "privrep.neural.class_moments:Scatter",
+    "privrep.neural.curvature:FeaturePairs",
+    "privrep.neural.curvature:FeatureSquares",
     "privrep.heads.neural:HeadLosses",
     "privrep.neural.rounds:MeasuredStep",
+    "privrep.neural.standard_step:StandardStep",
 )
 """What a node can be asked for of networks: steps whose calls have a fixed shape."""
 
@@ -86,10 +89,11 @@ HELD = (
     "privrep.local.transform:FeatureTransform",
     "privrep.local.transform:Projection",
     "privrep.neural.plan:SharingPlan",
+    "privrep.neural.standard_step:Standards",
     "privrep.neural.training:SharedPart",
     "privrep.neural.training:PriorHeads",
     "privrep.heads.gradient:HeadFit",
-    "privrep.heads.neural:Candidate",
+    "privrep.heads.softmax:Candidate",
     "privrep.neural.rounds:Round",
     "privrep.nn.flat_module:Split",
 )
@@ -108,6 +112,7 @@ INNER_STEPS = {
     "privrep.linear.panel_steps:Residual": TABLE_STEPS,
     LABEL_RESIDUAL: TABLE_STEPS,
     "privrep.neural.rounds:MeasuredStep": NETWORK_STEPS,
+    "privrep.neural.standard_step:StandardStep": NETWORK_STEPS,
 }
 """Which steps a step that is made of another can hold."""
 
