@@ -269,8 +269,6 @@ def own_layers(run: Run) -> None:
 
 NETWORKS: dict[str, tuple[int, Callable[[Run], None]]] = {
     "linear": (10, lambda run: network("linear", run)),
-    "linear, the first features": (10, lambda run: network("linear", run, features=4, ordered=True)),
-    "linear, projected": (10, lambda run: network("linear", run, features=4)),
     "linear, a bound that stays": (10, lambda run: network("linear", run, quantile=None)),
     "linear, after a look": (10, lambda run: network("linear", run, look=True)),
     "directions": (10, lambda run: network("directions", run)),

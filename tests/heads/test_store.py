@@ -37,7 +37,8 @@ def heads_of_networks(users: int = 6, seed: int = 0) -> Any:
     prior = rng.normal(size=(users, SIZES.classes)).astype(np.float32)
     shared = rng.normal(size=(int((~alone).sum()), SIZES.shared, SIZES.classes)).astype(np.float32)
     own = rng.normal(size=(int(alone.sum()), SIZES.own, SIZES.classes)).astype(np.float32)
-    return OwnHeads(np.arange(users) * 7, alone, prior, position, shared, own)
+    scale = np.where(alone, 0, rng.random(users)).astype(np.float32)
+    return OwnHeads(np.arange(users) * 7, alone, scale, prior, position, shared, own)
 
 
 MAKERS: dict[str, Any] = {"tables": heads_of_tables, "networks": heads_of_networks}

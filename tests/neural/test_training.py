@@ -14,19 +14,12 @@ torch = pytest.importorskip("torch")
 
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
-from privrep.heads.neural import (  # noqa: E402
-    CANDIDATES,
-    Candidate,
-    HeadInputs,
-    HeadLosses,
-    fit,
-    fit_own_heads,
-    left_out_loss,
-    predict,
-)
+from privrep.heads.neural import ALONE, CANDIDATES, HeadLosses, choices, fit_own_heads, losses_of_nobody  # noqa: E402
 from privrep.neural.class_moments import ClassMoments, Scatter, classes_agree, directions  # noqa: E402
+from privrep.neural.curvature import FeaturePairs, FeatureSquares, coordinates, degrees, ridge_for  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
+from privrep.neural.standard_step import Standards, StandardStep  # noqa: E402
 from privrep.neural.training import LINEAR, MeanRow, Shape, SharedPart, learn, linear_split  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
@@ -51,10 +44,10 @@ def crowd(seed: int = 0, users: int = USERS) -> tuple[np.ndarray, np.ndarray]:
 def learned(seed: int = 5) -> SharedPart:
     rng = np.random.default_rng(seed)
     centre = rng.normal(size=FEATURES) * 0.1
-    both = linear_split(centre, 0.9, SHAPE)
+    both = linear_split(np.zeros(FEATURES), SHAPE)
     weights = rng.normal(size=both.representation.size).astype(np.float32)
     plan = plan_sharing(Options(CLASSES, FEATURES), 10_000, 0.3, "linear")
-    return SharedPart(plan, both, weights, centre, 0.9, 0, CANDIDATES[3], CANDIDATES[10], 0.0)
+    return SharedPart(plan, both, weights, centre, 2.0, 0, np.zeros(len(CANDIDATES)))
 
 
 def steps() -> dict[str, tuple[object, str, int, bool]]:
@@ -62,8 +55,13 @@ def steps() -> dict[str, tuple[object, str, int, bool]]:
     known = learned()
     update = GradientStep(known.split, known.weights, known.split.head.weights(), LINEAR.head_fit, 1.0, SLOTS)
     pairs = FEATURES * (FEATURES + 1) // 2
+    standards = Standards(CLASSES, 0, known.centre, 1.5)
+    some, sizes = np.array([0, 2, 5]), np.array([0.5, 1.0, 2.0])
     return {
         "update": (update, "update", FEATURES * CLASSES, False),
+        "standardised update": (StandardStep(update, standards), "update", FEATURES * CLASSES, False),
+        "squares": (FeatureSquares(SLOTS, standards), "squares", FEATURES, True),
+        "pairs": (FeaturePairs(SLOTS, standards, some, sizes), "pairs", 6, True),
         "mean": (MeanRow(SLOTS, CLASSES, 0), "mean", FEATURES, False),
         "heads": (HeadLosses(known, SLOTS), "losses", len(CANDIDATES), False),
         "look": (ClassMoments(SLOTS, CLASSES, 0, known.centre), "moments", FEATURES * CLASSES, False),
@@ -132,58 +130,15 @@ def test_the_clipped_sum_moves_by_the_sensitivity_at_most(name: str) -> None:
     assert max(moved) > 5e-4
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.words)
-def test_left_out_scores_are_those_of_a_head_without_the_row(candidate: Candidate) -> None:
-    """Frequencies and regression without a row: exact, but for residuals, which know the row's own class nowhere."""
-    X, y = crowd()
-    known = learned()
-    labels = torch.from_numpy(y).long()
-    seen = known(torch.from_numpy(X))
-    fits = fit(candidate, seen, labels)
-    base = seen.scores(candidate.kind)
-    for row in (0, 2):
-        kept = [r for r in range(SLOTS) if r != row]
-        counts = torch.stack([(labels[:, kept] == c).sum(dim=1) for c in range(CLASSES)], dim=1)
-        prior = torch.log((counts + candidate.pseudo_count) / (counts + candidate.pseudo_count).sum(1, keepdim=True))
-        expected = base[:, row] + prior
-        if candidate.slope:
-            rows = seen.rows(candidate.kind) * (labels >= 0)[..., None]
-            full = fit(replace(candidate, slope=0.0), seen, labels).left_out
-            hot = torch.nn.functional.one_hot(labels.clamp(min=0), CLASSES)
-            residual = (hot - torch.softmax(full, dim=-1)) * (labels >= 0)[..., None]
-            some, gram = rows[:, kept].double(), rows[:, kept].double() @ rows[:, kept].double().mT
-            ridge = candidate.ridge * torch.eye(len(kept)).double()
-            dual = torch.linalg.solve(gram + ridge, residual[:, kept].double())
-            expected = expected + candidate.slope * (rows[:, [row]].double() @ some.mT @ dual)[:, 0]
-        there = labels[:, row] >= 0
-        assert torch.allclose(fits.left_out[there, row].double(), expected[there].double(), atol=1e-4)
-
-
-def test_a_head_predicts_by_base_frequencies_and_its_own_rows() -> None:
-    X, y = crowd()
-    labels = torch.from_numpy(y).long()
-    seen = learned()(torch.from_numpy(X))
-    candidate = Candidate("shared", 0.3, ridge=1e-4, slope=20.0)
-    scores = predict(candidate, fit(candidate, seen, labels), seen, seen)
-    there = labels >= 0
-    assert (scores.argmax(dim=-1)[there] == labels[there]).float().mean() > 0.95  # fewer rows than features: they fit
-
-
-def test_a_user_without_rows_has_no_loss_and_no_say() -> None:
-    seen = HeadInputs(torch.zeros(1, SLOTS, CLASSES), torch.zeros(1, SLOTS, 3), torch.zeros(1, SLOTS, 3))
-    labels = torch.full((1, SLOTS), -1)
-    assert left_out_loss(fit(CANDIDATES[5], seen, labels), labels).item() == 0.0
-
-
 def test_the_plan_carries_what_the_signal_says() -> None:
     assert signal(1_000, 0.268, 40, 235_000) == pytest.approx(0.0019, rel=0.02)
     most = most_parameters(2_000, 0.268, 16)
     assert signal(2_000, 0.268, 16, most) >= LEAST_SIGNAL > signal(2_000, 0.268, 16, most + 1)
     assert plan_sharing(Options(10, 256), 200, 0.03, "auto").share == "nothing"
-    assert plan_sharing(Options(10, 256), 2_000, 0.268, "auto").features == 256
-    small = plan_sharing(Options(10, 256), 500, 0.268, "auto")
-    assert 8 <= small.features < 256
-    assert small.signal >= LEAST_SIGNAL
+    assert plan_sharing(Options(10, 256), 2_000, 0.268, "auto").rounds == 16
+    assert plan_sharing(Options(10, 256), 500, 0.268, "auto").features == 256
+    assert plan_sharing(Options(10, 256), 1_000, 40.0, "auto").rounds == 64  # noise hardly counts
+    assert plan_sharing(Options(10, 256), 1_000, 40.0, "auto", rounds=5).rounds == 5
     assert plan_sharing(Options(10, 256, whole=235_000), 1_000, 0.268, "auto").share == "linear"
     assert plan_sharing(Options(10, 256, whole=235_000), 100_000, 0.268, "auto").share == "all"
     adapters = Options(10, 256, whole=235_000, adapters=((4, 9_000), (1, 1_500)))
@@ -242,5 +197,40 @@ def test_the_default_beats_everybody_alone(agree: bool) -> None:
     def accuracy(part: SharedPart) -> float:
         return float((fit_own_heads(part, table).scores(part, fresh.X, users).argmax(axis=1) == fresh.y).mean())
 
-    alone = accuracy(replace(found, plan=replace(found.plan, share="nothing")))
+    alone = accuracy(replace(found, plan=replace(found.plan, share="nothing"), losses=losses_of_nobody()))
     assert accuracy(found) > alone + 0.05
+
+
+def test_coordinates_bring_directions_to_one_size() -> None:
+    """Rows vary a hundred times as much in one direction as in another: in the coordinates they do not."""
+    rng = np.random.default_rng(1)
+    sizes = np.geomspace(1, 0.1, FEATURES)
+    turn = np.linalg.qr(rng.normal(size=(FEATURES, FEATURES)))[0]
+    X = (rng.normal(size=(3_000 * 6, FEATURES)) * sizes) @ turn.T
+    table = UserTable.from_rows(X.astype(np.float32), np.zeros(len(X), np.float32), np.repeat(np.arange(3_000), 6))
+    run = new_run(table, 50.0)
+    standards = Standards(CLASSES, 0, np.zeros(FEATURES), 0.0)
+    found, spent = coordinates(run, SLOTS, standards, total=run.ledger.capacity, most=1e9)
+    assert 0 < spent < run.ledger.capacity
+    batch = UserBatch(X.reshape(3_000, 6, FEATURES).astype(np.float32), np.zeros((3_000, 6)), np.arange(3_000))
+    rows = standards(batch).reshape(-1, FEATURES) @ found.matrix
+    bends = np.linalg.eigvalsh(rows.T @ rows / len(rows)) / 2
+    assert bends.max() < 2.0
+    assert bends.max() / bends.min() < 4  # a hundred without them
+    few, _ = coordinates(new_run(table, 50.0), SLOTS, standards, total=run.ledger.capacity, most=3.0)
+    assert few.degrees == pytest.approx(3.0, rel=1e-3)
+    assert found.degrees > 10
+
+
+def test_a_ridge_leaves_the_degrees_that_it_is_asked_for() -> None:
+    parts, steepest = np.array([0.7, 0.2, 0.1]), np.array([0.7, 0.2, 0.15])
+    assert degrees(parts, steepest, ridge_for(parts, steepest, 1.2)) == pytest.approx(1.2)
+    assert ridge_for(parts, steepest, 5.0) < 1e-6
+
+
+def test_users_choose_among_the_kinds_that_do_best() -> None:
+    losses = np.linspace(1, 0, len(CANDIDATES))
+    found = choices(losses)
+    assert [CANDIDATES[place].kind for place in found] == ["shared"] * 2 + ["alone"] * 3
+    assert set(found) == {ALONE[0] - 2, ALONE[0] - 1, *ALONE[-3:]}
+    assert set(choices(losses_of_nobody())) <= set(ALONE)

@@ -31,16 +31,17 @@ from privrep.typing import Array, Singles
 BELIEVED = 20.0  # rows of one's own that what all users found counts as
 NUMBERS_AT_ONCE = 1 << 23
 MOST_ROWS = 1024  # of a user's head: pairs of rows are held, and nobody's may stop the fit
-SCALES = (1.0, 2.0, 4.0)
 CANDIDATES = (
-    *(Candidate("shared", 0.3, penalty, scale) for scale in SCALES for penalty in (0.0, 3.0, 0.3, 0.03)),
-    *(Candidate("shared", few, penalty, 2.0) for few in (0.03, 3.0) for penalty in (0.0, 0.3)),
-    *(Candidate("alone", 0.3, penalty) for penalty in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)),
+    *(Candidate("shared", 0.3, penalty) for penalty in (0.0, 3.0, 0.3, 0.03)),
+    *(Candidate("shared", 0.3, penalty, 0.5) for penalty in (0.3, 0.03)),
+    *(Candidate("shared", 0.3, penalty, 2.0) for penalty in (0.0, 0.3)),
+    *(Candidate("shared", few, penalty) for few in (0.03, 3.0) for penalty in (0.0, 0.3)),
+    *(Candidate("alone", 0.3, penalty) for penalty in (0.003, 0.01, 0.03, 0.1, 0.3)),
     *(Candidate("alone", few, 0.03) for few in (0.03, 3.0)),
 )
 """Kinds of heads. Their order is that of a release, and of what model folders hold: add at the end."""
 ALONE = tuple(place for place, each in enumerate(CANDIDATES) if each.kind == "alone")
-LIKELY = np.array([0.06, 0.02, 0.0, 0.0, 0.02, 0.06, 0.01, 0.02])  # what each of ALONE loses before anybody is asked
+LIKELY = np.array([0.04, 0.01, 0.0, 0.01, 0.04, 0.01, 0.02])  # what each of ALONE loses before anybody is asked
 SEVERAL = {"shared": 2, "alone": 3}  # of the kinds that do best, among which a user chooses
 NEVER = 1e6  # loss of a kind that may not be chosen
 MOST_DIFFERENT = 0.3  # nats: what a user's losses, less their mean, are clipped to; most users differ by more
