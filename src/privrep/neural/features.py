@@ -31,6 +31,7 @@ from privrep.neural.frozen import load_torch, marked
 from privrep.typing import Singles
 
 ORIENTATIONS = 8
+EDGES = 256  # features of images, if nothing else is asked for
 LITE_MEAN, LITE_DEVIATION = 127 / 255, 128 / 255  # what EfficientNet-Lite was trained with, on every channel
 _FREQUENCIES = 12  # of local averages, along an axis
 _AT_A_TIME = 1 << 22  # numbers of windows held at once
@@ -149,6 +150,21 @@ def from_json(settings: Mapping[str, Any], module: Any = None) -> FeatureMap:
     raise InputError(f"there is no feature map {kind!r}; choose dct, edges or frozen.")
 
 
+def rows_of(X: Any) -> NDArray[np.float32]:
+    """Return X as float32 rows; numbers that float32 cannot hold become infinite, and their rows count for nothing."""
+    try:
+        with np.errstate(over="ignore"):
+            rows = np.ascontiguousarray(np.asarray(X), dtype=np.float32)
+    except (TypeError, ValueError):
+        raise InputError("X must hold numbers alone; turn other columns into numbers, or leave them out.") from None
+    if rows.ndim != 2 or not rows.shape[1]:
+        raise InputError(
+            f"X must have one row of numbers for each observation. Got shape {rows.shape} instead; flatten images with "
+            "X.reshape(len(X), -1) and pass image=(height, width, channels)."
+        )
+    return rows
+
+
 def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles:
     """(n, 1280): pooled features of EfficientNet-Lite0 trained on ImageNet, of images resized to `size` pixels.
 
@@ -246,6 +262,11 @@ def frequencies(height: int, width: int, scale: _Scale) -> tuple[NDArray[np.int6
     down, across = (min(-(-size // scale.stride), _FREQUENCIES) for size in (height, width))
     i, j = np.meshgrid(np.arange(down), np.arange(across), indexing="ij")
     return i.ravel(), j.ravel()
+
+
+def most_edges(height: int, width: int) -> int:
+    """Return how many edges are looked at by default: small images have fewer."""
+    return min(EDGES, ORIENTATIONS * sum(frequencies(height, width, scale)[0].size for scale in SCALES))
 
 
 @cache
