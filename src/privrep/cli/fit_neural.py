@@ -12,6 +12,7 @@ import typer
 from privrep.cli.config import files_are_missing
 from privrep.cli.console import note, progress, say, shout
 from privrep.cli.fit_table import stoppable
+from privrep.cli.image_rows import read_images
 from privrep.errors import InputError, NothingLearned, UnknownLabels
 
 if TYPE_CHECKING:
@@ -58,25 +59,10 @@ def fit_neural(
 
 
 def _images(asked: NeuralConfig) -> Images:
-    """The images; of a list of classes the names are those of the labels' numbers, or the labels themselves."""
-    from privrep.data import images as readers
-
-    data, classes = asked.data, asked.model.classes
+    """Return the images; labels that are numbers are places among the classes."""
+    classes = asked.model.classes
     names = classes if isinstance(classes, list) else [str(number) for number in range(classes)]
-    if data.kind == "idx":
-        return readers.read_idx(data.images, data.labels, data.transpose, names)
-    if data.kind == "cifar":
-        return replace(readers.read_cifar(data.path, data.part, data.coarse), names=tuple(names))
-    if data.kind == "npz":
-        return readers.read_npz(data.path, names)
-    size = (data.size[0], data.size[1])
-    if data.kind == "folder":
-        return readers.read_image_folder(data.path, size, data.colour, users=asked.users.by == "folders")
-    columns = data.columns
-    if asked.users.by is not None and columns.user is None:
-        raise InputError("the config must say data.columns.user, the column that names the user of each row.")
-    user = columns.label if columns.user is None else columns.user  # without one, images are dealt
-    return readers.read_image_parquet(data.path, columns.image, columns.label, user, size, data.colour)
+    return read_images(asked.data, names, asked.users.by)
 
 
 def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable | None]:

@@ -14,7 +14,7 @@ import typer
 from privrep.cli.console import say
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
-from privrep.cli.tables import check_file, new_file
+from privrep.cli.tables import check_file, new_file, say_joined
 from privrep.data.dialects import open_text
 from privrep.errors import InputError
 
@@ -85,9 +85,7 @@ def model_folder(folder: Path) -> Path:
 def _personalize_network(folder: NodeFolder, table: NodeFile, replace: bool = False) -> None:
     """Of a neural model, FILE is read as `federate join` reads it, labels and all."""
     joined = _neural_heads().personalize(folder, table, replace)
-    note = f"{joined.replaced:,} with a new head, " if joined.replaced else ""
-    more, where = joined.came - joined.replaced, folder / "model" / "private"
-    say(f"Users: {more:,} more, {note}{joined.in_all:,} in all, in {where}")
+    say_joined(joined.came, joined.replaced, joined.in_all, folder / "model")
 
 
 def _predict_network(

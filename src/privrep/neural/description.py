@@ -162,6 +162,22 @@ def arguments(
     }
 
 
+def own_module(described: Described) -> str | None:
+    """Return the name of the module of the user's own that a folder needs to be loaded; None if it needs none."""
+    config, share = described["config"], plan_from_json(described["plan"]).share
+    named, map_ = config["representation"], config["features"]
+    if isinstance(map_, dict) and map_["map"] == "frozen":
+        return str(map_["name"])
+    if isinstance(named, dict) and (share in ("all", "adapters") or _is_mapped(config, share)):
+        return str(named["class"])
+    return None
+
+
+def _is_mapped(config: Mapping[str, Any], share: str) -> bool:
+    """Return whether the features are what a pretrained module makes of rows."""
+    return bool(config["pretrained"] and config["features"] == "auto" and share not in ("all", "adapters"))
+
+
 def _representation(
     folder: Path, config: Mapping[str, Any], share: str, given: nn.Module | None
 ) -> nn.Module | str | None:
@@ -171,8 +187,7 @@ def _representation(
         if given is not None:
             raise InputError(f"{folder} needs no representation to be loaded; leave it out.")
         return named
-    mapped = config["pretrained"] and config["features"] == "auto" and share not in ("all", "adapters")
-    if share in ("all", "adapters") or mapped:
+    if share in ("all", "adapters") or _is_mapped(config, share):
         what = f"the representation of {folder} is a module of yours, {named['class']}"
         _check_same(what, given, named, "frozen" if share == "all" else "all", "representation")
     return given

@@ -6,6 +6,7 @@ are declared in its file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -175,16 +176,38 @@ class NeuralConfig(Configuration):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kind, model, by = self.data.kind, self.model, self.users.by
-        if by is not None and by != _NATURAL.get(kind):
-            told = f'use users.by = "{_NATURAL[kind]}"' if kind in _NATURAL else "use users.partition"
-            raise InputError(f'data of kind "{kind}" does not tell users by "{by}"; {told}.')
+        kind, model = self.data.kind, self.model
+        _check_told(kind, self.users.by)
         if kind == "folder" and not isinstance(model.classes, list):
             raise InputError("classes of an image folder have names: list those that are public in model.classes.")
         if model.keep is not None and model.features not in ("edges", "dct"):
             raise InputError(
                 'model.keep says how many features to keep; it goes with model.features = "edges" or "dct".'
             )
+        return self
+
+
+def _check_told(kind: str, by: str | None) -> None:
+    if by is not None and by != _NATURAL.get(kind):
+        told = f'use users.by = "{_NATURAL[kind]}"' if kind in _NATURAL else "use users.partition"
+        raise InputError(f'data of kind "{kind}" does not tell users by "{by}"; {told}.')
+
+
+class ImageInput(Configuration):
+    """Images and their users, for a model that is there: of a file of `fit-neural`, the sections that say so."""
+
+    data: Annotated[ImageData, Field(discriminator="kind")] = entry("The images.")
+    users: ImageUsers = entry("Who the users are.")
+
+    @classmethod
+    def checked(cls, found: Mapping[str, Any], folder: Path) -> Self:
+        """Return the two sections; others that `fit-neural` knows are not looked at."""
+        others = set(NeuralConfig.model_fields) - set(cls.model_fields)
+        return super().checked({name: section for name, section in found.items() if name not in others}, folder)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_told(self.data.kind, self.users.by)
         return self
 
 
