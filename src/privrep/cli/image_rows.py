@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,8 +164,20 @@ def _from_folder(path: Path, wanted: Wanted, how: RowOptions, labelled: bool) ->
     size, colour = _size(wanted, path)
     if not labelled:
         names, images = read_unlabelled_folder(path, size, colour)
-        return FileRows(path, images.rows(), images.users, None, {"image": names})
-    return _of_images(path, read_image_folder(path, size, colour, users=how.user_id is None), wanted)
+        return FileRows(path, images.rows(), _folder_ids(images.users, wanted), None, {"image": names})
+    found = _of_images(path, read_image_folder(path, size, colour, users=how.user_id is None), wanted)
+    return replace(found, users=_folder_ids(found.users, wanted))
+
+
+def _folder_ids(users: Any, wanted: Wanted) -> Any:
+    """Return users that folders are named after; as integers, where those of the model are and all names are."""
+    import numpy as np
+
+    if users is None or wanted.text_ids:
+        return users
+    names = users.tolist()
+    plain = all(u.isascii() and u.isdigit() and len(u) < 19 and str(int(u)) == u for u in names)
+    return users.astype(np.int64) if plain else users
 
 
 def _from_parquet(path: Path, wanted: Wanted, how: RowOptions, labelled: bool) -> FileRows:
@@ -288,8 +300,6 @@ def read_images(data: Any, names: Sequence[str], by: str | None) -> Images:
         names: of the classes; labels that are numbers are places among them.
         by: how the data tells users, as users.by has it.
     """
-    from dataclasses import replace
-
     from privrep.data import images as readers
 
     if data.kind == "idx":

@@ -89,14 +89,13 @@ def open_model(folder: Path) -> Network | Numbers:
     from privrep.models.networks import is_network
 
     if not is_network(folder):
-        from privrep.estimators.network_regression import restored_map
+        from privrep.estimators.network_regression import own_map, restored_map
         from privrep.models.model import load
 
         fitted = load(folder)
         assert fitted.public_map is not None
-        known = fitted.public_map["features"]
-        if known is not None and known["map"] == "frozen":
-            raise _needs_module(folder, known["name"], "CentaurRegressor", "features")
+        if name := own_map(fitted.public_map):
+            raise _needs_module(folder, name, "CentaurRegressor", "features")
         return Numbers(folder, fitted, restored_map(fitted.public_map, folder))
     try:
         from privrep.estimators.network import Centaur

@@ -237,6 +237,10 @@ def restored_map(described: dict[str, Any], folder: Path, given: Any = None) -> 
         return ReducedMap(None if known is None else from_json(known), width, keep)
     what = f"the features of {folder} are those of {known['name']}, a module of yours"
     if given is None:
+        from privrep.neural.pretrained import named_map
+
+        given = named_map(known)
+    if given is None:
         raise InputError(f"{what}; pass it again: CentaurRegressor.load(folder, features=module).")
     found = given if isinstance(given, Frozen) else _frozen(given, tuple(known["shape"]), None, None)
     from privrep.nn.flat_module import fingerprints
@@ -247,6 +251,16 @@ def restored_map(described: dict[str, Any], folder: Path, given: Any = None) -> 
     ):
         raise InputError(f"{what}, and the one given has other layers or weights; pass the one of the fit.")
     return ReducedMap(found, width, keep)
+
+
+def own_map(described: dict[str, Any]) -> str:
+    """Return the name of the module of the user's own that a map needs; empty if it needs none."""
+    known = described["features"]
+    if known is None or known["map"] != "frozen":
+        return ""
+    from privrep.neural.pretrained import EFFICIENTNET
+
+    return "" if known["name"] == EFFICIENTNET else str(known["name"])
 
 
 def _frozen(module: Any, shape: tuple[int, ...], cache: Any, on_progress: OnProgress | None) -> Frozen:

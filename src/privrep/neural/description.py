@@ -22,6 +22,7 @@ from privrep.heads.neural import CANDIDATES
 from privrep.neural.checks import known_classes
 from privrep.neural.features import FeatureMap, Frozen, from_json
 from privrep.neural.plan import SharingPlan
+from privrep.neural.pretrained import EFFICIENTNET, named_map
 from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import Leading, PriorHeads, Shape, SharedPart, directions_split, linear_split
 from privrep.nn.flat_module import fingerprints, split
@@ -167,7 +168,7 @@ def own_module(described: Described) -> str | None:
     config, share = described["config"], plan_from_json(described["plan"]).share
     named, map_ = config["representation"], config["features"]
     if isinstance(map_, dict) and map_["map"] == "frozen":
-        return str(map_["name"])
+        return None if map_["name"] == EFFICIENTNET else str(map_["name"])
     if isinstance(named, dict) and (share in ("all", "adapters") or _is_mapped(config, share)):
         return str(named["class"])
     return None
@@ -199,6 +200,7 @@ def _public_map(folder: Path, known: Any, given: FeatureMap | None) -> FeatureMa
     settings = {name: value for name, value in known.items() if name not in ("all", "frozen")}
     if settings["map"] != "frozen":
         return from_json(settings)
+    given = named_map(settings) if given is None else given
     what = f"the features of {folder} are those of {settings['name']}, a module of yours"
     _check_same(what, given.module if isinstance(given, Frozen) else None, known, "all", "features")
     return given

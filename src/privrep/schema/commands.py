@@ -19,6 +19,7 @@ from privrep.schema.machinery import (
     InputPath,
     Names,
     Number,
+    OutputPath,
     Section,
     SectionOfKind,
     Shown,
@@ -35,6 +36,7 @@ from privrep.schema.sections import (
     FeatureMap,
     IdxFiles,
     ImageArchive,
+    ImageFeatures,
     ImageFolder,
     ImageParquet,
     Network,
@@ -154,7 +156,14 @@ class NetworkModel(Section):
 
     share: Share | None = entry("What users share; auto: as much as users and budget can carry.", None, example="auto")
     network: Network | None = entry("The network; none: a linear layer on public features.", None, example="none")
-    features: FeatureMap | None = entry("The public map of images to features.", None, example="auto")
+    features: ImageFeatures | None = entry(
+        "The public map of images to features; efficientnet: a frozen network trained on ImageNet.",
+        None,
+        example="auto",
+    )
+    cache: OutputPath | None = entry(
+        "With features efficientnet: a folder that keeps them, readable by you alone.", None, example="features"
+    )
     keep: Whole | None = entry("With features edges or dct: how many to keep.", None, example=60)
     rows: Whole | None = entry("Rows of each user that take part; the first so many.", None, example=32)
     classes: Names = entry("How many classes, numbered from 0, or a list of their public names.", example=10)
@@ -183,6 +192,10 @@ class NeuralConfig(Configuration):
         if model.keep is not None and model.features not in ("edges", "dct"):
             raise InputError(
                 'model.keep says how many features to keep; it goes with model.features = "edges" or "dct".'
+            )
+        if model.cache is not None and model.features != "efficientnet":
+            raise InputError(
+                'model.cache keeps features of a frozen network; it goes with model.features = "efficientnet".'
             )
         return self
 
