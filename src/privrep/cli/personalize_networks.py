@@ -110,7 +110,7 @@ def _check_labels(table: UserTable, path: Path, folder: Path) -> None:
 
 def _save_one(model: Network, table: UserTable, path: Path, out: Path, overwrite: bool) -> None:
     """Write the network of the only user of a table into a folder of its own."""
-    from privrep.estimators.network_heads import check_finite
+    from privrep.neural.features import check_finite
 
     if table.n_users != 1:
         raise InputError(
@@ -126,10 +126,12 @@ def _save_one(model: Network, table: UserTable, path: Path, out: Path, overwrite
 def _join_numbers(model: Numbers, path: Path, how: RowOptions, out: Path | None, again: bool) -> None:
     from privrep.cli.personalize import keep_heads
     from privrep.heads.fitting import fit_heads
+    from privrep.neural.features import check_finite
 
     if out is not None:
         raise InputError("--out is for heads of columns; heads of public features join those of the model folder.")
     fitted, table = model.fitted, _labelled_table(model.wanted, path, how)
+    check_finite(table.X, path, table.ids.repeat(table.sizes))
     table = replace(table, X=model.features(table.X))
     c, kept = fitted.config, fitted.heads is not None and fitted.heads.means is not None
     new = fit_heads(

@@ -45,7 +45,7 @@ def predict_images(
         from privrep.cli.predict import predictor_of
 
         refuse_options(folder, {"--proba": how.proba}, "networks of classes")
-        predictor = predictor_of(model.fitted, folder, interval, lambda X: model.features(_single(X)))
+        predictor = predictor_of(model.fitted, folder, interval, model.features)
     else:
         refuse_options(folder, {"--interval": interval is not None}, "numbers")
         predictor = model.predictor(path, how.proba)
@@ -62,16 +62,9 @@ def predict_images(
         rows, batches, user = Batches(path, _written(found)), _batches(found), "the file"
     if model.wanted.one_user:
         batches = _of_one_user(batches, path, folder)
-    batches = _finite(batches, path) if isinstance(model, Network) else batches
-    predictions = predictor.predict(batches, path, user, asked.unknown, seen)
+    predictions = predictor.predict(_finite(batches, path), path, user, asked.unknown, seen)
     write_predictions(rows, predictions, predictor.names, out, suffix)
     _say_unusual(model, asked, seen)
-
-
-def _single(X: Any) -> Any:
-    from privrep.neural.features import rows_of
-
-    return rows_of(X)
 
 
 def _say_unusual(model: Network | Numbers, asked: Asked, seen: Seen) -> None:
@@ -100,12 +93,12 @@ def _batches(found: FileRows) -> Iterator[RowBatch]:
 
 
 def _finite(batches: Iterator[RowBatch], path: Path) -> Iterator[RowBatch]:
-    """Yield rows as networks take them; raise InputError at a number that is none."""
-    from privrep.estimators.network_heads import check_finite
+    """Yield rows as public maps and networks take them; raise InputError at a number that is none."""
+    from privrep.neural.features import check_finite, rows_of
 
     rows = 1
     for users, X, unlisted in batches:
-        taken = _single(X)
+        taken = rows_of(X)
         check_finite(taken, path, first=rows)
         yield RowBatch(users, taken, unlisted)
         rows += len(taken)

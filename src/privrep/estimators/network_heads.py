@@ -17,6 +17,7 @@ from privrep.errors import InputError
 from privrep.estimators.network import Centaur
 from privrep.heads.neural import fit_own_heads
 from privrep.heads.store import write_heads
+from privrep.neural.features import check_finite
 
 _KINDS = {int: "integers", float: "decimal numbers", bytes: "bytes"}
 
@@ -62,21 +63,6 @@ def join_heads(model: Centaur, table: UserTable, folder: Path, *, path: Path, sh
         heads = old.replaced(stay, heads)
     write_heads(heads, folder)
     return Joined(table.n_users, int(known.sum()), len(heads.ids))
-
-
-def check_finite(values: NDArray[Any], path: Path, users: NDArray[Any] | None = None, first: int = 1) -> None:
-    """Raise InputError if a row has a number that is none: it would make a class of nothing.
-
-    Args:
-        values: (rows, numbers).
-        path: of the file, for sentences.
-        users: of each row, where rows are not in the order of the file.
-        first: the number of the first row.
-    """
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if len(bad):
-        where = f"row {bad[0] + first}" if users is None else f"a row of user {users.tolist()[bad[0]]!r}"
-        raise InputError(f"{where} of {path} has numbers that are not finite, or too large; mend it or leave it out.")
 
 
 def kind_of(ids: NDArray[Any]) -> str:

@@ -71,7 +71,15 @@ class ReducedMap:
             from privrep.nn.flat_module import fingerprints
 
             described = {**self.features.to_json(), **fingerprints(self.features.module)}
-        return {"features": described, "width": self.width, "keep": self.keep}
+        return {"features": described, "width": self.width, "keep": self.keep, "words": self.words}
+
+    @property
+    def words(self) -> str:
+        """Return what the features of a row are, for people."""
+        what = "the numbers themselves" if self.features is None else self.features.describe()
+        if self.keep >= self.size:
+            return what
+        return f"{'the first' if self.ordered else 'a public projection to'} {self.keep:,} of {what}"
 
 
 class CentaurRegressor(PrivateFedRep):

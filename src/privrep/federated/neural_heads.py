@@ -20,10 +20,11 @@ from privrep.data.readers import TableSource, assembled, checked_batches, column
 from privrep.data.table import find_users
 from privrep.errors import InputError
 from privrep.estimators.network import Centaur
-from privrep.estimators.network_heads import Joined, check_finite, check_kinds, join_heads, kind_of
+from privrep.estimators.network_heads import Joined, check_kinds, join_heads, kind_of
 from privrep.federated.neural_task import NeuralTask, read_arrays
 from privrep.federated.task import task_from_json
 from privrep.neural.checks import rows_of
+from privrep.neural.features import check_finite
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def load(path: Path) -> Model:
         config, columns = Config.from_json(described["config"]), Columns.from_json(described["columns"])
         loss, public_map = loss_of(config, columns), described.get("public_map")
         if public_map is not None:
-            int(public_map["width"]), int(public_map["keep"]), public_map["features"]
+            int(public_map["width"]), int(public_map["keep"]), public_map["features"], public_map["words"]
     billboard = folder.read_billboard()
     with folder.damage(BILLBOARD):
         if "representation" not in billboard:

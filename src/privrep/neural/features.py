@@ -15,6 +15,7 @@ a number that is not finite are NaN.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -163,6 +164,23 @@ def rows_of(X: Any) -> NDArray[np.float32]:
             "X.reshape(len(X), -1) and pass image=(height, width, channels)."
         )
     return rows
+
+
+def check_finite(
+    values: NDArray[Any], path: str | os.PathLike[str], users: NDArray[Any] | None = None, first: int = 1
+) -> None:
+    """Raise InputError if a row has a number that is none: it would make a class of nothing.
+
+    Args:
+        values: (rows, numbers).
+        path: of the file, for sentences.
+        users: of each row, where rows are not in the order of the file.
+        first: the number of the first row.
+    """
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(bad):
+        where = f"row {bad[0] + first}" if users is None else f"a row of user {users.tolist()[bad[0]]!r}"
+        raise InputError(f"{where} of {path} has numbers that are not finite, or too large; mend it or leave it out.")
 
 
 def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles:
