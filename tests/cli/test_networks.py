@@ -331,6 +331,24 @@ def test_one_user_gets_a_network_of_its_own(folder: Path, tmp_path: Path, capsys
     assert "privrep predict" in out
 
 
+@pytest.mark.parametrize("kind", ["mine.npz", "mine.csv", "tree"])
+def test_rows_of_one_user_need_no_names(
+    kind: str, copy: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(folder / "named", tmp_path / "named")) if kind == "tree" else copy
+    np.savez(tmp_path / "mine.npz", images=PIXELS[:20], labels=LABELS[:20])
+    options = ["--target", "label"] if kind == "mine.csv" else []
+    path = {"mine.npz": tmp_path / kind, "mine.csv": folder / kind, "tree": folder / "tree" / "3"}[kind]
+    code, said, _ = run(capsys, "personalize", model, path, "--user-id", "77", *options)
+    assert code == 0
+    assert "Users: 1 more, 21 in all" in said
+    loaded = Centaur.load(model)
+    assert loaded.predict(ROWS[:5], ["77" if kind == "tree" else 77] * 5).shape == (5,)
+    if kind != "tree":
+        expected = loaded.personalize(ROWS[:20], LABELS[:20]).predict_proba(ROWS)
+        np.testing.assert_allclose(loaded.predict_proba(ROWS, [77] * COUNT), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -53,7 +53,8 @@ def _on_node(command: Callable[..., None], neural: Callable[..., None]) -> Calla
                 raise InputError(f"--{name.replace('_', '-')} is for {kind}; leave it out for {folder}.")
         (neural if known is own else command)(where, **{name: value for name, value in given.items() if name in known})
 
-    parameters = [_of_both(p, own.get(p.name)) for p in asked.parameters.values()]
+    of_commands = (p for p in asked.parameters.values() if p.name != "image")  # a node's task says how files are read
+    parameters = [_of_both(p, own.get(p.name)) for p in of_commands]
     parameters += [p for p in own.values() if p.name not in asked.parameters]
     run.__signature__ = asked.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
