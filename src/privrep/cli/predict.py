@@ -22,7 +22,15 @@ from privrep.cli.options import (
     RowsPath,
     UserColumn,
 )
-from privrep.cli.predictions import Asked, Predictor, Seen, table_batches, write_predictions
+from privrep.cli.predictions import (
+    Asked,
+    Predictor,
+    Seen,
+    Unknown,
+    check_names,
+    table_batches,
+    write_predictions,
+)
 from privrep.cli.tables import check_file, no_heads, open_table
 from privrep.errors import InputError
 
@@ -69,32 +77,38 @@ def predict(
     Networks, and numbers of public features, take images or flattened rows: see --help of `personalize`.
     Private heads make the predictions, so only you can read the file, and it is no part of what may be published.
     """
-    from privrep.cli.predict_networks import Unknown, predict_images
+    from privrep.cli.predict_networks import predict_images
     from privrep.data.dialects import Dialect
     from privrep.data.readers import SUFFIXES
     from privrep.heads.uncertainty import check_coverage
-    from privrep.models.model import load
 
     suffix = check_file(out, overwrite, SUFFIXES, folder)
     if interval is not None:
         check_coverage(interval, "--interval")
-    if takes_rows_of_images(folder):
-        given: Any = {"user": user, "features": features, "item": item, "image": image, "proba": proba}
-        how = RowOptions(Dialect(encoding, delimiter, decimal), **given)
-        return predict_images(folder, table, out, suffix, how, Unknown(unknown, refuse_unknown), interval)
-    refuse_options(folder, {"--image": image, "--proba": proba})
+    given: Any = {"user": user, "features": features, "item": item, "image": image, "proba": proba}
+    how = RowOptions(Dialect(encoding, delimiter, decimal), **given)
+    rule = Unknown(unknown, refuse_unknown)
+    predict_rows = predict_images if takes_rows_of_images(folder) else _predict_table
+    predict_rows(folder, table, out, suffix, how, rule, interval)
+
+
+def _predict_table(
+    folder: Path, table: Path, out: Path, suffix: str, how: RowOptions, unknown: Unknown, interval: float | None
+) -> None:
+    """Predict the rows of a table by the heads of a model of a table."""
+    from privrep.models.model import load
+
+    refuse_options(folder, {"--image": how.image, "--proba": how.proba})
     fitted = load(folder)
-    column = user or fitted.columns.user
+    column = how.user or fitted.columns.user
     if fitted.heads is None:
         raise no_heads(folder)
     if not column:
         raise InputError(f"{folder} was fitted on arrays and names no user column; pass --user.")
-    source = open_table(table, fitted, column, None, features, item, dialect=Dialect(encoding, delimiter, decimal))
+    source = open_table(table, fitted, column, None, how.features, how.item, dialect=how.dialect)
     predictor = predictor_of(fitted, folder, interval)
-    taken = next((name for name in predictor.names if name in source.header), None)
-    if taken is not None:
-        raise InputError(f"{table} has a column {taken!r} already; rename it first.")
-    seen, asked = Seen(), Asked(interval, predictor.check_unknown(unknown, refuse_unknown))
+    check_names(predictor, source)
+    seen, asked = Seen(), Asked(interval, predictor.check_unknown(*unknown))
     batches = table_batches(source, seen)
     predictions = predictor.predict(batches, table, f"column {source.user!r}", asked.unknown, seen)
     write_predictions(source, predictions, predictor.names, out, suffix)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from privrep.cli.console import progress, say
 from privrep.cli.image_rows import FileRows, RowOptions, is_table, open_flat_table, read_rows, refuse_options
 from privrep.cli.networks import Network, Numbers, open_model
-from privrep.cli.predictions import Asked, Batches, RowBatch, Seen, table_batches, write_predictions
+from privrep.cli.predictions import (
+    Asked,
+    Batches,
+    RowBatch,
+    Seen,
+    Unknown,
+    check_names,
+    table_batches,
+    write_predictions,
+)
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
     from privrep.data.readers import TableSource
 
 AT_A_TIME = 256  # rows between two looks at the bar
-
-
-class Unknown(NamedTuple):
-    """What the options say about users without a head."""
-
-    given: str | None
-    refused: bool
 
 
 def predict_images(
@@ -53,9 +55,7 @@ def predict_images(
     rows: TableSource | Batches
     if is_table(path, how):
         rows = open_flat_table(path, model.wanted, how)
-        taken = next((name for name in predictor.names if name in rows.header), None)
-        if taken is not None:
-            raise InputError(f"{path} has a column {taken!r} already; rename it first.")
+        check_names(predictor, rows)
         batches, user = table_batches(rows, seen), f"column {rows.user!r}"
     else:
         found = read_rows(path, model.wanted, how, labelled=False)

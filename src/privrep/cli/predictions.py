@@ -45,6 +45,13 @@ class Asked(NamedTuple):
     unknown: str  # what is done about users without a head
 
 
+class Unknown(NamedTuple):
+    """What the options say about users without a head."""
+
+    given: str | None
+    refused: bool
+
+
 def _no_counts() -> MissingCounts:
     from privrep.data.missing import MissingCounts
 
@@ -135,6 +142,13 @@ class Predictor:
                 seen.values[name] += int(mask[kept].sum())
             yield kept, self.columns(X[kept], positions[kept])
             rows += len(users)
+
+
+def check_names(predictor: Predictor, source: TableSource) -> None:
+    """Raise InputError if a table has a column that is called as one of the predictions."""
+    taken = next((name for name in predictor.names if name in source.header), None)
+    if taken is not None:
+        raise InputError(f"{source.path} has a column {taken!r} already; rename it first.")
 
 
 def table_batches(source: TableSource, seen: Seen) -> Iterator[RowBatch]:
