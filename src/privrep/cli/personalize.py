@@ -28,7 +28,7 @@ from privrep.cli.options import (
     Weight,
     split_names,
 )
-from privrep.cli.tables import check_file, id_kind, new_file, open_table, say_joined, suffix_of
+from privrep.cli.tables import as_id, check_file, id_kind, new_file, open_table, say_joined, suffix_of
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -218,12 +218,7 @@ def _refuse(column: str, header: list[str], table: Path) -> None:
 
 
 def _as_id(text: str, fitted: Model) -> str | int:
-    if fitted.heads is None or id_kind(fitted.heads.ids) != "integers":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"--user-id must be an integer, as the ids of this model are. Got {text!r} instead.") from None
+    return as_id(text, fitted.heads is None or id_kind(fitted.heads.ids) != "integers")
 
 
 # A user without rows

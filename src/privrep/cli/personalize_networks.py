@@ -17,7 +17,7 @@ from privrep.cli.image_rows import (
     refuse_options,
 )
 from privrep.cli.networks import Network, Numbers, open_model
-from privrep.cli.tables import check_place
+from privrep.cli.tables import as_id, check_place, say_joined
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def personalize_images(
     _check_labels(table, path, folder)
     if out is not None:
         return _save_one(model, table, path, out, overwrite)
-    from privrep.cli.tables import say_joined
     from privrep.estimators.network_heads import join_heads
 
     joined = join_heads(model.model, table, folder, path=path, shown=folder, again=again)
@@ -72,7 +71,7 @@ def _labelled_table(wanted: Wanted, path: Path, how: RowOptions) -> UserTable:
         if how.user_id is not None:
             from privrep.cli.personalize import with_user_column
 
-            with with_user_column(path, how.user or "user", as_id(how.user_id, wanted), how.dialect) as copy:
+            with with_user_column(path, how.user or "user", as_id(how.user_id, wanted.text_ids), how.dialect) as copy:
                 table = read_table(open_flat_table(copy, wanted, replace(how, user=how.user or "user"), how.target))
         else:
             table = read_table(open_flat_table(path, wanted, how, how.target))
@@ -82,20 +81,12 @@ def _labelled_table(wanted: Wanted, path: Path, how: RowOptions) -> UserTable:
     if how.user_id is not None:
         if users is not None:
             raise InputError(f"{path} names users; leave --user-id out.")
-        users = np.full(len(found.X), as_id(how.user_id, wanted), dtype=object if wanted.text_ids else np.int64)
+        users = np.full(
+            len(found.X), as_id(how.user_id, wanted.text_ids), dtype=object if wanted.text_ids else np.int64
+        )
     if users is None:
         raise InputError(f"{path} names no users; pass --user-id, if all rows are one user's.")
     return UserTable.from_rows(found.X, found.y, users)
-
-
-def as_id(text: str, wanted: Wanted) -> str | int:
-    """Return the id of a user as the ids of the model are: text, or an integer."""
-    if wanted.text_ids:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"--user-id must be an integer, as the ids of this model are. Got {text!r} instead.") from None
 
 
 def _check_labels(table: UserTable, path: Path, folder: Path) -> None:

@@ -136,6 +136,16 @@ def id_kind(ids: Any) -> str:
     return "integers" if kind in "iu" else "decimal numbers" if kind == "f" else "text"
 
 
+def as_id(text: str, as_text: bool) -> str | int:
+    """Return the id of a user as the ids of the model are: text, or an integer."""
+    if as_text:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--user-id must be an integer, as the ids of this model are. Got {text!r} instead.") from None
+
+
 def suffix_of(path: Path, suffixes: Iterable[str]) -> str | None:
     return next((suffix for suffix in suffixes if path.name.lower().endswith(suffix)), None)
 
