@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from privrep.estimators.clip import DPClip as DPClip
     from privrep.estimators.margin import PrivateMarginSelector
     from privrep.estimators.network import Centaur as Centaur
+    from privrep.estimators.network_regression import CentaurRegressor
     from privrep.estimators.personal_network import PersonalNetwork as PersonalNetwork
     from privrep.estimators.ratings import PrivateFactorization
     from privrep.estimators.regression import CentaurLinear, PrivAltMin, PrivateFedRep
@@ -41,6 +42,7 @@ _WHERE = {
     "BudgetExceeded": "privrep.errors",
     "Centaur": "privrep.estimators.network",  # needs PyTorch, so it is not in __all__
     "CentaurLinear": "privrep.estimators.regression",
+    "CentaurRegressor": "privrep.estimators.network_regression",  # needs PyTorch for frozen networks alone
     "ClassPopulation": "privrep.data.synthetic",
     "ColumnNote": "privrep.errors",
     "DPClip": "privrep.estimators.clip",  # needs PyTorch, too
@@ -69,6 +71,7 @@ _WHERE = {
 __all__ = [
     "BudgetExceeded",
     "CentaurLinear",
+    "CentaurRegressor",
     "ClassPopulation",
     "ColumnNote",
     "InputError",

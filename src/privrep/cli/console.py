@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,26 @@ class Bar:
 
     def at(self, done: int, /) -> None:
         self._shown.update(self._task, completed=done)
+
+    def counting(self, what: str, then: Callable[[], None] | None = None) -> Callable[[int, int], None]:
+        """Return a function that is told how many are done, of how many, and shows a bar of its own meanwhile.
+
+        Args:
+            what: is counted.
+            then: called when all are done, such as to show the next bar.
+        """
+        under_way = False
+
+        def told(done: int, total: int, /) -> None:
+            nonlocal under_way
+            if not under_way:
+                self.begin(what, total)
+            self.at(done)
+            under_way = done < total
+            if not under_way and then is not None:
+                then()
+
+        return told
 
     def page(self, name: str, epsilon: float | None = None) -> None:
         """Count a page that was posted; without an epsilon, what was spent is read from the folder's ledger."""

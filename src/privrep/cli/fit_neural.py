@@ -12,6 +12,7 @@ import typer
 from privrep.cli.config import files_are_missing
 from privrep.cli.console import note, progress, say, shout
 from privrep.cli.fit_table import stoppable
+from privrep.cli.image_rows import read_images
 from privrep.errors import InputError, NothingLearned, UnknownLabels
 
 if TYPE_CHECKING:
@@ -58,25 +59,10 @@ def fit_neural(
 
 
 def _images(asked: NeuralConfig) -> Images:
-    """The images; of a list of classes the names are those of the labels' numbers, or the labels themselves."""
-    from privrep.data import images as readers
-
-    data, classes = asked.data, asked.model.classes
+    """Return the images; labels that are numbers are places among the classes."""
+    classes = asked.model.classes
     names = classes if isinstance(classes, list) else [str(number) for number in range(classes)]
-    if data.kind == "idx":
-        return readers.read_idx(data.images, data.labels, data.transpose, names)
-    if data.kind == "cifar":
-        return replace(readers.read_cifar(data.path, data.part, data.coarse), names=tuple(names))
-    if data.kind == "npz":
-        return readers.read_npz(data.path, names)
-    size = (data.size[0], data.size[1])
-    if data.kind == "folder":
-        return readers.read_image_folder(data.path, size, data.colour, users=asked.users.by == "folders")
-    columns = data.columns
-    if asked.users.by is not None and columns.user is None:
-        raise InputError("the config must say data.columns.user, the column that names the user of each row.")
-    user = columns.label if columns.user is None else columns.user  # without one, images are dealt
-    return readers.read_image_parquet(data.path, columns.image, columns.label, user, size, data.colour)
+    return read_images(asked.data, names, asked.users.by)
 
 
 def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable | None]:
@@ -124,7 +110,7 @@ def _model(asked: NeuralConfig, images: Images, table: UserTable) -> Centaur:
     from privrep.neural.training import LINEAR, WHOLE
 
     model, privacy = asked.model, asked.privacy
-    options = model.given("network", "features", "keep")
+    options = model.given("network", "features", "keep", "cache")
     made = Centaur(
         None if model.network == "none" else model.network,
         epsilon=privacy.epsilon,
@@ -152,6 +138,10 @@ def _unknown(train: UserTable, model: Centaur) -> int:
 def _features(model: NetworkModel, shape: tuple[int, int, int]) -> Any:
     from privrep.neural.features import Dct, Edges
 
+    if model.features == "efficientnet":
+        from privrep.neural.pretrained import efficientnet
+
+        return efficientnet(shape, cache=model.cache)
     if model.features in ("edges", "dct"):
         kept = {} if model.keep is None else {"keep": model.keep}
         return (Edges if model.features == "edges" else Dct)(*shape, **kept)
@@ -166,7 +156,18 @@ def _fit(model: Centaur, table: UserTable, folder: Path, pages: int) -> None:
         bar.begin("reading", pages)
         if bar.visible:
             model.on_page, model.on_loss = bar.page, bar.loss
+            model.on_progress = bar.counting("features", lambda: bar.begin("reading", pages))
         model.fit(table)
+
+
+def _measured(model: Centaur, rows: Any, labels: Any, users: Any) -> float:
+    """Return the accuracy on rows held out; a bar counts features of a frozen network."""
+    from privrep.neural.features import Frozen
+
+    with progress() as bar:
+        if isinstance(model.map_, Frozen):
+            model.map_ = replace(model.map_, on_progress=bar.counting("features") if bar.visible else None)
+        return model.score(rows, labels, users)
 
 
 def _summarise(model: Centaur, folder: Path, held: UserTable | None) -> None:
@@ -179,12 +180,10 @@ def _summarise(model: Centaur, folder: Path, held: UserTable | None) -> None:
     if held is not None and held.n_rows:
         groups, known = held.ids[np.repeat(np.arange(held.n_users), held.sizes)], held.y >= 0
         labels = model.classes_[held.y[known].astype(np.int64)]
-        accuracy = model.score(held.X[known], labels, groups[known])
+        accuracy = _measured(model, held.X[known], labels, groups[known])
         say(f"Accuracy on {len(labels):,} rows held out: {accuracy:.3f} {_NOT_PRIVATE}")
     if report.seeded:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
     else:
         say(f"All of {folder} but {folder / 'private'} may be published; the heads in there belong to their users.")
-    say(
-        f"To predict, and for new users: privrep.Centaur.load({str(folder)!r}). What it means: privrep inspect {folder}"
-    )
+    say(f"Predict with: privrep predict {folder} FILE --out FILE     What it means: privrep inspect {folder}")

@@ -14,7 +14,7 @@ import typer
 from privrep.cli.console import say
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
-from privrep.cli.tables import check_file, new_file
+from privrep.cli.tables import check_file, new_file, say_joined
 from privrep.data.dialects import open_text
 from privrep.errors import InputError
 
@@ -53,7 +53,8 @@ def _on_node(command: Callable[..., None], neural: Callable[..., None]) -> Calla
                 raise InputError(f"--{name.replace('_', '-')} is for {kind}; leave it out for {folder}.")
         (neural if known is own else command)(where, **{name: value for name, value in given.items() if name in known})
 
-    parameters = [_of_both(p, own.get(p.name)) for p in asked.parameters.values()]
+    of_commands = (p for p in asked.parameters.values() if p.name != "image")  # a node's task says how files are read
+    parameters = [_of_both(p, own.get(p.name)) for p in of_commands]
     parameters += [p for p in own.values() if p.name not in asked.parameters]
     run.__signature__ = asked.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -85,9 +86,7 @@ def model_folder(folder: Path) -> Path:
 def _personalize_network(folder: NodeFolder, table: NodeFile, replace: bool = False) -> None:
     """Of a neural model, FILE is read as `federate join` reads it, labels and all."""
     joined = _neural_heads().personalize(folder, table, replace)
-    note = f"{joined.replaced:,} with a new head, " if joined.replaced else ""
-    more, where = joined.came - joined.replaced, folder / "model" / "private"
-    say(f"Users: {more:,} more, {note}{joined.in_all:,} in all, in {where}")
+    say_joined(joined.came, joined.replaced, joined.in_all, folder / "model")
 
 
 def _predict_network(

@@ -113,10 +113,19 @@ Check = Annotated[bool, typer.Option("--check", help="Say whether this can be do
 
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder, as `fit` made it.")]
-TablePath = Annotated[Path, typer.Argument(metavar="TABLE", help="A Parquet or CSV file.")]
+RowsPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TABLE",
+        help="A Parquet or CSV file. Networks: also a NumPy archive, a folder of images, or a TOML file of fit-neural.",
+    ),
+]
 UserColumn = Annotated[str | None, typer.Option("--user", help="User column, if it is not named as in the fit.")]
 FeatureColumns = Annotated[
     str | None, typer.Option("--features", help="Columns of numbers A,B,C, if not named as in the fit.")
+]
+ImageColumn = Annotated[
+    str | None, typer.Option("--image", help="Networks: column of encoded images of a Parquet file, PNG or JPEG.")
 ]
 ItemColumn = Annotated[
     str | None, typer.Option("--item", help="Ratings: item column, if it is not named as in the fit.")

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from privrep.cli.console import note, say
+from privrep.cli.image_rows import RowOptions, refuse_options, takes_rows_of_images
 from privrep.cli.options import (
     Decimal,
     Delimiter,
     Encoding,
     FeatureColumns,
     Folder,
+    ImageColumn,
     ItemColumn,
-    TablePath,
+    RowsPath,
     UserColumn,
     Weight,
     split_names,
 )
-from privrep.cli.tables import check_file, id_kind, new_file, open_table, suffix_of
+from privrep.cli.tables import as_id, check_file, id_kind, new_file, open_table, say_joined, suffix_of
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,9 +40,10 @@ if TYPE_CHECKING:
 
 def personalize(
     folder: Folder,
-    table: TablePath,
+    table: RowsPath,
     out: Annotated[
-        Path | None, typer.Option(help="Write the heads to this .json, .csv or .parquet file instead.")
+        Path | None,
+        typer.Option(help="Write the heads to this .json, .csv or .parquet file instead; a network: to this folder."),
     ] = None,
     user_id: Annotated[
         str | None, typer.Option(help="The table has no user column: all its rows are this user's.")
@@ -53,6 +56,7 @@ def personalize(
     ] = None,
     features: FeatureColumns = None,
     item: ItemColumn = None,
+    image: ImageColumn = None,
     weight: Weight = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
@@ -62,11 +66,17 @@ def personalize(
 
     Without --out they join the heads in FOLDER/private. With --out they go to a file of weights that only you can read.
     With --user-id, a table may have a header and no rows: that user's head is then the prior mean.
+    Networks take tables of flattened rows (--user, --target), Parquet files of images (--image), archives (.npz),
+    folders user/class/image, and TOML files of `fit-neural`. With --out they write a folder: one user's own network.
     """
     from privrep.data.dialects import Dialect
-    from privrep.heads.store import write_heads
     from privrep.models.model import load
 
+    if takes_rows_of_images(folder):
+        given: Any = {"user": user, "target": target, "features": features, "item": item, "image": image}
+        how = RowOptions(Dialect(encoding, delimiter, decimal), weight=weight, user_id=user_id, **given)
+        return _personalize_images(folder, table, how, out, replace, overwrite)
+    refuse_options(folder, {"--image": image})
     if out is not None:
         check_file(out, overwrite, (".json", ".csv", ".parquet"), folder)
         if replace:
@@ -83,14 +93,37 @@ def personalize(
         _write_weights(new, fitted, _Names(names, targets), out)
         say(f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}: {out} (readable by you alone)")
         return
+    keep_heads(fitted, new, folder, table, replace)
+
+
+def _personalize_images(
+    folder: Path, table: Path, how: RowOptions, out: Path | None, replace: bool, overwrite: bool
+) -> None:
+    from privrep.cli.personalize_networks import personalize_images
+
+    if out is not None and replace:
+        raise InputError("--replace is for the heads in the model folder; with --out use --overwrite.")
+    personalize_images(folder, table, how, out, again=replace, overwrite=overwrite)
+
+
+def keep_heads(fitted: Model, new: Heads, folder: Path, table: Path, replace: bool) -> None:
+    """Join new heads to those of a model folder, and say how many there are.
+
+    Args:
+        fitted: the model, with the heads it has.
+        new: the heads of the users of a table.
+        folder: of the model.
+        table: the file, for sentences.
+        replace: whether users who have a head already get the new one.
+    """
+    from privrep.heads.store import write_heads
+
     before, came = 0, len(new.ids)
     if fitted.heads is not None:
         before = len(fitted.heads.ids)
         new = _joined(fitted.heads, new, folder, table, replace)
     write_heads(new, folder)
-    replaced = came - (len(new.ids) - before)
-    note = f"{replaced:,} with a new head, " if replaced else ""
-    say(f"Users: {came - replaced:,} more, {note}{len(new.ids):,} in all, in {folder / 'private'}")
+    say_joined(came, came - (len(new.ids) - before), len(new.ids), folder)
 
 
 def _heads_of_rows(source: TableSource, fitted: Model) -> Heads:
@@ -141,10 +174,17 @@ def _with_user_column(
             raise InputError("the model was fitted on arrays and names no user column; pass --user, or --user-id.")
         yield table, column
         return
+    with with_user_column(table, column or "user", _as_id(user_id, fitted), dialect) as copy:
+        yield copy, column or "user"
+
+
+@contextmanager
+def with_user_column(table: Path, column: str, value: str | int, dialect: Dialect) -> Iterator[Path]:
+    """Give a private copy of a table with a column that names one user, for as long as it is needed."""
     with tempfile.TemporaryDirectory(prefix="privrep-") as scratch:
-        copy = _add_column(table, column or "user", _as_id(user_id, fitted), Path(scratch), dialect)
+        copy = _add_column(table, column, value, Path(scratch), dialect)
         try:
-            yield copy, column or "user"
+            yield copy
         except InputError as error:
             raise InputError(str(error).replace(str(copy), str(table))) from None
 
@@ -178,12 +218,7 @@ def _refuse(column: str, header: list[str], table: Path) -> None:
 
 
 def _as_id(text: str, fitted: Model) -> str | int:
-    if fitted.heads is None or id_kind(fitted.heads.ids) != "integers":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"--user-id must be an integer, as the ids of this model are. Got {text!r} instead.") from None
+    return as_id(text, fitted.heads is None or id_kind(fitted.heads.ids) != "integers")
 
 
 # A user without rows

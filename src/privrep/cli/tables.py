@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privrep.cli.console import note
+from privrep.cli.console import note, say
 from privrep.cli.options import split_names
 from privrep.errors import InputError
 
@@ -120,9 +120,30 @@ def list_left_out(source: TableSource) -> None:
         note(f"{what}, so not features: {listed}; {advice.get(kind, 'name the features with --features to be sure')}.")
 
 
+def say_joined(came: int, replaced: int, in_all: int, folder: Path) -> None:
+    """Say how many users got a head."""
+    renewed = f"{replaced:,} with a new head, " if replaced else ""
+    say(f"Users: {came - replaced:,} more, {renewed}{in_all:,} in all, in {folder / 'private'}")
+
+
+def no_heads(folder: Path) -> InputError:
+    """Return the error that a model folder has no heads."""
+    return InputError(f"{folder} holds no heads (private/); make some with: privrep personalize {folder} TABLE")
+
+
 def id_kind(ids: Any) -> str:
     kind: str = ids.dtype.kind
     return "integers" if kind in "iu" else "decimal numbers" if kind == "f" else "text"
+
+
+def as_id(text: str, as_text: bool) -> str | int:
+    """Return the id of a user as the ids of the model are: text, or an integer."""
+    if as_text:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--user-id must be an integer, as the ids of this model are. Got {text!r} instead.") from None
 
 
 def suffix_of(path: Path, suffixes: Iterable[str]) -> str | None:
@@ -137,6 +158,18 @@ def check_file(out: Path, overwrite: bool, suffixes: Iterable[str], folder: Path
     suffix = suffix_of(out, suffixes)
     if suffix is None:
         raise InputError(f"--out: {out} must end in {', '.join(suffixes)}.")
+    check_place(out, folder)
+    if out.is_dir():
+        raise InputError(f"--out: {out} is a folder; name a file.")
+    if out.exists() and not overwrite:
+        raise InputError(f"--out: {out} exists already; choose another name, or pass --overwrite.")
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"--out: there is no folder {out.parent}; make it first.")
+    return suffix
+
+
+def check_place(out: Path, folder: Path) -> None:
+    """Refuse a path for private data that lies in the public part of a model folder."""
     real, private = out.resolve(), folder.resolve() / "private"
     model = (folder / "model.json").is_file()
     if model and real.is_relative_to(private.parent) and not real.is_relative_to(private):
@@ -146,13 +179,6 @@ def check_file(out: Path, overwrite: bool, suffixes: Iterable[str], folder: Path
         )
     if real == private / "heads.parquet":
         raise InputError(f"--out: {out} holds the heads of the model itself; choose another name.")
-    if out.is_dir():
-        raise InputError(f"--out: {out} is a folder; name a file.")
-    if out.exists() and not overwrite:
-        raise InputError(f"--out: {out} exists already; choose another name, or pass --overwrite.")
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"--out: there is no folder {out.parent}; make it first.")
-    return suffix
 
 
 @contextmanager

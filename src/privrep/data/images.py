@@ -120,7 +120,7 @@ def read_npz(path: _Path, names: Sequence[str] | None = None) -> Images:
 
     Its array `classes`, where there is one, names the classes; else they are numbers as in `read_idx`.
     """
-    arrays = _arrays(path, ("images", "labels"), ("writers", "classes"))
+    arrays = read_arrays(path, ("images", "labels"), ("writers", "classes"))
     labels = arrays["labels"]
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise InputError(f"labels of {path} must be a list of integers. Got {labels.dtype} of shape {labels.shape}.")
@@ -150,17 +150,35 @@ def read_image_folder(folder: _Path, size: tuple[int, int], colour: bool = True,
     return Images(pixels, labels, names, np.array([file.parts[-3] for file in files]) if users else None)
 
 
+def read_unlabelled_folder(folder: _Path, size: tuple[int, int], colour: bool = True) -> tuple[list[str], Images]:
+    """Return the images of a folder, at whatever depth, and their paths within it; the first part is the user.
+
+    All are resized to `size` (height, width). None has a label.
+    """
+    folder = Path(folder)
+    files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+    paths = [file.relative_to(folder) for file in files]
+    alone = next((path for path in paths if len(path.parts) < 2), None)
+    if not files or alone is not None:
+        told = "holds no images" if alone is None else f"holds {alone} outside of any folder"
+        raise InputError(f"{folder} {told}; put the images of each user into a folder named after the user.")
+    pixels = _decoded(((str(file), file) for file in files), len(files), size, colour)
+    nothing = np.full(len(files), -1, dtype=np.int64)
+    return [path.as_posix() for path in paths], Images(pixels, nothing, (), np.array([p.parts[0] for p in paths]))
+
+
 def read_image_parquet(
     path: _Path,
     image: str,
-    label: str,
-    user: str,
+    label: str | None,
+    user: str | None,
     size: tuple[int, int],
     colour: bool = True,
     names: Sequence[str] | None = None,
 ) -> Images:
     """A Parquet table of rows with a user, a label and an encoded image: bytes, or a struct with a field `bytes`.
 
+    Without `label` no image has one, without `user` no user is known.
     All are resized to `size` (height, width). Labels are text or integers; without `names` the classes are those that
     occur, sorted (integers: as in `read_idx`). With `names`, text labels must be among them and integer labels are
     positions in them.
@@ -171,16 +189,19 @@ def read_image_parquet(
         raise InputError(f"there is no file {path}; check the path.")
     try:
         with open_parquet(path) as file:
-            for option, name in (("image", image), ("label", label), ("user", user)):
+            named = [(option, name) for option, name in (("image", image), ("label", label), ("user", user)) if name]
+            for option, name in named:
                 require(name, option, path, file.schema_arrow.names)
-            table = file.read(columns=[image, label, user])
+            table = file.read(columns=list(dict.fromkeys(name for _, name in named)))
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
     encoded = _encoded(path, image, table.column(image))
     rows = ((f"row {row} of {path}", value) for row, value in enumerate(encoded))
     pixels = _decoded(rows, len(encoded), size, colour)
-    labels, listed = _labelled(path, label, table.column(label), names)
-    return Images(pixels, labels, listed, _plain(path, user, "user", table.column(user)))
+    labels, listed = np.full(len(encoded), -1, dtype=np.int64), tuple(names or ())
+    if label:
+        labels, listed = _labelled(path, label, table.column(label), names)
+    return Images(pixels, labels, listed, _plain(path, user, "user", table.column(user)) if user else None)
 
 
 def _read(path: _Path) -> bytes:
@@ -234,7 +255,7 @@ def _cifar_binary(files: list[Path], label_bytes: int, coarse: bool) -> Images:
 
 
 def _cifar_sheets(folder: Path, part: str) -> Images:
-    arrays = _arrays(folder / f"{part}_labels.npz", ("labels",), ("classes",))
+    arrays = read_arrays(folder / f"{part}_labels.npz", ("labels",), ("classes",))
     labels = arrays["labels"].astype(np.int64)
     sheets = sorted(f for kind in ("webp", "png") for f in folder.glob(f"{part}_*.{kind}"))
     if not sheets:
@@ -250,7 +271,8 @@ def _cifar_sheets(folder: Path, part: str) -> Images:
     return Images(np.concatenate(parts), labels, _numbered(labels) if listed is None else tuple(map(str, listed)))
 
 
-def _arrays(path: _Path, wanted: Sequence[str], welcome: Sequence[str]) -> dict[str, NDArray[Any]]:
+def read_arrays(path: _Path, wanted: Sequence[str], welcome: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return arrays of a NumPy archive: those that are wanted, and those that are welcome where they are there."""
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}; check the path.")
     try:

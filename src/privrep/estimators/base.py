@@ -19,7 +19,7 @@ from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, find_users, plain
 from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
 from privrep.estimators.checks import Rows, check_features, missing_of, prepare
-from privrep.estimators.rows import Named, read_given, read_known, reader, warn_if_unnamed
+from privrep.estimators.rows import GivenRows, Named, read_given, read_known, reader, warn_if_unnamed
 from privrep.heads.filling import fill_to_predict, locate, means_of
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
@@ -82,7 +82,7 @@ class Personal(BaseEstimator, ABC):
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         self._refuses()  # a parameter that is none is refused before anything is spent
-        given = read_given(X, self.categories)
+        given = self._given(X)
         columns = given.columns(y, groups)
         X, y = self._validated(given.X, y)
         if given.frame is not None:
@@ -109,6 +109,15 @@ class Personal(BaseEstimator, ABC):
         if folder is not None:
             models.finish(self.model_, folder)
         return self
+
+    def _given(self, X: Any) -> GivenRows:
+        """Return what `fit` was given as X; estimators that make features of rows make them here."""
+        return read_given(X, self.categories)
+
+    @property
+    def _public_map(self) -> dict[str, Any] | None:
+        """Return the public facts of the map that makes features of rows; None: columns are features."""
+        return None
 
     @abstractmethod
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]: ...
@@ -199,7 +208,7 @@ class Personal(BaseEstimator, ABC):
     def load(cls, folder: str | Path) -> Self:
         """Read a model folder, as `save` or `privrep fit` wrote it."""
         loaded = models.load(Path(folder))
-        other = class_name(loaded.config)
+        other = class_name(loaded)
         if not any(kind.__name__ == other for kind in cls.__mro__):
             raise InputError(f"{folder} holds a model of {other}; load it with {other}.load.")
         estimator = cls(**cls._parameters(loaded))
@@ -269,8 +278,11 @@ def _declared(loaded: models.Model) -> dict[str, list[str | int]] | None:
     return None if selected or not loaded.columns.named else {n: list(v) for n, v in loaded.columns.named.items()}
 
 
-def class_name(config: Config) -> str:
+def class_name(loaded: models.Model) -> str:
     """Return the name of the estimator that makes such models."""
+    config = loaded.config
+    if loaded.public_map is not None:
+        return "CentaurRegressor"
     return find_estimator(config.method, config.ratings) if config.loss is None else "PrivateFedRepClassifier"
 
 

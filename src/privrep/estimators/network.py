@@ -35,7 +35,7 @@ from privrep.neural.checks import (
     warn_of_labels,
 )
 from privrep.neural.description import arguments, check_names, describe, moved_heads, plan_from_json, restore
-from privrep.neural.features import ORIENTATIONS, SCALES, Dct, Edges, FeatureMap, Frozen, frequencies
+from privrep.neural.features import Dct, Edges, FeatureMap, Frozen, most_edges
 from privrep.neural.frozen import OnProgress
 from privrep.neural.models import adapted, lenet, mlp
 from privrep.neural.offers import frozen_map, linear_head, offer
@@ -48,7 +48,6 @@ from privrep.privacy.protocol import Step, Users
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
-EDGES = 256  # features of images, if nothing else is asked for
 ROWS = 64
 ON_FEATURES = ("linear", "directions", "nothing")  # what is shared takes public features, not rows
 
@@ -319,7 +318,7 @@ class Centaur:
 
     def _public_features(self, features: int) -> int:
         if self.features == "auto":
-            return features if self.image is None else _most_edges(*self.image[:2])
+            return features if self.image is None else most_edges(*self.image[:2])
         return features if self.features is None else self.features.size
 
     def _map(self, plan: SharingPlan, features: int) -> FeatureMap | None:
@@ -329,7 +328,7 @@ class Centaur:
             if frozen is not None or self.image is None:
                 return frozen
             height, width, channels = self.image
-            return Edges(height, width, channels, _most_edges(height, width))
+            return Edges(height, width, channels, most_edges(height, width))
         if isinstance(self.features, Frozen):
             cache, hook = self.cache or self.features.cache, self.on_progress or self.features.on_progress
             return dataclasses.replace(self.features, cache=cache, on_progress=hook)
@@ -357,11 +356,6 @@ class Centaur:
         with np.errstate(all="ignore"):
             own = own / np.maximum(np.sqrt((own * own).sum(axis=1, keepdims=True)), np.float32(1e-12))
         return np.concatenate([rows, own], axis=1) if raw else own
-
-
-def _most_edges(height: int, width: int) -> int:
-    """How many edges are looked at by default: small images have fewer."""
-    return min(EDGES, ORIENTATIONS * sum(frequencies(height, width, scale)[0].size for scale in SCALES))
 
 
 def _same_features(got: int, wanted: int) -> None:

@@ -147,7 +147,8 @@ class Regressor(RegressorMixin, Personal):
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
         made = PreparedRows(table, rows.frame, config.dense)
-        return learning.learn(made.users(columns), config, folder=folder, columns=columns), made.table
+        facts: Any = {"folder": folder, "columns": columns, "public_map": self._public_map}
+        return learning.learn(made.users(columns), config, **facts), made.table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
         if y is None:

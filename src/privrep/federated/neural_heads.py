@@ -6,7 +6,6 @@ predictions stay on the node, and no privacy is spent.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,11 @@ from privrep.data.readers import TableSource, assembled, checked_batches, column
 from privrep.data.table import find_users
 from privrep.errors import InputError
 from privrep.estimators.network import Centaur
+from privrep.estimators.network_heads import Joined, check_kinds, join_heads, kind_of
 from privrep.federated.neural_task import NeuralTask, read_arrays
 from privrep.federated.task import task_from_json
-from privrep.heads.neural import fit_own_heads
-from privrep.heads.store import write_heads
 from privrep.neural.checks import rows_of
-
-_KINDS = {int: "integers", float: "decimal numbers", bytes: "bytes"}
+from privrep.neural.features import check_finite
 
 
 @dataclass(frozen=True)
@@ -40,24 +37,15 @@ class Predictions:
     probabilities: NDArray[np.float64] | None
 
 
-@dataclass(frozen=True)
-class Joined:
-    """How many users got a head, how many of those had one, and how many have one now."""
-
-    came: int
-    replaced: int
-    in_all: int
-
-
 def predict(folder: Path, path: Path, probabilities: bool = False) -> Predictions:
     """The class of each row by its user's own head, as `Centaur.predict` has it; FOLDER is a node's."""
     task, model = _opened(folder)
     advice = f"privrep node personalize {folder} FILE"
     if model.heads_ is None:
         raise InputError(f"{folder / 'model'} holds no heads (private/); make some with: {advice}")
-    rows, users = _rows(task, path, _kind(model.heads_.ids) == "text")
+    rows, users = _rows(task, path, kind_of(model.heads_.ids) == "text")
     _check_width(rows, model, path)
-    _check_kinds(model.heads_.ids, users, path, folder)
+    check_kinds(model.heads_.ids, users, path, folder)
     unknown = np.flatnonzero(find_users(model.heads_.ids, users) < 0)
     if len(unknown):
         raise InputError(
@@ -65,7 +53,7 @@ def predict(folder: Path, path: Path, probabilities: bool = False) -> Prediction
             f"from some rows with their labels: {advice}"
         )
     scores = model._scores(rows, users)
-    _check_finite(scores, path)
+    check_finite(scores, path)
     found = model.classes_[scores.argmax(axis=1)]
     return Predictions(users, found, model.classes_, model.predict_proba(rows, users) if probabilities else None)
 
@@ -76,27 +64,9 @@ def personalize(folder: Path, path: Path, replace: bool = False) -> Joined:
     A user who has one gets another only with `replace`. On an error the heads are what they were.
     """
     task, model = _opened(folder)
-    old = model.heads_
-    table = task.table(path, text_ids=old is not None and _kind(old.ids) == "text")
-    _check_finite(table.X, path, np.repeat(table.ids, table.sizes))
-    known = np.zeros(table.n_users, dtype=bool)
-    stay = np.ones(0 if old is None else len(old.ids), dtype=bool)
-    if old is not None:
-        _check_kinds(old.ids, table.ids, path, folder)
-        position = find_users(old.ids, table.ids)
-        known = position >= 0
-        stay[position[known]] = False
-    if known.any() and not replace:
-        raise InputError(
-            f"user {table.ids[known].tolist()[0]!r} of {path} has a head in {folder} already; leave it out, or pass "
-            "--replace."
-        )
-    prepared = dataclasses.replace(table, X=model._columns(table.X, model.learned_.raw))
-    heads = fit_own_heads(model.learned_, prepared)
-    if old is not None:
-        heads = old.replaced(stay, heads)
-    write_heads(heads, folder / "model")
-    return Joined(table.n_users, int(known.sum()), len(heads.ids))
+    text = model.heads_ is not None and kind_of(model.heads_.ids) == "text"
+    table = task.table(path, text_ids=text)
+    return join_heads(model, table, folder / "model", path=path, shown=folder, again=replace)
 
 
 def _opened(folder: Path) -> tuple[NeuralTask, Centaur]:
@@ -156,23 +126,3 @@ def _check_width(rows: NDArray[Any], model: Centaur, path: Path) -> None:
             f"{path} has rows of {rows.shape[1]:,} numbers, and the model takes rows of {model.n_features_in_:,}; give "
             "a file of such rows."
         )
-
-
-def _check_finite(values: NDArray[Any], path: Path, users: NDArray[Any] | None = None) -> None:
-    """Of each row: a number that is none would make a class of nothing."""
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if len(bad):
-        where = f"row {bad[0] + 1}" if users is None else f"a row of user {users.tolist()[bad[0]]!r}"
-        raise InputError(f"{where} of {path} has numbers that are not finite, or too large; mend it or leave it out.")
-
-
-# Users
-
-
-def _kind(ids: NDArray[Any]) -> str:
-    return _KINDS.get(type(ids[:1].tolist()[0]), "text")
-
-
-def _check_kinds(old: NDArray[Any], new: NDArray[Any], path: Path, folder: Path) -> None:
-    if _kind(old) != _kind(new):
-        raise InputError(f"the users of {path} are {_kind(new)}, those of {folder} are {_kind(old)}; write them alike.")

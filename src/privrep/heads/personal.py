@@ -48,13 +48,16 @@ class PersonalHead:
             (rows,), or (rows, targets) where there are several; with return_std two arrays of that shape.
         """
         rows = self.checked_rows(X)
-        values = np.asarray(rows @ self.weights.T + self.intercept)
+        values = self._values(rows)
         return (values, self._known_doubts.deviations(rows, _first(rows))) if return_std else values
+
+    def _values(self, rows: Any) -> Array:
+        return np.asarray(rows @ self.weights.T + self.intercept)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
         """Return the lower and the upper ends of intervals that cover this share of targets, each as `predict` has."""
         rows = self.checked_rows(X)
-        values, width = self.predict(rows), self._known_doubts.half_widths(rows, _first(rows), coverage)
+        values, width = self._values(rows), self._known_doubts.half_widths(rows, _first(rows), coverage)
         return values - width, values + width
 
     @property

@@ -53,7 +53,8 @@ def read_table_facts(path: Path) -> TableFacts:
     if folder.finished:
         model = load(path)
         users = None if model.heads is None else len(model.heads.ids)
-        return TableFacts(str(path), True, model.config, model.columns, model.privacy, model.representation, users)
+        facts = (model.config, model.columns, model.privacy, model.representation, users, model.public_map)
+        return TableFacts(str(path), True, *facts)
     if not folder.begun:
         missing = "is a file" if path.exists() else "does not exist"
         what = "has no model.json and no run.json" if path.is_dir() else missing
@@ -63,4 +64,4 @@ def read_table_facts(path: Path) -> TableFacts:
         config, columns = Config.from_json(described["config"]), Columns.from_json(described["columns"])
     budget = Budget(config.epsilon, config.delta, config.relation)
     ledger = folder.ledger_so_far(budget, seeded=config.seed is not None)
-    return TableFacts(str(path), False, config, columns, ledger.report(), None, None)
+    return TableFacts(str(path), False, config, columns, ledger.report(), None, None, described.get("public_map"))

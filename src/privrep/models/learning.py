@@ -10,7 +10,7 @@ from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.errors import InputError
 from privrep.linear.alternation import FOR_NUMBERS
 from privrep.models.description import Columns, Config, loss_of
-from privrep.models.folder import ModelFolder
+from privrep.models.folder import Described, ModelFolder
 from privrep.models.model import CLASSES_PAGE, TABLE, Model, describe
 from privrep.privacy.ledger import Budget
 from privrep.privacy.protocol import Users
@@ -41,10 +41,12 @@ def learn(
     folder: Path | None = None,
     columns: Columns | None = None,
     on_page: Callable[[str], None] | None = None,
+    public_map: Described | None = None,
 ) -> Model:
     """Learn the representation privately. With a folder every charge and page is on disk before it is used.
 
     Calling it again on the same folder continues a run that was stopped: pages that stand are read, not asked again.
+    `public_map` are the facts of the map that made the features, if one did.
     Formal guarantee: the returned model without heads, and the folder, are (epsilon, delta)-DP as its ledger states.
     """
     columns = columns or Columns()
@@ -56,7 +58,7 @@ def learn(
     if not isinstance(users, PendingColumns) or users.labels is None:
         loss_of(config, columns)  # refuses labels whose classes are neither there nor to be selected
     if folder is not None:
-        claim(folder, config, columns, users)
+        claim(folder, config, columns, users, public_map)
     budget, told = Budget(config.epsilon, config.delta, config.relation), on_page or (lambda page: None)
     known = None if isinstance(users, PendingColumns) else users
     with Run.open(known, budget, seed=config.seed, folder=folder, on_release=lambda page, step: told(page)) as run:
@@ -67,12 +69,18 @@ def learn(
             config.check_users(run.users)
         loss = loss_of(config, columns)
         representation = config.learner.learn(run, config.problem(run.users.facts.features, loss))
-    return Model(config, representation, run.ledger.report(), run.ledger, run.billboard, columns)
+    return Model(config, representation, run.ledger.report(), run.ledger, run.billboard, columns, None, public_map)
 
 
-def claim(folder: Path, config: Config, columns: Columns, users: Users | PendingColumns) -> None:
+def claim(
+    folder: Path,
+    config: Config,
+    columns: Columns,
+    users: Users | PendingColumns,
+    public_map: Described | None = None,
+) -> None:
     """Make the folder of a run, or check that the one that stands is of this very run."""
-    wanted = describe(config, columns)
+    wanted = describe(config, columns, public_map)
     if not isinstance(users, PendingColumns):
         wanted["feature_count"] = users.facts.features
         if config.relation == "replace-one-user":

@@ -39,6 +39,7 @@ class Model:
     billboard: Billboard = field(repr=False)
     columns: Columns = field(default_factory=Columns)
     heads: Heads | None = None
+    public_map: Described | None = None  # how features were made of rows; None: columns are features
 
     @property
     def loss(self) -> Loss | None:
@@ -56,9 +57,10 @@ def with_heads(model: Model, heads: Heads) -> Model:
     return replace(model, heads=heads)
 
 
-def describe(config: Config, columns: Columns) -> Described:
+def describe(config: Config, columns: Columns, public_map: Described | None = None) -> Described:
     """Return what was asked for, as JSON has it."""
-    described: Described = json.loads(json.dumps({"config": asdict(config), "columns": columns.to_json()}))
+    mapped = {} if public_map is None else {"public_map": public_map}
+    described: Described = json.loads(json.dumps({"config": asdict(config), "columns": columns.to_json(), **mapped}))
     return described
 
 
@@ -97,7 +99,7 @@ def finish(model: Model, folder: Path) -> None:
 
 
 def _described(model: Model) -> Described:
-    return {"format": FORMAT, **describe(model.config, model.columns)}
+    return {"format": FORMAT, **describe(model.config, model.columns, model.public_map)}
 
 
 def load(path: Path) -> Model:
@@ -106,7 +108,9 @@ def load(path: Path) -> Model:
     described = folder.read_description(TABLE)
     with folder.damage(MODEL):
         config, columns = Config.from_json(described["config"]), Columns.from_json(described["columns"])
-        loss = loss_of(config, columns)
+        loss, public_map = loss_of(config, columns), described.get("public_map")
+        if public_map is not None:
+            int(public_map["width"]), int(public_map["keep"]), public_map["features"], public_map["words"]
     billboard = folder.read_billboard()
     with folder.damage(BILLBOARD):
         if "representation" not in billboard:
@@ -122,7 +126,7 @@ def load(path: Path) -> Model:
         with folder.damage(FILE):
             heads = read_heads(path)
             _check_heads(heads, representation, loss)
-    return Model(config, representation, ledger.report(), ledger, billboard, columns, heads)
+    return Model(config, representation, ledger.report(), ledger, billboard, columns, heads, public_map)
 
 
 def _check_heads(heads: Heads, representation: Representation, loss: Loss | None) -> None:

@@ -126,12 +126,12 @@ class _Facts:
         heads = f"heads of {users:,} users in private/" if there else "no heads here"
         if PERSONAL in self.described:
             heads = "the head of one user in private/" if there else "no head here"
-            load = f"privrep.PersonalNetwork.load({str(self.folder.path)!r})"
+            load = f"privrep predict, or privrep.PersonalNetwork.load({str(self.folder.path)!r})"
             return [f"Rows of {self.described['feature_count']:,} numbers; {heads}.", f"To predict: {load}."]
-        load = f"privrep.Centaur.load({str(self.folder.path)!r})"
+        load = f"privrep predict and privrep personalize, or privrep.Centaur.load({str(self.folder.path)!r})"
         return [
             f"Rows of {self.described['feature_count']:,} numbers; {heads}.",
-            f"To predict and for new users: {load}, then predict or personalize.",
+            f"To predict and for new users: {load}.",
         ]
 
 

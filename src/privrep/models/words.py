@@ -8,6 +8,7 @@ from typing import Any
 from privrep.local.prior import HeadPrior, LabelPrior
 from privrep.local.representation import Representation
 from privrep.models.description import Columns, Config
+from privrep.models.folder import Described
 from privrep.models.gains import about_heads, find_family, heads_json
 from privrep.models.model import CLASSES_PAGE
 from privrep.models.promise import describe_rest
@@ -30,6 +31,7 @@ class TableFacts:
     privacy: PrivacyReport
     representation: Representation | None  # None: the run is not finished
     users: int | None  # users with heads in private/; None where there are none
+    public_map: Described | None = None  # how features were made of rows; None: columns are features
 
     @property
     def selections(self) -> int:
@@ -76,6 +78,7 @@ def table_json(found: TableFacts) -> dict[str, Any]:
             "mean_squared_sine": learned.mean_error,
         },
         **({} if heads is None else {"heads": heads}),
+        **({} if found.public_map is None else {"public_map": found.public_map}),
         "users_with_heads": found.users,
     }
 
@@ -115,6 +118,9 @@ def about_method(found: TableFacts) -> list[str]:
         lines.append("In the configuration of its paper, with its constants: for comparison.")
     if c.start is not None:
         lines.append(f"Start: {c.start}, as asked for.")
+    if found.public_map is not None:
+        map_ = found.public_map
+        lines.append(f"Features of rows of {int(map_['width']):,} numbers, by a public map: {map_['words']}.")
     if len(columns.targets) > 1:
         lines.append(f"A head for each of the targets {', '.join(columns.targets)}, on one representation for all.")
     return [*lines, *_about_lists(found), *_about_rows(columns)]

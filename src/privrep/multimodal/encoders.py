@@ -32,7 +32,7 @@ from privrep.multimodal.modules import (
     Progress,
     Tokens,
 )
-from privrep.neural.features import _efficientnet
+from privrep.neural.features import load_efficientnet
 from privrep.neural.models import initialise
 from privrep.typing import Singles
 
@@ -93,7 +93,7 @@ def efficientnet(train: str = "nothing", size: int = 112, side: int | None = Non
     Rows hold images of `side` pixels, from 0 to 1; where that is less than `size`, the module enlarges them, so that
     rows of small images stay small. To train: "nothing", "last" (the last block and the convolution after it) or "all".
     """
-    net = _efficientnet(size)
+    net = load_efficientnet(size)
     module = EfficientNet(net, size, size if side is None else side)
     _trainable(module, {"last": (module.blocks[-1], module.head), "all": (module,)}, train)
     numbers = 3 * module.side**2

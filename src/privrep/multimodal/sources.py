@@ -59,7 +59,7 @@ def public_texts(bank: Path) -> list[str]:
 
 def text_features(bank: Path) -> tuple[Singles, NDArray[np.int64] | None]:
     """Features of public texts from a NumPy archive, and the class of each, where it tells."""
-    arrays = readers._arrays(bank, ("texts",), ("classes",))
+    arrays = readers.read_arrays(bank, ("texts",), ("classes",))
     classes = arrays.get("classes")
     return arrays["texts"].astype(np.float32), None if classes is None else classes.astype(np.int64)
 
@@ -94,7 +94,7 @@ def _images(data: ImagePairs, names: list[str]) -> readers.Images:
 
 
 def _features(data: FeaturePairs) -> Inputs:
-    arrays = readers._arrays(data.path, ("images",), ("labels", "captions", "users"))
+    arrays = readers.read_arrays(data.path, ("images",), ("labels", "captions", "users"))
     labels, captions = arrays.get("labels"), arrays.get("captions")
     if (labels is None) == (captions is None):
         raise InputError(f"{data.path} must hold either labels or captions beside images; write it so.")

@@ -17,6 +17,7 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError, UnknownLabels
 from privrep.heads.gradient import labels_of
 from privrep.neural.features import FeatureMap, Frozen
+from privrep.neural.features import rows_of as rows_of
 from privrep.neural.plan import Share
 from privrep.neural.rounds import TrainingSettings
 from privrep.nn.flat_module import Split
@@ -26,21 +27,6 @@ from privrep.typing import Floats
 
 NETWORKS = ("mlp", "lenet")
 FEW_CLASSES = 10  # that a sentence lists
-
-
-def rows_of(X: Any) -> NDArray[np.float32]:
-    """X as float32 rows; numbers that float32 cannot hold become infinite, and their user one without rows."""
-    try:
-        with np.errstate(over="ignore"):
-            rows = np.ascontiguousarray(np.asarray(X), dtype=np.float32)
-    except (TypeError, ValueError):
-        raise InputError("X must hold numbers alone; turn other columns into numbers, or leave them out.") from None
-    if rows.ndim != 2:
-        raise InputError(
-            f"X must have one row of numbers for each observation. Got shape {rows.shape} instead; flatten images with "
-            "X.reshape(len(X), -1) and pass image=(height, width, channels)."
-        )
-    return rows
 
 
 def class_numbers(y: Any, classes: int | Sequence[Hashable]) -> NDArray[np.float64]:

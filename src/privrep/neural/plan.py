@@ -161,3 +161,42 @@ def _nothing(offer: Options, users: int, mu: float) -> SharingPlan:
         f"{offer.classes} classes needs. Everybody learns alone, and nothing is spent."
     )
     return SharingPlan("nothing", 0, 0, 0.0, words=words)
+
+
+LEAST_PAIRED = 64.0  # signal that squares of features must have: on development data more features did harm below it
+FEWEST_KEPT = 24  # features with which users can do something alone, whatever is shared
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """How many of the public features a fit of numbers uses, and why."""
+
+    keep: int
+    size: int
+    signal: float
+    words: str
+
+
+def plan_features(
+    what: str, size: int, users: int, mu: float, keep: int | None = None, ordered: bool = False
+) -> FeaturePlan:
+    """Return how many features carry a regression: pairs of them are released, so noise grows with their square.
+
+    Args:
+        what: the features are called.
+        size: how many there are.
+        users: how many there are; public under replace-one-user alone.
+        mu: of the budget.
+        keep: how many are asked for; None: as many as have a signal of LEAST_PAIRED, and FEWEST_KEPT in any case.
+        ordered: whether the first are kept, or else a public projection.
+    """
+    carried = int(users * mu / 2 / math.sqrt(LEAST_PAIRED))
+    kept = keep or min(max(carried, FEWEST_KEPT), size)
+    ratio = signal(users, mu, 1, kept * kept)
+    how = f"all {size:,}" if kept >= size else f"{'the first' if ordered else 'a public projection to'} {kept:,}"
+    verdict = "" if ratio >= LEAST_PAIRED else ". Below that users rely on their own rows for the most part"
+    words = (
+        f"Used: {how}{'' if kept >= size else f' of {size:,}'} features, {what}. {users:,} users with this budget give "
+        f"their pairs a signal of {ratio:.2g}, where {LEAST_PAIRED:g} is the least that is worth while{verdict}."
+    )
+    return FeaturePlan(kept, size, ratio, words)

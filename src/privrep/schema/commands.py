@@ -6,6 +6,7 @@ are declared in its file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +19,7 @@ from privrep.schema.machinery import (
     InputPath,
     Names,
     Number,
+    OutputPath,
     Section,
     SectionOfKind,
     Shown,
@@ -34,6 +36,7 @@ from privrep.schema.sections import (
     FeatureMap,
     IdxFiles,
     ImageArchive,
+    ImageFeatures,
     ImageFolder,
     ImageParquet,
     Network,
@@ -153,7 +156,14 @@ class NetworkModel(Section):
 
     share: Share | None = entry("What users share; auto: as much as users and budget can carry.", None, example="auto")
     network: Network | None = entry("The network; none: a linear layer on public features.", None, example="none")
-    features: FeatureMap | None = entry("The public map of images to features.", None, example="auto")
+    features: ImageFeatures | None = entry(
+        "The public map of images to features; efficientnet: a frozen network trained on ImageNet.",
+        None,
+        example="auto",
+    )
+    cache: OutputPath | None = entry(
+        "With features efficientnet: a folder that keeps them, readable by you alone.", None, example="features"
+    )
     keep: Whole | None = entry("With features edges or dct: how many to keep.", None, example=60)
     rows: Whole | None = entry("Rows of each user that take part; the first so many.", None, example=32)
     classes: Names = entry("How many classes, numbered from 0, or a list of their public names.", example=10)
@@ -175,16 +185,42 @@ class NeuralConfig(Configuration):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kind, model, by = self.data.kind, self.model, self.users.by
-        if by is not None and by != _NATURAL.get(kind):
-            told = f'use users.by = "{_NATURAL[kind]}"' if kind in _NATURAL else "use users.partition"
-            raise InputError(f'data of kind "{kind}" does not tell users by "{by}"; {told}.')
+        kind, model = self.data.kind, self.model
+        _check_told(kind, self.users.by)
         if kind == "folder" and not isinstance(model.classes, list):
             raise InputError("classes of an image folder have names: list those that are public in model.classes.")
         if model.keep is not None and model.features not in ("edges", "dct"):
             raise InputError(
                 'model.keep says how many features to keep; it goes with model.features = "edges" or "dct".'
             )
+        if model.cache is not None and model.features != "efficientnet":
+            raise InputError(
+                'model.cache keeps features of a frozen network; it goes with model.features = "efficientnet".'
+            )
+        return self
+
+
+def _check_told(kind: str, by: str | None) -> None:
+    if by is not None and by != _NATURAL.get(kind):
+        told = f'use users.by = "{_NATURAL[kind]}"' if kind in _NATURAL else "use users.partition"
+        raise InputError(f'data of kind "{kind}" does not tell users by "{by}"; {told}.')
+
+
+class ImageInput(Configuration):
+    """Images and their users, for a model that is there: of a file of `fit-neural`, the sections that say so."""
+
+    data: Annotated[ImageData, Field(discriminator="kind")] = entry("The images.")
+    users: ImageUsers = entry("Who the users are.")
+
+    @classmethod
+    def checked(cls, found: Mapping[str, Any], folder: Path) -> Self:
+        """Return the two sections; others that `fit-neural` knows are not looked at."""
+        others = set(NeuralConfig.model_fields) - set(cls.model_fields)
+        return super().checked({name: section for name, section in found.items() if name not in others}, folder)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_told(self.data.kind, self.users.by)
         return self
 
 

@@ -76,6 +76,7 @@ class Training(Section):
 Share = Literal["auto", "all", "adapters", "linear", "directions", "nothing"]
 Network = Literal["mlp", "lenet", "none"]
 FeatureMap = Literal["auto", "edges", "dct", "none"]
+ImageFeatures = Literal["auto", "edges", "dct", "efficientnet", "none"]
 
 
 class ImageColumns(Section):
