@@ -1,6 +1,7 @@
 """Makes small models whose releases, folders and words are stored in small/, a folder a case.
 
-python tests/golden/golden_cases.py makes small/ anew, on purpose. Afterwards, git diff says what changed.
+python tests/golden/golden_cases.py makes small/ anew, on purpose; with names of cases after it, those alone.
+Afterwards, git diff says what changed.
 Only public names are used, so that the inside of the library may move. Everything is seeded.
 """
 
@@ -13,6 +14,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -271,11 +273,11 @@ def killed(work: Callable[[], Any]) -> None:
         raise RuntimeError(f"the run was to be killed at rename {RENAME}")
 
 
-def make(root: Path = SMALL) -> None:
-    """Make all golden files anew."""
-    shutil.rmtree(root, ignore_errors=True)
-    for name, case in CASES.items():
-        place = root / name
+def make(names: list[str], root: Path = SMALL) -> None:
+    """Make the golden files of some cases anew."""
+    for name in names:
+        case, place = CASES[name], root / name
+        shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         model = case.fit(case.made())
         model.save(place / "model")
@@ -283,6 +285,8 @@ def make(root: Path = SMALL) -> None:
         with contextlib.chdir(place):
             (place / "inspect.txt").write_text(said("inspect", "model"))
             (place / "inspect.json").write_text(said("inspect", "model", "--json"))
+    if KILLED not in names:
+        return
     case, folder = CASES[KILLED], root / KILLED / "killed"
     killed(lambda: case.fit(case.made(run_folder=folder)))
     with tempfile.TemporaryDirectory() as place:
@@ -296,4 +300,4 @@ if __name__ == "__main__":
         raise SystemExit("Networks and pairs need PyTorch: pip install 'privrep[torch]'. Nothing was changed.")
     with as_recorded(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        make()
+        make(sys.argv[1:] or list(CASES))

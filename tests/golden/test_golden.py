@@ -99,6 +99,18 @@ def test_classes_of_an_earlier_version_load_and_predict_as_they_did() -> None:
     assert "classes" in said("inspect", str(folder / "model"))
 
 
+@pytest.mark.skipif(not TORCH, reason="needs PyTorch")
+def test_networks_of_an_earlier_version_load_and_predict_as_they_did() -> None:
+    """Their rows had one public size; newcomers get heads of today on their shared part."""
+    folder, case = SMALL.parent / "before" / "network", CASES["network"]
+    model = case.load(folder / "model")
+    told, then = case.told(model), values_of(folder / "told.json")
+    for arrays in (told["arrays"], then["arrays"]):
+        del arrays["personal"]
+    same(told, then, "network", "told")
+    assert "CENTAUR" in said("inspect", str(folder / "model"))
+
+
 def test_an_old_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path) -> None:
     case, golden, run = CASES[KILLED], SMALL / KILLED, tmp_path / "run"
     shutil.copytree(golden / "killed", run)
