@@ -113,7 +113,12 @@ def _more_rounds(offer: Options, users: int, mu: float, fewest: int) -> int:
 
 
 def _linear_of(offer: Options, kept: int, users: int, mu: float, rounds: int) -> SharingPlan:
-    return _planned("linear", kept * offer.classes, users, mu, rounds, features=kept, frozen=offer.frozen)
+    plan = _planned("linear", kept * offer.classes, users, mu, rounds, features=kept, frozen=offer.frozen)
+    carried, enough = most_parameters(users, mu, rounds) // offer.classes, min(FEWEST_FEATURES, offer.features)
+    head = plan.words.partition(". ")[0]
+    verdict = "" if carried >= enough else " That is too little: what is released will be mostly noise."
+    far = f"{users:,} users with this budget carry {min(carried, kept):,} directions of them for each class"
+    return replace(plan, words=f"{head}. {far}, where {enough} are the least that is worth while.{verdict}")
 
 
 def _directions(offer: Options, users: int, mu: float) -> SharingPlan:
