@@ -33,6 +33,7 @@ MOST_FEATURES = 2048  # of which a second moment is released
 MOST_DIRECTIONS = 64  # of it that are told apart from the others
 TOO_NOISY = 0.2  # noise of a moment, as a share of what all directions add up to, from which on none is released
 SEEN = 1.05  # how far an eigenvalue must stick out of the noise, relative to the largest of noise alone
+LEAST_LEFT = 1e-3  # of the trace, for directions that do not stick out
 TOGETHER = 8  # directions that are shrunk as one
 LEAST_KEPT = 0.02  # of a part that looks like noise alone
 
@@ -61,9 +62,9 @@ def whitening_of(released: Release, features: int, users: int) -> Whitening:
     seen = values[:count]
     true = (seen + np.sqrt(np.maximum(seen**2 - noise**2, 0.0))) / 2
     overlap = 1 - (noise / (2 * true)) ** 2
-    found = true * overlap
-    rest = max(1 - float(found.sum()), 1e-3) / features
-    variances = found + (1 - overlap) * rest
+    rest = max(1 - float(true @ overlap), LEAST_LEFT) / (features - float(overlap.sum()))
+    variances = true * overlap + (1 - overlap) * rest
+    rest = max(1 - float(variances.sum()), LEAST_LEFT / features) / (features - count)
     return Whitening(vectors[:, :count], 1 / np.sqrt(variances), 1 / math.sqrt(rest))
 
 
