@@ -49,12 +49,12 @@ class ClipPlan:
             asked = (
                 f"a secret batch of {'about ' if self.settings.sampling == 'poisson' else ''}{self.settings.batch:,}"
             )
-        whitened = f"features whitened for {self.settings.moment:.0%} of the budget, " if self.settings.moment else ""
+        share = self.settings.moment
+        whitened = f", of which {share:.0%} of what a centre leaves whitens features" if share else ""
         return (
-            f"{self.users:,} users, mechanism {self.mechanism}, {whitened}{self.settings.steps:,} steps, each asking "
-            f"{asked}, "
+            f"{self.users:,} users, mechanism {self.mechanism}, {self.settings.steps:,} steps, each asking {asked}, "
             f"noise of {self.noise_multiplier:.4g} times what one user can change, for a budget of epsilon "
-            f"{self.budget.epsilon:g} at delta {self.budget.delta:.3g}"
+            f"{self.budget.epsilon:g} at delta {self.budget.delta:.3g}{whitened}"
         )
 
 
