@@ -32,7 +32,7 @@ from privrep.privacy.ledger import Budget
 
 CENTRE = 0.03
 STEPS, CLIP = 40, 1.0
-RATES = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # of a step at rest: momentum divides them
+RATES = (8.0, 16.0, 32.0, 64.0, 128.0, 256.0)  # of a step at rest: momentum divides them
 MOMENTA = (0.0, 0.9)
 
 

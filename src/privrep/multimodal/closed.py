@@ -31,7 +31,7 @@ from privrep.typing import Array
 MOMENT_PAGE = "moment"
 MOST_FEATURES = 2048  # of which a second moment is released
 MOST_DIRECTIONS = 64  # of it that are told apart from the others
-TOO_NOISY = 0.2  # noise of a moment, as a share of what all directions add up to, from which on none is released
+TOO_NOISY = 0.1  # noise of a moment, as a share of what all directions add up to, from which on none is released
 SEEN = 1.05  # how far an eigenvalue must stick out of the noise, relative to the largest of noise alone
 LEAST_LEFT = 1e-3  # of the trace, for directions that do not stick out
 TOGETHER = 8  # directions that are shrunk as one

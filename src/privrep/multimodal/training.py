@@ -50,7 +50,9 @@ CAREFUL = 0.35  # the same, from a start that knows something
 CLIP = 0.2  # far below most gradients: those of rows that are told apart well count, too
 FASTEST = 200.0  # rate with that clip: beyond it steps overshoot
 CLASS_STEPS, CLASS_CLIP = 10, 0.3  # of the problem of classes
-CLASS_RATE = 0.8  # of Newton's step
+CLASS_RATE = (
+    4000.0  # for rows of length one: what is little more than noise is shrunk, so half or twice as much will do
+)
 MOMENT = 0.1  # the share of the budget for what whitens features
 FEW_CLASSES = 32  # so many classes are a closed problem in any space of texts; twice its directions always are
 
@@ -286,7 +288,7 @@ def settings_for(
     short way, and stops early; and less noise is let into weights that are good for something as they are.
     """
     if mechanism == "bank" and layout is not None and closed(model, layout):
-        return _settings_of_classes(layout.image_numbers, layout.class_count, users, mu)
+        return _settings_of_classes(layout.image_numbers, users, mu)
     convex = linear(model.image.module) and not model.cosine and not model.text.size
     if mechanism == "bank" and convex:
         noise = CAREFUL if model.image.weights().any() else LOGIT_NOISE
@@ -299,11 +301,11 @@ def settings_for(
     )
 
 
-def _settings_of_classes(features: int, classes: int, users: int, mu: float) -> ClipSettings:
+def _settings_of_classes(features: int, users: int, mu: float) -> ClipSettings:
     """Return the settings for texts that are a few classes.
 
-    In whitened coordinates the loss of K classes bends by 1 / (K features) in every direction: the rate is a share of
-    what one step of Newton's would take. A moment is released where its noise leaves something to see.
+    They are the same for all: rows have length one, and shrinking finds how far a budget goes. A moment is released
+    where its noise leaves something to see.
     """
     clear = features <= MOST_FEATURES and moment_noise(features, users, MOMENT * mu**2) < TOO_NOISY
     return ClipSettings(
@@ -311,7 +313,7 @@ def _settings_of_classes(features: int, classes: int, users: int, mu: float) -> 
         CLASS_STEPS,
         None,
         clip=CLASS_CLIP,
-        rate=CLASS_RATE * classes * features,
+        rate=CLASS_RATE,
         optimiser="sgd",
         average=0.5,
         page=CLASS_STEPS,
