@@ -50,9 +50,7 @@ CAREFUL = 0.35  # the same, from a start that knows something
 CLIP = 0.2  # far below most gradients: those of rows that are told apart well count, too
 FASTEST = 200.0  # rate with that clip: beyond it steps overshoot
 CLASS_STEPS, CLASS_CLIP = 10, 0.3  # of the problem of classes
-CLASS_RATE = (
-    4000.0  # for rows of length one: what is little more than noise is shrunk, so half or twice as much will do
-)
+CLASS_RATE = 120.0  # times the root of users mu; noise is shrunk, so that half or twice as much will do
 MOMENT = 0.1  # the share of the budget for what whitens features
 FEW_CLASSES = 32  # so many classes are a closed problem in any space of texts; twice its directions always are
 
@@ -304,7 +302,7 @@ def settings_for(
 def _settings_of_classes(features: int, users: int, mu: float) -> ClipSettings:
     """Return the settings for texts that are a few classes.
 
-    They are the same for all: rows have length one, and shrinking finds how far a budget goes. A moment is released
+    Rows have length one, and shrinking finds how far a budget goes: the rate need not be exact. A moment is released
     where its noise leaves something to see.
     """
     clear = features <= MOST_FEATURES and moment_noise(features, users, MOMENT * mu**2) < TOO_NOISY
@@ -313,7 +311,7 @@ def _settings_of_classes(features: int, users: int, mu: float) -> ClipSettings:
         CLASS_STEPS,
         None,
         clip=CLASS_CLIP,
-        rate=CLASS_RATE,
+        rate=CLASS_RATE * math.sqrt(users * mu),
         optimiser="sgd",
         average=0.5,
         page=CLASS_STEPS,
