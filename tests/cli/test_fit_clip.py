@@ -110,7 +110,8 @@ def test_a_fit_from_a_file_writes_a_model_that_loads(folder: Path, capsys: pytes
         "Plan: 300 users, mechanism bank, 10 steps, each asking everyone, noise of ",
         "The unit of privacy is a pair; the public texts (texts.npz) are not protected.",
         "Privacy: (8, 0.00166667)-DP",
-        "11 releases",
+        "12 releases",
+        "whitens features",
         "(not private: for your eyes)",
         "SEEDED",
     ):

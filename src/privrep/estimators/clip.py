@@ -49,10 +49,12 @@ class ClipPlan:
             asked = (
                 f"a secret batch of {'about ' if self.settings.sampling == 'poisson' else ''}{self.settings.batch:,}"
             )
+        share = self.settings.moment
+        whitened = f", of which {share:.0%} of what a centre leaves whitens features" if share else ""
         return (
             f"{self.users:,} users, mechanism {self.mechanism}, {self.settings.steps:,} steps, each asking {asked}, "
             f"noise of {self.noise_multiplier:.4g} times what one user can change, for a budget of epsilon "
-            f"{self.budget.epsilon:g} at delta {self.budget.delta:.3g}"
+            f"{self.budget.epsilon:g} at delta {self.budget.delta:.3g}{whitened}"
         )
 
 
@@ -138,7 +140,7 @@ class DPClip:
         budget = Budget(self.epsilon, min(1 / (2 * max(users, 1)), 0.01) if self.delta is None else self.delta)
         model = self.towers_of(layout, np.zeros(layout.image_numbers, np.float32))
         mu = budget.mu * math.sqrt(1 - self.centre)
-        settings = self.settings or settings_for(self.mechanism, model, users, mu, self.temperature)
+        settings = self.settings or settings_for(self.mechanism, model, users, mu, self.temperature, layout)
         if settings.mechanism != self.mechanism:
             raise InputError(f"settings are for {settings.mechanism!r} and the mechanism is {self.mechanism!r}.")
         question = Question(model, layout, settings, self.temperature, self.pairs_per_user, users)

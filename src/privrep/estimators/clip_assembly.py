@@ -47,6 +47,7 @@ from privrep.schema.clip import PairsConfig
 from privrep.typing import Singles
 
 DIM, PIXELS, FLICKR_CAPTIONS = 16, 112, 5
+_OF_DESCENT = {"batch", "sampling", "clip", "rate", "optimiser"}  # who says one of these wants a descent by hand
 CENTRE = 0.03  # of the budget, where features are centred
 TEXT_SPACE = "texts.safetensors"
 Modules = tuple[nn.Module, nn.Module]
@@ -177,7 +178,8 @@ def _model(asked: PairsConfig, pairs: Pairs, modules: Modules) -> DPClip:
     given = training.given("mechanism", "temperature", "learn_temperature", "cosine", "centre")
     if given.get("batch") == 0:
         given["batch"] = None
-    model.settings = replace(model.settings_of(pairs), **given)
+    by_hand = {name for name, value in given.items() if value is not None} & _OF_DESCENT
+    model.settings = replace(model.settings_of(replace(pairs, classes=None) if by_hand else pairs), **given)
     return model
 
 
@@ -228,7 +230,8 @@ def _wheels(asked: PairsConfig, side: int, once: Once) -> Sides:
         return texts.prepare(list(some)) if whole and asked.both else once(texts, list(some))
 
     def modules(numbers: int, bank: Singles, text_numbers: int, kept: nn.Linear | None) -> Modules:
-        dim = DIM if encoders.dim is None else encoders.dim
+        named = len(asked.data.classes or ())
+        dim = max(DIM, 2 * named) if encoders.dim is None else encoders.dim
         text: nn.Module
         if not asked.both:
             if kept is None and len(bank) < 2:

@@ -21,7 +21,11 @@ _MECHANISM = {
     "user moves it by up to twice the clip, and the noise multiplier is relative to that",
     "inside": "pairs of a batch are told apart from each other; the gradient of every similarity is clipped by itself",
 }
-_PURPOSE = {"centre": "mean of the images' features", "steps": "steps on the encoders"}
+_PURPOSE = {
+    "centre": "mean of the images' features",
+    "moment": "second moment of the images' features",
+    "steps": "steps on the encoders",
+}
 _COVERED = "It covers all that this folder holds outside private/: the trained weights, the ledger and every page."
 _PAIRS = Unit(
     "pairs",

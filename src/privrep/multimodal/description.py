@@ -31,6 +31,7 @@ Described = dict[str, Any]
 Prints = Mapping[str, Mapping[str, str]]
 _SAME = ("mechanism", "temperature", "learn_temperature", "cosine", "centre", "pairs_per_user")
 _SIDES = ("image", "text")
+_LATER = {"solver": "descent", "moment": 0.0}  # settings that older folders do not have
 
 
 class Parameters(Protocol):
@@ -61,13 +62,18 @@ def describe(model: Parameters, question: Question, budget: Budget, unit: str) -
         "config": {
             "epsilon": float(budget.epsilon),
             "delta": float(budget.delta),
-            "settings": asdict(question.settings),
+            "settings": _described(question.settings),
             "seed": None if model.random_state is None else int(model.random_state),
             **{name: getattr(model, name) for name in _SAME},
         },
         "modules": prints_of(model.modules),
     }
     return dict(json.loads(json.dumps(described)))
+
+
+def _described(settings: ClipSettings) -> Described:
+    """Return the settings as files keep them: those that came later are named where they are not what they were."""
+    return {key: value for key, value in asdict(settings).items() if key not in _LATER or value != _LATER[key]}
 
 
 def prints_of(modules: tuple[nn.Module, nn.Module]) -> Prints:

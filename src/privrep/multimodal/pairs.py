@@ -75,6 +75,7 @@ class Pairs:
     text_numbers: int  # of a free caption in the row; 0 where all captions come from the bank
     bank: Singles  # (texts, numbers of a text), public
     unit: Unit = "user"  # what the owner of the data calls a user of the table: for the record
+    classes: NDArray[np.int64] | None = None  # (texts,): which class each text names, where every one names one; public
 
     def __post_init__(self) -> None:
         if self.bank.ndim != 2 or self.bank.dtype != np.float32 or not np.isfinite(self.bank).all():
@@ -96,6 +97,15 @@ class Pairs:
             )
         if not self.text_numbers and not len(self.bank):
             raise InputError("there are neither captions nor a bank of texts; give one of them.")
+        found = self.classes
+        if found is not None and (
+            self.text_numbers
+            or found.shape != (len(self.bank),)
+            or not np.array_equal(np.unique(found), np.arange(len(np.unique(found))))
+        ):
+            raise InputError(
+                "classes must give every text of the bank its class, numbered from 0, and captions must be in the bank."
+            )
 
     @property
     def free(self) -> int:
@@ -148,7 +158,7 @@ def labelled(
     padded = np.array([np.resize(choice, sizes.max()) for choice in choices])
     y = padded[found, _turns(groups, users is None) % sizes[found]]
     table = UserTable.from_rows(rows, y.astype(np.float32), groups)
-    return Pairs(table, rows.shape[1], 0, texts, "pair" if users is None else "user")
+    return Pairs(table, rows.shape[1], 0, texts, "pair" if users is None else "user", _class_of(choices, len(texts)))
 
 
 def captioned(
@@ -187,6 +197,16 @@ def _choices(caption_of: Sequence[int] | Sequence[Sequence[int]], texts: int) ->
                 f"{texts:,} texts; number them from 0."
             )
     return choices
+
+
+def _class_of(choices: list[NDArray[np.int64]], texts: int) -> NDArray[np.int64] | None:
+    """Return the class of each text; None if a text is of no class, or of several."""
+    named = np.concatenate(choices)
+    if not np.array_equal(np.sort(named), np.arange(texts)):
+        return None
+    found = np.empty(texts, dtype=np.int64)
+    found[named] = np.repeat(np.arange(len(choices)), [len(choice) for choice in choices])
+    return found
 
 
 def _groups(users: Users | None, count: int) -> Users:

@@ -32,6 +32,7 @@ from privrep.typing import Array, Singles
 
 MOST_SCALE = 100.0  # of similarities, as in CLIP
 CENTRE_PAGE = "centre"
+MOST_DIRECTIONS = 64  # of a space of texts, if nobody says otherwise
 AT_ONCE = 256  # rows of a forward pass that nobody differentiates
 
 
@@ -42,11 +43,17 @@ class Layout:
     image_numbers: int
     text_numbers: int  # of a caption in the row; 0 where all captions are in the bank
     bank: Singles
+    classes: NDArray[np.int64] | None = None  # the class of each text of the bank, where texts name classes
 
     @property
     def free(self) -> int:
         """The target of a row that holds its own caption."""
         return len(self.bank)
+
+    @property
+    def class_count(self) -> int:
+        """Return how many classes the texts of the bank name; 0 if they name none."""
+        return 0 if self.classes is None else int(self.classes.max()) + 1
 
     def targets(self, y: NDArray[Any]) -> NDArray[np.int64]:
         """The caption of each row, -1 where there is none: absent rows, and rows whose target is no caption."""
@@ -69,7 +76,7 @@ class Layout:
 
 
 def layout_of(pairs: Pairs) -> Layout:
-    return Layout(pairs.image_numbers, pairs.text_numbers, pairs.bank)
+    return Layout(pairs.image_numbers, pairs.text_numbers, pairs.bank, pairs.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,9 +194,14 @@ class Centred(nn.Module):
 
 class TextSpace(nn.Linear):
     """The directions in which the public texts of a bank differ most: their features less their mean, `dim` principal
-    components of them, equally long on average over the bank. Public, and frozen."""
+    components of them, equally long on average over the bank. Public, and frozen.
 
-    def __init__(self, bank: NDArray[Any], dim: int) -> None:
+    Without `dim` there are MOST_DIRECTIONS at most. Texts of classes cost no more in more directions: what is learned
+    has one score for each class, whatever the directions of its texts (`multimodal.closed`).
+    """
+
+    def __init__(self, bank: NDArray[Any], dim: int | None = None) -> None:
+        dim = MOST_DIRECTIONS if dim is None else dim
         texts = np.asarray(bank, np.float64)
         mean = texts.mean(axis=0)
         _, lengths, components = np.linalg.svd(texts - mean, full_matrices=False)

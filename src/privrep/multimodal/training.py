@@ -15,8 +15,17 @@ import numpy as np
 from torch import nn
 
 from privrep.errors import InputError
+from privrep.multimodal.closed import (
+    MOST_FEATURES,
+    TOO_NOISY,
+    ClosedProblem,
+    class_directions,
+    moment_noise,
+    release_whitening,
+)
 from privrep.multimodal.mechanisms.bank import BankStep
 from privrep.multimodal.mechanisms.batch import BatchStep
+from privrep.multimodal.mechanisms.classes import ClosedRows
 from privrep.multimodal.mechanisms.pairwise import InsideStep, check_inside
 from privrep.multimodal.towers import Centred, Layout, Towers
 from privrep.neural.rounds import TrainingSettings as Server
@@ -32,6 +41,7 @@ from privrep.typing import Array, Singles
 
 Mechanism = Literal["bank", "batch", "inside"]
 Sampler = Literal["poisson", "fixed"]
+Solver = Literal["descent", "classes"]
 Step = BankStep | BatchStep | InsideStep
 
 STEPS = 40
@@ -39,6 +49,10 @@ LOGIT_NOISE = 1.1  # standard deviation that noise may add to the logits of a ro
 CAREFUL = 0.35  # the same, from a start that knows something
 CLIP = 0.2  # far below most gradients: those of rows that are told apart well count, too
 FASTEST = 200.0  # rate with that clip: beyond it steps overshoot
+CLASS_STEPS, CLASS_CLIP = 10, 0.3  # of the problem of classes
+CLASS_RATE = 120.0  # times the root of users mu; noise is shrunk, so that half or twice as much will do
+MOMENT = 0.1  # the share of the budget for what whitens features
+FEW_CLASSES = 32  # so many classes are a closed problem in any space of texts; twice its directions always are
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,8 @@ class ClipSettings:
     floor: float = 1e-6  # of Adam's divisor
     average: float = 0.0  # the share of the steps, the last ones, whose weights are averaged
     page: int = 50  # steps of a page
+    solver: Solver = "descent"  # "classes": the convex problem of texts that are a few classes (`multimodal.closed`)
+    moment: float = 0.0  # the share of the budget of "classes", beside a centre, that whitens features
     # ---- memory alone: what follows changes neither gradients, but for rounding, nor what they cost
     chunk: int = 256  # rows that are differentiated at a time ("batch"); here because files keep it with the others
 
@@ -75,6 +91,10 @@ class ClipSettings:
             )
         if self.mechanism == "inside" and (self.batch is None or self.sampling != "fixed"):
             raise InputError("clipping inside the loss takes batches of a fixed size: say batch and sampling='fixed'.")
+        if self.solver not in ("descent", "classes") or not 0 <= self.moment < 1:
+            raise InputError("solver is descent or classes, and the share for a moment lies between 0 and 1, below 1.")
+        if self.solver == "classes" and (self.mechanism != "bank" or self.batch is not None):
+            raise InputError("classes are told apart by the mechanism bank, and everyone is asked: leave batch out.")
         self.server()
 
     def server(self) -> Server:
@@ -134,43 +154,93 @@ class Question:
             check_inside(self.towers)
         if self.settings.mechanism == "bank" and self.layout.free < 2:
             raise InputError("the bank has fewer than two public captions to tell apart; give more, or use 'batch'.")
+        if self.settings.solver == "classes" and not closed(self.towers, self.layout):
+            raise InputError(
+                "solver 'classes' takes texts of which each names a class (`labelled`), frozen, and a linear map of "
+                "images that starts from zeros, without bias, cosine=False: use `blank`."
+            )
 
 
 def planned_multiplier(run: Run, settings: ClipSettings, mu_squared_before: float = 0.0) -> float:
-    """The noise of every step, relative to its sensitivity, that spends what the budget has beside this much."""
+    """Return the noise of every step, relative to its sensitivity.
+
+    Steps spend what the budget has beside this much, and beside the share for a moment.
+    """
     sampling, budget = settings.asked(run.users.facts.users), run.ledger.budget
     if isinstance(sampling, Everyone):
-        return math.sqrt(settings.steps / (run.ledger.capacity - mu_squared_before))
+        left = (run.ledger.capacity - mu_squared_before) * (1 - settings.moment)
+        return math.sqrt(settings.steps / left)
     batch_level = settings.mechanism != "bank"
     return noise_multiplier_for(budget, sampling, settings.steps, mu_squared_before, batch_level=batch_level)
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """Steps of an optimiser on all weights of the towers, from public ones."""
+
+    question: Question
+    begin: Singles
+
+    @property
+    def bound(self) -> Bound:
+        return self.question.bound(self.question.step(self.begin))
+
+    def start(self) -> State:
+        return start_state(self.begin)
+
+    def step(self, state: State) -> Step:
+        return self.question.step(state["weights"].astype(np.float32))
+
+    def moved(self, state: State, released: Release) -> State:
+        """Return the state after one step of the optimiser by a noisy gradient: public arithmetic."""
+        gradient = self.step(state).gradient(released.value / self.question.divisor)
+        return moved(state, gradient, self.question.settings)
 
 
 def train(
     run: Run, question: Question, start: Singles, multiplier: float, on_step: Callable[[int], None] = lambda done: None
 ) -> Singles:
     """All steps, from public weights: pages `steps-1`, `steps-2` and so on, each with where its steps ended."""
-    settings, state = question.settings, start_state(start)
+    settings = question.settings
     if run.ledger.budget.relation != "replace-one-user":
         raise InputError("steps go by the number of users, which is public under replace-one-user alone: use that.")
     question.check()
-    done = 0
+    by_classes = settings.solver == "classes"
+    problem = _closed_problem(run, question, multiplier) if by_classes else Descent(question, start)
+    query, state, done = {"gradient": Query(problem.bound, multiplier**-2)}, problem.start(), 0
     while done < settings.steps:
         steps, before = min(settings.page, settings.steps - done), done
-        first = question.step(state["weights"].astype(np.float32))
-        query = {"gradient": Query(question.bound(first), multiplier**-2)}
         state = run.iterate(
             f"steps-{done // settings.page + 1}",
             steps,
             state,
-            lambda state: question.step(state["weights"].astype(np.float32)),
+            problem.step,
             query,
-            lambda state, released: _moved(state, released, question),
+            lambda state, released: problem.moved(state, released["gradient"]),
             settings.asked(run.users.facts.users),
             lambda number, before=before: on_step(before + number),  # type: ignore[misc]
         )
         done += steps
         on_step(done)
     return (state["average"] if settings.average else state["weights"]).astype(np.float32)
+
+
+def _closed_problem(run: Run, question: Question, multiplier: float) -> ClosedProblem:
+    """Return the convex problem of classes, after a release of the moment that whitens features, if it has a share."""
+    settings, module, layout = question.settings, question.towers.image.module, question.layout
+    rows = ClosedRows(layout, module[0] if isinstance(module, nn.Sequential) else None, question.rows_per_user)
+    left = settings.steps / multiplier**2
+    return ClosedProblem(
+        rows,
+        release_whitening(run, rows, left * settings.moment / (1 - settings.moment)),
+        class_directions(question.towers, layout),
+        settings.steps,
+        settings.clip,
+        settings.rate,
+        settings.average,
+        question.temperature,
+        question.users,
+    )
 
 
 def start_state(weights: Singles) -> State:
@@ -182,14 +252,6 @@ def start_state(weights: Singles) -> State:
         "average": zeros,
         "taken": np.zeros(1),
     }
-
-
-def _moved(state: State, released: dict[str, Release], question: Question) -> State:
-    """One step of the optimiser by a noisy gradient: public arithmetic."""
-    settings, weights = question.settings, state["weights"]
-    step = question.step(weights.astype(np.float32))
-    gradient = step.gradient(released["gradient"].value / question.divisor)
-    return moved(state, gradient, settings)
 
 
 def moved(state: State, gradient: Array, settings: ClipSettings) -> State:
@@ -211,14 +273,20 @@ def moved(state: State, gradient: Array, settings: ClipSettings) -> State:
     }
 
 
-def settings_for(mechanism: Mechanism, model: Towers, users: int, mu: float, temperature: float) -> ClipSettings:
-    """Settings of the steps.
+def settings_for(
+    mechanism: Mechanism, model: Towers, users: int, mu: float, temperature: float, layout: Layout | None = None
+) -> ClipSettings:
+    """Return the settings of the steps.
+
+    Where texts are a few classes (`closed`), the convex problem of classes is solved as such.
 
     A linear projection of unit features with free lengths (`cosine=False`) has a convex loss under "bank". T steps of
     rate r on everyone, clipped to C, leave noise of standard deviation 2 C r T / (users mu) in every weight: the rate
     is such that the logits of a row have noise of LOGIT_NOISE, or FASTEST if that is less. So a small budget goes a
     short way, and stops early; and less noise is let into weights that are good for something as they are.
     """
+    if mechanism == "bank" and layout is not None and closed(model, layout):
+        return _settings_of_classes(layout.image_numbers, users, mu)
     convex = linear(model.image.module) and not model.cosine and not model.text.size
     if mechanism == "bank" and convex:
         noise = CAREFUL if model.image.weights().any() else LOGIT_NOISE
@@ -229,6 +297,37 @@ def settings_for(mechanism: Mechanism, model: Towers, users: int, mu: float, tem
     return ClipSettings(
         mechanism, 4 * STEPS, batch, sampling=sampling, clip=0.1 if mechanism == "batch" else 1.0, rate=1e-3
     )
+
+
+def _settings_of_classes(features: int, users: int, mu: float) -> ClipSettings:
+    """Return the settings for texts that are a few classes.
+
+    Rows have length one, and shrinking finds how far a budget goes: the rate need not be exact. A moment is released
+    where its noise leaves something to see.
+    """
+    clear = features <= MOST_FEATURES and moment_noise(features, users, MOMENT * mu**2) < TOO_NOISY
+    return ClipSettings(
+        "bank",
+        CLASS_STEPS,
+        None,
+        clip=CLASS_CLIP,
+        rate=CLASS_RATE * math.sqrt(users * mu),
+        optimiser="sgd",
+        average=0.5,
+        page=CLASS_STEPS,
+        solver="classes",
+        moment=MOMENT if clear else 0.0,
+    )
+
+
+def closed(model: Towers, layout: Layout) -> bool:
+    """Return whether the problem is a softmax regression over a few classes, from a start of zeros: public facts."""
+    if layout.classes is None or model.cosine or model.learn_scale or model.text.size:
+        return False
+    module, classes = model.image.module, layout.class_count
+    last = module[-1] if isinstance(module, nn.Sequential) else module
+    blank = linear(module) and last.bias is None and last.weight.requires_grad and not model.image.weights().any()
+    return bool(blank) and 2 <= classes <= max(2 * model.dim, FEW_CLASSES)
 
 
 def linear(module: nn.Module) -> bool:
