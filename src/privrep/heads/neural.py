@@ -10,7 +10,7 @@ them, and are fitted for groups of users of equal size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -27,9 +27,11 @@ from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Singles
+from privrep.users.performance import Performance
+from privrep.users.summing import map_blocks
 
 BELIEVED = 20.0  # rows of one's own that what all users found counts as
-NUMBERS_AT_ONCE = 1 << 23
+NUMBERS_AT_ONCE = 1 << 21
 MOST_ROWS = 1024  # of a user's head: pairs of rows are held, and nobody's may stop the fit
 CANDIDATES = (
     *(Candidate("shared", 0.3, penalty) for penalty in (0.0, 3.0, 0.3, 0.03)),
@@ -154,23 +156,32 @@ class OwnHeads:
 
 
 def fit_own_heads(learned: LearnedPart, table: UserTable) -> OwnHeads:
-    """A head for every user of the table, whose rows are those the shared part was learned from."""
-    parts: list[OwnHeads] = []
-    order: list[NDArray[np.int64]] = []
+    """Return a head for every user of the table, whose rows are those the shared part was learned from."""
     table = first_rows(table, MOST_ROWS)
+
+    def fitted(some: tuple[NDArray[np.int64], int]) -> OwnHeads:
+        positions, size = some
+        X, y = table.group(positions, size) if size else _no_rows(len(positions), table.n_features)
+        return _fit_group_or_each(learned, table.ids[positions], X, y)
+
+    groups = list(_groups(learned, table))
+    parts = list(map_blocks(fitted, groups, Performance()))
+    return _in_order(OwnHeads.join(parts), np.concatenate([positions for positions, _ in groups]))
+
+
+def _groups(learned: LearnedPart, table: UserTable) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Yield positions of users of one number of rows, and that number; those without rows last."""
     for positions, size in table.positions_by_size():
         step = max(NUMBERS_AT_ONCE // (size * max(table.n_features, learned.classes, size)), 1)
         for start in range(0, len(positions), step):
-            some = positions[start : start + step]
-            X, y = table.group(some, size)
-            parts.append(_fit_group_or_each(learned, table.ids[some], X, y))
-            order.append(some)
+            yield positions[start : start + step], size
     without = np.flatnonzero(table.sizes == 0)
-    if len(without) or not parts:
-        X = np.zeros((len(without), 1, table.n_features), dtype=np.float32)
-        parts.append(_fit_group(learned, table.ids[without], X, np.full((len(without), 1), -1.0)))
-        order.append(without)
-    return _in_order(OwnHeads.join(parts), np.concatenate(order))
+    if len(without) or not table.n_users:
+        yield without, 0
+
+
+def _no_rows(users: int, features: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    return np.zeros((users, 1, features), dtype=np.float32), np.full((users, 1), -1.0)
 
 
 def first_rows(table: UserTable, most: int) -> UserTable:
@@ -203,7 +214,7 @@ def _fit_group(learned: LearnedPart, ids: NDArray[Any], X: NDArray[Any], y: NDAr
     bad = ~(np.isfinite(X).all(axis=(1, 2)))
     rows = np.where(bad[:, None, None], 0, X).astype(np.float32)
     labels = labels_of(np.where(bad[:, None], -1, np.nan_to_num(y, nan=-1.0)), learned.classes)
-    with torch.no_grad():
+    with one_thread(), torch.no_grad():
         seen = learned(torch.from_numpy(rows))
         places = choices(learned.losses)
         chosen = choose(learned.losses[places], [CANDIDATES[place] for place in places], seen, labels)
