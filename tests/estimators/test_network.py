@@ -271,7 +271,7 @@ def test_progress_tells_pages_and_a_loss_that_is_written_nowhere(rows: Rows, tmp
 def test_planning_costs_nothing_and_says_why() -> None:
     plan = small(image=(28, 28, 1)).planned(2000, 784)
     assert plan.share == "linear"
-    assert "signal" in plan.words
+    assert "directions of them for each class" in plan.words
 
 
 def normalised() -> nn.Module:
