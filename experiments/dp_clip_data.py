@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from experiments.table1_data import default_data
 from privrep.data.images import Images, read_cifar, read_idx
-from privrep.multimodal.encoders import Encoder, cached, described, efficientnet, features, minilm
+from privrep.multimodal.encoders import Encoder, described, efficientnet, features, minilm
 from privrep.multimodal.pairs import CIFAR10, FASHION_MNIST, CaptionedImages, prompts, read_flickr8k, split_by_image
+from privrep.nn.feature_cache import cached
 
 Floats = NDArray[np.float32]
 DATASETS = ("cifar10", "fashion-mnist")
