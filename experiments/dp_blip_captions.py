@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
 
-from experiments.dp_blip_captioner import PAD, Lessons, Lexicon, Teaching, begin, lexicon_of, teach
+from experiments.dp_blip_captioner import BEGIN, PAD, UNKNOWN, Lessons, Lexicon, Teaching, begin, lexicon_of, teach
 from experiments.dp_blip_data import DOGS, PETS, VISIBLE, Lens, Parts, Seen, SplitName, flickr_seen, lens_of, parts_of
 from experiments.dp_clip_data import Sources
 from privrep.estimators.clip import DPClip
@@ -38,9 +38,11 @@ from privrep.privacy.ledger import Budget
 
 RESULTS = Path(__file__).parent / "results" / "dp_blip.csv"
 LAYERS, LEAST, NUMBERS, RANK = 2, 5, 64, 64
-CAPTIONS, WORDS = 2, 30  # captions of a user that take part, and words of them
+CAPTIONS, WORDS = 1, 13  # captions of a user that take part, and words of them
 NO_NOISE = 1e5  # an epsilon at which noise is nothing
 TEACHING, CEILING_EPOCHS = Teaching(), 4
+Made = tuple[BlipTextLMHeadModel, Shift | None]
+NEVER = (PAD, UNKNOWN, BEGIN)  # tokens that no caption has
 METHODS = ("public", "private", "no noise", "all")
 
 
@@ -104,7 +106,8 @@ class Setting:
 
     def lessons(self, part: Seen) -> Lessons:
         ids, photograph = self.captions(part, None)
-        return Lessons(torch.from_numpy(self.lens.seen(part.places)), torch.from_numpy(ids), torch.from_numpy(photograph))
+        seen = torch.from_numpy(self.lens.seen(part.places))
+        return Lessons(seen, torch.from_numpy(ids), torch.from_numpy(photograph))
 
     def captions(self, part: Seen, most: int | None) -> tuple[Any, Any]:
         """Return ids and photographs of captions, the first `most` of each photograph."""
@@ -144,7 +147,7 @@ class Setting:
         """Return the scores of captions of the tested photographs. Not private."""
         part = self.parts.tested
         added = None if shift is None else shift.of(self.lens.numbers(part.places))
-        found = describe(model, self.lens.seen(part.places), added, longest=16)
+        found = describe(model, self.lens.seen(part.places), added, longest=16, never=NEVER)
         said = dict(zip(part.ids, map(self.lexicon.text, found), strict=True))
         truth = dict(zip(part.ids, part.captions, strict=True))
         dogs = [name for name in truth if any(DOGS.search(text) for text in truth[name])]
@@ -152,6 +155,11 @@ class Setting:
         some = caption_scores({name: truth[name] for name in dogs}, {name: said[name] for name in dogs}, meteor=False)
         scores = {"cider": whole.cider, "cider_dogs": some.cider, "bleu_4": whole.bleu[3], "rouge_l": whole.rouge_l}
         return {name: round(value, 4) for name, value in scores.items()}
+
+
+def setting_of(seen: Seen, name: SplitName, public: int, private: int | None) -> Setting:
+    """Return a split, with its captioner in the cache."""
+    return Setting(name, parts_of(seen, name, public, private), Sources().cache / f"{name}_{public}")
 
 
 def learn_privately(setting: Setting, epsilon: float, seed: int) -> tuple[Shift, DPClip]:
@@ -190,7 +198,7 @@ def run(setting: Setting, done: set[tuple[Any, ...]], options: argparse.Namespac
     """Add the lines of a split that are not there yet."""
     sizes = (setting.name, len(setting.parts.public), len(setting.parts.private))
 
-    def line(method: str, epsilon: float, seed: int, make: Callable[[], tuple[BlipTextLMHeadModel, Shift | None]]) -> None:
+    def line(method: str, epsilon: float, seed: int, make: Callable[[], Made]) -> None:
         if (*sizes, method, epsilon, seed) in done or method not in options.methods:
             return
         start = time.monotonic()
@@ -221,12 +229,11 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(given)
     torch.set_num_threads(1)
-    sources = Sources()
-    seen = flickr_seen(sources)
+    seen = flickr_seen(Sources())
     for name in options.splits:
         for public in options.public:
             for private in options.private:
-                setting = Setting(name, parts_of(seen, name, public, private), sources.cache / f"{name}_{public}")
+                setting = setting_of(seen, name, public, private)
                 run(setting, {row.key for row in rows_at(options.results)}, options)
 
 

@@ -1,6 +1,6 @@
 """Data of `experiments.dp_blip_captions`: Flickr8k seen by a frozen network, in parts of public, private and tested.
 
-A photograph is seen in ten places: the 7 by 7 map of EfficientNet-Lite0 at 224 pixels, averaged to 3 by 3, and its mean.
+A photograph is seen in ten places: the map of EfficientNet-Lite0 at 224 pixels, averaged to 3 by 3, and its mean.
 Computing that takes ten minutes on one core, once; what is kept in the cache is as private as the photographs.
 """
 
@@ -20,6 +20,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from experiments.dp_clip_data import Sources
 from privrep.multimodal.encoders import Encoder, described, efficientnet, features
 from privrep.multimodal.pairs import read_flickr8k
+from privrep.neural.features import _efficientnet
 from privrep.nn.feature_cache import cached
 
 Floats = NDArray[np.float32]
@@ -27,7 +28,7 @@ SIZE, CELLS, WIDTH = 224, 3, 1280
 PLACES = CELLS * CELLS + 1  # the first is the mean of the photograph
 TESTED, POOL = 1_000, 2_000  # photographs reported on, and those that may be public
 VISIBLE = 256  # numbers of a place that the decoder sees
-ALWAYS = 0.3  # the part of a photograph's numbers that is the same for all: what a kind of photographs has in common
+ALWAYS = 0.1  # the part of a photograph's numbers that is the same for all: what a kind of photographs has in common
 SplitName = Literal["plain", "dogs"]
 DOGS = re.compile(
     r"\b(dogs?|doggy|doggie|pupp(y|ies)|pups?|canines?|poodles?|terriers?|retrievers?|collies?|dachshunds?|hounds?|"
@@ -129,7 +130,7 @@ def parts_of(seen: Seen, name: SplitName, public: int, private: int | None = Non
 
 @dataclass(frozen=True, eq=False)
 class Lens:
-    """How photographs are handed on: principal components of public photographs, of equal size each."""
+    """How photographs are handed on, by public numbers: public photographs' and the network's own."""
 
     mean: Floats
     map: Floats  # (WIDTH, VISIBLE)
@@ -137,7 +138,7 @@ class Lens:
     numbers_map: Floats  # (WIDTH, k)
 
     def seen(self, places: Floats) -> Floats:
-        """Return (n, PLACES, VISIBLE), what the decoder attends to."""
+        """Return (n, PLACES, VISIBLE), what the decoder attends to: principal components, of equal size each."""
         return np.asarray((places - self.mean) @ self.map, np.float32)
 
     def numbers(self, places: Floats) -> Floats:
@@ -149,12 +150,19 @@ class Lens:
 
 
 def lens_of(public: Seen, k: int) -> Lens:
-    """Return components of public photographs alone."""
+    """Return components of public photographs, and k directions in which EfficientNet's 1,000 classes differ most.
+
+    The latter see what no public photograph shows, dogs say.
+    """
     flat = public.places.reshape(-1, WIDTH)
     mean, whole = flat.mean(0), public.places[:, 0].mean(0)
-    return Lens(mean, _components(flat - mean, VISIBLE), whole, _components(public.places[:, 0] - whole, k))
+    values, vectors = np.linalg.eigh(((flat - mean).T @ (flat - mean) / len(flat)).astype(np.float64))
+    components = vectors[:, ::-1][:, :VISIBLE] / np.sqrt(values[::-1][:VISIBLE])
+    return Lens(mean, np.asarray(components, np.float32), whole, class_directions(k))
 
 
-def _components(rows: Floats, count: int) -> Floats:
-    values, vectors = np.linalg.eigh((rows.T @ rows / len(rows)).astype(np.float64))
-    return np.asarray(vectors[:, ::-1][:, :count] / np.sqrt(values[::-1][:count]), np.float32)
+def class_directions(k: int) -> Floats:
+    """Return (WIDTH, k): principal directions of the classes' weights, as long as classes differ along them."""
+    weights = _efficientnet(SIZE)._fc.weight.detach().numpy()
+    _, lengths, directions = np.linalg.svd(weights - weights.mean(axis=0), full_matrices=False)
+    return np.asarray(directions[:k].T * lengths[:k], np.float32)

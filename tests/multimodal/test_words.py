@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
+torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from privrep.errors import InputError
-from privrep.estimators.clip import DPClip
-from privrep.multimodal.training import ClipSettings
-from privrep.multimodal.words import (
+from privrep.errors import InputError  # noqa: E402
+from privrep.estimators.clip import DPClip  # noqa: E402
+from privrep.multimodal.training import ClipSettings  # noqa: E402
+from privrep.multimodal.words import (  # noqa: E402
     FASTEST,
     LOGIT_NOISE,
     Captions,
@@ -25,7 +24,7 @@ from privrep.multimodal.words import (
     word_bank,
     word_pairs,
 )
-from privrep.nn.flat_module import check_module, tried
+from privrep.nn.flat_module import check_module, tried  # noqa: E402
 
 PAD, END, BEGIN, WORDS, WIDTH = 0, 2, 3, 12, 16
 
@@ -125,7 +124,7 @@ def test_a_shift_is_learned_under_a_budget_and_captions_change(decoder: Any) -> 
     settings = ClipSettings("bank", 8, None, clip=0.5, rate=20.0, optimiser="sgd")
     model = DPClip(
         shift,
-        nn.Identity(),
+        torch.nn.Identity(),
         epsilon=1e4,
         temperature=1.0,
         cosine=False,
@@ -140,12 +139,16 @@ def test_a_shift_is_learned_under_a_budget_and_captions_change(decoder: Any) -> 
     assert added.any()
     with torch.no_grad():
         rows = torch.from_numpy(pairs.table.X)
-        chance = [torch.softmax(one(rows) @ torch.from_numpy(pairs.bank / word_bank(decoder).length).T, 1)[::3, 7].mean()
-                  for one in (Shift(word_bank(decoder), word_bank(decoder).directions(8), 4), shift)]
+        words = torch.from_numpy(pairs.bank / word_bank(decoder).length)
+        plain = Shift(word_bank(decoder), word_bank(decoder).directions(8), 4)
+        chance = [torch.softmax(one(rows) @ words.T, dim=1)[::3, 7].mean() for one in (plain, shift)]
     assert chance[1] > chance[0]
     assert "user level" in str(model.privacy_)
     assert model.ledger_.report().epsilon <= 1e4
     assert len(describe(decoder, seen[:4], added[:4], longest=4, beams=2)) == 4
+    others = describe(decoder, seen, added, longest=4, never=[7])
+    assert not any(7 in ids for ids in others)
+    assert not any(END in ids for ids in others)
 
 
 def test_settings_follow_from_users_and_budget() -> None:

@@ -16,7 +16,7 @@ what they were computed from. Generating with what was learned is post-processin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +32,10 @@ from privrep.multimodal.training import ClipSettings
 from privrep.nn.threads import one_thread
 from privrep.typing import Singles
 
-STEPS = 10
+STEPS = 6
 CLIP = 0.1
 LOGIT_NOISE = 0.35  # standard deviation that noise may add to the logit of a word
-FASTEST = 100.0  # rate: beyond it steps overshoot
+FASTEST = 400.0  # rate: beyond it steps overshoot
 _LARGEST = 1e4  # of a state's numbers, and of a photograph's
 
 
@@ -144,21 +144,23 @@ def word_pairs(
         users: (photographs,), whose each photograph is; None: every photograph is a user.
         progress: is told how many captions are done.
     """
-    bank, (count, tokens) = word_bank(decoder), captions.ids.shape
-    if len(seen) != len(numbers) or len(captions.photograph) != count or (users is not None and len(users) != len(seen)):
-        raise InputError("give what is seen, numbers and a user for each photograph, and a photograph for each caption.")
+    bank, owners = word_bank(decoder), np.arange(len(seen)) if users is None else np.asarray(users)
+    if not len(seen) == len(numbers) == len(owners) or len(captions.photograph) != len(captions.ids):
+        raise InputError(
+            "give what is seen, numbers and a user for each photograph, and for each caption a photograph."
+        )
+    width = bank.vectors.shape[1]
     there = (captions.ids[:, 1:] != captions.padding) & (captions.ids[:, :-1] != captions.padding)
-    result = np.empty((int(there.sum()), bank.vectors.shape[1] + numbers.shape[1]), np.float32)
+    result = np.empty((int(there.sum()), width + numbers.shape[1]), np.float32)
     end = 0
-    for place in range(count):
+    for place in range(len(captions.ids)):
         photograph, kept = int(captions.photograph[place]), there[place]
         rows = result[end : end + int(kept.sum())]
-        rows[:, : bank.vectors.shape[1]] = _states(decoder, seen[photograph], captions.ids[place], captions.padding)[kept]
-        rows[:, bank.vectors.shape[1] :] = numbers[photograph]
+        found = _states(decoder, seen[photograph], captions.ids[place], captions.padding)
+        rows[:, :width], rows[:, width:] = found[kept], numbers[photograph]
         end += len(rows)
         if progress is not None:
             progress(place + 1)
-    owners = np.arange(len(seen)) if users is None else np.asarray(users)
     of_rows = owners[np.repeat(captions.photograph, there.sum(1))]
     return labelled(result, captions.ids[:, 1:][there], bank.rows, range(len(bank.vectors)), of_rows)
 
@@ -195,6 +197,7 @@ def describe(
     added: Tensor | None = None,
     longest: int = 20,
     beams: int = 1,
+    never: Sequence[int] = (),
     at_a_time: int = 100,
 ) -> list[list[int]]:
     """Return the tokens of a caption for each photograph, without what begins and ends it: no random numbers.
@@ -205,6 +208,7 @@ def describe(
         added: (photographs, width), `Shift.of` their numbers; None: the decoder as it is.
         longest: in tokens.
         beams: how many captions are followed at once.
+        never: tokens that are not said, as the one for words that are not in the list.
         at_a_time: photographs.
     """
     config, result = decoder.config, list[list[int]]()
@@ -221,6 +225,7 @@ def describe(
                 max_new_tokens=most,
                 num_beams=beams,
                 do_sample=False,
+                suppress_tokens=list(never) or None,
                 bos_token_id=config.bos_token_id,
                 eos_token_id=config.sep_token_id,
                 pad_token_id=config.pad_token_id,
