@@ -8,7 +8,7 @@ splits are in `experiments.dp_blip_data`: "plain" is random, in "dogs" no public
 simulated from a seed, so that runs can be repeated and are not private. Rows that stand in the CSV are not run again.
 
 Methods: `public`, the captioner as it is; `private`; `no noise`, the same steps at a budget beyond all use; `all`, the
-whole decoder trained on public and private photographs without privacy.
+whole decoder taught further on public and private photographs without privacy, by the captions that users teach with.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RESULTS = Path(__file__).parent / "results" / "dp_blip.csv"
 LAYERS, LEAST, NUMBERS, RANK = 2, 5, 64, 64
 CAPTIONS, WORDS = 1, 13  # captions of a user that take part, and words of them
 NO_NOISE = 1e5  # an epsilon at which noise is nothing
-TEACHING, CEILING_EPOCHS = Teaching(), 4
+TEACHING, CEILING_EPOCHS = Teaching(), 3
 Made = tuple[BlipTextLMHeadModel, Shift | None]
 NEVER = (PAD, UNKNOWN, BEGIN)  # tokens that no caption has
 METHODS = ("public", "private", "no noise", "all")
@@ -104,8 +104,9 @@ class Setting:
     def lens(self) -> Lens:
         return lens_of(self.parts.public, NUMBERS)
 
-    def lessons(self, part: Seen) -> Lessons:
-        ids, photograph = self.captions(part, None)
+    def lessons(self, part: Seen, most: int | None = None) -> Lessons:
+        """Return photographs with captions, the first `most` of each."""
+        ids, photograph = self.captions(part, most)
         seen = torch.from_numpy(self.lens.seen(part.places))
         return Lessons(seen, torch.from_numpy(ids), torch.from_numpy(photograph))
 
@@ -182,10 +183,13 @@ def learn_privately(setting: Setting, epsilon: float, seed: int) -> tuple[Shift,
 
 
 def learn_all(setting: Setting) -> BlipTextLMHeadModel:
-    """Return the captioner taught further on public and private photographs without privacy: a ceiling."""
+    """Return the captioner, all weights taught further on public and private photographs without privacy: a ceiling.
+
+    Of each photograph those captions take part that do with private users.
+    """
     public, private = setting.parts.public, setting.parts.private
     whole = Seen(np.concatenate([public.places, private.places]), public.captions + private.captions, ())
-    lessons = setting.lessons(whole)
+    lessons = setting.lessons(whole, CAPTIONS)
     held = lessons.photograph % 10 == 0
     model = BlipTextLMHeadModel.from_pretrained(setting.folder)
     model.bert.embeddings.word_embeddings.weight.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""How many users private learning takes before what they say is as loud as the noise, for a shift and for a whole decoder.
+"""How many users it takes until what they say is as loud as the noise, for a shift and for a whole decoder.
 
     python -m experiments.dp_blip_users [--splits dogs plain] [--public 2000] [--users 400]
 
@@ -15,7 +15,6 @@ import argparse
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
