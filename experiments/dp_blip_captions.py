@@ -56,7 +56,7 @@ class Row:
     method: str
     epsilon: float
     seed: int
-    weights: int  # that users teach
+    weights: int  # of the shift; 0 where there is none
     cider: float
     cider_dogs: float  # of tested photographs of dogs
     bleu_4: float
