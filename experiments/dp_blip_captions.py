@@ -1,6 +1,7 @@
 """DP-BLIP's captions of Flickr8k before and after private learning, at several budgets, and how many users they take.
 
-    python -m experiments.dp_blip_captions [--splits plain dogs] [--public 2000] [--epsilons 1 3 10] [--seeds 3]
+    python -m experiments.dp_blip_captions --splits dogs [--private 1273] [--epsilons 1 3 10] [--seeds 3]
+    python -m experiments.dp_blip_captions --splits plain --public 1000 [--methods public private "no noise" all]
 
 A captioner is taught on public photographs (`experiments.dp_blip_captioner`), then stays as it is. Private users, each
 a photograph with its captions, teach what is added to its states (`privrep.multimodal.words`), under the budget. The
