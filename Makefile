@@ -87,6 +87,9 @@ dp-clip: $(VENV)/multimodal   ## DP-CLIP on images and photographs; needs ../sha
 	$(BIN)/python -m experiments.dp_clip_retrieval
 	$(BIN)/python -m experiments.dp_clip_linear
 	$(BIN)/python -m experiments.dp_blip
+	$(BIN)/python -m experiments.dp_blip_captions --splits dogs
+	$(BIN)/python -m experiments.dp_blip_captions --splits plain --public 1000
+	$(BIN)/python -m experiments.dp_blip_users --splits dogs
 
 benchmark-multimodal: $(VENV)/dev   ## one private step against the same without privacy; exact noise
 	$(BIN)/python -m benchmarks.multimodal

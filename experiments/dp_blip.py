@@ -7,6 +7,7 @@ of ordinary training on the public part of the images, from whose captions alone
 figures are about whether the parts fit together, not about quality. The unit of privacy is an image with its five
 captions; noise is simulated from a seed, so that runs can be repeated and are not private. With real weights:
 `--blip` and `--generator` are folders or names of a BlipForImageTextRetrieval and a BlipForConditionalGeneration.
+Figures about quality, of a captioner that says something, are those of `experiments.dp_blip_captions`.
 """
 
 from __future__ import annotations

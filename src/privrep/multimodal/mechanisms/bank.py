@@ -134,9 +134,7 @@ class BankStep:
             wanted = [left, scales] + ([] if right is None else [right])
             found = torch.autograd.grad(losses.sum(), wanted)
         with torch.no_grad():
-            chances = torch.softmax(logits, dim=1)
-            chances[torch.arange(len(targets)), targets.clamp_min(0)] -= 1
-            chances *= shares[:, None]
+            chances = _chances(logits, targets, shares) if self._bank_learns else logits[:, :0]
             scaled = self._directed(left) * scales.exp()[:, None]
         return _Slopes(
             found[0], found[2] if right is not None else None, found[1], chances[:, : self.layout.free], scaled
@@ -217,6 +215,13 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of each row; of no consequence where there is no target."""
     chosen = logits.gather(1, targets.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
     return torch.where(targets >= 0, torch.logsumexp(logits, dim=1) - chosen, torch.zeros_like(chosen))
+
+
+def _chances(logits: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+    """Return the slope of each row's loss in its logits: the softmax, less one at the row's own."""
+    result = torch.softmax(logits, dim=1)
+    result[torch.arange(len(targets)), targets.clamp_min(0)] -= 1
+    return result * shares[:, None]
 
 
 def _by_user(rows: Tensor, users: int) -> NDArray[np.float32]:
