@@ -30,8 +30,8 @@ from privrep.typing import Array, Axes, Integers, Vector
 
 Places = Annotated[Integers, Axes(1)]
 
-SPREAD_SHARE = 0.05
-MOMENT_SHARE = 0.15
+SPREAD_SHARE = 0.03
+MOMENT_SHARE = 0.08
 MOST_PAIRED = 512  # features whose pairs are released
 FAINT = 0.8  # length of a user's moments, all of which are one, that noise of eigenvalues may have at most
 UNHEARD = 0.25  # the largest part of all squares that one direction is taken to have where pairs were not released

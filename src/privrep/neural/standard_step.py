@@ -38,8 +38,7 @@ class StandardStep:
 
     @property
     def spec(self) -> StepSpec:
-        spec = self.step.spec
-        return replace(spec, floats_per_user=spec.floats_per_user + 3 * len(self.standards.centre))
+        return self.step.spec
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
         with np.errstate(all="ignore"):

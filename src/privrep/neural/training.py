@@ -46,9 +46,9 @@ from privrep.privacy.run import Run
 from privrep.privacy.sampling import noise_multiplier_for
 from privrep.typing import Array, Singles, Vector, Weights
 
-CENTRE_SHARE = 0.05
-LOOK_SHARE = 0.05
-HEADS_SHARE = 0.08
+CENTRE_SHARE = 0.06
+LOOK_SHARE = 0.04
+HEADS_SHARE = 0.06
 LEAST_APART = 0.05  # mean square of rows of length one about their mean
 USERS_APART = 0.03  # part of it by which the means of users' rows should differ
 LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
