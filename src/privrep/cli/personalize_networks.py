@@ -111,7 +111,9 @@ def _save_one(model: Network, table: UserTable, path: Path, out: Path, overwrite
     check_finite(table.X, path, table.ids.repeat(table.sizes))
     labels = [model.model.classes_[int(code)] if code >= 0 else None for code in table.y]
     model.model.personalize(table.X, labels).save(out, overwrite=overwrite)
-    say(f"1 network: {out} (its private/ is readable by you alone; predict with: privrep predict {out} TABLE)")
+    say(
+        f"1 network: {out} (its private/ is readable by you alone; predict with: privrep predict {out} TABLE --user COLUMN --out FILE)"
+    )
 
 
 def _join_numbers(model: Numbers, path: Path, how: RowOptions, out: Path | None, again: bool) -> None:
@@ -120,7 +122,9 @@ def _join_numbers(model: Numbers, path: Path, how: RowOptions, out: Path | None,
     from privrep.neural.features import check_finite
 
     if out is not None:
-        raise InputError("--out is for heads of columns; heads of public features join those of the model folder.")
+        raise InputError(
+            "--out is for networks of classes; heads of a CentaurRegressor join those of the model folder."
+        )
     fitted, table = model.fitted, _labelled_table(model.wanted, path, how)
     check_finite(table.X, path, table.ids.repeat(table.sizes))
     table = replace(table, X=model.features(table.X))

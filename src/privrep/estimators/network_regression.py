@@ -58,6 +58,7 @@ class ReducedMap:
     def __call__(self, rows: Singles) -> Array:
         """Return (rows, keep) of rows (rows, width)."""
         found = rows if self.features is None else self.features(rows)
+        found = np.where(np.isfinite(found), found, np.nan)  # a row that is not finite is one that is missing
         if self.keep >= self.size or self.ordered:
             return np.asarray(found[:, : self.keep], dtype=np.float64)
         basis = random_basis(self.size, self.keep, PROJECTION)

@@ -42,7 +42,7 @@ from privrep.neural.description import settings_to_json
 from privrep.neural.features import Dct, Edges
 from privrep.neural.plan import Share
 from privrep.neural.rounds import TrainingSettings
-from privrep.neural.training import LINEAR, WHOLE, PriorHeads
+from privrep.neural.training import PLAIN, WHOLE, PriorHeads
 from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.events import Relation
 from privrep.privacy.protocol import Facts, Users
@@ -98,7 +98,7 @@ class NeuralTask:
         if self.settings is not None and self.training:
             raise InputError("give settings as a whole, or in training those that differ from the usual ones.")
         _check_classes(self.classes)
-        replace(LINEAR, **_training(self.training))
+        replace(PLAIN, **_training(self.training))
         check_parameters(self._centaur())
         if self.share == "adapters" or (self.share == "all" and self.representation is None):
             needed = "a pretrained module of one's own" if self.share == "adapters" else "a network, mlp or lenet"
@@ -225,7 +225,7 @@ class NeuralTask:
         model, width = self._centaur(**options), self._row_width()
         if self.training:
             whole = model.planned(self.users, width).share in ("all", "adapters")
-            model.settings = replace(WHOLE if whole else LINEAR, **self.training)
+            model.settings = replace(WHOLE if whole else PLAIN, **self.training)
         return model, model._begin(self.users, width)
 
     def _row_width(self) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from privrep.data.table import UserTable
 from privrep.heads.gradient import labels_of
 from privrep.heads.softmax import AWFUL, Candidate, HeadInputs, fit, left_out_losses
-from privrep.nn.threads import one_thread
+from privrep.nn.threads import one_thread, rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
@@ -74,7 +74,7 @@ class HeadLosses:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         with one_thread(), torch.no_grad():
             labels = labels_of(batch.y, self.view.classes)
-            seen = self.view(torch.from_numpy(batch.X.astype(np.float32, copy=False)))
+            seen = self.view(rows_of(batch.X))
             values = left_out_losses(self.candidates, seen, labels).numpy()
         over = np.minimum(values - values.min(axis=1, keepdims=True), MOST_DIFFERENT)
         return {"losses": Vectors(over - over.mean(axis=1, keepdims=True))}

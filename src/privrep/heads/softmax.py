@@ -99,7 +99,7 @@ class OwnRows:
 
     def __init__(self, sight: Sight, labels: Tensor) -> None:
         found = standardise(sight.rows.numpy(), (labels >= 0).numpy(), sight.centre, sight.pull)
-        self.rows, self.point, self.size, self.count = map(torch.from_numpy, found)
+        self.rows, self.point, self.size, self.count = (torch.tensor(part) for part in found)  # see `rows_of`
         self.pull = sight.pull
 
     @cached_property

@@ -34,6 +34,7 @@ SPREAD_SHARE = 0.03
 MOMENT_SHARE = 0.08
 MOST_PAIRED = 512  # features whose pairs are released
 FAINT = 0.8  # length of a user's moments, all of which are one, that noise of eigenvalues may have at most
+CLEAR = 3.0  # standard deviations that all squares together must have to count
 UNHEARD = 0.25  # the largest part of all squares that one direction is taken to have where pairs were not released
 STEEPEST = 0.5  # curvature of a softmax, at most
 
@@ -121,8 +122,11 @@ def _flat(sizes: Array, most: float) -> Coordinates:
 def _turned(sizes: Array, chosen: NDArray[np.int64], moment: Array, sigma: float, most: float) -> Coordinates:
     """Return directions of one size, from the released moment of the chosen features."""
     d, k = len(sizes), len(chosen)
+    trace = float(np.trace(moment))
+    if trace <= CLEAR * math.sqrt(k) * sigma:  # noise alone, as where users have no rows
+        return _flat(sizes, most)
     values, vectors = np.linalg.eigh(moment)
-    every = max(float(np.trace(moment)), 1e-300) * d / k  # what all features have; those of one size have as much each
+    every = trace * d / k  # what all features have; those of one size have as much each
     heard = math.sqrt(2 * k) * sigma / every  # the radius of the noise's eigenvalues
     values = values / every
     known = values > heard

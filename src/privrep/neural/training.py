@@ -51,6 +51,7 @@ LOOK_SHARE = 0.04
 HEADS_SHARE = 0.06
 LEAST_APART = 0.05  # mean square of rows of length one about their mean
 USERS_APART = 0.03  # part of it by which the means of users' rows should differ
+SCORE_NOISE = 0.6  # standard deviation that noise may add to a row's scores
 LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
 
 
@@ -81,6 +82,9 @@ LINEAR = TrainingSettings(
     settle=0.5,
 )
 """Of a linear layer in coordinates of `curvature`, the bound relative to the length of rows there."""
+
+PLAIN = replace(LINEAR, clip=0.2, server_rate=50.0)
+"""Of a linear layer in the features' own coordinates: what settings that are asked for start from."""
 
 WHOLE = TrainingSettings(rounds=16, clip=0.05, step_size=0.1, server="momentum", server_rate=1.0, quantile=0.5)
 """Of a representation, or of adapters on one."""
@@ -226,10 +230,28 @@ def _linear(run: Run, plan: SharingPlan, shape: Shape, standards: Standards, mu_
         run, shape.rows_per_user, standards, total=run.ledger.capacity, most=max(most, LEAST_DEGREES)
     )
     there = linear_split(np.zeros(len(found.matrix)), shape, coordinates=found)
-    chosen = replace(LINEAR, clip=LINEAR.clip * math.sqrt(found.degrees / STEEPEST))
+    chosen = careful(replace(LINEAR, rounds=plan.rounds), found.degrees, run.users.facts.users, mu_squared - spent)
     trained = _rounds(run, there, plan, shape, chosen, mu_squared - spent, standards)
     weights = trained.weights.reshape(shape.classes, -1) @ found.matrix.T.astype(np.float32)
     return TrainedWeights(np.ascontiguousarray(weights).ravel(), trained.rounds)
+
+
+def careful(settings: TrainingSettings, degrees: float, users: int, mu_squared: float) -> TrainingSettings:
+    """Return settings of rounds in coordinates: a bound for updates there, and a rate that lets in little noise.
+
+    Rows are of length sqrt(degrees / STEEPEST) there. T rounds leave noise of standard deviation
+    rate / (1 - momentum) * 2 clip T / (users mu) in every weight, and as much times that length in a score.
+
+    Args:
+        settings: of the rounds, the bound relative to the length of rows.
+        degrees: of freedom, of the coordinates.
+        users: how many there are.
+        mu_squared: what all rounds spend.
+    """
+    length = math.sqrt(degrees / STEEPEST)
+    clip = settings.clip * length
+    weight = 2 * clip * settings.rounds / (users * math.sqrt(mu_squared)) / (1 - settings.momentum)
+    return replace(settings, clip=clip, server_rate=min(settings.server_rate, SCORE_NOISE / (weight * length)))
 
 
 def _check_affordable(run: Run, plan: SharingPlan, settings: TrainingSettings | None, total: float) -> None:
@@ -298,7 +320,9 @@ def linear_split(centre: Array, shape: Shape, kept: int = 0, coordinates: Coordi
     taken = (kept or features) if coordinates is None else coordinates.matrix.shape[1]
     layer = nn.Linear(taken, shape.classes, bias=False)
     nn.init.zeros_(layer.weight)
-    return split(nn.Sequential(*layers, layer), nn.Linear(shape.classes, shape.classes), features)
+    head = nn.Linear(shape.classes, shape.classes)
+    initialise(head, "head")  # public: a run that is continued asks the same
+    return split(nn.Sequential(*layers, layer), head, features)
 
 
 def _frozen_linear(matrix: Array) -> nn.Linear:

@@ -40,6 +40,7 @@ from privrep.federated.wire.travelling import (
     LOSS,
     PART,
     SPLIT,
+    STANDARDS,
     STEPS,
     TABLE_STEPS,
     class_of,
@@ -281,4 +282,6 @@ class _Reader:
             from privrep.federated.wire import module_codec as modules
 
             modules.check_split(made, self.features)
+        if name == STANDARDS and not (0 <= made.raw < self.features and made.raw + len(made.centre) == self.features):
+            raise _wrong("its standards are of other rows")
         return made

@@ -101,6 +101,7 @@ HELD = (
 
 PART = "privrep.nn.flat_module:FlatModule"  # travels as layers and weights, see `module_codec`
 SPLIT = "privrep.nn.flat_module:Split"  # its parts are tried on rows without numbers
+STANDARDS = "privrep.neural.standard_step:Standards"  # of the rows that a step gets
 ENCODED = "privrep.linear.class_steps:Encoded"  # makes a target of each class
 LOSS = "privrep.local.losses:Loss"  # its number of classes is bounded
 
