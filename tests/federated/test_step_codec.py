@@ -227,13 +227,13 @@ def pictures(users: int, columns: int, classes: int = 3) -> UserTable:
 
 def network(share: str, run: Run, raw: int = 0, given: Any = None, rounds: int = 2, **options: Any) -> None:
     from privrep.neural.plan import SharingPlan
-    from privrep.neural.training import LINEAR, WHOLE, Shape, learn
+    from privrep.neural.training import PLAIN, WHOLE, Shape, learn
 
     ordered, features, otherwise = options.pop("ordered", False), options.pop("features", 0), None
     if options.pop("look", False):
         otherwise = SharingPlan("directions", 1, 1, 1.0, features=run.users.facts.features, rank=3)
     plan = SharingPlan(share, 100, rounds, 1.0, features, 3, otherwise=otherwise)  # type: ignore[arg-type]
-    settings = replace(LINEAR if share == "linear" else WHOLE, **options) if options else None
+    settings = replace(PLAIN if share == "linear" else WHOLE, **options) if options else None
     learn(run, plan, given, Shape(3, 5, raw, ordered), settings)
 
 

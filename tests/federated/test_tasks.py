@@ -299,7 +299,7 @@ from privrep import Centaur  # noqa: E402
 from privrep.errors import NothingLearned  # noqa: E402
 from privrep.federated.neural_task import NeuralTask  # noqa: E402
 from privrep.neural.features import Dct, Frozen  # noqa: E402
-from privrep.neural.training import LINEAR, WHOLE  # noqa: E402
+from privrep.neural.training import LINEAR, PLAIN, WHOLE  # noqa: E402
 
 PIXELS = (6, 6, 1)
 
@@ -348,7 +348,7 @@ def npz_files(folder: Path) -> list[Path]:
 def in_one_place(task: NeuralTask) -> Centaur:
     settings = None
     if task.training:
-        settings = replace(WHOLE if task.share == "all" else LINEAR, **task.training)
+        settings = replace(WHOLE if task.share == "all" else PLAIN, **task.training)
     return Centaur(
         task.representation,
         classes=task.classes,
