@@ -50,6 +50,7 @@ CENTRE_SHARE = 0.06
 LOOK_SHARE = 0.04
 HEADS_SHARE = 0.06
 LEAST_APART = 0.05  # mean square of rows of length one about their mean
+COMMON = 0.2  # part of the centre's noise that counts: an error that all users have in common harms less
 USERS_APART = 0.03  # part of it by which the means of users' rows should differ
 SCORE_NOISE = 0.6  # standard deviation that noise may add to a row's scores
 LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
@@ -362,7 +363,7 @@ def _centre(run: Run, shape: Shape, mu_squared: float) -> tuple[Array, float]:
     noise = len(mean) * (released.sigma / run.users.facts.users) ** 2
     length = float(mean @ mean) - noise
     apart = min(max(1 - length, LEAST_APART), 1.0)
-    return mean, apart / (noise + USERS_APART * apart)
+    return mean, apart / (COMMON * noise + USERS_APART * apart)
 
 
 def _ask_heads(run: Run, learned: SharedPart, rows_per_user: int, mu_squared: float) -> SharedPart:
