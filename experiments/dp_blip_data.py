@@ -20,7 +20,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from experiments.dp_clip_data import Sources
 from privrep.multimodal.encoders import Encoder, described, efficientnet, features
 from privrep.multimodal.pairs import read_flickr8k
-from privrep.neural.features import _efficientnet
+from privrep.neural.features import load_efficientnet
 from privrep.nn.feature_cache import cached
 
 Floats = NDArray[np.float32]
@@ -163,6 +163,6 @@ def lens_of(public: Seen, k: int) -> Lens:
 
 def class_directions(k: int) -> Floats:
     """Return (WIDTH, k): principal directions of the classes' weights, as long as classes differ along them."""
-    weights = _efficientnet(SIZE)._fc.weight.detach().numpy()
+    weights = load_efficientnet(SIZE)._fc.weight.detach().numpy()
     _, lengths, directions = np.linalg.svd(weights - weights.mean(axis=0), full_matrices=False)
     return np.asarray(directions[:k].T * lengths[:k], np.float32)

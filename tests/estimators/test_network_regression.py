@@ -275,7 +275,7 @@ def test_commands_take_its_folders(
     np.testing.assert_allclose(back.predict(X[:5], [900] * 5), expected, rtol=1e-6)
     assert "--proba is for networks of classes" in run(capsys, *command[:5], "--overwrite", "--proba")[2]
     assert (
-        "--out is for heads of columns"
+        "--out is for networks of classes"
         in run(capsys, "personalize", tmp_path / "m", tmp_path / "new.npz", "--out", tmp_path / "w.json")[2]
     )
     assert "has no array 'y'" in run(capsys, "personalize", tmp_path / "m", _without_y(tmp_path, X))[2]

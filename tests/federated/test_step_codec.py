@@ -765,8 +765,9 @@ def test_a_step_that_travelled_answers_about_a_sample() -> None:
 
 def test_modules_give_the_same_outputs_and_have_the_same_weights() -> None:
     torch = pytest.importorskip("torch")
-    for name in ("all, lenet", "all, layers of one's own", "adapters, lenet", "linear, projected"):
+    for name in ("all, lenet", "all, layers of one's own", "adapters, lenet", "linear"):
         step = asked(name).seen["privrep.neural.rounds:MeasuredStep"].step
+        step = step.step if name == "linear" else step  # on standardised rows
         back = travelled(step)
         rows = torch.sin(torch.arange(3.0 * step.split.features)).reshape(3, -1)
         for part, other in ((step.split.representation, back.split.representation), (step.split.head, back.split.head)):
