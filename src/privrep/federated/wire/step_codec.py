@@ -282,6 +282,6 @@ class _Reader:
             from privrep.federated.wire import module_codec as modules
 
             modules.check_split(made, self.features)
-        if name == STANDARDS and self.features not in (None, made.raw + len(made.centre)):
+        if name == STANDARDS and (made.raw < 0 or self.features not in (None, made.raw + len(made.centre))):
             raise _wrong("its standards are of other rows")
         return made
