@@ -235,8 +235,8 @@ WRONG: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
     "nothing": (lambda answer: RecordDict(), "of another kind"),
     "one record more": (one_more_record, "of another kind"),
     "no JSON": (lambda answer: written("{", b""), "damaged"),
-    "an old version": (lambda answer: written("{}", b"", None), "1 there, 3 here"),
-    "a later version": (lambda answer: written("{}", b"", 4), "4 there, 3 here"),
+    "an old version": (lambda answer: written("{}", b"", None), "1 there, 4 here"),
+    "a later version": (lambda answer: written("{}", b"", 5), "5 there, 4 here"),
     "no version": (lambda answer: written("{}", b"", "x"), "an unknown one there"),
     "unreadable": (broken, "its answer is damaged"),
 }
@@ -666,7 +666,7 @@ ADDED = replace(PRIVATE, config=replace(PRIVATE.config, relation="add-or-remove-
 def test_a_node_tells_its_operator_that_the_server_speaks_another_version(files: list[Path], tmp_path: Path) -> None:
     said: list[str] = []
     host = Host(files[0], tmp_path, said.append)
-    with pytest.raises(InputError, match="different versions of privrep's wire: 1 there, 3 here"):
+    with pytest.raises(InputError, match="different versions of privrep's wire: 1 there, 4 here"):
         host.hello(written("{}", b"", None))
 
 

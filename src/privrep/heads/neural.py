@@ -40,11 +40,14 @@ CANDIDATES = (
     *(Candidate("shared", few, penalty) for few in (0.03, 3.0) for penalty in (0.0, 0.3)),
     *(Candidate("alone", 0.3, penalty) for penalty in (0.003, 0.01, 0.03, 0.1, 0.3)),
     *(Candidate("alone", few, 0.03) for few in (0.03, 3.0)),
+    Candidate("shared", 0.3, 0.03, 2.0),
+    *(Candidate("shared", 0.3, penalty) for penalty in (1.0, 0.1)),
 )
 """Kinds of heads. Their order is that of a release, and of what model folders hold: add at the end."""
 ALONE = tuple(place for place, each in enumerate(CANDIDATES) if each.kind == "alone")
 LIKELY = np.array([0.04, 0.01, 0.0, 0.01, 0.04, 0.01, 0.02])  # what each of ALONE loses before anybody is asked
 SEVERAL = {"shared": 2, "alone": 3}  # of the kinds that do best, among which a user chooses
+LEAST_PART = 0.05  # of a user's head, that a candidate must have to be fitted
 NEVER = 1e6  # loss of a kind that may not be chosen
 MOST_DIFFERENT = 0.3  # nats: what a user's losses, less their mean, are clipped to; most users differ by more
 
@@ -214,33 +217,23 @@ def _fit_group(learned: LearnedPart, ids: NDArray[Any], X: NDArray[Any], y: NDAr
     bad = ~(np.isfinite(X).all(axis=(1, 2)))
     rows = np.where(bad[:, None, None], 0, X).astype(np.float32)
     labels = labels_of(np.where(bad[:, None], -1, np.nan_to_num(y, nan=-1.0)), learned.classes)
+    places = choices(learned.losses)
+    candidates = [CANDIDATES[place] for place in places]
+    scale, prior = torch.zeros(len(ids)), torch.zeros(len(ids), learned.classes)
     with one_thread(), torch.no_grad():
         seen = learned(torch.from_numpy(rows))
-        places = choices(learned.losses)
-        chosen = choose(learned.losses[places], [CANDIDATES[place] for place in places], seen, labels)
-        scale, prior, parts = torch.zeros(len(ids)), torch.zeros(len(ids), learned.classes), {}
-        for number, place in enumerate(places):
-            mine = torch.from_numpy(np.flatnonzero(chosen == number))
+        shares, alone = weigh(learned.losses[places], candidates, seen, labels)
+        slopes = [torch.zeros(len(ids), view.rows.shape[-1], learned.classes) for view in (seen.shared, seen.own)]
+        for candidate, share in zip(candidates, torch.from_numpy(shares.T).float(), strict=True):
+            mine = torch.nonzero(share)[:, 0]
             if len(mine):
-                found = fit(CANDIDATES[place], seen.of(mine), labels[mine])
-                scale[mine], prior[mine], parts[number] = found.scale, found.prior, found.slopes
-    alone = np.array([CANDIDATES[places[number]].kind == "alone" for number in chosen], dtype=bool)
-    weights = [_in_place(parts, chosen, alone == kind, view.rows.shape[-1], learned.classes)
-               for kind, view in ((False, seen.shared), (True, seen.own))]  # fmt: skip
+                found, part = fit(candidate, seen.of(mine), labels[mine]), share[mine]
+                scale[mine] += part * found.scale
+                prior[mine] += part[:, None] * found.prior
+                slopes[candidate.kind == "alone"][mine] += part[:, None, None] * found.slopes
     position = np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1
-    return OwnHeads(ids, alone, scale.numpy(), prior.numpy(), position, *weights)
-
-
-def _in_place(
-    parts: dict[int, Tensor], chosen: NDArray[np.int64], mine: NDArray[np.bool_], size: int, classes: int
-) -> Singles:
-    """Return the slopes of the users who are mine, in their order, (users, size, classes)."""
-    result = np.zeros((len(chosen), size, classes), dtype=np.float32)
-    for number, slopes in parts.items():
-        here = chosen == number
-        if (mine & here).any():
-            result[here] = slopes.numpy()
-    return result[mine]
+    shared, own = slopes[0].numpy()[~alone], slopes[1].numpy()[alone]
+    return OwnHeads(ids, alone, scale.numpy(), prior.numpy(), position, shared, own)
 
 
 def choices(losses: Array) -> list[int]:
@@ -252,10 +245,14 @@ def choices(losses: Array) -> list[int]:
     return best
 
 
-def choose(believed: Array, candidates: Sequence[Candidate], seen: HeadInputs, labels: Tensor) -> NDArray[np.int64]:
-    """Return which candidate each user takes, (users,).
+def weigh(
+    believed: Array, candidates: Sequence[Candidate], seen: HeadInputs, labels: Tensor
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the part of each candidate in each user's head, (users, candidates), and whether the head is alone.
 
     A user's own rows speak by what heads lose that have not seen them; all users' losses count as BELIEVED more rows.
+    Candidates of the kind that does best are averaged, each by how likely it makes those rows: a choice between heads
+    that do about as well would follow chance. Scores are linear in heads, so an average of heads is a head.
 
     Args:
         believed: what a row loses by each candidate, over all users.
@@ -265,7 +262,13 @@ def choose(believed: Array, candidates: Sequence[Candidate], seen: HeadInputs, l
     """
     rows = (labels >= 0).sum(dim=1).numpy()[:, None]
     losses = left_out_losses(candidates, seen, labels).nan_to_num(nan=AWFUL).numpy()
-    return np.asarray((rows * losses + BELIEVED * believed).argmin(axis=1))
+    cost = rows * losses + BELIEVED * believed
+    kinds = np.array([each.kind == "alone" for each in candidates])
+    alone = kinds[cost.argmin(axis=1)]
+    over = np.where(kinds == alone[:, None], cost, np.inf) - cost.min(axis=1, keepdims=True)
+    shares = np.exp(-over)
+    shares[shares < LEAST_PART * shares.sum(axis=1, keepdims=True)] = 0.0
+    return shares / shares.sum(axis=1, keepdims=True), alone
 
 
 def losses_of_nobody() -> Array:

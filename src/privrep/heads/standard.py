@@ -37,11 +37,14 @@ def standardise(rows: NDArray[Any], there: NDArray[np.bool_], centre: Array, pul
         centre: (d,), public.
         pull: rows that the centre counts as.
     """
-    single = np.where(there[..., None], rows, 0).astype(np.float32)
+    single, absent = np.array(rows, dtype=np.float32, order="C"), ~there
+    single[absent] = 0
     count = there.sum(axis=1).astype(np.float32)[:, None, None]
     pulled = centre.astype(np.float32) * np.float32(pull)
     point = (single.sum(axis=1, keepdims=True) + pulled) / np.maximum(count + np.float32(pull), SMALLEST)
-    about = np.where(there[..., None], single - point, np.float32(0))
-    squares = (about * about).sum(axis=2).sum(axis=1)[:, None, None]
+    single -= point
+    single[absent] = 0
+    squares = (single * single).sum(axis=2).sum(axis=1)[:, None, None]
     size = np.maximum(np.sqrt(squares / np.maximum(count - 1, 1)), SMALLEST)
-    return Standard(about / size, point, size, count)
+    single /= size
+    return Standard(single, point, size, count)

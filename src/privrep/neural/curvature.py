@@ -20,7 +20,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.neural.standard_step import Standards
+from privrep.neural.standard_step import Coordinates, Standards
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import NonNegative, RowMoments, packed_size, unpack
@@ -75,14 +75,6 @@ class FeaturePairs:
         return {"pairs": RowMoments(np.ascontiguousarray(scaled), np.ones(len(scaled)))}
 
 
-@dataclass(frozen=True)
-class Coordinates:
-    """A public matrix (features, directions) for rows of mean square one, and its degrees of freedom."""
-
-    matrix: Array
-    degrees: float
-
-
 def coordinates(
     run: Run, rows_per_user: int, standards: Standards, *, total: float, most: float
 ) -> tuple[Coordinates, float]:
@@ -93,7 +85,7 @@ def coordinates(
         rows_per_user: of a user, so many rows count.
         standards: how features are standardised.
         total: the whole budget, in mu squared.
-        most: degrees of freedom that rounds can carry.
+        most: degrees of freedom that are worth while.
     """
     users, d = run.users.facts.users, len(standards.centre)
     asked, spread = FeatureSquares(rows_per_user, standards), SPREAD_SHARE * total
@@ -116,7 +108,7 @@ def coordinates(
 def _flat(sizes: Array, most: float) -> Coordinates:
     """Return features of one size, none of which bends the loss by more than UNHEARD."""
     d = len(sizes)
-    return _scaled(np.eye(d) / sizes[:, None], np.full(d, 1 / d), np.full(d, UNHEARD), most)
+    return _scaled(sizes, np.zeros((d, 0)), np.zeros(0), (1 / d, UNHEARD), most)
 
 
 def _turned(sizes: Array, chosen: NDArray[np.int64], moment: Array, sigma: float, most: float) -> Coordinates:
@@ -130,25 +122,28 @@ def _turned(sizes: Array, chosen: NDArray[np.int64], moment: Array, sigma: float
     heard = math.sqrt(2 * k) * sigma / every  # the radius of the noise's eigenvalues
     values = values / every
     known = values > heard
-    rest = max((1 - float(values[known].sum())) / max(d - int(known.sum()), 1), 1e-6)
-    parts, steepest = np.full(d, rest), np.full(d, max(rest, heard / 2))
-    parts[chosen], steepest[chosen] = (np.where(known, values, unheard[chosen]) for unheard in (parts, steepest))
-    turned = np.eye(d)
-    turned[np.ix_(chosen, chosen)] = vectors
-    return _scaled(turned / sizes[:, None], parts, steepest, most)
+    basis = np.zeros((d, int(known.sum())))
+    basis[chosen] = vectors[:, known]
+    rest = max((1 - float(values[known].sum())) / max(d - basis.shape[1], 1), 1e-6)
+    return _scaled(sizes, basis, values[known], (rest, max(rest, heard / 2)), most)
 
 
-def _scaled(directions: Array, parts: Array, steepest: Array, most: float) -> Coordinates:
+def _scaled(sizes: Array, basis: Array, known: Array, rest: tuple[float, float], most: float) -> Coordinates:
     """Return directions over what each bends the loss by, and over a ridge.
 
     Args:
-        directions: (features, directions).
-        parts: of all squares, that the directions are expected to have.
-        steepest: parts that they may have; more would make steps overshoot.
-        most: degrees of freedom that rounds can carry.
+        sizes: (d,), of features.
+        basis: (d, k), directions that are told apart.
+        known: (k,), the part of all squares that each of them has.
+        rest: the part that each other direction is expected to have, and the most that it may have: beyond that steps
+            would overshoot.
+        most: degrees of freedom that are worth while.
     """
+    others = len(sizes) - len(known)
+    parts, steepest = (np.append(known, np.full(others, each)) for each in rest)
     ridge = ridge_for(parts, steepest, most)
-    return Coordinates(directions / np.sqrt(STEEPEST * (steepest + ridge)), degrees(parts, steepest, ridge))
+    stretch, flat = 1 / np.sqrt(STEEPEST * (known + ridge)), 1 / math.sqrt(STEEPEST * (rest[1] + ridge))
+    return Coordinates(sizes, basis, stretch, flat, degrees(parts, steepest, ridge))
 
 
 def degrees(parts: Array, steepest: Array, ridge: float) -> float:

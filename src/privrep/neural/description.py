@@ -18,7 +18,7 @@ from torch import nn
 
 from privrep.errors import InputError
 from privrep.heads.gradient import HeadFit
-from privrep.heads.neural import ALONE, CANDIDATES, OwnHeads, losses_of_nobody
+from privrep.heads.neural import ALONE, CANDIDATES, NEVER, OwnHeads, losses_of_nobody
 from privrep.neural.checks import known_classes
 from privrep.neural.features import FeatureMap, Frozen, from_json
 from privrep.neural.plan import SharingPlan
@@ -32,6 +32,7 @@ from privrep.typing import Array
 Described = dict[str, Any]
 PULL_BEFORE = 30.0  # rows that the centre of a model of before counts as
 BEFORE = 9  # kinds of heads with the shared part that models of before knew; four without it came after them
+FIRST_KINDS = 19  # of heads, when folders began to hold what users lose by each
 
 
 class Parameters(Protocol):
@@ -150,13 +151,13 @@ def losses_from_json(facts: Mapping[str, Any]) -> Array:
     """Return what users lose by each kind of heads.
 
     Models of before name two of thirteen kinds, with the shared part and without, and by how much these differ. The
-    kinds nearest to them stand for them.
+    kinds nearest to them stand for them. Kinds that were added since are never chosen.
     """
     if "losses" in facts:
         given = np.array([float(loss) for loss in facts["losses"]])
-        if len(given) != len(CANDIDATES) or not np.isfinite(given).all():
+        if len(given) not in (FIRST_KINDS, len(CANDIDATES)) or not np.isfinite(given).all():
             raise ValueError("its page 'network' has other kinds of heads")
-        return given
+        return np.append(given, np.full(len(CANDIDATES) - len(given), NEVER))
     losses, shared, alone = losses_of_nobody(), int(facts["shared"]), int(facts["alone"])
     if not (0 <= shared < BEFORE <= alone < BEFORE + 4 or (shared, alone) == (BEFORE + 1,) * 2):
         raise ValueError("its page 'network' has other kinds of heads")

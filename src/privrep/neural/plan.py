@@ -16,13 +16,13 @@ from privrep.errors import InputError
 
 Share = Literal["auto", "all", "adapters", "linear", "directions", "nothing"]
 ROUNDS = 16
-FEWER_ROUNDS = (8, 4)
+FEWEST_ROUNDS = 4  # by which directions are counted that users can carry
 MORE_ROUNDS = (32, 64)
 PLENTY = 4.0  # signal at which more rounds are taken
 RANK = 20  # of directions
 MOST_PAIRED = 512  # features whose pairs are affordable
 LEAST_SIGNAL = 0.5
-FEW_FEATURES, FEWEST_FEATURES = 32, 8
+FEWEST_FEATURES = 8
 ADAPTER_RANKS = (8, 4, 2, 1)
 
 
@@ -96,25 +96,33 @@ def plan_sharing(offer: Options, users: int, mu: float, share: Share, rounds: in
 
 
 def _linear(offer: Options, users: int, mu: float, rounds: int | None) -> SharingPlan:
-    """As many features as can be carried; in fewer rounds where that makes them more than a few; or nothing."""
-    for some in (rounds,) if rounds else (ROUNDS, *FEWER_ROUNDS):
-        kept = min(most_parameters(users, mu, some) // offer.classes, offer.features)
-        if kept >= min(FEW_FEATURES, offer.features):
-            break
-    if kept < min(FEWEST_FEATURES, offer.features):
+    """Return a linear layer on all features, or nothing where too few directions of them can be carried."""
+    if _carried(offer, users, mu) < _enough(offer):
         return _nothing(offer, users, mu)
-    return _linear_of(offer, offer.features, users, mu, rounds or _more_rounds(offer, users, mu, some))
+    return _linear_of(offer, offer.features, users, mu, rounds or _more_rounds(offer, users, mu))
 
 
-def _more_rounds(offer: Options, users: int, mu: float, fewest: int) -> int:
+def _more_rounds(offer: Options, users: int, mu: float) -> int:
     """Return how many rounds: more where noise hardly counts."""
     carried = [some for some in MORE_ROUNDS if signal(users, mu, some, offer.features * offer.classes) >= PLENTY]
-    return max([fewest, *carried])
+    return max([ROUNDS, *carried])
+
+
+def _carried(offer: Options, users: int, mu: float) -> int:
+    """Return how many directions of the features a linear layer can carry.
+
+    More rounds of a layer add no noise for as long as they go as far in all, so few rounds are the measure.
+    """
+    return most_parameters(users, mu, FEWEST_ROUNDS) // offer.classes
+
+
+def _enough(offer: Options) -> int:
+    return min(FEWEST_FEATURES, offer.features)
 
 
 def _linear_of(offer: Options, kept: int, users: int, mu: float, rounds: int) -> SharingPlan:
     plan = _planned("linear", kept * offer.classes, users, mu, rounds, features=kept, frozen=offer.frozen)
-    carried, enough = most_parameters(users, mu, rounds) // offer.classes, min(FEWEST_FEATURES, offer.features)
+    carried, enough = _carried(offer, users, mu), _enough(offer)
     head = plan.words.partition(". ")[0]
     verdict = "" if carried >= enough else " That is too little: what is released will be mostly noise."
     far = f"{users:,} users with this budget carry {min(carried, kept):,} directions of them for each class"
@@ -160,7 +168,7 @@ def _planned(
 
 
 def _nothing(offer: Options, users: int, mu: float) -> SharingPlan:
-    most = most_parameters(users, mu, FEWER_ROUNDS[-1])
+    most = most_parameters(users, mu, FEWEST_ROUNDS)
     words = (
         f"Shared: nothing. {users:,} users with this budget carry {most:,} numbers, fewer than a linear layer for "
         f"{offer.classes} classes needs. Everybody learns alone, and nothing is spent."

@@ -30,7 +30,7 @@ from privrep.nn.ghost_clipping import supported
 from privrep.nn.optimiser import Optimiser
 from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.billboard import Release
-from privrep.privacy.bounds import Bound, Contributions, Losses
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions, Losses
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import NormAtMost
 from privrep.privacy.protocol import Step, StepSpec, UserBatch
@@ -66,6 +66,7 @@ class TrainingSettings:
     quantile_rate: float = 0.2  # how fast, on a logarithmic scale
     quantile_share: float = 0.05  # of a round's mu^2
     settle: float = 1.0  # by what the server's rate is multiplied where updates grow again: it went too far
+    normalise: bool = False  # whether every update is brought to the length `clip`, shorter ones too
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.epochs < 1 or (self.batch is not None and self.batch < 1):
@@ -82,6 +83,13 @@ class TrainingSettings:
             raise InputError(f"settle multiplies the server's rate: more than 0, at most 1. Got {self.settle} instead.")
         if not 0 < self.quantile_share < 1:
             raise InputError(f"the quantile's share lies between 0 and 1. Got {self.quantile_share} instead.")
+        if self.normalise and self.quantile is not None:
+            raise InputError("updates that are all brought to one length have no quantile to follow: leave one out.")
+
+    @property
+    def unit(self) -> float:
+        """Return what released sums are multiplied by: updates that are normalised are released by direction alone."""
+        return self.clip / DIRECTION_ONLY if self.normalise else 1.0
 
 
 @dataclass(frozen=True)
@@ -138,8 +146,8 @@ def train(
         step = make_step(optimiser.weights.astype(np.float32))
         released = _ask(run, f"{name}-{t}", step, len(start), clip, settings, mu_squared)
         update = released["update"]
-        facts.append(_facts(update, clip, asked))
-        optimiser = optimiser.moved(update.value / asked)
+        facts.append(_facts(update, clip, asked / settings.unit))
+        optimiser = optimiser.moved(update.value * (settings.unit / asked))
         if settings.quantile is not None:
             short = 0.5 + float(released["short"].value[0]) / asked
             clip *= math.exp(-settings.quantile_rate * (min(max(short, 0.0), 1.0) - settings.quantile))
@@ -153,7 +161,7 @@ def _ask(
     run: Run, page: str, step: Step, size: int, clip: float, settings: TrainingSettings, mu_squared: float
 ) -> dict[str, Release]:
     sampling = Poisson(settings.rate)
-    bound = Bound(clip, size)
+    bound = Bound(DIRECTION_ONLY if settings.normalise else clip, size)
     if settings.quantile is None:
         return run.release(page, step, {"update": Query(bound, mu_squared)}, sampling)
     share = settings.quantile_share * mu_squared

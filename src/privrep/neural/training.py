@@ -31,9 +31,9 @@ from privrep.heads.neural import CANDIDATES, MOST_DIFFERENT, NEVER, HeadLosses, 
 from privrep.heads.softmax import HeadInputs, Sight, log_frequencies, one_hot
 from privrep.heads.store import HeadSizes
 from privrep.neural.class_moments import ClassMoments, Scatter, classes_agree, directions
-from privrep.neural.curvature import STEEPEST, Coordinates, coordinates
+from privrep.neural.curvature import STEEPEST, coordinates
 from privrep.neural.models import initialise
-from privrep.neural.plan import SharingPlan, most_parameters
+from privrep.neural.plan import ROUNDS, SharingPlan, most_parameters
 from privrep.neural.rounds import Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.neural.standard_step import Standards, StandardStep
 from privrep.nn.flat_module import FlatModule, Split, split
@@ -52,7 +52,8 @@ HEADS_SHARE = 0.06
 LEAST_APART = 0.05  # mean square of rows of length one about their mean
 COMMON = 0.1  # part of the centre's noise that counts: an error that all users have in common harms less
 USERS_APART = 0.03  # part of it by which the means of users' rows should differ
-SCORE_NOISE = 0.6  # standard deviation that noise may add to a row's scores
+SCORE_NOISE = 0.9  # standard deviation that noise may add to a row's scores
+WORTH = 1.5  # degrees of freedom over the root of what rounds carry: each further one tells less of classes
 LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
 
 
@@ -78,13 +79,14 @@ LINEAR = TrainingSettings(
     server="momentum",
     server_rate=1.0,
     momentum=0.5,
-    quantile=0.5,
-    quantile_rate=1.0,
-    settle=0.5,
+    normalise=True,
 )
-"""Of a linear layer in coordinates of `curvature`, the bound relative to the length of rows there."""
+"""Of a linear layer in coordinates of `curvature`, the length of updates relative to the length of rows there.
 
-PLAIN = replace(LINEAR, clip=0.2, server_rate=50.0)
+Updates of one length need no bound that follows them. Such a bound was mostly noise where budgets are small.
+"""
+
+PLAIN = replace(LINEAR, clip=0.2, server_rate=50.0, normalise=False, quantile=0.5, quantile_rate=1.0, settle=0.5)
 """Of a linear layer in the features' own coordinates: what settings that are asked for start from."""
 
 WHOLE = TrainingSettings(rounds=16, clip=0.05, step_size=0.1, server="momentum", server_rate=1.0, quantile=0.5)
@@ -226,25 +228,25 @@ def learn(
 
 def _linear(run: Run, plan: SharingPlan, shape: Shape, standards: Standards, mu_squared: float) -> TrainedWeights:
     """Return the weights of a linear layer, trained on standardised rows in coordinates in which few rounds go far."""
-    most = most_parameters(run.users.facts.users, math.sqrt(mu_squared), plan.rounds) / shape.classes
-    found, spent = coordinates(
-        run, shape.rows_per_user, standards, total=run.ledger.capacity, most=max(most, LEAST_DEGREES)
-    )
-    there = linear_split(np.zeros(len(found.matrix)), shape, coordinates=found)
+    carried = most_parameters(run.users.facts.users, math.sqrt(mu_squared), ROUNDS) / shape.classes
+    most = max(WORTH * math.sqrt(carried), LEAST_DEGREES)
+    found, spent = coordinates(run, shape.rows_per_user, standards, total=run.ledger.capacity, most=most)
+    there = linear_split(np.zeros(len(standards.centre)), shape)
     chosen = careful(replace(LINEAR, rounds=plan.rounds), found.degrees, run.users.facts.users, mu_squared - spent)
-    trained = _rounds(run, there, plan, shape, chosen, mu_squared - spent, standards)
-    weights = trained.weights.reshape(shape.classes, -1) @ found.matrix.T.astype(np.float32)
-    return TrainedWeights(np.ascontiguousarray(weights).ravel(), trained.rounds)
+    turned = replace(standards, coordinates=found)
+    trained = _rounds(run, there, plan, shape, chosen, mu_squared - spent, turned)
+    weights = found.on_rows(trained.weights.reshape(shape.classes, -1).astype(np.float64))
+    return TrainedWeights(weights.astype(np.float32).ravel(), trained.rounds)
 
 
 def careful(settings: TrainingSettings, degrees: float, users: int, mu_squared: float) -> TrainingSettings:
-    """Return settings of rounds in coordinates: a bound for updates there, and a rate that lets in little noise.
+    """Return settings of rounds in coordinates: a length of updates there, and a rate that lets in little noise.
 
     Rows are of length sqrt(degrees / STEEPEST) there. T rounds leave noise of standard deviation
     rate / (1 - momentum) * 2 clip T / (users mu) in every weight, and as much times that length in a score.
 
     Args:
-        settings: of the rounds, the bound relative to the length of rows.
+        settings: of the rounds, the length of updates relative to the length of rows.
         degrees: of freedom, of the coordinates.
         users: how many there are.
         mu_squared: what all rounds spend.
@@ -302,7 +304,7 @@ def share_of_round(run: Run, settings: TrainingSettings, mu_squared: float, othe
     return multiplier**-2
 
 
-def linear_split(centre: Array, shape: Shape, kept: int = 0, coordinates: Coordinates | None = None) -> Split:
+def linear_split(centre: Array, shape: Shape, kept: int = 0) -> Split:
     """Return one linear layer on centred rows, from zero, and heads that add a number for each class.
 
     Args:
@@ -310,27 +312,16 @@ def linear_split(centre: Array, shape: Shape, kept: int = 0, coordinates: Coordi
         shape: of the problem.
         kept: where there are more features, the layer sees the first so many, or a public projection where they are in
             no order; 0 for all.
-        coordinates: in which the layer takes rows; None for those of the features.
     """
     features = len(centre)
-    layers: list[nn.Module] = [Centred(centre, 1.0)]
-    if coordinates is not None:
-        layers.append(_frozen_linear(coordinates.matrix.T))
-    elif 0 < kept < features:
+    layers: list[nn.Module] = [Centred(centre, 1.0)] if centre.any() else []
+    if 0 < kept < features:
         layers.append(Leading(nn.Identity(), kept) if shape.ordered else public_projection(features, kept))
-    taken = (kept or features) if coordinates is None else coordinates.matrix.shape[1]
-    layer = nn.Linear(taken, shape.classes, bias=False)
+    layer = nn.Linear(kept or features, shape.classes, bias=False)
     nn.init.zeros_(layer.weight)
     head = nn.Linear(shape.classes, shape.classes)
     initialise(head, "head")  # public: a run that is continued asks the same
     return split(nn.Sequential(*layers, layer), head, features)
-
-
-def _frozen_linear(matrix: Array) -> nn.Linear:
-    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(matrix.astype(np.float32)))
-    return layer.requires_grad_(False)
 
 
 def public_projection(features: int, kept: int) -> nn.Linear:

@@ -28,7 +28,7 @@ from privrep.privacy.protocol import Step
 from privrep.typing import Array
 
 RECORD = "privrep"
-VERSION = 3  # of what travels: raised whenever a message, or a step in it, is written in another way
+VERSION = 4  # of what travels: raised whenever a message, or a step in it, is written in another way
 MOST_TEXT = 1 << 24  # characters
 Arrays = dict[str, NDArray[Any]]
 Refusal = Literal["unknown-run", "no-data", "refused", "failed"]

@@ -89,6 +89,7 @@ HELD = (
     "privrep.local.transform:FeatureTransform",
     "privrep.local.transform:Projection",
     "privrep.neural.plan:SharingPlan",
+    "privrep.neural.standard_step:Coordinates",
     "privrep.neural.standard_step:Standards",
     "privrep.neural.training:SharedPart",
     "privrep.neural.training:PriorHeads",
