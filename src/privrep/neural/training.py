@@ -52,7 +52,7 @@ HEADS_SHARE = 0.06
 LEAST_APART = 0.05  # mean square of rows of length one about their mean
 COMMON = 0.1  # part of the centre's noise that counts: an error that all users have in common harms less
 USERS_APART = 0.03  # part of it by which the means of users' rows should differ
-SCORE_NOISE = 0.9  # standard deviation that noise may add to a row's scores
+SCORE_NOISE = 0.65  # standard deviation that noise may add to a row's scores
 WORTH = 1.5  # degrees of freedom over the root of what rounds carry: each further one tells less of classes
 LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
 
