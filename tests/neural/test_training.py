@@ -15,11 +15,11 @@ torch = pytest.importorskip("torch")
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
 from privrep.heads.neural import ALONE, CANDIDATES, HeadLosses, choices, fit_own_heads, losses_of_nobody  # noqa: E402
-from privrep.neural.class_moments import ClassMoments, Scatter, classes_agree, directions  # noqa: E402
+from privrep.neural.class_moments import Scatter, directions  # noqa: E402
 from privrep.neural.curvature import FeaturePairs, FeatureSquares, coordinates, degrees, ridge_for  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
-from privrep.neural.standard_step import Standards, StandardStep  # noqa: E402
+from privrep.neural.standard_step import Coordinates, Standards, StandardStep  # noqa: E402
 from privrep.neural.training import (  # noqa: E402
     LINEAR,
     SCORE_NOISE,
@@ -65,15 +65,17 @@ def steps() -> dict[str, tuple[object, str, int, bool]]:
     update = GradientStep(known.split, known.weights, known.split.head.weights(), LINEAR.head_fit, 1.0, SLOTS)
     pairs = FEATURES * (FEATURES + 1) // 2
     standards = Standards(CLASSES, 0, known.centre, 1.5)
+    basis = np.linalg.qr(np.random.default_rng(3).normal(size=(FEATURES, 3)))[0]
+    turned = replace(standards, coordinates=Coordinates(np.linspace(0.5, 2, FEATURES), basis, np.ones(3), 2.0, 4.0))
     some, sizes = np.array([0, 2, 5]), np.array([0.5, 1.0, 2.0])
     return {
         "update": (update, "update", FEATURES * CLASSES, False),
         "standardised update": (StandardStep(update, standards), "update", FEATURES * CLASSES, False),
+        "turned update": (StandardStep(update, turned), "update", FEATURES * CLASSES, False),
         "squares": (FeatureSquares(SLOTS, standards), "squares", FEATURES, True),
         "pairs": (FeaturePairs(SLOTS, standards, some, sizes), "pairs", 6, True),
         "mean": (MeanRow(SLOTS, CLASSES, 0), "mean", FEATURES, False),
         "heads": (HeadLosses(known, SLOTS), "losses", len(CANDIDATES), False),
-        "look": (ClassMoments(SLOTS, CLASSES, 0, known.centre), "moments", FEATURES * CLASSES, False),
         "within": (Scatter(SLOTS, CLASSES, 0), "within", pairs, True),
         "between": (Scatter(SLOTS, CLASSES, 0), "between", pairs, True),
     }
@@ -178,11 +180,18 @@ def new_run(table: UserTable, epsilon: float) -> Run:
 
 
 @pytest.mark.parametrize("agree", [True, False])
-def test_the_look_tells_whether_classes_mean_the_same(agree: bool) -> None:
+@pytest.mark.parametrize("epsilon", [2.0, 4.0, 200.0])
+def test_first_rounds_tell_whether_classes_mean_the_same(agree: bool, epsilon: float) -> None:
     table, _ = population(1_000, agree)
-    step = ClassMoments(SLOTS, CLASSES, 0, np.zeros(FEATURES))
-    run = new_run(table, 4.0)
-    assert classes_agree(run, step, 0.1 * run.ledger.capacity) == agree
+    run = new_run(table, epsilon)
+    plan = plan_sharing(Options(CLASSES, FEATURES), 1_000, run.ledger.budget.mu, "auto")
+    found = learn(run, plan, None, Shape(CLASSES, SLOTS))
+    assert found.plan.share == ("linear" if agree else "directions")
+    first = plan.rounds // 4
+    assert f"round-{first}" in run.billboard
+    assert (f"round-{first + 1}" in run.billboard) == agree
+    assert ("scatter" in run.billboard) != agree
+    assert run.ledger.epsilon == pytest.approx(epsilon, rel=1e-3)  # whatever is decided, nothing is left over
 
 
 def test_directions_are_those_in_which_classes_differ() -> None:

@@ -1,6 +1,6 @@
 """Directions in which classes differ, from two moments of all users: for users whose labels need not mean the same.
 
-  look       the sum of users' class moments             -> whether a class means the same for everybody
+  round-t    the sum of users' first updates             -> whether a class means the same for everybody
   scatter    how rows vary within users' classes, and how the means of those classes vary
                                                          -> the directions in which the latter stand out
 
@@ -11,6 +11,7 @@ within classes. Both scatters are positive semi-definite, so replacing a user co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,36 +24,16 @@ from privrep.heads.gradient import labels_of
 from privrep.heads.softmax import one_hot
 from privrep.linear.starts import top_eigenvectors
 from privrep.nn.threads import one_thread
+from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import Products, RowMoments, packed_size, unpack
+from privrep.privacy.contributions import RowMoments, packed_size, unpack
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.typing import Array, Vector
+from privrep.typing import Array
 
 FLOOR = 0.5  # of the noise of a scatter, added to its eigenvalues
 SEEN = 1.5  # standard deviations by which a sum of squares must exceed that of noise: classes mostly do agree
-
-
-@dataclass(frozen=True, eq=False)
-class ClassMoments:
-    """Of each user: the sum over rows of (row less centre) x (its class less how often the user has each class)."""
-
-    rows_per_user: int
-    classes: int
-    raw: int
-    centre: Vector
-
-    @property
-    def spec(self) -> StepSpec:
-        return StepSpec(layout="padded", rows_per_user=self.rows_per_user)
-
-    def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        rows, marked, present = _rows(batch.X, batch.y, self.raw, self.classes)
-        often = marked.sum(dim=1, keepdim=True) / present.sum(dim=1, keepdim=True).clamp(min=1)
-        centred = rows - torch.from_numpy(self.centre.astype(np.float32))
-        left = torch.where(present, marked - often, 0.0)
-        return {"moments": Products(left.numpy(), torch.where(present, centred, 0.0).numpy())}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,16 +68,21 @@ def _rows(X: NDArray[Any], y: NDArray[Any], raw: int, classes: int) -> tuple[Ten
     return torch.where(present, own, 0.0), one_hot(labels, classes), present
 
 
-def classes_agree(run: Run, step: ClassMoments, mu_squared: float) -> bool:
-    """Whether the users' class moments add up to more than noise and chance: then one classifier suits many of them.
+def classes_agree(updates: Sequence[Release], users: int) -> bool:
+    """Return whether users' updates add up to more than noise and chance: then one classifier suits many of them.
 
-    Moments that point anywhere, each of the length of the bound, add up to its square times the number of users.
+    Updates are directions of gradients in the scores of classes. Users to whom a class means different things send
+    directions that point anywhere; they add up to the number of users, squared over rounds, in which a user repeats
+    itself.
+
+    Args:
+        updates: of the first rounds, released.
+        users: how many there are.
     """
-    size = step.classes * (run.users.facts.features - step.raw)
-    released = run.release("look", step, {"moments": Query(Bound(DIRECTION_ONLY, size), mu_squared)})["moments"]
-    chance = 2 * run.users.facts.users * (DIRECTION_ONLY / released.sigma) ** 2
-    found = float(released.value @ released.value) / released.sigma**2
-    return found > size + SEEN * math.sqrt(2 * size) + chance
+    total, rounds = np.sum([each.value for each in updates], axis=0), len(updates)
+    noise, size = sum(each.sigma**2 for each in updates), len(total)
+    chance = 2 * users * (rounds * DIRECTION_ONLY) ** 2 / noise
+    return float(total @ total) / noise > size + SEEN * math.sqrt(2 * size) + chance
 
 
 def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:

@@ -12,7 +12,7 @@ releases and spends what one that is not watched does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -40,6 +40,7 @@ from privrep.typing import Singles
 from privrep.users.batching import finite_batch, padded_batches
 
 OnLoss = Callable[[str, float], None]
+Abandon = Callable[[Sequence[Release]], bool]
 
 WATCHED = 64  # users, the first of the table
 GREW = 1.6  # times the least bound so far
@@ -131,8 +132,11 @@ def train(
     settings: TrainingSettings,
     mu_squared: float,
     name: str = "round",
+    abandon: Abandon | None = None,
 ) -> TrainedWeights:
     """All rounds, from public weights. `make_step(weights)` is what users do; it sends contributions named "update".
+
+    `abandon` hears the released updates after each round, and says whether that was the last.
 
     Each round is a page `{name}-{t}` that spends `mu_squared`: 1/z^2 with z the noise relative to the sensitivity. Of a
     sample that is what it would spend if all were asked: `sampling.noise_multiplier_for` plans it.
@@ -141,11 +145,12 @@ def train(
         raise InputError("the average divides by the number of users, which is public under replace-one-user alone.")
     asked = run.users.facts.users * settings.rate
     optimiser, clip, facts = Optimiser(settings, start.astype(np.float64)), settings.clip, []
-    least = math.inf
+    least, updates = math.inf, list[Release]()
     for t in range(1, settings.rounds + 1):
         step = make_step(optimiser.weights.astype(np.float32))
         released = _ask(run, f"{name}-{t}", step, len(start), clip, settings, mu_squared)
         update = released["update"]
+        updates.append(update)
         facts.append(_facts(update, clip, asked / settings.unit))
         optimiser = optimiser.moved(update.value * (settings.unit / asked))
         if settings.quantile is not None:
@@ -154,6 +159,8 @@ def train(
             if clip > GREW * least:
                 optimiser, least = optimiser.settled(), clip
             least = min(least, clip)
+        if abandon is not None and abandon(updates):
+            break
     return TrainedWeights(optimiser.weights.astype(np.float32), tuple(facts))
 
 

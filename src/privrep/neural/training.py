@@ -4,10 +4,10 @@ Pages of the billboard:
   centre     mean of the users' rows                 -> where a linear layer has its zero
   spread     squares of features, and                -> coordinates of a linear layer, in which few rounds go far
   moment     pairs of features (see `curvature`)
-  look       users' class moments                    -> whether a class means the same for everybody; if not,
-  scatter    how rows vary within classes, and classes' means  -> directions, in place of rounds (see `moments`)
-  round-t    clipped sum of users' updates, and how many were short
-                                                     -> the shared weights, and the next bound
+  round-t    clipped sum of users' updates           -> the shared weights; the first ones also tell whether a class
+                                                        means the same for everybody. If not,
+  scatter    how rows vary within classes, and classes' means
+                                                     -> directions, in place of further rounds (see `class_moments`)
   heads      how users fare by each kind of head     -> which kind, and how far to trust the shared part
   network    what was computed from these: all that a new user needs
 
@@ -18,6 +18,7 @@ facts: the numbers of users, features and classes, the budget, the modules at th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -30,14 +31,15 @@ from privrep.heads.gradient import HeadRule, labels_of, row_weights
 from privrep.heads.neural import CANDIDATES, MOST_DIFFERENT, NEVER, HeadLosses, View, losses_of_nobody
 from privrep.heads.softmax import HeadInputs, Sight, log_frequencies, one_hot
 from privrep.heads.store import HeadSizes
-from privrep.neural.class_moments import ClassMoments, Scatter, classes_agree, directions
+from privrep.neural.class_moments import Scatter, classes_agree, directions
 from privrep.neural.curvature import STEEPEST, coordinates
 from privrep.neural.models import initialise
 from privrep.neural.plan import ROUNDS, SharingPlan, most_parameters
-from privrep.neural.rounds import Round, TrainedWeights, TrainingSettings, local_step, train
+from privrep.neural.rounds import Abandon, Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.neural.standard_step import Standards, StandardStep
 from privrep.nn.flat_module import FlatModule, Split, split
 from privrep.nn.threads import own_copy
+from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
@@ -47,13 +49,13 @@ from privrep.privacy.sampling import noise_multiplier_for
 from privrep.typing import Array, Singles, Vector, Weights
 
 CENTRE_SHARE = 0.06
-LOOK_SHARE = 0.04
 HEADS_SHARE = 0.06
 LEAST_APART = 0.05  # mean square of rows of length one about their mean
 COMMON = 0.1  # part of the centre's noise that counts: an error that all users have in common harms less
 USERS_APART = 0.03  # part of it by which the means of users' rows should differ
 SCORE_NOISE = 0.65  # standard deviation that noise may add to a row's scores
 WORTH = 1.5  # degrees of freedom over the root of what rounds carry: each further one tells less of classes
+LOOKED = 4  # the part of rounds, one over this, after which users' updates tell whether classes mean the same
 LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
 
 
@@ -204,39 +206,53 @@ def learn(
     _check_affordable(run, plan, settings, total)
     centre, pull = _centre(run, shape, CENTRE_SHARE * total)
     left = total * (1 - CENTRE_SHARE - HEADS_SHARE)
-    if plan.otherwise is not None:
-        left -= LOOK_SHARE * total
-        look = ClassMoments(shape.rows_per_user, shape.classes, shape.raw, centre)
-        plan = plan if classes_agree(run, look, LOOK_SHARE * total) else plan.otherwise
-    if plan.share == "directions":
+    trained: TrainedWeights | None = None
+    if plan.share == "linear":
+        both = linear_split(np.zeros(own), shape)
+        standards = Standards(shape.classes, shape.raw, centre, pull)
+        if settings is None:
+            trained, spent = _linear(run, plan, shape, standards, left)
+            plan, left = (plan if trained is not None else plan.otherwise or plan), left - spent
+        else:
+            trained = _rounds(run, both, plan, shape, settings, left, standards)
+    elif plan.share != "directions":
+        both = _whole(run, given, shape)
+        trained = _rounds(run, both, plan, shape, settings or WHOLE, left)
+    if trained is None:
         basis = directions(run, Scatter(shape.rows_per_user, shape.classes, shape.raw), plan.rank, left)
         both = directions_split(centre, basis, shape)
         trained = TrainedWeights(both.representation.weights(), ())
-    elif plan.share == "linear":
-        standards = Standards(shape.classes, shape.raw, centre, pull)
-        both = linear_split(np.zeros(own), shape)
-        if settings is None:
-            trained = _linear(run, plan, shape, standards, left)
-        else:
-            trained = _rounds(run, both, plan, shape, settings, left, standards)
-    else:
-        both = _whole(run, given, shape)
-        trained = _rounds(run, both, plan, shape, settings or WHOLE, left)
     learned = SharedPart(plan, both, trained.weights, centre, pull, shape.raw, losses_of_nobody(), trained.rounds)
     return published(run, _ask_heads(run, learned, shape.rows_per_user, HEADS_SHARE * total))
 
 
-def _linear(run: Run, plan: SharingPlan, shape: Shape, standards: Standards, mu_squared: float) -> TrainedWeights:
-    """Return the weights of a linear layer, trained on standardised rows in coordinates in which few rounds go far."""
-    carried = most_parameters(run.users.facts.users, math.sqrt(mu_squared), ROUNDS) / shape.classes
+def _linear(
+    run: Run, plan: SharingPlan, shape: Shape, standards: Standards, mu_squared: float
+) -> tuple[TrainedWeights | None, float]:
+    """Return the weights of a linear layer, and what was spent on them, of mu squared.
+
+    It is trained on standardised rows, in coordinates in which few rounds go far. There are no weights where the plan
+    has something else for users to whom a class means different things, and the first rounds speak for that.
+    """
+    users = run.users.facts.users
+    carried = most_parameters(users, math.sqrt(mu_squared), ROUNDS) / shape.classes
     most = max(WORTH * math.sqrt(carried), LEAST_DEGREES)
     found, spent = coordinates(run, shape.rows_per_user, standards, total=run.ledger.capacity, most=most)
     there = linear_split(np.zeros(len(standards.centre)), shape)
-    chosen = careful(replace(LINEAR, rounds=plan.rounds), found.degrees, run.users.facts.users, mu_squared - spent)
+    chosen = careful(replace(LINEAR, rounds=plan.rounds), found.degrees, users, mu_squared - spent)
     turned = replace(standards, coordinates=found)
-    trained = _rounds(run, there, plan, shape, chosen, mu_squared - spent, turned)
+    looked = max(plan.rounds // LOOKED, 1) if plan.otherwise is not None else None
+
+    def disagree(updates: Sequence[Release]) -> bool:
+        return len(updates) == looked and not classes_agree(updates, users)
+
+    trained = _rounds(run, there, plan, shape, chosen, mu_squared - spent, turned, disagree)
+    part = len(trained.rounds) / plan.rounds
+    spent += part * (mu_squared - spent)
+    if part < 1:
+        return None, spent
     weights = found.on_rows(trained.weights.reshape(shape.classes, -1).astype(np.float64))
-    return TrainedWeights(weights.astype(np.float32).ravel(), trained.rounds)
+    return TrainedWeights(weights.astype(np.float32).ravel(), trained.rounds), spent
 
 
 def careful(settings: TrainingSettings, degrees: float, users: int, mu_squared: float) -> TrainingSettings:
@@ -272,11 +288,12 @@ def _rounds(
     settings: TrainingSettings,
     mu_squared: float,
     standards: Standards | None = None,
+    abandon: Abandon | None = None,
 ) -> TrainedWeights:
     chosen = replace(settings, rounds=plan.rounds)
     make = partial(_step, both, both.head.weights(), chosen, shape.rows_per_user, standards)
     per_round = share_of_round(run, chosen, mu_squared, run.ledger.capacity - mu_squared)
-    return train(run, both.representation.weights(), make, chosen, per_round)
+    return train(run, both.representation.weights(), make, chosen, per_round, abandon=abandon)
 
 
 def _whole(run: Run, given: tuple[nn.Module, nn.Module] | None, shape: Shape) -> Split:

@@ -68,7 +68,6 @@ NETWORK_STEPS = (
     "privrep.neural.training:MeanRow",
     "privrep.neural.gradient_step:GradientStep",
     "privrep.neural.local_sgd:LocalSgdStep",
-    "privrep.neural.class_moments:ClassMoments",
     "privrep.neural.class_moments:Scatter",
     "privrep.neural.curvature:FeaturePairs",
     "privrep.neural.curvature:FeatureSquares",
