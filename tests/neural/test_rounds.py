@@ -248,6 +248,47 @@ def test_a_server_that_went_too_far_goes_slower(rate):
         assert np.abs(ends[1]).max() < 0.1
 
 
+def test_normalised_updates_all_have_the_length_of_the_bound():
+    """Short ones count as much as long ones, users without rows not at all, and the rounds say how loud noise is."""
+    settings = TrainingSettings(rounds=1, clip=0.25, head_fit=FIT, step_size=1e-3, normalise=True)
+    found = learn(silent(population()), settings)
+    each = updates(settings)
+    lengths = each.norms()
+    weights = np.where(lengths > 0, 0.25 / np.maximum(lengths, 1e-300), 0.0)
+    assert lengths.max() > 2 * lengths[lengths > 0].min()
+    assert lengths.max() < 0.25  # the bound would have left them as they are
+    moved = found.weights - network().representation.weights()
+    assert np.allclose(moved, each.weighted_sum(weights) / USERS, rtol=1e-3, atol=1e-6)
+    loud = learn(run_on(population()), settings, 0.01).rounds[0]
+    assert loud.noise == pytest.approx(2 * 0.25 / 0.1 * np.sqrt(len(moved)) / USERS, rel=0.01)
+
+
+def test_rounds_can_be_abandoned():
+    """After that round nothing more is asked or charged."""
+    heard = []
+
+    def enough(released):
+        heard.append(len(released))
+        return len(released) == 2
+
+    run = run_on(population())
+    step = network()
+    settings = TrainingSettings(rounds=5, head_fit=FIT)
+    start = step.representation.weights()
+    found = train(
+        run,
+        start,
+        lambda weights: local_step(step, weights, step.head.weights(), settings, SLOTS),
+        settings,
+        0.01,
+        abandon=enough,
+    )
+    assert heard == [1, 2]
+    assert len(found.rounds) == 2
+    assert "round-2" in run.billboard
+    assert "round-3" not in run.billboard
+
+
 def test_a_sample_is_averaged_by_its_expected_size():
     """Not by its own size, which is a secret: then the average is that of all users, but for chance."""
     settings = TrainingSettings(rounds=1, clip=1e3, head_fit=FIT, step_size=0.1, rate=0.5)
@@ -285,6 +326,7 @@ def test_the_other_relation_is_refused():
         {"momentum": 1.0},
         {"quantile": 1.0},
         {"quantile_share": 0.0},
+        {"normalise": True, "quantile": 0.5},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong):

@@ -14,9 +14,20 @@ torch = pytest.importorskip("torch")
 
 from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
-from privrep.heads.neural import ALONE, CANDIDATES, HeadLosses, choices, fit_own_heads, losses_of_nobody  # noqa: E402
+from privrep.heads.neural import (  # noqa: E402
+    ALONE,
+    CANDIDATES,
+    NEVER,
+    HeadLosses,
+    choices,
+    fit_own_heads,
+    losses_of_nobody,
+    weigh,
+)
+from privrep.heads.softmax import Candidate, HeadInputs, Sight  # noqa: E402
 from privrep.neural.class_moments import Scatter, directions  # noqa: E402
 from privrep.neural.curvature import FeaturePairs, FeatureSquares, coordinates, degrees, ridge_for  # noqa: E402
+from privrep.neural.description import losses_from_json  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
 from privrep.neural.standard_step import Coordinates, Standards, StandardStep  # noqa: E402
@@ -276,3 +287,28 @@ def test_users_choose_among_the_kinds_that_do_best() -> None:
     assert [CANDIDATES[place].kind for place in found] == ["shared"] * 2 + ["alone"] * 3
     assert set(found) == {len(CANDIDATES) - 2, len(CANDIDATES) - 1, *ALONE[-3:]}
     assert set(choices(losses_of_nobody())) <= set(ALONE)
+
+
+def test_kinds_of_heads_that_a_folder_does_not_know_are_never_chosen() -> None:
+    losses = np.linspace(0, 1, 19)
+    found = losses_from_json({"losses": losses.tolist()})
+    assert found.tolist() == [*losses, *[NEVER] * (len(CANDIDATES) - 19)]
+    assert max(choices(found)) < 19
+    with pytest.raises(ValueError, match="other kinds"):
+        losses_from_json({"losses": losses[:-1].tolist()})
+
+
+def test_a_head_is_an_average_of_kinds_that_do_about_as_well() -> None:
+    """Of two kinds that lose the same a head has half of each, one that loses far more has no part in it."""
+    table, _ = population(30, agree=True)
+    labels = torch.from_numpy(table.y.reshape(30, 6)).long()
+    X = torch.from_numpy(table.X.reshape(30, 6, FEATURES))
+    own = Sight(X, np.zeros(FEATURES), 0.0)
+    seen = HeadInputs(torch.zeros(30, 6, CLASSES), torch.zeros(CLASSES), own, own)
+    kinds = [Candidate("alone", 0.3, 0.03), Candidate("alone", 0.3, 0.03), Candidate("alone", 0.3, 0.1)]
+    shares, alone = weigh(np.array([0.0, 0.0, 9.0]), kinds, seen, labels)
+    assert alone.all()
+    assert shares == pytest.approx(np.tile([0.5, 0.5, 0.0], (30, 1)))
+    shares, alone = weigh(np.array([0.0, 0.0, 9.0]), [*kinds[:2], Candidate("shared", 0.3, 0.1)], seen, labels)
+    assert alone.all()
+    assert not shares[:, 2].any()
