@@ -189,9 +189,11 @@ def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles
     Images are (n, height, width, 3) or, in grey, (n, height, width). One image at a time, as everything here.
     """
     torch = load_torch()
+    from privrep.nn.threads import one_thread
+
     net = load_efficientnet(size)
     result = np.empty((len(images), 1280), dtype=np.float32)
-    with torch.inference_mode():
+    with torch.inference_mode(), one_thread():
         for place, image in enumerate(images):
             colours = np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
             pixels = torch.from_numpy(colours.copy()).permute(2, 0, 1)[None].float() / 255

@@ -85,6 +85,14 @@ class Frozen:
         return found
 
     def _computed(self, rows: Singles) -> Singles:
+        """Return features, one row at a time on one thread: a row is too little work to share among cores."""
+        load_torch()
+        from privrep.nn.threads import one_thread
+
+        with one_thread():
+            return self._one_by_one(rows)
+
+    def _one_by_one(self, rows: Singles) -> Singles:
         self.module.eval()
         result = np.empty((len(rows), self.size), dtype=np.float32)
         for place, row in enumerate(rows):
