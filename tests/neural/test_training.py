@@ -25,8 +25,15 @@ from privrep.heads.neural import (  # noqa: E402
     weigh,
 )
 from privrep.heads.softmax import Candidate, HeadInputs, Sight  # noqa: E402
-from privrep.neural.class_moments import Scatter, directions  # noqa: E402
-from privrep.neural.curvature import FeaturePairs, FeatureSquares, coordinates, degrees, ridge_for  # noqa: E402
+from privrep.neural.class_moments import Scatter, classes_agree, directions  # noqa: E402
+from privrep.neural.curvature import (  # noqa: E402
+    FeaturePairs,
+    FeatureSquares,
+    Variation,
+    coordinates,
+    degrees,
+    ridge_for,
+)
 from privrep.neural.description import losses_from_json  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
@@ -41,8 +48,8 @@ from privrep.neural.training import (  # noqa: E402
     learn,
     linear_split,
 )
-from privrep.privacy.billboard import Billboard  # noqa: E402
-from privrep.privacy.bounds import Bound  # noqa: E402
+from privrep.privacy.billboard import Billboard, Release  # noqa: E402
+from privrep.privacy.bounds import DIRECTION_ONLY, Bound  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
 from privrep.privacy.run import Run  # noqa: E402
@@ -205,6 +212,27 @@ def test_first_rounds_tell_whether_classes_mean_the_same(agree: bool, epsilon: f
     assert run.ledger.epsilon == pytest.approx(epsilon, rel=1e-3)  # whatever is decided, nothing is left over
 
 
+def test_agreement_is_heard_along_the_directions_in_which_rows_vary() -> None:
+    """A sum that noise hides in all of 2,000 numbers is clear in the 20 that rows' two directions have."""
+    rng = np.random.default_rng(4)
+    outputs, d, sigma = 10, 200, 30 * DIRECTION_ONLY
+    basis = np.linalg.qr(rng.normal(size=(d, 2)))[0]
+    variation = Variation(basis, np.ones(2), 1e-3)
+    said = np.zeros((outputs, d))
+    said[0] = 8 * sigma * basis[:, 0]
+
+    def released(total: np.ndarray) -> list[Release]:
+        return [Release(total.ravel() + rng.normal(scale=sigma, size=outputs * d), sigma, 1.0, sigma)]
+
+    assert sum(classes_agree(released(said), 10, variation) for _ in range(200)) > 190
+    assert sum(classes_agree(released(0 * said), 10, variation) for _ in range(200)) < 40  # 2 of a skewed tail
+    assert not classes_agree(released(said), 10**9, variation)  # so many users add up to as much by chance
+    weights = rng.normal(size=(outputs, d))
+    along = np.append(variation.along, np.full(d - 2, variation.flat))
+    whole = np.hstack([basis, np.linalg.svd(basis, full_matrices=True)[0][:, 2:]])
+    assert variation.weighted_square(weights) == pytest.approx(float(((weights @ whole) ** 2 @ along).sum()))
+
+
 def test_directions_are_those_in_which_classes_differ() -> None:
     table, _ = population(2_000, agree=False)
     run = new_run(table, 4.0)
@@ -239,16 +267,21 @@ def test_coordinates_bring_directions_to_one_size() -> None:
     table = UserTable.from_rows(X.astype(np.float32), np.zeros(len(X), np.float32), np.repeat(np.arange(3_000), 6))
     run = new_run(table, 50.0)
     standards = Standards(CLASSES, 0, np.zeros(FEATURES), 0.0)
-    found, spent = coordinates(run, SLOTS, standards, total=run.ledger.capacity, most=1e9)
+    found, variation, spent = coordinates(run, SLOTS, standards, total=run.ledger.capacity, most=1e9)
     assert 0 < spent < run.ledger.capacity
     batch = UserBatch(X.reshape(3_000, 6, FEATURES).astype(np.float32), np.zeros((3_000, 6)), np.arange(3_000))
     rows = replace(standards, coordinates=found)(batch).reshape(-1, FEATURES)
     bends = np.linalg.eigvalsh(rows.T @ rows / len(rows)) / 2
     assert bends.max() < 2.0
     assert bends.max() / bends.min() < 4  # a hundred without them
-    few, _ = coordinates(new_run(table, 50.0), SLOTS, standards, total=run.ledger.capacity, most=3.0)
+    few, narrow, _ = coordinates(new_run(table, 50.0), SLOTS, standards, total=run.ledger.capacity, most=3.0)
     assert few.degrees == pytest.approx(3.0, rel=1e-3)
     assert found.degrees > 10
+    assert narrow.each.sum() == pytest.approx(3.0, rel=0.05)
+    narrowed = replace(standards, coordinates=few)(batch).reshape(-1, FEATURES)
+    measured = 0.5 * float((narrowed**2).sum(axis=1).mean())  # softmax bends by half at most
+    assert variation.each.max() <= 1
+    assert measured == pytest.approx(few.degrees, rel=0.25)
 
 
 def test_coordinates_of_users_without_rows_are_those_of_the_features() -> None:
@@ -260,7 +293,7 @@ def test_coordinates_of_users_without_rows_are_those_of_the_features() -> None:
             InMemoryUsers(table), Ledger(Budget(2.0, 1e-5), seeded=True), Billboard(), simulated_noise(100 + seed)
         )
         standards = Standards(CLASSES, 0, np.zeros(FEATURES), 0.0)
-        found, _ = coordinates(run, SLOTS, standards, total=run.ledger.capacity, most=5.0)
+        found, *_ = coordinates(run, SLOTS, standards, total=run.ledger.capacity, most=5.0)
         assert np.isfinite(found.on_rows(np.eye(FEATURES))).all()
         assert found.degrees > 0.1
 

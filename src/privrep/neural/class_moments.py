@@ -23,6 +23,7 @@ from torch import Tensor
 from privrep.heads.gradient import labels_of
 from privrep.heads.softmax import one_hot
 from privrep.linear.starts import top_eigenvectors
+from privrep.neural.curvature import Variation
 from privrep.nn.threads import one_thread
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound, Contributions
@@ -33,7 +34,8 @@ from privrep.privacy.run import Run
 from privrep.typing import Array
 
 FLOOR = 0.5  # of the noise of a scatter, added to its eigenvalues
-SEEN = 1.5  # standard deviations by which a sum of squares must exceed that of noise: classes mostly do agree
+SEEN = 2.0  # standard deviations by which a sum of squares must exceed that of noise: classes mostly do agree
+CHANCE = 1.5  # times what directions that point anywhere add up to, which it must exceed
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,21 +70,31 @@ def _rows(X: NDArray[Any], y: NDArray[Any], raw: int, classes: int) -> tuple[Ten
     return torch.where(present, own, 0.0), one_hot(labels, classes), present
 
 
-def classes_agree(updates: Sequence[Release], users: int) -> bool:
+def classes_agree(updates: Sequence[Release], users: int, variation: Variation) -> bool:
     """Return whether users' updates add up to more than noise and chance: then one classifier suits many of them.
 
     Updates are directions of gradients in the scores of classes. Users to whom a class means different things send
-    directions that point anywhere; they add up to the number of users, squared over rounds, in which a user repeats
-    itself.
+    directions that point anywhere; those of n users add up to n in squares, and to n times T squared in T rounds, in
+    which a user repeats itself. More rounds are less noisy, and the first ones are the farthest from where they end:
+    it is enough that the sum of some of them, from the first on, stands out.
+
+    Gradients are as large as rows, so directions in which rows hardly vary tell noise alone. Each counts by how far
+    rows vary there.
 
     Args:
         updates: of the first rounds, released.
         users: how many there are.
+        variation: of rows, in the coordinates of the updates.
     """
-    total, rounds = np.sum([each.value for each in updates], axis=0), len(updates)
-    noise, size = sum(each.sigma**2 for each in updates), len(total)
-    chance = 2 * users * (rounds * DIRECTION_ONLY) ** 2 / noise
-    return float(total @ total) / noise > size + SEEN * math.sqrt(2 * size) + chance
+    each = variation.each
+    total, noise, classes = np.zeros(len(updates[0].value)), 0.0, len(updates[0].value) // len(each)
+    expected, spread = classes * float(each.sum()), math.sqrt(2 * classes * float(each @ each))
+    for rounds, update in enumerate(updates, 1):
+        total, noise = total + update.value, noise + update.sigma**2
+        chance = CHANCE * users * (rounds * DIRECTION_ONLY) ** 2 * float(each @ each) / float(each.sum())
+        if variation.weighted_square(total.reshape(classes, -1)) > noise * (expected + SEEN * spread) + chance:
+            return True
+    return False
 
 
 def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:

@@ -75,10 +75,35 @@ class FeaturePairs:
         return {"pairs": RowMoments(np.ascontiguousarray(scaled), np.ones(len(scaled)))}
 
 
+@dataclass(frozen=True, eq=False)
+class Variation:
+    """How far rows vary in coordinates: their mean squares, relative to what no ridge would leave.
+
+    Args:
+        basis: (d, k), directions that are told apart, orthonormal.
+        along: (k,), mean square of rows along each, at most 1.
+        flat: the mean square along each other direction.
+    """
+
+    basis: Array
+    along: Array
+    flat: float
+
+    @property
+    def each(self) -> Array:
+        """Return the mean squares along all directions, (d,)."""
+        return np.append(self.along, np.full(len(self.basis) - len(self.along), self.flat))
+
+    def weighted_square(self, weights: Array) -> float:
+        """Return the sum of squares of weights (outputs, d), each direction times the mean square of rows there."""
+        flat = self.flat * float((weights * weights).sum())
+        return flat + float(((weights @ self.basis) ** 2 @ (self.along - self.flat)).sum())
+
+
 def coordinates(
     run: Run, rows_per_user: int, standards: Standards, *, total: float, most: float
-) -> tuple[Coordinates, float]:
-    """Return coordinates in which directions are of one size, and what was spent on them, of mu squared.
+) -> tuple[Coordinates, Variation, float]:
+    """Return coordinates in which directions are of one size, how rows vary there, and what was spent, of mu squared.
 
     Args:
         run: whose users are asked.
@@ -98,20 +123,22 @@ def coordinates(
     k = len(chosen)
     noise = math.sqrt(2 * k) * math.sqrt(2 / (MOMENT_SHARE * total)) / users  # of eigenvalues, at most
     if noise > FAINT:
-        return _flat(sizes, most), spread
+        return *_flat(sizes, most), spread
     pairs = FeaturePairs(rows_per_user, standards, chosen, sizes[chosen])
     query = Query(Bound(DIRECTION_ONLY, packed_size(k), acute=True), MOMENT_SHARE * total)
     found = run.release("moment", pairs, {"pairs": query})["pairs"]
-    return _turned(sizes, chosen, unpack(found.value), found.sigma, most), spread + MOMENT_SHARE * total
+    return *_turned(sizes, chosen, unpack(found.value), found.sigma, most), spread + MOMENT_SHARE * total
 
 
-def _flat(sizes: Array, most: float) -> Coordinates:
+def _flat(sizes: Array, most: float) -> tuple[Coordinates, Variation]:
     """Return features of one size, none of which bends the loss by more than UNHEARD."""
     d = len(sizes)
     return _scaled(sizes, np.zeros((d, 0)), np.zeros(0), (1 / d, UNHEARD), most)
 
 
-def _turned(sizes: Array, chosen: NDArray[np.int64], moment: Array, sigma: float, most: float) -> Coordinates:
+def _turned(
+    sizes: Array, chosen: NDArray[np.int64], moment: Array, sigma: float, most: float
+) -> tuple[Coordinates, Variation]:
     """Return directions of one size, from the released moment of the chosen features."""
     d, k = len(sizes), len(chosen)
     trace = float(np.trace(moment))
@@ -128,7 +155,9 @@ def _turned(sizes: Array, chosen: NDArray[np.int64], moment: Array, sigma: float
     return _scaled(sizes, basis, values[known], (rest, max(rest, heard / 2)), most)
 
 
-def _scaled(sizes: Array, basis: Array, known: Array, rest: tuple[float, float], most: float) -> Coordinates:
+def _scaled(
+    sizes: Array, basis: Array, known: Array, rest: tuple[float, float], most: float
+) -> tuple[Coordinates, Variation]:
     """Return directions over what each bends the loss by, and over a ridge.
 
     Args:
@@ -143,7 +172,8 @@ def _scaled(sizes: Array, basis: Array, known: Array, rest: tuple[float, float],
     parts, steepest = (np.append(known, np.full(others, each)) for each in rest)
     ridge = ridge_for(parts, steepest, most)
     stretch, flat = 1 / np.sqrt(STEEPEST * (known + ridge)), 1 / math.sqrt(STEEPEST * (rest[1] + ridge))
-    return Coordinates(sizes, basis, stretch, flat, degrees(parts, steepest, ridge))
+    found = Coordinates(sizes, basis, stretch, flat, degrees(parts, steepest, ridge))
+    return found, Variation(basis, known / (known + ridge), rest[0] / (rest[1] + ridge))
 
 
 def degrees(parts: Array, steepest: Array, ridge: float) -> float:

@@ -237,14 +237,14 @@ def _linear(
     users = run.users.facts.users
     carried = most_parameters(users, math.sqrt(mu_squared), ROUNDS) / shape.classes
     most = max(WORTH * math.sqrt(carried), LEAST_DEGREES)
-    found, spent = coordinates(run, shape.rows_per_user, standards, total=run.ledger.capacity, most=most)
+    found, variation, spent = coordinates(run, shape.rows_per_user, standards, total=run.ledger.capacity, most=most)
     there = linear_split(np.zeros(len(standards.centre)), shape)
     chosen = careful(replace(LINEAR, rounds=plan.rounds), found.degrees, users, mu_squared - spent)
     turned = replace(standards, coordinates=found)
     looked = max(plan.rounds // LOOKED, 1) if plan.otherwise is not None else None
 
     def disagree(updates: Sequence[Release]) -> bool:
-        return len(updates) == looked and not classes_agree(updates, users)
+        return len(updates) == looked and not classes_agree(updates, users, variation)
 
     trained = _rounds(run, there, plan, shape, chosen, mu_squared - spent, turned, disagree)
     part = len(trained.rounds) / plan.rounds
