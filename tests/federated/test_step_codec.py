@@ -226,8 +226,9 @@ def pictures(users: int, columns: int, classes: int = 3) -> UserTable:
 
 
 def network(share: str, run: Run, raw: int = 0, given: Any = None, rounds: int = 2, **options: Any) -> None:
+    from privrep.neural.layers import Shape
     from privrep.neural.plan import SharingPlan
-    from privrep.neural.training import PLAIN, WHOLE, Shape, learn
+    from privrep.neural.training import PLAIN, WHOLE, learn
 
     ordered, features, otherwise = options.pop("ordered", False), options.pop("features", 0), None
     if options.pop("look", False):

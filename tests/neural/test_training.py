@@ -17,8 +17,11 @@ from privrep.errors import InputError  # noqa: E402
 from privrep.heads.neural import (  # noqa: E402
     ALONE,
     CANDIDATES,
+    DOUBTED,
+    EXPECTED,
     NEVER,
     HeadLosses,
+    believed_losses,
     choices,
     fit_own_heads,
     losses_of_nobody,
@@ -36,17 +39,16 @@ from privrep.neural.curvature import (  # noqa: E402
 )
 from privrep.neural.description import losses_from_json  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
+from privrep.neural.layers import Shape, linear_split  # noqa: E402
 from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
 from privrep.neural.standard_step import Coordinates, Standards, StandardStep  # noqa: E402
 from privrep.neural.training import (  # noqa: E402
     LINEAR,
     SCORE_NOISE,
     MeanRow,
-    Shape,
     SharedPart,
     careful,
     learn,
-    linear_split,
 )
 from privrep.privacy.billboard import Billboard, Release  # noqa: E402
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound  # noqa: E402
@@ -320,6 +322,15 @@ def test_users_choose_among_the_kinds_that_do_best() -> None:
     assert [CANDIDATES[place].kind for place in found] == ["shared"] * 2 + ["alone"] * 3
     assert set(found) == {len(CANDIDATES) - 2, len(CANDIDATES) - 1, *ALONE[-3:]}
     assert set(choices(losses_of_nobody())) <= set(ALONE)
+
+
+def test_noisy_losses_of_heads_are_drawn_towards_what_is_likely() -> None:
+    released = np.random.default_rng(2).normal(size=len(CANDIDATES))
+    quiet, loud = believed_losses(released, 1e-9), believed_losses(released, 1e3)
+    assert quiet == pytest.approx(released - released.min())
+    assert loud == pytest.approx(EXPECTED - EXPECTED.min(), abs=1e-6)
+    half = believed_losses(released + 7.0, DOUBTED)  # a constant tells nothing
+    assert np.diff(half) == pytest.approx(np.diff((released + EXPECTED) / 2))
 
 
 def test_kinds_of_heads_that_a_folder_does_not_know_are_never_chosen() -> None:

@@ -37,11 +37,12 @@ from privrep.neural.checks import (
 from privrep.neural.description import arguments, check_names, describe, moved_heads, plan_from_json, restore
 from privrep.neural.features import Dct, Edges, FeatureMap, Frozen, most_edges
 from privrep.neural.frozen import OnProgress
+from privrep.neural.layers import Shape
 from privrep.neural.models import adapted, lenet, mlp
 from privrep.neural.offers import frozen_map, linear_head, offer
 from privrep.neural.plan import Options, Share, SharingPlan, plan_sharing
 from privrep.neural.rounds import OnLoss, TrainingSettings, report_loss
-from privrep.neural.training import Shape, SharedPart, learn
+from privrep.neural.training import SharedPart, learn
 from privrep.nn.flat_module import represented
 from privrep.privacy.ledger import Budget, PrivacyReport
 from privrep.privacy.protocol import Step, Users

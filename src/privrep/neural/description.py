@@ -21,10 +21,11 @@ from privrep.heads.gradient import HeadFit
 from privrep.heads.neural import ALONE, CANDIDATES, NEVER, OwnHeads, losses_of_nobody
 from privrep.neural.checks import known_classes
 from privrep.neural.features import FeatureMap, Frozen, from_json
+from privrep.neural.layers import Leading, Shape, directions_split, linear_split
 from privrep.neural.plan import SharingPlan
 from privrep.neural.pretrained import EFFICIENTNET, named_map
 from privrep.neural.rounds import TrainingSettings
-from privrep.neural.training import Leading, PriorHeads, Shape, SharedPart, directions_split, linear_split
+from privrep.neural.training import PriorHeads, SharedPart
 from privrep.nn.flat_module import fingerprints, split
 from privrep.privacy.billboard import Post
 from privrep.typing import Array

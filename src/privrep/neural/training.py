@@ -28,12 +28,20 @@ import torch
 from torch import Tensor, nn
 
 from privrep.heads.gradient import HeadRule, labels_of, row_weights
-from privrep.heads.neural import CANDIDATES, MOST_DIFFERENT, NEVER, HeadLosses, View, losses_of_nobody
+from privrep.heads.neural import (
+    CANDIDATES,
+    MOST_DIFFERENT,
+    NEVER,
+    HeadLosses,
+    View,
+    believed_losses,
+    losses_of_nobody,
+)
 from privrep.heads.softmax import HeadInputs, Sight, log_frequencies, one_hot
 from privrep.heads.store import HeadSizes
 from privrep.neural.class_moments import Scatter, classes_agree, directions
 from privrep.neural.curvature import STEEPEST, coordinates
-from privrep.neural.models import initialise
+from privrep.neural.layers import Leading, Shape, directions_split, linear_split
 from privrep.neural.plan import ROUNDS, SharingPlan, most_parameters
 from privrep.neural.rounds import Abandon, Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.neural.standard_step import Standards, StandardStep
@@ -95,31 +103,6 @@ WHOLE = TrainingSettings(rounds=16, clip=0.05, step_size=0.1, server="momentum",
 """Of a representation, or of adapters on one."""
 
 
-class Centred(nn.Module):
-    """Rows less a public centre, over a public size; both are constants."""
-
-    def __init__(self, centre: Array, size: float) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.from_numpy(centre.astype(np.float32)))
-        self.size = size
-
-    def forward(self, rows: Tensor) -> Tensor:
-        result: Tensor = (rows - self.get_buffer("centre")) / self.size
-        return result
-
-
-class Leading(nn.Module):
-    """A module on the first columns of rows; the public features of the same rows follow them."""
-
-    def __init__(self, module: nn.Module, columns: int) -> None:
-        super().__init__()
-        self.module, self.columns = module, columns
-
-    def forward(self, rows: Tensor) -> Tensor:
-        result: Tensor = self.module(rows[:, : self.columns])
-        return result
-
-
 @dataclass(frozen=True, eq=False)
 class MeanRow:
     """The mean of a user's public features, each row of them of length one."""
@@ -135,16 +118,6 @@ class MeanRow:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         weights = row_weights(labels_of(batch.y, self.classes)).numpy()
         return {"mean": Vectors(np.matmul(weights[:, None, :], batch.X[:, :, self.raw :].astype(np.float32))[:, 0])}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a problem, all public: rows are `raw` numbers for a representation, then the public features."""
-
-    classes: int
-    rows_per_user: int
-    raw: int = 0
-    ordered: bool = False  # whether the first public features matter most
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,44 +294,6 @@ def share_of_round(run: Run, settings: TrainingSettings, mu_squared: float, othe
     return multiplier**-2
 
 
-def linear_split(centre: Array, shape: Shape, kept: int = 0) -> Split:
-    """Return one linear layer on centred rows, from zero, and heads that add a number for each class.
-
-    Args:
-        centre: (features,), public.
-        shape: of the problem.
-        kept: where there are more features, the layer sees the first so many, or a public projection where they are in
-            no order; 0 for all.
-    """
-    features = len(centre)
-    layers: list[nn.Module] = [Centred(centre, 1.0)] if centre.any() else []
-    if 0 < kept < features:
-        layers.append(Leading(nn.Identity(), kept) if shape.ordered else public_projection(features, kept))
-    layer = nn.Linear(kept or features, shape.classes, bias=False)
-    nn.init.zeros_(layer.weight)
-    head = nn.Linear(shape.classes, shape.classes)
-    initialise(head, "head")  # public: a run that is continued asks the same
-    return split(nn.Sequential(*layers, layer), head, features)
-
-
-def public_projection(features: int, kept: int) -> nn.Linear:
-    """Frozen, drawn from its sizes: rows keep their lengths on average."""
-    layer = nn.Linear(features, kept, bias=False)
-    initialise(layer, "projection")
-    with torch.no_grad():
-        layer.weight.mul_(math.sqrt(features / (2 * kept)))
-    return layer.requires_grad_(False)
-
-
-def directions_split(centre: Array, basis: Array, shape: Shape) -> Split:
-    """A linear layer of released directions, and linear heads."""
-    layer = nn.Linear(basis.shape[0], basis.shape[1], bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(basis.T.astype(np.float32)))
-    representation = nn.Sequential(Centred(centre, 1.0), layer)
-    return split(representation, nn.Linear(basis.shape[1], shape.classes), len(centre))
-
-
 def _centre(run: Run, shape: Shape, mu_squared: float) -> tuple[Array, float]:
     """Return the mean of users' mean rows, and how many rows of a user it is worth.
 
@@ -378,7 +313,8 @@ def _ask_heads(run: Run, learned: SharedPart, rows_per_user: int, mu_squared: fl
     """Return the shared part with what users lose by each kind of heads."""
     query = Query(Bound(MOST_DIFFERENT, len(CANDIDATES)), mu_squared)
     released = run.release("heads", HeadLosses(learned, rows_per_user), {"losses": query})["losses"]
-    losses = released.value / run.users.facts.users
+    users = run.users.facts.users
+    losses = believed_losses(released.value / users, released.sigma / users)
     if learned.plan.share != "linear":  # a head without its user's rows would know nothing
         losses = np.where(
             [each.kind == "alone" or each.penalty > 0 for each in CANDIDATES], losses - losses.min(), NEVER

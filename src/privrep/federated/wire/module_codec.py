@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from privrep.errors import InputError
+from privrep.neural.layers import Centred, Leading
 from privrep.neural.models import Adapted, Images
-from privrep.neural.training import Centred, Leading
 from privrep.nn.flat_module import FlatModule, Split
 
 Write = Callable[[NDArray[Any]], dict[str, Any]]
