@@ -21,6 +21,7 @@ from privrep.heads.softmax import (  # noqa: E402
     left_out_losses,
     log_frequencies,
     one_hot,
+    user_frequencies,
 )
 from privrep.heads.standard import standardise  # noqa: E402
 
@@ -52,6 +53,15 @@ def test_points_lie_between_a_users_mean_and_the_centre() -> None:
     assert np.allclose(own.rows[:2] * own.size[:2] + own.point[:2], rows[:2], atol=1e-4)
 
 
+@pytest.mark.parametrize(("rows", "least"), [(0, 0.03), (1, 1.0), (5, 0.2), (20, 0.05), (40, 0.03)])
+def test_a_class_that_few_rows_have_not_shown_counts_as_one_row_in_as_many(rows: int, least: float) -> None:
+    counts = torch.tensor([[[float(rows), 0.0, 0.0]]])
+    found = user_frequencies(counts, 0.03).exp()[0, 0]
+    assert found.sum() == pytest.approx(1.0)
+    assert found[2] == pytest.approx(least / (rows + 3 * least))
+    assert torch.equal(user_frequencies(counts, 5.0), log_frequencies(counts, 5.0))
+
+
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.words)
 def test_a_head_scores_its_own_rows_as_its_parts_say(candidate: Candidate) -> None:
     """Scores by the head as it is kept are those about the user's point and over its size."""
@@ -59,7 +69,7 @@ def test_a_head_scores_its_own_rows_as_its_parts_say(candidate: Candidate) -> No
     found, own = fit(candidate, seen, labels), OwnRows(seen.sight(candidate.kind), labels)
     kept = found.scale[:, None, None] * seen.base + found.prior[:, None] + torch.bmm(seen.own.rows, found.slopes)
     there = labels >= 0
-    prior = log_frequencies(one_hot(labels, CLASSES).sum(dim=1, keepdim=True), candidate.pseudo_count)
+    prior = user_frequencies(one_hot(labels, CLASSES).sum(dim=1, keepdim=True), candidate.pseudo_count)
     base = candidate.scale * (seen.base - own.point_base(seen, there[..., None])) / own.size
     expected = prior + (0 if candidate.kind == "alone" else base)
     expected = expected + torch.bmm(own.rows, found.slopes * own.size)

@@ -123,7 +123,7 @@ def fit(candidate: Candidate, seen: HeadInputs, labels: Tensor) -> HeadFits:
     """
     own, here = OwnRows(seen.sight(candidate.kind), labels), (labels >= 0)[..., None]
     marked = one_hot(labels, seen.base.shape[-1])
-    prior = log_frequencies(marked.sum(dim=1, keepdim=True), candidate.pseudo_count)
+    prior = user_frequencies(marked.sum(dim=1, keepdim=True), candidate.pseudo_count)
     point = own.point_base(seen, here)
     scale = torch.zeros(len(labels), 1, 1) if candidate.kind == "alone" else candidate.scale / own.size
     slopes = torch.zeros(len(labels), own.rows.shape[-1], marked.shape[-1])
@@ -157,7 +157,7 @@ def left_out_losses(candidates: Sequence[Candidate], seen: HeadInputs, labels: T
         kept = marked * here
         solvers: dict[tuple[int, float], Tensor] = {}
         for number, each in enumerate(candidates):
-            prior = log_frequencies(kept.sum(dim=1, keepdim=True), each.pseudo_count)
+            prior = user_frequencies(kept.sum(dim=1, keepdim=True), each.pseudo_count)
             scores = prior.expand_as(base) if each.kind == "alone" else each.scale * base + prior
             if each.penalty:
                 rows = own[each.kind]
@@ -200,7 +200,20 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
     return marked * (labels >= 0)[..., None]
 
 
-def log_frequencies(counts: Tensor, pseudo_count: float) -> Tensor:
+def log_frequencies(counts: Tensor, pseudo_count: Tensor | float) -> Tensor:
     """Return the logarithm of how often each class is shown, counts (..., classes) and pseudo-counts together."""
     counts = counts.clamp(min=0) + pseudo_count
     return torch.log(counts / counts.sum(dim=-1, keepdim=True))
+
+
+def user_frequencies(counts: Tensor, pseudo_count: float) -> Tensor:
+    """Return the logarithm of how often each class is shown by users who may have few rows.
+
+    A class that n rows have not shown may still be one row in n: it never counts as less than that.
+
+    Args:
+        counts: rows of each class, (users, 1, classes).
+        pseudo_count: added to each.
+    """
+    rows = counts.sum(dim=-1, keepdim=True)
+    return log_frequencies(counts, torch.where(rows > 0, 1 / rows.clamp(min=1), 0.0).clamp(min=pseudo_count))
