@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from privrep.data.readers import TableSource
-from privrep.data.regroup import Seen
+from privrep.data.regroup import RowsSeen
 from privrep.linear.steps import SIZES, LeaveOneOutGradient, gradient_size
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound
@@ -79,7 +79,7 @@ def one_pass(path: Path) -> None:
 def _opened(path: Path) -> StreamingUsers:
     """An engine over a file that was looked at before: a pass is timed here, not the scan when a file is opened."""
     source = TableSource(path, "user", "y")
-    seen = Seen(sampled=False)
+    seen = RowsSeen(sampled=False)
     seen.rows = pq.ParquetFile(path).metadata.num_rows
     seen.users = seen.rows // ROWS
     return StreamingUsers(source, source, seen, Performance(), ExitStack())

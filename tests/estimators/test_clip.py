@@ -71,8 +71,8 @@ class Silence:
         self.asked.append((name, sigma, size))
         return np.zeros(size, dtype=np.int64)
 
-    def key(self, name):
-        return simulated_noise(9).key(name)
+    def draw_key(self, name):
+        return simulated_noise(9).draw_key(name)
 
 
 def images(count, seed, spread=0.3):
@@ -200,7 +200,7 @@ def test_a_sample_is_averaged_by_its_expected_size():
     data = of_classes()
     settings = ClipSettings(steps=1, batch=20, clip=1e4, rate=1.0, optimiser="sgd")
     found, asked = silent(data, settings)
-    members = Poisson(0.5).sample(Silence().key("steps-1/0")).members(USERS)
+    members = Poisson(0.5).sample(Silence().draw_key("steps-1/0")).members(USERS)
     assert members.sum() not in (0, 20, USERS)
     flat = torch.tensor(asked.towers.weights(0.5), requires_grad=True)
     plain_losses(asked, data, flat)[torch.from_numpy(members)].sum().backward()
@@ -216,7 +216,7 @@ def test_pages_hear_their_steps_and_stand_one_after_the_other():
     assert sorted(set(heard)) == [1, 2, 3, 4, 5]
     assert heard == sorted(heard)
     pages = ["steps-1", "steps-2", "steps-3"]
-    assert [run.billboard.iterated(page).steps for page in pages] == [2, 2, 1]
+    assert [run.billboard.read_iterated(page).steps for page in pages] == [2, 2, 1]
     assert [event.count for _, event in run.ledger.report().events] == [2, 2, 1]
 
 

@@ -15,7 +15,7 @@ from scipy.stats import chi2
 from sklearn.base import clone
 
 from privrep.data.readers import TableSource
-from privrep.data.synthetic import make_margin_population
+from privrep.data.synthetic_margin import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError, ResumeError
 from privrep.estimators.margin import PrivateMarginSelector

@@ -47,8 +47,8 @@ class Silence:
     def __call__(self, name, sigma, size):
         return np.zeros(size, dtype=np.int64)
 
-    def key(self, name):
-        return simulated_noise(9).key(name)
+    def draw_key(self, name):
+        return simulated_noise(9).draw_key(name)
 
 
 @pytest.fixture(autouse=True)
@@ -293,7 +293,7 @@ def test_a_sample_is_averaged_by_its_expected_size():
     """Not by its own size, which is a secret: then the average is that of all users, but for chance."""
     settings = TrainingSettings(rounds=1, clip=1e3, head_fit=FIT, step_size=0.1, rate=0.5)
     found = learn(silent(population()), settings).weights - network().representation.weights()
-    members = Poisson(0.5).sample(Silence().key("round-1")).members(USERS)
+    members = Poisson(0.5).sample(Silence().draw_key("round-1")).members(USERS)
     assert 10 < members.sum() < 30
     assert members.sum() != 20
     expected = updates(settings).weighted_sum(members.astype(float)) / (0.5 * USERS)

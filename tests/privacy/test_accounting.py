@@ -14,9 +14,9 @@ from scipy.stats import norm
 from privrep.errors import InputError, PrivrepError
 from privrep.privacy.accounting import (
     CLOSED_FORM,
-    accountant_of,
     check_budget,
     delta_left,
+    describe_accountant,
     epsilon_by_pld,
     epsilon_spent,
     gaussian_delta,
@@ -224,8 +224,8 @@ def test_a_selection_takes_its_part_of_delta_and_of_mu() -> None:
 
 
 def test_the_accountant_says_what_it_did() -> None:
-    assert accountant_of([Gaussian(1.0)]) == CLOSED_FORM
-    words = accountant_of([Gaussian(1.0, Group("a", 0, 2)), Selection(3.0, 2.5e-8)])
+    assert describe_accountant([Gaussian(1.0)]) == CLOSED_FORM
+    words = describe_accountant([Gaussian(1.0, Group("a", 0, 2)), Selection(3.0, 2.5e-8)])
     assert CLOSED_FORM in words
     assert "costliest group" in words
     assert "2.5e-08 of delta" in words

@@ -19,10 +19,17 @@ from scipy.stats import chi2
 from privrep.data.readers import TableSource
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.accounting import SAMPLED, accountant_of, epsilon_by_pld, epsilon_spent, total_mu, within_budget
+from privrep.privacy.accounting import (
+    SAMPLED,
+    describe_accountant,
+    epsilon_by_pld,
+    epsilon_spent,
+    total_mu,
+    within_budget,
+)
 from privrep.privacy.batches import batch_deltas
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound, clipped_sum
+from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound, clip_and_sum
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Concatenated, NormAtMost, Summed, Vectors
 from privrep.privacy.events import Batched, Event, Gaussian, Relation, Sampled, event_from_json, event_to_json
@@ -134,8 +141,8 @@ def test_compositions_are_between_those_of_losses_rounded_down_and_up(z: float, 
 
 
 def test_everyone_is_a_gaussian_release_and_a_batch_costs_at_least_what_a_sum_does() -> None:
-    assert Fixed(50, 50).event(0.25, REPLACE) == Gaussian(2.0)
-    assert Poisson(1.0).event(0.25, ADD, batch_level=True, steps=3) == Gaussian(2.0, count=3)
+    assert Fixed(50, 50).make_event(0.25, REPLACE) == Gaussian(2.0)
+    assert Poisson(1.0).make_event(0.25, ADD, batch_level=True, steps=3) == Gaussian(2.0, count=3)
     near = epsilon_spent([batched(2.0, 1.0, 3)], 1e-5)
     assert near == pytest.approx(epsilon_spent([Gaussian(2.0)] * 3, 1e-5), rel=2e-3)
     for z, q, count in ((1.0, 0.02, 1), (1.0, 0.02, 300), (3.0, 0.3, 20)):
@@ -202,7 +209,7 @@ def test_a_count_is_so_many_releases() -> None:
     ledger.charge({"walk/g": batched(2.0, count=7), "other/g": Gaussian(3.0, count=4)})
     assert "11 releases" in str(ledger.report())
     assert SAMPLED in ledger.report().accountant
-    assert "7 about samples" in accountant_of([batched(2.0, count=7), Gaussian(3.0)])
+    assert "7 about samples" in describe_accountant([batched(2.0, count=7), Gaussian(3.0)])
     with pytest.raises(InputError, match="another relation"):
         ledger.charge({"more/g": Batched(2.0, 0.1, ADD)})
 
@@ -214,9 +221,9 @@ def test_a_count_is_so_many_releases() -> None:
 def test_a_plan_for_batches_fits_the_ledger_and_hardly_less_noise_would(sampling: Any) -> None:
     budget = Budget(1.0, 1e-5)
     z, ledger = noise_multiplier_for(budget, sampling, 30, batch_level=True), Ledger(budget)
-    ledger.charge({"walk/g": sampling.event(z**-2, REPLACE, batch_level=True, steps=30)})
+    ledger.charge({"walk/g": sampling.make_event(z**-2, REPLACE, batch_level=True, steps=30)})
     assert 0.99 < ledger.epsilon <= 1.0
-    assert not within_budget([sampling.event((0.99 * z) ** -2, REPLACE, batch_level=True, steps=30)], 1.0, 1e-5)
+    assert not within_budget([sampling.make_event((0.99 * z) ** -2, REPLACE, batch_level=True, steps=30)], 1.0, 1e-5)
 
 
 # Who is in
@@ -224,7 +231,7 @@ def test_a_plan_for_batches_fits_the_ledger_and_hardly_less_noise_would(sampling
 
 def test_places_differ_and_every_ordered_batch_is_as_likely_as_any_other() -> None:
     """Of 5 places 2 in order, 20 lists: chi-square with a false alarm of 1e-6; sorted batches are found out."""
-    places = np.array([FixedSample(2, secure_noise.key("a")).ordered(5) for _ in range(6000)])
+    places = np.array([FixedSample(2, secure_noise.draw_key("a")).draw_order(5) for _ in range(6000)])
     assert (places[:, 0] != places[:, 1]).all()
 
     def rejects(lists: np.ndarray) -> bool:
@@ -239,7 +246,7 @@ def test_places_differ_and_every_ordered_batch_is_as_likely_as_any_other() -> No
 
 def test_large_batches_have_everyone_in_them_once() -> None:
     for size, count in ((1000, 1000), (999, 1000), (10, 2**23), (1, 1)):
-        places = FixedSample(size, b"k" * 32).ordered(count)
+        places = FixedSample(size, b"k" * 32).draw_order(count)
         assert len(np.unique(places)) == len(places) == size
         assert places.min() >= 0
         assert places.max() < count
@@ -254,7 +261,7 @@ def test_a_batch_is_some_of_the_users(size: Any, count: Any) -> None:
 
 def test_fixed_batches_are_for_replacing() -> None:
     with pytest.raises(InputError, match="use replace-one-user"):
-        Fixed(3, 9).event(0.1, ADD)
+        Fixed(3, 9).make_event(0.1, ADD)
     with pytest.raises(InputError, match="no sample to draw"):
         Fixed(9, 9).sample(b"k" * 32)
 
@@ -317,7 +324,7 @@ WHOLE = {"mean": Bound(1.0, 2, terms_per_user=1)}
 def test_a_whole_step_gets_the_batch_at_once_in_its_order(sample: Any) -> None:
     users, step = table(), Mean()
     total = InMemoryUsers(users).sums(step, WHOLE, sample)["mean"].total
-    places = sample.ordered(30) if isinstance(sample, FixedSample) else np.arange(30)
+    places = sample.draw_order(30) if isinstance(sample, FixedSample) else np.arange(30)
     if isinstance(sample, type(Poisson(0.3).sample(b""))):
         places = np.flatnonzero(sample.members(30))
     ((X, y, seats),) = step.seen
@@ -358,10 +365,10 @@ def test_a_row_that_makes_a_whole_step_fail_is_not_heard_of_and_a_broken_step_is
 
 
 def test_calls_of_a_fixed_batch_are_cut_from_its_order_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privrep.users.summing.batch_size", lambda *_: 4)
+    monkeypatch.setattr("privrep.users.summing.choose_batch_size", lambda *_: 4)
     users, step, sample = table(), Sum(), FixedSample(14, b"b" * 32)
     total = InMemoryUsers(users, Performance(1)).sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].total
-    places = sample.ordered(30)
+    places = sample.draw_order(30)
     assert [at.tolist() for _, _, at in step.seen] == [
         places[:4].tolist(),
         places[4:8].tolist(),
@@ -405,16 +412,16 @@ def test_bounds_and_kinds_must_agree_on_what_one_user_touches() -> None:
         NormAtMost(BatchTerm(vector), 1),
     ):
         with pytest.raises(InputError, match="of the whole batch"):
-            clipped_sum(contributions, Bound(1.0, 2))
+            clip_and_sum(contributions, Bound(1.0, 2))
     with pytest.raises(InputError, match="of users one by one"):
-        clipped_sum(Vectors(vector[None]), Bound(1.0, 2, terms_per_user=1))
+        clip_and_sum(Vectors(vector[None]), Bound(1.0, 2, terms_per_user=1))
 
     class Several(BatchTerm):
         terms_per_user = 2.0
 
     with pytest.raises(InputError, match="touches 2 terms"):
-        clipped_sum(Several(vector), Bound(1.0, 2, terms_per_user=1))
-    assert clipped_sum(Several(vector), Bound(9.0, 2, terms_per_user=2)).tolist() == [1.0, 1.0]
+        clip_and_sum(Several(vector), Bound(1.0, 2, terms_per_user=1))
+    assert clip_and_sum(Several(vector), Bound(9.0, 2, terms_per_user=2)).tolist() == [1.0, 1.0]
     for terms, acute in ((0.5, False), (math.nan, False), (1, True), (2**24, False)):
         with pytest.raises(InputError, match="whole batch is not acute"):
             Bound(1.0, 2, acute, terms)

@@ -17,7 +17,7 @@ from privrep.errors import InputError
 from privrep.privacy import composition
 from privrep.privacy.accounting import (
     CLOSED_FORM,
-    accountant_of,
+    describe_accountant,
     epsilon_by_pld,
     epsilon_spent,
     gaussian_delta,
@@ -25,7 +25,13 @@ from privrep.privacy.accounting import (
     pure_epsilons,
     total_mu,
 )
-from privrep.privacy.composition import composed_epsilon, composition_fits, log_composed_delta, most_gaussian, most_pure
+from privrep.privacy.composition import (
+    composed_epsilon,
+    composition_fits,
+    largest_gaussian_mu,
+    largest_pure_epsilon,
+    log_composed_delta,
+)
 from privrep.privacy.events import Event, Gaussian, Pure, Selection, event_from_json, event_to_json
 
 MIXES = [
@@ -184,13 +190,13 @@ def test_the_smallest_are_added_up_where_there_would_be_too_many_outcomes(monkey
     pures = [0.02 + 0.001 * i for i in range(11)]
     exact = composed_epsilon(1e-6, 0.5, pures)
     monkeypatch.setattr(composition, "MOST_OUTCOMES", 2**8)
-    assert len(composition._outcomes(pures)[0]) <= 2**8
+    assert len(composition._list_outcomes(pures)[0]) <= 2**8
     assert exact < composed_epsilon(1e-6, 0.5, pures) < 1.1 * exact
 
 
 @pytest.mark.parametrize("count", [1000, 70_000])
 def test_many_equal_ones_stay_exact_or_are_bounded(count: int) -> None:
-    log_chance, loss = composition._outcomes([1e-3] * count)
+    log_chance, loss = composition._list_outcomes([1e-3] * count)
     assert len(loss) <= composition.MOST_OUTCOMES
     assert np.exp(log_chance).sum() == pytest.approx(1.0, abs=1e-7)
     assert loss.max() == pytest.approx(1e-3 * count)
@@ -202,22 +208,22 @@ def test_many_equal_ones_stay_exact_or_are_bounded(count: int) -> None:
 @pytest.mark.parametrize("pures", [[0.5], [0.3, 0.3], [1.9], [0.05] * 10])
 def test_the_most_that_fits_fits_and_a_little_more_does_not(pures: list[float]) -> None:
     epsilon, delta = 2.0, 1e-6
-    mu = most_gaussian(epsilon, delta, pures, 5.0)
+    mu = largest_gaussian_mu(epsilon, delta, pures, 5.0)
     assert mu > 0
     assert composition_fits(epsilon, delta, mu, pures)
     assert not composition_fits(epsilon, delta, mu * (1 + 1e-7), pures)
     assert composed_epsilon(delta, mu, pures) <= epsilon
-    more = most_pure(epsilon, delta, 0.1, pures)
+    more = largest_pure_epsilon(epsilon, delta, 0.1, pures)
     assert composition_fits(epsilon, delta, 0.1, [*pures, more]) or more == 0
     assert not composition_fits(epsilon, delta, 0.1, [*pures, more * (1 + 1e-7) + 1e-6])
 
 
 def test_nothing_fits_beside_what_is_too_much() -> None:
-    assert most_gaussian(2.0, 1e-6, [2.5], 1.0) == 0.0
-    assert most_gaussian(2.0, 1e-6, [2.0], 1.0) < 1e-3
-    assert most_pure(2.0, 1e-6, 5.0, []) == 0.0
-    assert most_pure(1.0, 0.0, 0.0, [0.25, 0.25]) == 0.5
-    assert most_pure(1.0, 0.0, 0.1, [0.25]) == 0.0
+    assert largest_gaussian_mu(2.0, 1e-6, [2.5], 1.0) == 0.0
+    assert largest_gaussian_mu(2.0, 1e-6, [2.0], 1.0) < 1e-3
+    assert largest_pure_epsilon(2.0, 1e-6, 5.0, []) == 0.0
+    assert largest_pure_epsilon(1.0, 0.0, 0.0, [0.25, 0.25]) == 0.5
+    assert largest_pure_epsilon(1.0, 0.0, 0.1, [0.25]) == 0.0
 
 
 # Events
@@ -249,8 +255,8 @@ def test_unknown_events_beside_pure_ones_are_refused(account: Callable[[list[obj
 
 
 def test_the_accountant_says_what_it_did() -> None:
-    assert accountant_of([]) == accountant_of([Gaussian(1.0)]) == CLOSED_FORM
-    assert accountant_of([Pure(1.0), Pure(2.0)]).startswith("closed form of pure releases")
-    mixed = accountant_of([Pure(1.0), Gaussian(2.0), Selection(3.0, 2.5e-8)])
+    assert describe_accountant([]) == describe_accountant([Gaussian(1.0)]) == CLOSED_FORM
+    assert describe_accountant([Pure(1.0), Pure(2.0)]).startswith("closed form of pure releases")
+    mixed = describe_accountant([Pure(1.0), Gaussian(2.0), Selection(3.0, 2.5e-8)])
     assert "Gaussian and pure releases" in mixed
     assert "2.5e-08 of delta" in mixed

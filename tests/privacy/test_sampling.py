@@ -19,7 +19,14 @@ from scipy.stats import binom, norm
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, ResumeError
-from privrep.privacy.accounting import SAMPLED, accountant_of, epsilon_by_pld, epsilon_spent, total_mu, within_budget
+from privrep.privacy.accounting import (
+    SAMPLED,
+    describe_accountant,
+    epsilon_by_pld,
+    epsilon_spent,
+    total_mu,
+    within_budget,
+)
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound
 from privrep.privacy.calibration import Query
@@ -121,7 +128,7 @@ def test_no_pair_of_vectors_is_worse_than_the_one_on_the_line(z: float, q: float
 
 def test_everyone_asked_costs_what_the_closed_form_says() -> None:
     for relation in (REPLACE, ADD):
-        assert Poisson(1.0).event(0.25, relation) == Gaussian(2.0)
+        assert Poisson(1.0).make_event(0.25, relation) == Gaussian(2.0)
         near = epsilon_spent([Sampled(2.0, 1.0, relation)] * 3, 1e-5)
         assert near == pytest.approx(epsilon_spent([Gaussian(2.0)] * 3, 1e-5), rel=2e-3)
 
@@ -203,11 +210,11 @@ def test_a_rate_must_be_a_probability(rate: Any) -> None:
 
 
 def test_the_report_says_how_samples_were_accounted_for() -> None:
-    words = accountant_of([sampled(1.0, 0.1), sampled(1.0, 0.25), Gaussian(3.0)])
+    words = describe_accountant([sampled(1.0, 0.1), sampled(1.0, 0.25), Gaussian(3.0)])
     assert SAMPLED in words
     assert "2 about samples" in words
     assert "0.1 to 0.25" in words
-    assert SAMPLED not in accountant_of([Gaussian(3.0)])
+    assert SAMPLED not in describe_accountant([Gaussian(3.0)])
     ledger = Ledger(Budget(2.0, 1e-5))
     ledger.charge({"a/sum": sampled(3.0)})
     assert SAMPLED in ledger.report().accountant
@@ -224,13 +231,13 @@ def test_a_plan_fits_the_ledger_and_hardly_less_noise_would(rate: float, rounds:
     if before:
         ledger.charge({"first": Gaussian(before**-0.5)})
     for t in range(rounds):
-        ledger.charge({f"round-{t}": Poisson(rate).event(z**-2, REPLACE)})
+        ledger.charge({f"round-{t}": Poisson(rate).make_event(z**-2, REPLACE)})
     assert 0.995 < ledger.epsilon <= 1.0
     with pytest.raises(BudgetExceeded, match="would bring epsilon to 1"):
-        ledger.charge({"more": Poisson(rate).event(z**-2, REPLACE)})
+        ledger.charge({"more": Poisson(rate).make_event(z**-2, REPLACE)})
     events = [
         *([Gaussian(before**-0.5)] if before else []),
-        *[Poisson(rate).event((0.995 * z) ** -2, REPLACE)] * rounds,
+        *[Poisson(rate).make_event((0.995 * z) ** -2, REPLACE)] * rounds,
     ]
     assert not within_budget(events, 1.0, 1e-5)
 
@@ -292,7 +299,7 @@ def rejects(members: np.ndarray, rate: float) -> bool:
 @pytest.mark.parametrize(("rate", "wrong"), [(0.003, 0.006), (0.1, 0.11), (0.5, 0.52), (0.97, 0.98)])
 @pytest.mark.parametrize("source", [secure_noise, simulated_noise(3)])
 def test_users_are_in_at_the_rate_and_pages_and_users_are_independent(source: Any, rate: float, wrong: float) -> None:
-    pages = np.stack([Sample(rate, source.key(f"round-{t}")).members(100_000) for t in range(4)])
+    pages = np.stack([Sample(rate, source.draw_key(f"round-{t}")).members(100_000) for t in range(4)])
     assert not any(rejects(members, rate) for members in pages)
     assert rejects(pages[0], wrong)
     assert not rejects(pages[0] & pages[1], rate**2)
@@ -301,7 +308,7 @@ def test_users_are_in_at_the_rate_and_pages_and_users_are_independent(source: An
 
 
 def test_who_is_in_does_not_depend_on_how_many_there_are_and_a_key_is_not_shown() -> None:
-    sample = Sample(0.3, secure_noise.key("a"))
+    sample = Sample(0.3, secure_noise.draw_key("a"))
     assert np.array_equal(sample.members(50), sample.members(1000)[:50])
     assert sample.key.hex() not in repr(sample)
     assert repr(sample.key) not in repr(sample)
@@ -309,10 +316,10 @@ def test_who_is_in_does_not_depend_on_how_many_there_are_and_a_key_is_not_shown(
 
 
 def test_keys_differ_by_page_by_seed_and_from_noise() -> None:
-    keys = [simulated_noise(seed).key(name) for seed in (0, 1) for name in ("a", "b")]
+    keys = [simulated_noise(seed).draw_key(name) for seed in (0, 1) for name in ("a", "b")]
     assert len(set(keys)) == 4
-    assert simulated_noise(0).key("a") == keys[0]
-    assert secure_noise.key("a") != secure_noise.key("a")
+    assert simulated_noise(0).draw_key("a") == keys[0]
+    assert secure_noise.draw_key("a") != secure_noise.draw_key("a")
     assert keys[0] != np.random.default_rng([0, *b"a"]).bytes(32)
 
 
@@ -348,11 +355,11 @@ class Spy:
         self.calls.append(f"noise {name}")
         return np.zeros(size, dtype=np.int64)
 
-    def key(self, name: str) -> bytes:
+    def draw_key(self, name: str) -> bytes:
         if self.ledger is not None:
             assert f'"{name}/' in self.ledger.read_text()
         self.calls.append(f"key {name}")
-        self.keys.append(secure_noise.key(name))
+        self.keys.append(secure_noise.draw_key(name))
         return self.keys[-1]
 
 

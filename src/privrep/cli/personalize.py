@@ -194,7 +194,7 @@ def _add_column(table: Path, column: str, value: str | int, folder: Path, dialec
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from privrep.data.dialects import open_text, text_rows
+    from privrep.data.dialects import open_text, read_text_rows
     from privrep.data.files import file_dialect, file_format
 
     found, kind = file_dialect(table, None, dialect), file_format(table)
@@ -204,7 +204,7 @@ def _add_column(table: Path, column: str, value: str | int, folder: Path, dialec
         _refuse(column, rows.column_names, table)
         pq.write_table(rows.append_column(column, pa.array([value] * len(rows))), copy)
     else:
-        header, *lines = list(text_rows(table, found)) or [[]]
+        header, *lines = list(read_text_rows(table, found)) or [[]]
         _refuse(column, header, table)
         with open_text(copy, "w", packed=False, encoding=found.encoding) as file:
             writer = csv.writer(file, delimiter=found.delimiter or ",")
@@ -256,7 +256,7 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
     name = _as_id(user_id, fitted)
     names = split_names(features) or list(fitted.columns.features)
     names += indicator_names(names, fitted.columns.indicators)
-    names += categories.names(fitted.columns.named)
+    names += categories.list_names(fitted.columns.named)
     if named and len(names) != d:
         raise InputError(f"the model has {d} features and gives no names to them; pass --features.")
     ids = np.array([name], dtype=object if isinstance(name, str) else np.int64)

@@ -1,4 +1,4 @@
-"""What is wrong with the columns of a table: added up while its rows are looked at, and told in one sentence."""
+"""Problems of the columns of a table: added up while its rows are looked at, and told in one sentence."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Problems:
 
     def error(self) -> InputError:
         """Return all problems in one sentence."""
-        sentences = [self._lengths()] if self._ragged else []
+        sentences = [self._tell_lengths()] if self._ragged else []
         columns = list(dict.fromkeys(found.column for found in self._found.values()))
         by_column = [[found for found in self._found.values() if found.column == name] for name in columns]
         if len(by_column) == 1:
@@ -108,21 +108,24 @@ class Problems:
         return InputError(" ".join(sentences))
 
     def _tell_all(self, founds: Sequence[_Found]) -> str:
+        """Return the problems of one column in words, with its name."""
         return f"{founds[0].column!r} {' and '.join(self._tell(found) for found in founds)}"
 
     def _tell(self, found: _Found) -> str:
+        """Return a problem in words, with the number of its rows and the first of them."""
         if not found.rows:
             return found.says
-        row = self._start + self._place(found.first)
+        row = self._start + self._find_place(found.first)
         return f"{found.says} in " + (f"row {row}" if found.rows == 1 else f"{found.rows:,} rows, first in row {row}")
 
-    def _place(self, row: int) -> int:
+    def _find_place(self, row: int) -> int:
         """Return the place in the file of a row that was read; lines that were skipped count, too."""
         for place, _ in sorted(self._ragged):
             row += place <= row
         return row
 
-    def _lengths(self) -> str:
+    def _tell_lengths(self) -> str:
+        """Return a sentence on lines of another length than the header's."""
         (place, values), count = min(self._ragged), len(self._ragged)
         row, names = self._start + place, ""
         if all(found == self._header + 1 for _, found in self._ragged) and count > self._rows:
@@ -139,10 +142,10 @@ class Problems:
 
 
 def value_kind(kind: Any) -> str:
-    """Return "numbers", "text", "dates", "nothing" or "" (of no use) for a type of Arrow's; "" of lists and the like.
+    """Return "numbers", "text", "dates", "nothing" or "" (of no use) for a type of Arrow's, "" for lists and the like.
 
-    Booleans are the numbers 0 and 1. A dictionary of text or of integers is text: its values are categories.
-    One of other numbers is of no use: one value could make it so.
+    Booleans are the numbers 0 and 1. A dictionary of text or of integers is text: its values are categories. A
+    dictionary of other numbers is of no use: one value could make it so.
     """
     types = pa.types
     if types.is_dictionary(kind):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from privrep.data.dialects import text_rows
+from privrep.data.dialects import read_text_rows
 from privrep.data.files import file_dialect, file_format, file_schema
 from privrep.errors import InputError
 from privrep.federated.config import FederationSettings
@@ -73,7 +73,7 @@ def split_by_user(path: Path, user: str, nodes: int, folder: Path) -> list[Path]
             pq.write_table(rows.filter(pa.array(where == number)), part)
         return parts
     dialect = file_dialect(path, user)
-    header, *lines = text_rows(path, dialect)
+    header, *lines = read_text_rows(path, dialect)
     place = header.index(user)
     where = _nodes_of(np.array([line[place] for line in lines]), nodes, path)
     with ExitStack() as files:

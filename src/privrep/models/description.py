@@ -183,7 +183,7 @@ class Columns:
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Return the names of all features: numbers, indicators of missing ones, values of categories."""
-        return (*self.features, *indicator_names(self.features, self.indicators), *one_hot.names(self.by_category))
+        return (*self.features, *indicator_names(self.features, self.indicators), *one_hot.list_names(self.by_category))
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Columns:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from privrep.linear.registry import find_purposes
 from privrep.privacy.accounting import delta_left, gaussian_mu, pure_epsilons, total_mu
-from privrep.privacy.composition import most_gaussian
+from privrep.privacy.composition import largest_gaussian_mu
 from privrep.privacy.events import Batched, Event, Gaussian, Pure, Sampled, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger, PrivacyReport
@@ -59,7 +59,7 @@ def share_of_choices(report: PrivacyReport) -> float:
     pures, left = pure_epsilons(events), delta_left(events, report.delta)
     if not whole or not pures:
         return math.fsum(pures) / report.epsilon_budget
-    return 1 - most_gaussian(report.epsilon_budget, left, pures, math.sqrt(whole)) ** 2 / whole
+    return 1 - largest_gaussian_mu(report.epsilon_budget, left, pures, math.sqrt(whole)) ** 2 / whole
 
 
 def share_spent(report: PrivacyReport) -> float:

@@ -18,10 +18,10 @@ def default_workers() -> int:
 
 @dataclass(frozen=True)
 class Performance:
-    """What a caller may set freely: nothing here can change what is released, to the last bit.
+    """Settings that a caller may choose freely: nothing here can change what is released, to the last bit.
 
-    `tests/users/test_performance.py` holds it to that. A setting that moves a rounding error belongs elsewhere, even if
-    the guarantee covers the error: in which blocks users are added up follows from their rows alone.
+    `tests/users/test_performance.py` checks it. A setting that moves a rounding error belongs elsewhere, even if the
+    guarantee covers the error. Blocks in which users are added up follow from their rows alone.
 
     workers         threads of a pass.
     regroup_bytes   most bytes of rows that regrouping a file holds at a time.
