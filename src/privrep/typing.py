@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-"""Numbers in double precision: whatever is summed, clipped, released or computed from releases."""
+"""Numbers in double precision: everything that is summed, clipped, released or computed from releases."""
 Floats = NDArray[Any]
 """Numbers in single or double precision, as users' rows came."""
 Singles = NDArray[np.float32]

@@ -69,7 +69,10 @@ def can_hold(found: Any, listed: Categories) -> bool:
 def parquet_type(name: str, listed: Categories, found: Any) -> Any:
     """Return the type in which a column of a Parquet file with these categories is read.
 
-    Raise InputError if values of the type found cannot be among them.
+    Args:
+        name: of the column.
+        listed: its categories.
+        found: its type in the file. Raise InputError if its values cannot be among the categories.
     """
     if can_hold(found, listed):
         return found
@@ -122,7 +125,7 @@ def arrow_label_kind(found: Any) -> str:
 def parquet_label_type(name: str, listed: Categories, found: Any) -> Any:
     """Return the type in which a target column of a Parquet file with these classes is read.
 
-    Raise InputError if labels of the type found cannot be among them.
+    Arguments are as in `parquet_type`.
     """
     kind, wanted = arrow_label_kind(found), label_kind(listed[0])
     if not kind:
@@ -181,7 +184,7 @@ def encode(column: Any, listed: Categories) -> Any:
 
 
 def _index_numbers(listed: Categories) -> dict[float, int]:
-    """Return the places of those categories that are numbers, or text that is one as everybody writes it."""
+    """Return the places of the categories that are numbers, or text that is one as everybody writes it."""
     plain = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
     places: dict[float, int] = {}
     for place, value in enumerate(listed):

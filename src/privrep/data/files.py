@@ -92,7 +92,13 @@ def check_exists(path: _Path) -> None:
 
 
 def file_dialect(path: _Path, user: str | None, asked: Dialect | None = None) -> Dialect:
-    """Return how a file is written, if it is CSV; of one that cannot be read, raise InputError."""
+    """Return how a file is written, if it is CSV. Raise InputError for one that cannot be read.
+
+    Args:
+        path: of the file.
+        user: the column of users.
+        asked: what was declared.
+    """
     check_exists(path)
     if file_format(path) == "parquet":
         return asked or Dialect()
@@ -158,7 +164,14 @@ def _csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tu
 
 
 def require_column(name: str, option: str, path: _Path, header: Sequence[str]) -> None:
-    """Raise InputError, with advice, unless the header has a column of this name; `option` is the one that named it."""
+    """Raise InputError, with advice, unless the header has a column of this name.
+
+    Args:
+        name: of the column.
+        option: that named it.
+        path: of the file.
+        header: all columns of the file.
+    """
     if name in header:
         return
     folded = {known.casefold(): known for known in header}

@@ -341,7 +341,13 @@ def _read_keys(name: str, column: Any, listed: Categories, problems: Problems) -
 
 
 def check_columns(frame: Frame, wanted: Sequence[str], besides: Sequence[str] = ()) -> None:
-    """Raise InputError unless a frame has these columns and no others but those in `besides`, in any order."""
+    """Raise InputError unless a frame has the columns of a fit, in any order.
+
+    Args:
+        frame: the columns, by name.
+        wanted: names that must be there.
+        besides: names that may be there; others may not.
+    """
     missing = [name for name in wanted if name not in frame.names]
     extra = [name for name in frame.names if name not in wanted and name not in besides]
     if missing or extra:

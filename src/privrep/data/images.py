@@ -81,7 +81,7 @@ def read_idx(images: _Path, labels: _Path, transpose: bool = False, names: Seque
     Args:
         images: path of the images.
         labels: path of the labels.
-        transpose: puts images upright that lie on their side, as those of EMNIST do.
+        transpose: puts images upright that lie on their side, as the images of EMNIST do.
         names: of the classes; without them the classes are the numbers from 0 to the largest label.
     """
     pixels, found = _read_idx_array(images, 3), _read_idx_array(labels, 1).astype(np.int64)
@@ -257,7 +257,7 @@ def _read_idx_array(path: _Path, axes: int) -> NDArray[np.uint8]:
 
 
 def _number_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:
-    """Return the names of classes 0 to the largest label, MOST_CLASSES at most; none without a label."""
+    """Return the names of classes 0 to the largest of labels (n,), MOST_CLASSES at most; none without a label."""
     return tuple(map(str, range(min(int(labels.max(initial=-1)) + 1, MOST_CLASSES))))
 
 
@@ -299,7 +299,7 @@ def _read_cifar_sheets(folder: Path, part: str) -> Images:
 
 
 def read_arrays(path: _Path, wanted: Sequence[str], welcome: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return arrays of a NumPy archive: all that are wanted, and those that are welcome where they are there."""
+    """Return arrays of a NumPy archive, as in `wanted`, all of them, and in `welcome`, where they are there."""
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}; check the path.")
     try:

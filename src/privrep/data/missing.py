@@ -82,7 +82,13 @@ class MissingCounts:
     unmarked: Counter[str] = field(default_factory=Counter)  # the same, of columns without an indicator
 
     def add(self, targets: Sequence[Floats], numbers: Mapping[str, Floats], missing: Missing) -> None:
-        """Count rows, given by columns of targets and of numbers, all (rows,)."""
+        """Count rows.
+
+        Args:
+            targets: columns of targets, (rows,) each.
+            numbers: columns of numbers, (rows,) each, by name.
+            missing: what is done about rows that miss a number.
+        """
         columns = list(numbers.values())
         rows = len((*targets, *columns)[0]) if targets or columns else 0
         there = np.ones(rows, dtype=bool)
@@ -143,7 +149,7 @@ def fill_missing(X: Any, fill: float | Array) -> Any:
 
     Formal guarantee:
     * The rows of a user are a function of that user's rows and of `fill`, to the last bit. Sums are stacked products,
-      one per user (see `local.least_squares`), and those of sparse rows go entry by entry.
+      one per user (see `local.least_squares`), and sums of sparse rows go entry by entry.
     * So are numbers computed from them. A release of them costs what it would cost without missing values.
 
     Args:
@@ -179,7 +185,7 @@ def _average_there(rows: Floats, absent: NDArray[np.bool_]) -> Array:
 
 
 def _fill_sparse(X: SparseRows, fill: float | Array) -> SparseRows:
-    """Return sparse rows with stored NaN filled, as `fill_missing` does."""
+    """Return sparse rows (users, m, d) with stored NaN filled, as in `fill_missing`."""
     matrix, (_, size, d) = X.matrix, X.shape
     missing = np.isnan(matrix.data)
     if not missing.any():

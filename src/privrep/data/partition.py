@@ -123,7 +123,13 @@ def make_feature_table(features: NDArray[np.float32], labels: NDArray[Any], rows
 
 
 def make_client_table(X: NDArray[np.float32], labels: NDArray[Any], clients: int) -> UserTable:
-    """Return the table of rows X (rows, features) that lie client after client, equally many of each."""
+    """Return the table of rows that lie client after client, equally many of each.
+
+    Args:
+        X: (rows, features).
+        labels: (rows,).
+        clients: number of clients.
+    """
     offsets = np.arange(clients + 1, dtype=np.int64) * (len(X) // clients)
     return UserTable(np.ascontiguousarray(X, np.float32), labels.astype(np.float32), offsets, np.arange(clients))
 
@@ -165,8 +171,8 @@ def _count_held_out(size: int, validation: float) -> int:
 def _count_shards(supply: Rows, clients: int, each: int) -> Rows:
     """Return how many shards each class is cut into, (classes,).
 
-    The number is in proportion to the class's images, at most one for each client or image. `each` is the classes of a
-    client.
+    The number is in proportion to the class's images, `supply`, (classes,), at most one for each client or image.
+    `each` is the classes of a client.
     """
     most = np.minimum(clients, supply)
     shards = np.zeros_like(supply)
@@ -216,7 +222,10 @@ def _find_amounts(held: Rows, supply: Rows) -> Rows:
 
 
 def _find_even_amounts(held: Rows, supply: Rows, size: int) -> Rows | None:
-    """Return amounts of clients of this size, as even as can be; None if one is off an equal shard by over half."""
+    """Return amounts of clients of this size, as even as can be; None if one is off an equal shard by over half.
+
+    Arrays are as in `_find_amounts`.
+    """
     whole, more = divmod(size, held.shape[1])
     width = 0
     while width <= max(whole // 2, 1):
@@ -270,7 +279,10 @@ def _deal_images(labels: Rows, counts: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _round_in_proportion(counts: Rows, total: int) -> Rows:
-    """Return whole numbers that sum to `total` in every row of `counts`, in proportion to it, by largest remainders."""
+    """Return whole numbers that sum to `total` in every row of `counts`, (rows, columns), in proportion to it.
+
+    Largest remainders are rounded up.
+    """
     shares = counts * (total / counts.sum(axis=1, keepdims=True))
     whole = np.floor(shares + 1e-9).astype(np.int64)
     order = np.argsort(-(shares - whole), axis=1, kind="stable")

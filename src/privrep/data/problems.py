@@ -75,7 +75,7 @@ class Problems:
         self._found[column, says] = _Found(column, says, advice, len(places), first)
 
     def note_missing(self, column: str, says: str, advice: str, mask: Any) -> None:
-        """Note missing values, as `note` does, except where a problem was noted that made them missing."""
+        """Note missing values, except where a problem was noted that made them missing; arguments are as in `note`."""
         self.note(column, says, advice, np.asarray(mask) & ~np.asarray(self._noted.get(column, False)))
 
     def note_ragged(self, row: Any) -> str:

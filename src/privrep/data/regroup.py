@@ -166,7 +166,13 @@ class _Writer:
 
 
 def copy_checked(source: TableSource, path: Path, counts: MissingCounts) -> tuple[TableSource, RowsSeen]:
-    """Write the rows of a file, checked, in the order they are in, and return the copy and facts of its rows."""
+    """Write the rows of a file, checked, in the order they are in, and return the copy and facts of its rows.
+
+    Args:
+        source: the file and its columns.
+        path: of the copy.
+        counts: where missing values are counted.
+    """
     writer = _Writer(source, path)
     try:
         for table in _merge_batches(read_ahead(read_checked_batches(source, counts)), BATCH_BYTES):

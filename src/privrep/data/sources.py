@@ -163,7 +163,7 @@ class TableSource:
     def batches(self, checked: bool = False) -> Iterator[Any]:
         """Yield Arrow record batches with the columns of `schema`, of some 16 MB; at no time more than a few of them.
 
-        A column of categories comes as codes, the positions of its values in the list, -1 for those not in it. With
+        A column of categories comes as codes, the positions of its values in the list, -1 for others. With
         `checked`, a missing user and a target or feature that is no finite number are errors. All errors of the file
         are one, when all of it was read. After the first, no batch comes.
         """
@@ -318,7 +318,10 @@ class TableSource:
                     yield self._conform(read, problems)
 
     def read_text(self, name: str, text: Any, problems: Problems) -> Any:
-        """Return a column of a CSV file in the type of `read_types`. Values that cannot be read are noted, and null."""
+        """Return a column of a CSV file in the type of `read_types`. Values that cannot be read are noted, and null.
+
+        `text` is a large_string array (rows,); arguments are as in `data.text_values`.
+        """
         wanted = self.read_types[name]
         if pa.types.is_large_string(wanted):
             return text

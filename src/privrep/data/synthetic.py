@@ -100,7 +100,10 @@ class Population:
         return np.einsum("nd,nd->n", spread, spread) + shift**2 + self.noise**2
 
     def population_mse(self, weights: Array, intercepts: Array) -> float:
-        """Return the mean of `user_mse`: the papers' population MSE, without sampling error."""
+        """Return the mean of `user_mse`: the papers' population MSE, without sampling error.
+
+        Arguments are as in `user_mse`.
+        """
         return float(self.user_mse(weights, intercepts).mean())
 
     @property
@@ -272,7 +275,13 @@ class ClassPopulation:
         return self.heads.shape[1]
 
     def sample(self, rng: np.random.Generator, dtype: DTypeLike = np.float32, rows: int | None = None) -> UserTable:
-        """Return fresh rows of every user, labels 0 to classes - 1."""
+        """Return fresh rows of every user, labels 0 to classes - 1.
+
+        Args:
+            rng: source of all draws.
+            dtype: of rows and labels.
+            rows: of each user; None for the population's own number.
+        """
         n, m = len(self.heads), self.rows if rows is None else rows
         X = rng.standard_normal((n * m, len(self.U)), dtype=np.float32).astype(dtype, copy=False)
         users = np.repeat(np.arange(n), m)

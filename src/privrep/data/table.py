@@ -121,7 +121,7 @@ class UserTable:
     def positions_by_size(self, chosen: NDArray[np.bool_] | None = None) -> Iterator[tuple[NDArray[np.int64], int]]:
         """Yield the positions (users,) of users with the same number of rows, and that number, unless it is 0.
 
-        `chosen` is a mask (users,) of those who count; None for all.
+        `chosen` is a mask (users,) of the users who count; None for all.
         """
         sizes = self.sizes if chosen is None else np.where(chosen, self.sizes, 0)
         for size in np.unique(sizes):
@@ -140,7 +140,7 @@ class UserTable:
         return (SparseRows(X, size) if self.is_sparse else X.reshape(-1, size, self.n_features)), targets
 
     def by_size(self) -> Iterator[tuple[Any, Floats]]:
-        """Yield X and y of all users with rows, grouped by their number of rows; shapes are those of `group`."""
+        """Yield X and y of all users with rows, grouped by their number of rows; shapes are as in `group`."""
         for positions, size in self.positions_by_size():
             yield self.group(positions, size)
 
@@ -180,7 +180,10 @@ def find_users(ids: NDArray[Any], groups: Sequence[Hashable] | NDArray[Any]) -> 
 
 
 def _to_sortable(groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[Any] | None:
-    """Return groups as an array where all are integers or all are strings, the cases worth a fast path; else None."""
+    """Return groups (rows,) as an array where all are integers or all are strings, else None.
+
+    These are the cases worth a fast path.
+    """
     if hasattr(groups, "__array__"):
         values = np.asarray(groups)
         if values.dtype.kind in "iuU":

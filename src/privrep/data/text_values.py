@@ -106,7 +106,13 @@ def read_integers(name: str, text: Any, problems: Problems, says: str, advice: s
 
 
 def read_truth(name: str, text: Any, problems: Problems) -> Any:
-    """Return text as booleans: null where a value is missing, and where it is none, which is noted."""
+    """Return text as booleans: null where a value is missing, and where it is none, which is noted.
+
+    Args:
+        name: of the column.
+        text: a large_string array (rows,).
+        problems: where to note values that are neither true nor false.
+    """
     lower = pc.ascii_lower(_set_missing(pc.utf8_trim_whitespace(text)))
     true, false = (pc.is_in(lower, pa.array(words, pa.large_string())) for words in (["true", "1"], ["false", "0"]))
     bad = pc.and_not(lower.is_valid(), pc.or_(true, false))

@@ -58,7 +58,13 @@ class PriorMean:
 
     @classmethod
     def zero(cls, features: int, targets: int, intercept: bool) -> PriorMean:
-        """Return the mean that is zero everywhere."""
+        """Return the mean that is zero everywhere.
+
+        Args:
+            features: of a row, d.
+            targets: of a row, q.
+            intercept: whether users have levels.
+        """
         d, q = features, targets
         empty = np.zeros((d, 0)), np.zeros(0), np.zeros((0, q))
         return cls(np.zeros(q), np.zeros((d, q)), np.zeros(d), np.ones(d), *empty, intercept)

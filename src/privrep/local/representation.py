@@ -231,7 +231,7 @@ _LABEL_FACTS = ("level", "known", "new")
 
 
 def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
-    """Return the representation that `publish` posted, from the arrays and facts of its page."""
+    """Return the representation that `publish` posted, from the arrays (of shapes as in `Representation`) and facts."""
     transform = FeatureTransform(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
     ratings = _read_ratings(arrays, facts) if "offset" in arrays else None
     votes = facts.get("preference"), facts.get("precision"), arrays.get("centre")

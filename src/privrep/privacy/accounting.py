@@ -4,7 +4,7 @@ Formal guarantee for groups (parallel composition). Neighbours, under either rel
 groups are fixed by its id (`groups`), the same in both populations.
 * A release to another group of a split is the same function of both populations and of the earlier releases. For that
   user it is post-processing, however it was chosen.
-* The other releases are those to all users and those to the user's own groups. They compose, chosen adaptively or not:
+* The other releases are to all users or to the user's own groups. They compose, chosen adaptively or not:
   their mu^2 add up.
 * GDP is ordered by mu alone, so the worst user is the one with the largest sum. Hence, for every user,
       mu^2 of a run = sum over releases to all + sum over splits of the largest sum of any one group.
@@ -115,7 +115,7 @@ def total_mu(events: Iterable[Event]) -> float:
 
 
 def drop_sampled(events: Iterable[Event]) -> list[Event]:
-    """Return all events but those about samples."""
+    """Return all events that are not about samples."""
     return [event for event in events if not isinstance(event, Sampled | Batched)]
 
 
@@ -135,7 +135,13 @@ def collect_spending(events: Iterable[Event]) -> Spending | None:
 
 
 def within_budget(events: Sequence[Event], epsilon: float, delta: float) -> bool:
-    """Return whether all events together are (epsilon, delta)-DP. The order of the events does not matter."""
+    """Return whether all events together are (epsilon, delta)-DP.
+
+    Args:
+        events: in any order, which does not matter.
+        epsilon: of the budget.
+        delta: of the budget.
+    """
     spent, pures, left = collect_spending(events), pure_epsilons(events), delta_left(events, delta)
     if spent is not None:
         return spent.fits(epsilon, left)

@@ -118,7 +118,13 @@ class Billboard:
         return {key: Release(page.arrays[key], **facts) for key, facts in page.facts["releases"].items()}
 
     def post_releases(self, name: str, releases: Mapping[str, Release], *, simulation: bool = False) -> None:
-        """Publish the releases that `release` made. Called by `Run.release` and nothing else."""
+        """Publish the releases that `release` made. Called by `Run.release` and nothing else.
+
+        Args:
+            name: of the page.
+            releases: by statistic.
+            simulation: whether the run is seeded, so that the page is marked as not private.
+        """
         facts = {k: {f: v for f, v in asdict(r).items() if f != "value"} for k, r in releases.items()}
         marked = {"releases": facts, **({"simulation": True} if simulation else {})}
         self._post(Post(name, {k: r.value for k, r in releases.items()}, marked))
@@ -130,7 +136,10 @@ class Billboard:
         return Selected(tuple(facts["keys"]), Release(page.arrays["counts"], **facts["counts"]), facts["threshold"])
 
     def post_selection(self, name: str, selected: Selected, *, simulation: bool = False) -> None:
-        """Publish the keys that `select` kept. Called by `Run.select` and nothing else."""
+        """Publish the keys that `select` kept. Called by `Run.select` and nothing else.
+
+        Arguments are as in `post_releases`.
+        """
         counts = {f: v for f, v in asdict(selected.counts).items() if f != "value"}
         facts = {"keys": list(selected.keys), "counts": counts, "threshold": selected.threshold}
         marked = {"selection": facts, **({"simulation": True} if simulation else {})}
@@ -141,7 +150,10 @@ class Billboard:
         return Choice(**self._pages[name].facts["choice"])
 
     def post_choice(self, name: str, choice: Choice, *, simulation: bool = False) -> None:
-        """Publish the index that `choose` drew. Called by `Run.choose` and nothing else."""
+        """Publish the index that `choose` drew. Called by `Run.choose` and nothing else.
+
+        Arguments are as in `post_releases`.
+        """
         self._post(Post(name, {}, {"choice": asdict(choice), **({"simulation": True} if simulation else {})}))
 
     def read_iterated(self, name: str) -> Iterated:
@@ -151,7 +163,10 @@ class Billboard:
         return Iterated(int(facts["steps"]), page.arrays, facts["noise"])
 
     def post_iterated(self, name: str, walk: Iterated, *, simulation: bool = False) -> None:
-        """Publish the state in which an iteration ended. Called by `Run.iterate` and nothing else."""
+        """Publish the end of an iteration. Called by `Run.iterate` and nothing else.
+
+        Arguments are as in `post_releases`.
+        """
         noise = {key: dict(facts) for key, facts in walk.noise.items()}
         marked = {"walk": {"steps": walk.steps, "noise": noise}, **({"simulation": True} if simulation else {})}
         self._post(Post(name, dict(walk.state), marked))

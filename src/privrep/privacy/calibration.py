@@ -70,6 +70,11 @@ def grid_sensitivity(bound: Bound, relation: Relation, among: PlannedAudience = 
     About a sum over a Poisson sample under replace-one-user it is twice the move that a user makes by being in it. The
     proof of `privacy.loss_distributions` asks for that. Acute bounds gain nothing there. Anything else has the
     sensitivity of its bound, whole samples and batches of a fixed size included (`privacy.batches`).
+
+    Args:
+        bound: the statistic is clipped to it.
+        relation: neighbours of the guarantee.
+        among: who is asked.
     """
     if not isinstance(among, Poisson) or bound.terms_per_user is not None:
         return bound.sensitivity(relation) + rounding_distance(bound)
@@ -78,7 +83,13 @@ def grid_sensitivity(bound: Bound, relation: Relation, among: PlannedAudience = 
 
 
 def release_events(page: str, queries: Mapping[str, Query], among: Everyone | Group = EVERYONE) -> dict[str, Gaussian]:
-    """Return the price of a page about everyone or a group, whose users alone pay: an event for each statistic."""
+    """Return the price of a page about everyone or a group, whose users alone pay: an event for each statistic.
+
+    Args:
+        page: its name.
+        queries: what each statistic spends.
+        among: who is asked.
+    """
     group = among if isinstance(among, Group) else None
     return {f"{page}/{key}": Gaussian(noise_multiplier(query.mu_squared), group) for key, query in queries.items()}
 
@@ -103,26 +114,49 @@ def sample_events(
 def iteration_events(
     page: str, queries: Mapping[str, Query], among: Everyone | Sampling, relation: Relation, steps: int
 ) -> dict[str, Gaussian | Sampled | Batched]:
-    """Return the price of a page of several steps, each about everyone or about a sample of its own: one event."""
+    """Return the price of a page of `steps` steps, one event; arguments as in `sample_events`.
+
+    Each step is about everyone or about a sample of its own.
+    """
     return sample_events(page, queries, Poisson(1) if isinstance(among, Everyone) else among, relation, steps)
 
 
 def page_events(
     page: str, queries: Mapping[str, Query], among: PlannedAudience, relation: Relation
 ) -> Mapping[str, Gaussian | Sampled | Batched]:
-    """Return the price of a page, whoever it is about."""
+    """Return the price of a page, whoever it is about.
+
+    Args:
+        page: its name.
+        queries: what each statistic spends.
+        among: who is asked.
+        relation: neighbours of the guarantee.
+    """
     if isinstance(among, Poisson | Fixed):
         return sample_events(page, queries, among, relation)
     return release_events(page, queries, among)
 
 
 def selection_events(page: str, mu_squared: float, delta: float) -> dict[str, Selection]:
-    """Return the price of a selection of keys."""
+    """Return the price of a selection of keys.
+
+    Args:
+        page: its name.
+        mu_squared: what the noisy counts spend.
+        delta: what is set aside for keys that one user alone holds.
+    """
     return {f"{page}/keys": Selection(noise_multiplier(mu_squared), delta)}
 
 
 def check_page(page: str, released: Release | None, sensitivity: float, size: int) -> None:
-    """Raise ResumeError unless a page that stands answers this very question."""
+    """Raise ResumeError unless a page that stands answers this very question.
+
+    Args:
+        page: its name.
+        released: its release of the statistic; None if it has none.
+        sensitivity: of the question.
+        size: coordinates of the question.
+    """
     if (
         released is None
         or released.value.shape != (size,)
@@ -139,7 +173,14 @@ def make_question_error(page: str) -> ResumeError:
 def check_step(
     step: Step, bounds: Iterable[Bound | LossBound], relation: Relation, among: PlannedAudience = EVERYONE
 ) -> None:
-    """Raise InputError unless what prices rest on holds for this step: see `users.batching`, `privacy.batches`."""
+    """Raise InputError unless the conditions of prices hold for this step: see `users.batching` and `privacy.batches`.
+
+    Args:
+        step: what users compute.
+        bounds: of each statistic.
+        relation: neighbours of the guarantee.
+        among: who is asked.
+    """
     spec = step.spec
     terms = [bound.terms_per_user for bound in bounds]
     if any(spec.batch_level != (each is not None) for each in terms):
@@ -156,7 +197,13 @@ def check_step(
 
 
 def check_batches(among: PlannedAudience, relation: Relation, users: int) -> None:
-    """Raise InputError unless batches of a fixed size are of these users, and the relation is one for them."""
+    """Raise InputError unless batches of a fixed size fit the users and the relation.
+
+    Args:
+        among: who is asked; audiences other than `Fixed` pass.
+        relation: neighbours of the guarantee.
+        users: how many there are.
+    """
     if not isinstance(among, Fixed):
         return
     among.check_relation(relation)

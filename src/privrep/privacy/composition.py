@@ -106,7 +106,14 @@ def _merge_smallest(pures: Sequence[float]) -> Counter[float]:
 
 
 def composition_fits(epsilon: float, delta: float, mu: float, pures: Sequence[float]) -> bool:
-    """Return whether Gaussian releases of this mu and at least one pure one are together (epsilon, delta)-DP."""
+    """Return whether Gaussian releases and at least one pure one are together (epsilon, delta)-DP.
+
+    Args:
+        epsilon: of the budget.
+        delta: of the budget.
+        mu: of all Gaussian releases together, 0 for none.
+        pures: the epsilons of the pure releases.
+    """
     if mu <= 0 and math.fsum(pures) <= epsilon * (1 + SLACK):
         return True
     target = epsilon * (1 - MARGIN) if mu > 0 else epsilon
@@ -114,7 +121,10 @@ def composition_fits(epsilon: float, delta: float, mu: float, pures: Sequence[fl
 
 
 def composed_epsilon(delta: float, mu: float, pures: Sequence[float]) -> float:
-    """Return the smallest epsilon for which such releases are (epsilon, delta)-DP, rounded up; infinite if none is."""
+    """Return the smallest epsilon of a composition at this delta, rounded up; arguments as in `composition_fits`.
+
+    It is infinite if there is none.
+    """
     added = math.fsum(pures)
     if delta <= 0:
         return added if mu <= 0 else math.inf
@@ -129,7 +139,7 @@ def composed_epsilon(delta: float, mu: float, pures: Sequence[float]) -> float:
 
 
 def largest_gaussian_mu(epsilon: float, delta: float, pures: Sequence[float], limit: float) -> float:
-    """Return the largest mu, up to `limit`, of Gaussian releases that fit beside these pure ones, rounded down."""
+    """Return the largest mu, up to `limit`, that fits; arguments as in `composition_fits`. It is rounded down."""
     if not composition_fits(epsilon, delta, 0.0, pures):
         return 0.0
     return find_largest(lambda mu: composition_fits(epsilon, delta, mu, pures), limit) * (1 - 1e-9)

@@ -327,7 +327,7 @@ class NormAtMost:
 
 
 def _add_in_order(parts: list[Array]) -> Array:
-    """Return the sum of arrays of one shape, one after the other.
+    """Return the sum of arrays of one shape, such as (users,), one after the other.
 
     NumPy would add many parts of a single user in another order than several users' parts.
     """

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from privrep.typing import Array, Integers
 
 Bits = Callable[[int], bytes]
-"""That many uniform, independent bytes."""
+"""Source of a number of uniform, independent bytes."""
 
 SLOT_BITS = 16
 SLOTS = 1 << SLOT_BITS
@@ -132,7 +132,7 @@ def _is_below_curve(table: Table, value: int, layer: int, uniform: int, bits: Bi
 
 
 def _evaluate_curve(values: Integers | Array, sigma: float) -> Array:
-    """Return f at these values, up to the error in the proof above."""
+    """Return f at values (n,), up to the error in the proof above."""
     with np.errstate(over="ignore", under="ignore"):  # both are zero then
         curve: Array = np.exp(-0.5 * (values / sigma) ** 2)
     return curve

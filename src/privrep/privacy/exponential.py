@@ -25,7 +25,13 @@ from privrep.privacy.events import Pure, Relation
 
 
 def scale_in_levels(bound: LossBound, epsilon: float, relation: Relation) -> int:
-    """Return the scale, in levels, that makes a choice epsilon-DP under this relation."""
+    """Return the scale, in levels, that makes a choice epsilon-DP.
+
+    Args:
+        bound: of the losses.
+        epsilon: of the choice, 1e-9 to 1e9.
+        relation: neighbours of the guarantee.
+    """
     if not 1e-9 <= epsilon <= 1e9:  # beyond, the scale is no integer that float64 holds, or of hardly a level
         raise InputError(f"the epsilon of a choice must lie between 1e-9 and 1e9. Got {epsilon} instead.")
     return math.ceil(bound.sensitivity(relation) / epsilon * (1 + 1e-9))

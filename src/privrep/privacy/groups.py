@@ -62,13 +62,13 @@ def hash_ids(ids: ArrayLike, name: str) -> NDArray[np.uint64]:
 
 
 def _mix(words: NDArray[np.uint64], seed: bytes) -> NDArray[np.uint64]:
-    """Return Splitmix64 of the words, twice: once to spread them, once more after the seed."""
+    """Return Splitmix64 of words (n,), twice: once to spread them, once more after the seed."""
     mixed = _splitmix(words) ^ np.uint64(int.from_bytes(seed, "little"))
     return _splitmix(mixed)
 
 
 def _splitmix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return Splitmix64 of each word."""
+    """Return Splitmix64 of each of words (n,)."""
     words = words + np.uint64(0x9E3779B97F4A7C15)  # arrays of integers wrap around
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -101,7 +101,13 @@ class Spending:
         )
 
     def largest_mu(self, epsilon: float, delta: float, limit: float) -> float:
-        """Return the largest mu of Gaussian releases, in place of this one's, that fits, rounded down."""
+        """Return the largest mu of Gaussian releases, in place of this one's, that fits, rounded down.
+
+        Args:
+            epsilon: of the budget.
+            delta: of the budget.
+            limit: no larger mu is tried.
+        """
         return find_largest(lambda mu: _fits(replace(self, mu=mu), epsilon, delta), limit, TOLERANCE)
 
     def largest_pure_epsilon(self, epsilon: float, delta: float) -> float:

@@ -42,7 +42,7 @@ class NoisyUsers(ABC):
         """Return the sum, over nodes that answered, of what each released for this page.
 
         Each node releases it once, however often it is asked. The noise of all of them together is at least what the
-        queries ask for.
+        queries ask for. Arguments are as in `release_by_machines`.
         """
 
 

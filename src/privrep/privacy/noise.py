@@ -101,7 +101,7 @@ def _check_sigma(sigma: float) -> None:
 
 
 def _check_choice(losses: Integers, scale: int) -> None:
-    """Raise InputError unless losses are a list of integers and the scale is one that float64 holds."""
+    """Raise InputError unless losses (candidates,) are integers and the scale is one that float64 holds."""
     if not (losses.ndim == 1 and len(losses) and np.issubdtype(losses.dtype, np.integer)):
         raise InputError(f"a choice is drawn from integer losses. Got {losses.dtype} of shape {losses.shape} instead.")
     if not 1 <= scale <= 2**53:  # exact in float64

@@ -69,7 +69,7 @@ class StepSpec:
 class UserBatch:
     """Rows of several users, as a step gets them.
 
-    X           (users, rows, features), an array or sparse rows where the step accepts those.
+    X           (users, rows, features), an array or sparse rows where the step accepts them.
     y           (users, rows), or (users, rows, targets) where there are several. ABSENT where a padded row is missing.
     positions   (users,), of the users in the population, and ABSENT where nobody takes a batch row. In a whole batch
                 they are numbers in the batch, from 0. None where calls are made by size.
@@ -122,9 +122,9 @@ class Everyone:
 
 EVERYONE = Everyone()
 Audience = Everyone | Group | Sample | FixedSample
-"""Who is asked, as users are told: everyone, a group by public ids, or a secret sample that was drawn."""
+"""The audience that users are told of: everyone, a group by public ids, or a secret sample that was drawn."""
 PlannedAudience = Everyone | Group | Poisson | Fixed
-"""Who is asked, as a run is told: a sample is drawn inside of it, once it is paid for."""
+"""The audience that a run is told of: it draws a sample inside, once it is paid for."""
 
 
 def check_audience(among: Audience) -> None:
@@ -167,7 +167,13 @@ class Users(Protocol):
     def sums(
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
-        """Return every statistic of the step, clipped and summed, in one pass over the users who are asked."""
+        """Return every statistic of the step, clipped and summed, in one pass over the users who are asked.
+
+        Args:
+            step: what users compute.
+            bounds: of each statistic.
+            among: who is asked.
+        """
         ...
 
 

@@ -235,6 +235,13 @@ def choose(losses: BoundedSum, epsilon: float, ledger: Ledger, noise: NoiseSourc
     * The choice is epsilon-DP under the ledger's relation, as `privacy.exponential` proves.
     * If the charge does not fit, nothing is drawn.
     * Nothing of the losses leaves this function but the index.
+
+    Args:
+        losses: of all users together, in levels, for each candidate.
+        epsilon: what the choice spends.
+        ledger: what it costs is charged there first.
+        noise: source of the draw.
+        page: name of the page.
     """
     _check_noise(noise, ledger)
     bound = losses.bound

@@ -53,7 +53,9 @@ from privrep.typing import Array
 
 Planned = TypeVar("Planned", bound=PlannedAudience)
 OnRelease = Callable[[str, Step | None], None]
-"""Hears of a page that stands, and of the step that was asked; None for a selection and for steps of an iteration.
+"""A hook that hears of a page that stands, and of the step that was asked.
+
+The step is None for a selection and for steps of an iteration.
 
 A step holds public values. One whose users keep a state of their own holds that state, too, so a hook is for the eyes
 of whoever holds the rows. Nothing that the hook computes goes back to the run, nor is it written anywhere.

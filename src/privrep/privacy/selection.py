@@ -1,4 +1,4 @@
-"""Keys (items, categories) that may be named: those that enough users hold. Noisy counts above a threshold.
+"""Keys (items, categories) that may be named, because enough users hold them. Noisy counts above a threshold.
 
 A list of the keys that occur is private: a key that one user alone holds tells of that user. So every user adds
 1/sqrt(t) to each of its t <= MOST_KEYS keys. Every key that occurs gets Gaussian noise of standard deviation sigma.

@@ -35,9 +35,12 @@ EXTREME = 1e100  # a row so much longer or shorter than its projection, and a sl
 
 
 def count_changed_terms(rows: int, rows_per_user: int, repeat: float = 1.0) -> float:
-    """Return how many times the bound the terms add up to that a user with `rows_per_user` of `rows` rows can change.
+    """Return how many times the bound the terms add up to that a user can change.
 
-    `repeat` is D of the module's guarantee.
+    Args:
+        rows: of the batch.
+        rows_per_user: of the user.
+        repeat: D of the module's guarantee.
     """
     return rows_per_user * (repeat + 2 * (rows - rows_per_user)) + rows_per_user * (rows_per_user - 1)
 
@@ -152,11 +155,11 @@ def _scale_side(direction: NDArray[Any], rows: NDArray[Any], lengths: NDArray[An
 
 
 def _square_sine(other: Array, own: Array, product: Array) -> Array:
-    """Return |b - s a|^2 for a and b with these squares and s their product, at least LEAST_SINE^2."""
+    """Return |b - s a|^2, (b, b), for a and b with these squares and s their product, at least LEAST_SINE^2."""
     return np.maximum(other - product * product * (2 - own), LEAST_SINE**2)
 
 
 def _sum_squares(rows: Array) -> Array:
-    """Return the sum of squares of each row."""
+    """Return the sum of squares of each row, (rows,), of an array (rows, columns)."""
     total: Array = (rows * rows).sum(axis=1)
     return total

@@ -29,7 +29,7 @@ class KeyHolders:
     """User u adds to the keys `places[offsets[u]:offsets[u + 1]]` of `private_keys`.
 
     Formal guarantee: the keys that a user adds to are distinct, at most MOST_KEYS, and a function of that user's rows.
-    Of more, it adds to those whose hash is smallest. Every key in `private_keys` has a user who adds to it.
+    Of more keys, it adds to the ones of smallest hash. Every key in `private_keys` has a user who adds to it.
     """
 
     private_keys: tuple[Key, ...] = field(repr=False)
@@ -87,7 +87,7 @@ class KeyHolders:
 
 
 def _cap_keys(user: Integers, key: Integers, names: NDArray[Any]) -> tuple[Integers, Integers]:
-    """Return at most MOST_KEYS keys of each user: those of smallest hash, the smaller key where hashes are equal.
+    """Return at most MOST_KEYS keys of each user: of smallest hash, the smaller key where hashes are equal.
 
     Args:
         user: code of the user of each pair, (pairs,), sorted.

@@ -205,7 +205,7 @@ class _Window:
     def _push(
         self, columns: list[Floats], ids: NDArray[Any], begins: NDArray[np.int64], kept: NDArray[np.bool_] | None
     ) -> None:
-        """Add rows, or those of them that are kept.
+        """Add rows, or only the ones that are kept.
 
         Args:
             columns: of the rows, (rows,) each.

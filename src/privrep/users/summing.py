@@ -327,7 +327,7 @@ def clean_rows(X: Any, y: NDArray[Any], fill: float | Array = 0.0) -> tuple[Any,
 
 
 def _clean_sparse_rows(X: SparseRows, y: NDArray[Any]) -> tuple[SparseRows, NDArray[Any]]:
-    """Return sparse rows and targets with zeros for users who have a number that is not finite."""
+    """Return sparse rows (users, m, d) and targets, with zeros for users who have a number that is not finite."""
     y = np.ascontiguousarray(y)
     bad = ~(X.find_finite() & _find_finite_targets(y))
     return (X.without(bad), _set_zero(y, bad)) if bad.any() else (X, y)
