@@ -283,7 +283,7 @@ RULES = {
         ),  # the last compares one with a page that stands
     ),
     "what makes a choice private is computed": Rule(
-        calls("scale_in_levels", "LossBound"),
+        calls("compute_scale", "LossBound"),
         (
             "privacy/release.py",
             "privacy/run.py",
@@ -509,7 +509,7 @@ def test_the_rule_sees_what_it_allows(rule: str) -> None:
         ("sampled releases are priced", "Batched(1.0, 0.01, relation, 100)"),
         ("walks are made", "Iterated(3, state, {})"),
         ("choices are made", "Choice(0, 3, 1.0, 1.0)"),
-        ("what makes a choice private is computed", "scale_in_levels(bound, 1.0, relation)"),
+        ("what makes a choice private is computed", "compute_scale(bound, 1.0, relation)"),
         ("releases are posted", "run.billboard.post_choice('a', choice)"),
         ("releases are posted", "run.billboard.post_iterated('a', walk)"),
         ("bounded sums are made", "from privrep.privacy.bounds import BoundedSum\nBoundedSum(x, bound)"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from privrep.data import readers
-from privrep.data.missing import Missing, MissingCounts, fill_missing, own_means
+from privrep.data.missing import Missing, MissingCounts, compute_own_means, fill_missing
 from privrep.data.readers import TableSource, read_checked_batches, read_table
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
@@ -38,7 +38,7 @@ def test_a_missing_value_is_its_users_own_mean_else_the_public_one() -> None:
     np.testing.assert_array_equal(fill_missing(X, np.array([4.0, 9.0])), wanted)
     np.testing.assert_array_equal(fill_missing(X, 0.0)[0, :, 1], 0.0)
     assert np.isnan(fill_missing(X, math.nan)[0, :, 1]).all()
-    np.testing.assert_array_equal(own_means(X), [[2, np.nan], [5, 7.5]])
+    np.testing.assert_array_equal(compute_own_means(X), [[2, np.nan], [5, 7.5]])
     assert fill_missing(wanted, 0.0) is wanted
 
 

@@ -35,7 +35,7 @@ from privrep.multimodal.training import (  # noqa: E402
     train,
 )
 from privrep.nn.threads import one_thread  # noqa: E402
-from privrep.privacy.accounting import epsilon_spent  # noqa: E402
+from privrep.privacy.accounting import compute_epsilon  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402
 from privrep.privacy.events import Batched, Gaussian, Sampled  # noqa: E402
@@ -269,7 +269,7 @@ def test_a_plan_spends_the_budget_and_no_more(mechanism, batch, sampling):
     report = run.ledger.report()
     assert 1.99 < report.epsilon <= 2.0
     assert sum(event.count for _, event in report.events) == 5
-    again = epsilon_spent([event for _, event in report.events], 1e-3)
+    again = compute_epsilon([event for _, event in report.events], 1e-3)
     assert again == pytest.approx(report.epsilon)
     with pytest.raises(PrivrepError, match="budget"):
         train(run, replace(asked, settings=replace(settings, steps=6)), asked.towers.weights(0.5), multiplier)

@@ -132,7 +132,7 @@ def test_the_sum_is_the_same_bits_in_every_engine_and_every_block(
         cut = Distances(step.points, dtype, floats)
         assert np.array_equal(sums(InMemoryUsers(table, Performance(workers)), cut), whole)
     for rows in (1, 37, 500):
-        monkeypatch.setattr("privrep.data.table.block_rows", lambda *a, rows=rows: rows)
+        monkeypatch.setattr("privrep.data.table.choose_block_rows", lambda *a, rows=rows: rows)
         assert len(list(table.blocks())) > (1 if rows < 500 else 0)
         assert np.array_equal(sums(InMemoryUsers(table, Performance(2)), step), whole)
     assert np.array_equal(np.rint(whole), whole)

@@ -30,7 +30,7 @@ from privrep.privacy.contributions import Vectors  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
 from privrep.privacy.run import Run  # noqa: E402
-from privrep.privacy.sampling import Poisson, noise_multiplier_for  # noqa: E402
+from privrep.privacy.sampling import Poisson, plan_noise_multiplier  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 FEATURES, CLASSES, SLOTS, USERS = 12, 3, 6, 40
@@ -304,7 +304,7 @@ def test_a_sample_is_averaged_by_its_expected_size():
 def test_samples_are_planned_and_fit_the_budget():
     settings = TrainingSettings(rounds=6, rate=0.3, quantile=0.5, head_fit=FIT)
     run = run_on(population(), 2.0)
-    multiplier = noise_multiplier_for(run.ledger.budget, settings.rate, settings.rounds)
+    multiplier = plan_noise_multiplier(run.ledger.budget, settings.rate, settings.rounds)
     learn(run, settings, multiplier**-2)
     with pytest.raises(BudgetExceeded):
         learn(run, TrainingSettings(**(vars(settings) | {"rounds": 7})), multiplier**-2)

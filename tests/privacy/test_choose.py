@@ -20,7 +20,7 @@ from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Losses, Vectors
 from privrep.privacy.events import Gaussian, Pure
-from privrep.privacy.exponential import scale_in_levels
+from privrep.privacy.exponential import compute_scale
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, StepSpec, UserBatch
@@ -108,7 +108,7 @@ def test_the_scale_is_the_range_over_epsilon_rounded_up(users: Watched, budget: 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.1, 1 / 3, 1.0, 8.0, 1e5])
 def test_the_scale_never_spends_more_than_epsilon(epsilon: float, relation: Any) -> None:
     bound = LossBound(3)
-    assert bound.sensitivity(relation) / scale_in_levels(bound, epsilon, relation) <= epsilon * (1 - 0.99e-9)
+    assert bound.sensitivity(relation) / compute_scale(bound, epsilon, relation) <= epsilon * (1 - 0.99e-9)
 
 
 def test_the_page_holds_nothing_of_the_losses(users: Watched, tmp_path: Path, open_ledger: Open) -> None:
@@ -300,7 +300,7 @@ def test_a_page_that_answers_another_question_is_refused(users: Watched) -> None
 def test_a_page_whose_index_is_no_candidate_is_refused(users: Watched) -> None:
     board, ledger = Billboard(), Ledger(PURE)
     ledger.charge({"page/choice": Pure(0.5)})
-    scale = scale_in_levels(LossBound(CANDIDATES), 0.5, "replace-one-user") / LEVELS
+    scale = compute_scale(LossBound(CANDIDATES), 0.5, "replace-one-user") / LEVELS
     board.post_choice("page", Choice(CANDIDATES, CANDIDATES, 0.5, scale))
     with pytest.raises(ResumeError, match="another question"):
         ask(Run(users, ledger, board, Spy()))

@@ -59,7 +59,7 @@ def test_files_are_read_alike_in_memory_and_in_a_stream(
 ) -> None:
     monkeypatch.setattr(readers, "BATCH_BYTES", 4000)
     for module in (table, streaming):
-        monkeypatch.setattr(module, "block_rows", lambda features, is_sparse=False: 9)
+        monkeypatch.setattr(module, "choose_block_rows", lambda features, is_sparse=False: 9)
     rows = pa.table(made(0.3, 90, sort=sort))
     path = tmp_path / f"t{suffix}"
     if suffix == ".csv":

@@ -184,7 +184,7 @@ def _columns(fitted: Model, X: Any, users: Any, interval: float | None) -> list[
         parts = [part if part.ndim == 2 else part[:, None] for part in (outputs, *ends)]
         return [part[:, c] for c in range(heads.targets) for part in parts]
 
-    from privrep.local.losses import class_probabilities, decide_classes
+    from privrep.local.losses import compute_probabilities, decide_classes
 
     predicted = np.array(fitted.columns.classes)[decide_classes(outputs)]
-    return [predicted, *(class_probabilities(loss, outputs).T if loss.name == "log" else ())]
+    return [predicted, *(compute_probabilities(loss, outputs).T if loss.name == "log" else ())]

@@ -153,13 +153,13 @@ def check_names(predictor: Predictor, source: TableSource) -> None:
 
 def table_batches(source: TableSource, seen: Seen) -> Iterator[RowBatch]:
     """Yield the rows of a table; values that are missing are added to `seen`."""
-    from privrep.data.readers import assemble, column_values, read_checked_batches, user_ids
+    from privrep.data.readers import assemble, read_checked_batches, read_user_ids, read_values
 
     for batch in read_checked_batches(source, seen.missing):
-        columns = dict(zip(source.columns[1:], map(column_values, batch.columns[1:]), strict=True))
+        columns = dict(zip(source.columns[1:], map(read_values, batch.columns[1:]), strict=True))
         unlisted = {name: columns[name] < 0 for name in source.categories or ()}
         X = assemble(source, [list(columns.values())], batch.num_rows)[0]
-        yield RowBatch(user_ids(batch.column(0)), X, unlisted)
+        yield RowBatch(read_user_ids(batch.column(0)), X, unlisted)
 
 
 def write_predictions(

@@ -66,7 +66,7 @@ def can_hold(found: Any, listed: Categories) -> bool:
     return is_text(kind) and isinstance(listed[0], str)
 
 
-def parquet_type(name: str, listed: Categories, found: Any) -> Any:
+def choose_parquet_type(name: str, listed: Categories, found: Any) -> Any:
     """Return the type in which a column of a Parquet file with these categories is read.
 
     Args:
@@ -83,7 +83,7 @@ def parquet_type(name: str, listed: Categories, found: Any) -> Any:
     raise InputError(f"the categorical column {name!r} holds {kinds}; list its categories as {kinds}.")
 
 
-def csv_type(listed: Categories) -> Any:
+def choose_csv_type(listed: Categories) -> Any:
     """Return the type in which a column of a CSV file with these categories is read."""
     return pa.int64() if listed and isinstance(listed[0], int) else pa.large_string()
 
@@ -93,7 +93,7 @@ def check_classes(given: Any) -> Categories:
     if isinstance(given, str) or not hasattr(given, "__iter__"):
         raise InputError(f"classes must be a list of two or more. Got {given!r} instead.")
     listed = tuple(value.item() if isinstance(value, np.generic) else value for value in given)
-    kinds = {label_kind(value) for value in listed}
+    kinds = {name_label_kind(value) for value in listed}
     if len(kinds) > 1 or "" in (*kinds, *listed):
         raise InputError("classes must be all text, all integers or all booleans; write them one way, none empty.")
     value, times = Counter(listed).most_common(1)[0] if listed else ("", 0)
@@ -105,7 +105,7 @@ def check_classes(given: Any) -> Categories:
     return tuple(sorted(listed))
 
 
-def label_kind(value: Any) -> str:
+def name_label_kind(value: Any) -> str:
     """Return the kind of a class in words; empty if it can be none."""
     if isinstance(value, bool):
         return "booleans"
@@ -114,20 +114,20 @@ def label_kind(value: Any) -> str:
     return "text" if isinstance(value, str) else ""
 
 
-def arrow_label_kind(found: Any) -> str:
-    """Return the kind of labels in a column of a type of Arrow's, as `label_kind` does."""
+def name_arrow_label_kind(found: Any) -> str:
+    """Return the kind of labels in a column of a type of Arrow's, as `name_label_kind` does."""
     kind = found.value_type if pa.types.is_dictionary(found) else found
     if pa.types.is_boolean(kind):
         return "booleans"
     return "integers" if pa.types.is_integer(kind) else "text" if is_text(kind) else ""
 
 
-def parquet_label_type(name: str, listed: Categories, found: Any) -> Any:
+def choose_parquet_label_type(name: str, listed: Categories, found: Any) -> Any:
     """Return the type in which a target column of a Parquet file with these classes is read.
 
-    Arguments are as in `parquet_type`.
+    Arguments are as in `choose_parquet_type`.
     """
-    kind, wanted = arrow_label_kind(found), label_kind(listed[0])
+    kind, wanted = name_arrow_label_kind(found), name_label_kind(listed[0])
     if not kind:
         raise InputError(
             f"the target column {name!r} holds values of type {found}; make its labels text, integers or booleans."
@@ -137,9 +137,9 @@ def parquet_label_type(name: str, listed: Categories, found: Any) -> Any:
     return found
 
 
-def csv_label_type(listed: Categories) -> Any:
+def choose_csv_label_type(listed: Categories) -> Any:
     """Return the type in which a target column of a CSV file with these classes is read."""
-    return pa.bool_() if isinstance(listed[0], bool) else csv_type(listed)
+    return pa.bool_() if isinstance(listed[0], bool) else choose_csv_type(listed)
 
 
 def encode_labels(column: Any, listed: Categories) -> Any:

@@ -31,7 +31,7 @@ _ROW_NAMES = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 _Path = str | os.PathLike[str]
 
 
-def file_format(path: _Path) -> Literal["parquet", "csv"]:
+def find_format(path: _Path) -> Literal["parquet", "csv"]:
     """Return the format of a file by the end of its name. Raise InputError for any other."""
     name = Path(path).name.lower()
     for suffix, kind in SUFFIXES.items():
@@ -84,14 +84,14 @@ def make_text_options(names: Sequence[str], missing: Sequence[str], types: Mappi
 
 def check_exists(path: _Path) -> None:
     """Raise InputError unless there is such a file, of a kind that can be read."""
-    file_format(path)
+    find_format(path)
     if not Path(path).exists():
         raise InputError(f"there is no file {path}; check the path.")
     if not Path(path).is_file():
         raise InputError(f"{path} is not a file; give the path of one Parquet or CSV file.")
 
 
-def file_dialect(path: _Path, user: str | None, asked: Dialect | None = None) -> Dialect:
+def find_file_dialect(path: _Path, user: str | None, asked: Dialect | None = None) -> Dialect:
     """Return how a file is written, if it is CSV. Raise InputError for one that cannot be read.
 
     Args:
@@ -100,7 +100,7 @@ def file_dialect(path: _Path, user: str | None, asked: Dialect | None = None) ->
         asked: what was declared.
     """
     check_exists(path)
-    if file_format(path) == "parquet":
+    if find_format(path) == "parquet":
         return asked or Dialect()
     try:
         return find_dialect(path, user, asked)
@@ -108,7 +108,7 @@ def file_dialect(path: _Path, user: str | None, asked: Dialect | None = None) ->
         raise make_unreadable_error(path, error) from error
 
 
-def file_schema(path: _Path, user: str, block_size: int, asked: Dialect | None = None) -> Any:
+def read_schema(path: _Path, user: str, block_size: int, asked: Dialect | None = None) -> Any:
     """Return all columns of a file with their types.
 
     Raise InputError if there is no such file, it has no rows or a name twice.
@@ -119,9 +119,11 @@ def file_schema(path: _Path, user: str, block_size: int, asked: Dialect | None =
         block_size: bytes of a CSV file to look at.
         asked: how a CSV file is declared to be written.
     """
-    dialect, kind = file_dialect(path, user, asked), file_format(path)
+    dialect, kind = find_file_dialect(path, user, asked), find_format(path)
     try:
-        schema, rows = _csv_schema(path, user, block_size, dialect) if kind == "csv" else _parquet_schema(path)
+        schema, rows = (
+            _read_csv_schema(path, user, block_size, dialect) if kind == "csv" else _read_parquet_schema(path)
+        )
     except (pa.ArrowException, OSError, UnicodeError) as error:
         if "Empty CSV file" not in str(error):
             raise make_unreadable_error(path, error) from error
@@ -139,13 +141,13 @@ def is_row_name(name: str) -> bool:
     return _ROW_NAMES.fullmatch(name) is not None
 
 
-def _parquet_schema(path: _Path) -> tuple[Any, int]:
+def _read_parquet_schema(path: _Path) -> tuple[Any, int]:
     """Return the schema and the number of rows of a Parquet file."""
     with open_parquet(path) as file:
         return file.schema_arrow, file.metadata.num_rows
 
 
-def _csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tuple[Any, int]:
+def _read_csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tuple[Any, int]:
     """Return the names of the header, and how many rows the first block has.
 
     Of types only the users' type counts: integers where Arrow takes the first block for integers, else text.
@@ -181,7 +183,7 @@ def require_column(name: str, option: str, path: _Path, header: Sequence[str]) -
     raise InputError(f"{option}: there is no column {name!r} in {path}; {advice}")
 
 
-def user_type(name: str, found: Any, kind: Literal["parquet", "csv"], as_text: bool) -> Any:
+def choose_user_type(name: str, found: Any, kind: Literal["parquet", "csv"], as_text: bool) -> Any:
     """Return the type in which a user column is read. Raise InputError if it cannot hold ids.
 
     Args:
@@ -208,5 +210,5 @@ def make_unreadable_error(path: _Path, error: Exception) -> InputError:
         return InputError(
             f"row {int(found[1]) - 1} of {path} has {found[3]} values under a header of {found[2]}; correct that line."
         )
-    kind = "Parquet" if file_format(path) == "parquet" else "CSV"
+    kind = "Parquet" if find_format(path) == "parquet" else "CSV"
     return InputError(f"{path} cannot be read as {kind} ({text}); check the file or write it again.")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from privrep.data import categories as one_hot
 from privrep.data.categories import Categories
 from privrep.data.missing import IMPUTE, Missing
-from privrep.data.problems import DATES, TURN_DATES, Problems, is_text, note_type, value_kind
+from privrep.data.problems import DATES, TURN_DATES, Problems, is_text, name_value_kind, note_type
 from privrep.data.sources import find_bad_values
 from privrep.data.text_values import looks_like_date, looks_like_number, read_numbers
 from privrep.errors import InputError
@@ -87,7 +87,7 @@ class FrameRows:
         return encoded.toarray() if dense else encoded
 
 
-def as_frame(X: Any) -> Frame | None:
+def read_frame(X: Any) -> Frame | None:
     """Return the columns of a frame of pandas, polars or Arrow whose columns have names; None for anything else.
 
     A frame of pandas that is sparse, or whose columns have numbers for names, is as good as an array.
@@ -101,7 +101,7 @@ def as_frame(X: Any) -> Frame | None:
     return _from_pandas(X) if _is_a(X, "pandas", "DataFrame") else None
 
 
-def column_names(values: Any) -> tuple[str, ...]:
+def read_column_names(values: Any) -> tuple[str, ...]:
     """Return the names of the columns of a frame, or the name of a series; none where there is none."""
     if any(_is_a(values, module, "DataFrame") for module in ("pandas", "polars")):
         names = tuple(values.columns)
@@ -188,7 +188,7 @@ def sort_columns(frame: Frame, declared: Mapping[str, Any]) -> tuple[tuple[str, 
         if name in frame.odd:
             _note_odd(problems, name, frame.odd[name])
             continue
-        kind = value_kind(frame.columns[name].type)
+        kind = name_value_kind(frame.columns[name].type)
         if kind == "text" or (name in declared and kind == "numbers"):
             categories.append(name)
             if name not in declared:
@@ -301,7 +301,7 @@ def read_rows(
 
 def _read_numbers(name: str, column: Any, problems: Problems) -> Any:
     """Return a column as float64, null where a value is missing; None if it holds no numbers, which is noted."""
-    kind = value_kind(column.type)
+    kind = name_value_kind(column.type)
     if kind == "text" and _holds_text(column):
         return read_numbers(name, one_hot.to_text(column), problems, "", ".", declared=True)
     if kind != "numbers":
@@ -315,7 +315,7 @@ def _read_keys(name: str, column: Any, listed: Categories, problems: Problems) -
     """Return categories as text or whole numbers, null where one is missing."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    kind = value_kind(column.type)
+    kind = name_value_kind(column.type)
     if kind not in ("text", "numbers", "nothing") or pa.types.is_boolean(column.type):
         problems.note(name, f"holds values of type {column.type}, not categories", "make them text or integers")
         return None

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from privrep.data.categories import MOST_CLASSES
-from privrep.data.files import file_format, is_text, make_unreadable_error, open_parquet, require_column
+from privrep.data.files import find_format, is_text, make_unreadable_error, open_parquet, require_column
 from privrep.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
@@ -205,7 +205,7 @@ def read_image_parquet(
         names: of the classes. Text labels must be among them, integer labels are positions in them. Without names the
             classes are the labels that occur, sorted (integers: as in `read_idx`).
     """
-    if file_format(path) != "parquet":
+    if find_format(path) != "parquet":
         raise InputError(f"{path} is not a Parquet file; write the table as Parquet.")
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}; check the path.")

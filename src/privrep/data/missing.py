@@ -139,7 +139,7 @@ def _write_rows(count: int) -> str:
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 
-def indicator_names(names: Sequence[str], indicators: Sequence[int]) -> tuple[str, ...]:
+def make_indicator_names(names: Sequence[str], indicators: Sequence[int]) -> tuple[str, ...]:
     """Return the names of indicators of these columns; positions stand for columns without names."""
     return tuple(f"{names[place] if names else f'column {place}'} is missing" for place in indicators)
 
@@ -170,7 +170,7 @@ def fill_missing(X: Any, fill: float | Array) -> Any:
     return filled
 
 
-def own_means(X: Any) -> Array:
+def compute_own_means(X: Any) -> Array:
     """Return users' own means of the columns, (users, d), of rows (users, m, d); NaN where a user has no value."""
     rows = X.dense() if isinstance(X, SparseRows) else X
     absent = np.isnan(rows)

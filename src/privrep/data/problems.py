@@ -141,7 +141,7 @@ class Problems:
         )
 
 
-def value_kind(kind: Any) -> str:
+def name_value_kind(kind: Any) -> str:
     """Return "numbers", "text", "dates", "nothing" or "" (of no use) for a type of Arrow's, "" for lists and the like.
 
     Booleans are the numbers 0 and 1. A dictionary of text or of integers is text: its values are categories. A
@@ -149,7 +149,7 @@ def value_kind(kind: Any) -> str:
     """
     types = pa.types
     if types.is_dictionary(kind):
-        inner = value_kind(kind.value_type)
+        inner = name_value_kind(kind.value_type)
         return "text" if inner == "text" or types.is_integer(kind.value_type) else "" if inner == "numbers" else inner
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
         return "numbers"
@@ -174,7 +174,7 @@ def note_type(problems: Problems, name: str, kind: Any, otherwise: str) -> None:
         kind: its type, one of Arrow's.
         otherwise: more advice, which comes after "turn it into numbers".
     """
-    found = value_kind(kind)
+    found = name_value_kind(kind)
     if found == "dates":
         problems.note(name, DATES, TURN_DATES)
     elif found == "nothing":

@@ -16,15 +16,15 @@ from privrep.data import categories as one_hot
 from privrep.data.dialects import Dialect
 from privrep.data.files import SUFFIXES as SUFFIXES
 from privrep.data.files import (
-    file_dialect,
-    file_format,
-    file_schema,
+    choose_user_type,
+    find_file_dialect,
+    find_format,
     make_text_options,
     make_unreadable_error,
     open_csv,
     open_parquet,
+    read_schema,
     require_column,
-    user_type,
 )
 from privrep.data.missing import MissingCounts
 from privrep.data.sources import BATCH_BYTES as BATCH_BYTES
@@ -44,7 +44,7 @@ def read_checked_batches(source: TableSource, counts: MissingCounts | None = Non
     counts = counts or MissingCounts()
     q, p = len(source.targets), len(source.numeric_names)
     for batch in source.batches(checked=True):
-        columns = [column_values(column) for column in batch.columns[1:]]
+        columns = [read_values(column) for column in batch.columns[1:]]
         counts.add(columns[:q], dict(zip(source.numeric_names, columns[q : q + p], strict=True)), source.missing)
         if source.weight is not None:
             check_weights(columns[-1], f"the weights in column {source.weight!r} of {source.path}")
@@ -60,7 +60,7 @@ def read_table(source: TableSource) -> UserTable:
     parts, users, weighed = [], [], []
     for batch in read_checked_batches(source):
         users.append(batch.column(0))
-        columns = [column_values(column) for column in batch.columns[1:]]
+        columns = [read_values(column) for column in batch.columns[1:]]
         weighed.append(make_row_weights(source, columns))
         parts.append(assemble(source, [columns], batch.num_rows))
     weights = join_weights(weighed, [batch.shape[0] for batch, _ in parts])
@@ -76,7 +76,7 @@ def read_table(source: TableSource) -> UserTable:
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order), dtype=order.dtype)
     table = UserTable.from_rows(rows, targets, rank[encoded.indices.to_numpy()], weights)
-    return replace(table, ids=user_ids(names.take(pa.array(order))))
+    return replace(table, ids=read_user_ids(names.take(pa.array(order))))
 
 
 def assemble(source: TableSource, pieces: Iterable[Sequence[Floats]], rows: int) -> tuple[Any, Floats]:
@@ -122,13 +122,13 @@ def read_columns(
         user_as_text: whether a CSV file's ids are text even where they look like integers.
         dialect: how a CSV file is written.
     """
-    user, kind, dialect = names[0], file_format(path), file_dialect(path, names[0], dialect)
-    found = file_schema(path, user, BATCH_BYTES // 4, dialect)
+    user, kind, dialect = names[0], find_format(path), find_file_dialect(path, names[0], dialect)
+    found = read_schema(path, user, BATCH_BYTES // 4, dialect)
     for name in names:
         require_column(name, "user" if name == user else "categories", path, found.names)
     types = {name: pa.large_string() if kind == "csv" else found.field(name).type for name in names}
     types = {name: each.value_type if pa.types.is_dictionary(each) else each for name, each in types.items()}
-    types[user] = user_type(user, found.field(user).type, kind, user_as_text)
+    types[user] = choose_user_type(user, found.field(user).type, kind, user_as_text)
     try:
         if kind == "csv":
             convert = make_text_options(list(types), MISSING_TEXT, {user: types[user]})
@@ -143,14 +143,14 @@ def read_columns(
         raise make_unreadable_error(path, error) from error
 
 
-def column_values(column: Any) -> Floats:
+def read_values(column: Any) -> Floats:
     """Return a column as a NumPy array, NaN for nulls, without copying it where it holds integers or floats."""
     if column.null_count and pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def user_ids(users: Any) -> NDArrayAny:
+def read_user_ids(users: Any) -> NDArrayAny:
     """Return the values of a user column, (rows,): integers, floats, or Python strings."""
     return np.asarray(users.to_numpy(zero_copy_only=False))
 

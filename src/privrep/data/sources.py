@@ -15,19 +15,19 @@ import pyarrow.compute as pc
 from privrep.data import categories as one_hot
 from privrep.data.dialects import Dialect
 from privrep.data.files import (
-    file_dialect,
-    file_format,
-    file_schema,
+    choose_user_type,
+    find_file_dialect,
+    find_format,
     is_row_name,
     make_text_options,
     make_unreadable_error,
     open_csv,
     open_parquet,
+    read_schema,
     require_column,
-    user_type,
 )
-from privrep.data.missing import IMPUTE, Missing, indicator_names
-from privrep.data.problems import CODES, Problems, note_type, value_kind
+from privrep.data.missing import IMPUTE, Missing, make_indicator_names
+from privrep.data.problems import CODES, Problems, name_value_kind, note_type
 from privrep.data.text_values import MISSING_TEXT, find_leading_zeros, read_integers, read_numbers, read_truth
 from privrep.errors import InputError
 
@@ -89,8 +89,8 @@ class TableSource:
 
     def __post_init__(self) -> None:
         self._check_options()
-        self._set("dialect", file_dialect(self.path, self.user, self.dialect))
-        found = file_schema(self.path, self.user, BATCH_BYTES // 4, self.dialect)
+        self._set("dialect", find_file_dialect(self.path, self.user, self.dialect))
+        found = read_schema(self.path, self.user, BATCH_BYTES // 4, self.dialect)
         self._set("header", tuple(found.names))
         named = [("user", self.user), *(("target", name) for name in self.targets)]
         named += [("features", name) for name in self.features or ()] + [("categories", name) for name in self._lists]
@@ -99,7 +99,7 @@ class TableSource:
             require_column(name, option, self.path, self.header)
         self._set("left_out", {})
         self._set("numeric_names", self.features if self.features is not None else self._find_numeric(found))
-        more = (*indicator_names(self.numeric_names, self.missing.indicators), *one_hot.list_names(self._lists))
+        more = (*make_indicator_names(self.numeric_names, self.missing.indicators), *one_hot.list_names(self._lists))
         self._set("feature_names", (*self.numeric_names, *more))
         self._check_feature_names()
         self._set_types(found)
@@ -129,7 +129,7 @@ class TableSource:
 
     @property
     def format(self) -> Literal["parquet", "csv"]:
-        return file_format(self.path)
+        return find_format(self.path)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -260,7 +260,7 @@ class TableSource:
         for column in found:
             if column.name in (self.user, self.weight, *self.targets, *self._lists):
                 continue
-            kind = "row names" if is_row_name(column.name) else value_kind(column.type)
+            kind = "row names" if is_row_name(column.name) else name_value_kind(column.type)
             if kind == "nothing":
                 nothing.note(column.name, "holds no values", "fill it or list the features")
             elif kind == "numbers" or (kind == "text" and column.name in self.numeric):
@@ -274,18 +274,22 @@ class TableSource:
     def _find_type(self, name: str, found: Any, problems: Problems) -> Any:
         """Return the type in which a column is read that was found as another; note it if it cannot be used."""
         if name == self.user:
-            return user_type(name, found, self.format, self.user_as_text)
+            return choose_user_type(name, found, self.format, self.user_as_text)
         if name in self._lists:
             listed = self._lists[name]
-            return one_hot.csv_type(listed) if self.format == "csv" else one_hot.parquet_type(name, listed, found)
+            return (
+                one_hot.choose_csv_type(listed)
+                if self.format == "csv"
+                else one_hot.choose_parquet_type(name, listed, found)
+            )
         if name in self.targets and self.classes is not None:
             listed = self.classes
             return (
-                one_hot.csv_label_type(listed)
+                one_hot.choose_csv_label_type(listed)
                 if self.format == "csv"
-                else one_hot.parquet_label_type(name, listed, found)
+                else one_hot.choose_parquet_label_type(name, listed, found)
             )
-        kind = value_kind(found)
+        kind = name_value_kind(found)
         if kind != "numbers" and not (kind == "text" and name in self.numeric):
             otherwise = _LABELS
             if name not in self.targets:
@@ -357,7 +361,7 @@ class TableSource:
                 column = one_hot.encode_column(wanted.name, column, lists[wanted.name], problems)
             elif self.classes is not None and wanted.name in self.targets:
                 column = one_hot.encode_labels(column, self.classes)
-            elif value_kind(column.type) == "text" and wanted.name != self.user:
+            elif name_value_kind(column.type) == "text" and wanted.name != self.user:
                 column = self._read_numbers(wanted.name, one_hot.to_text(column), problems)
             columns.append(column if column.type == wanted.type else column.cast(wanted.type))
         return pa.record_batch(columns, schema=self.schema)

@@ -18,7 +18,7 @@ from privrep.errors import InputError
 from privrep.typing import Array, Floats
 
 
-def block_rows(features: int, is_sparse: bool = False) -> int:
+def choose_block_rows(features: int, is_sparse: bool = False) -> int:
     """Return the rows of a block: enough to keep two cores busy, few enough for their caches, 32 MB at most.
 
     A block of sparse rows always has the same number: every engine can follow this rule without looking at the rows.
@@ -110,7 +110,7 @@ class UserTable:
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
         """Yield blocks of consecutive whole users with at most max_rows rows each; a larger user is one block."""
-        max_rows = max_rows or block_rows(self.n_features, self.is_sparse)
+        max_rows = max_rows or choose_block_rows(self.n_features, self.is_sparse)
         start = 0
         while start < self.n_users:
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + max_rows, side="right")) - 1

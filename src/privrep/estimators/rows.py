@@ -14,10 +14,10 @@ from privrep.data import categories as one_hot
 from privrep.data.categories import Categories
 from privrep.data.frames import (
     FrameRows,
-    as_frame,
     check_columns,
-    column_names,
     find_numeric_text,
+    read_column_names,
+    read_frame,
     read_rows,
     sort_columns,
 )
@@ -55,7 +55,7 @@ class GivenRows:
         if self.frame is None:
             return Columns()
         lists = self.declared or {}
-        targets, user = column_names(y), "".join(column_names(groups)[:1])
+        targets, user = read_column_names(y), "".join(read_column_names(groups)[:1])
         if {user, *targets} & set(self.names) or user in targets:
             user, targets = "", ()
         return Columns(user, targets, self.frame.numbers, tuple(lists), tuple(lists.values()))
@@ -69,7 +69,7 @@ def read_given(X: Any, categories: Any) -> GivenRows:
         categories: public lists of categories by column; None in place of a list: to be selected privately.
     """
     lists = _checked_lists(categories)
-    frame = as_frame(X)
+    frame = read_frame(X)
     if frame is None:
         if lists:
             raise InputError("categories are of named columns; give X as a frame of pandas, polars or Arrow.")
@@ -104,7 +104,7 @@ def read_known(X: Any, columns: Columns, features: int, dense: bool) -> Any:
         features: how many features the model has.
         dense: whether its method takes dense rows alone.
     """
-    frame, lists = as_frame(X), {name: listed for name, listed in columns.by_category.items() if listed}
+    frame, lists = read_frame(X), {name: listed for name, listed in columns.by_category.items() if listed}
     if frame is None:
         encoded = bool(lists) and len(np.shape(X)) == 2 and np.shape(X)[1] == features
         if lists and not encoded:

@@ -16,7 +16,7 @@ from privrep.data.missing import IMPUTE, Missing, MissingCounts
 from privrep.data.table import plain
 from privrep.errors import InputError
 from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
-from privrep.local.losses import Loss, class_probabilities, decide_classes
+from privrep.local.losses import Loss, compute_probabilities, decide_classes
 from privrep.typing import Array
 
 
@@ -131,7 +131,7 @@ class PersonalClassifier:
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         """(rows, classes): of each class, in the order of `classes`."""
-        return class_probabilities(self.loss, self.decision_function(X))
+        return compute_probabilities(self.loss, self.decision_function(X))
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,6 @@ def decide_classes(outputs: Array) -> NDArray[np.int64]:
     return (outputs > 0).astype(np.int64) if outputs.ndim == 1 else outputs.argmax(axis=1)
 
 
-def class_probabilities(loss: Loss, outputs: Array) -> Array:
+def compute_probabilities(loss: Loss, outputs: Array) -> Array:
     """Return the probabilities of classes, (rows, classes), from outputs (rows,) or (rows, classes)."""
     return np.asarray(loss.probabilities(outputs[None] if outputs.ndim == 1 else outputs.T).T)

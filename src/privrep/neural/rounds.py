@@ -139,7 +139,7 @@ def train(
     `abandon` hears the released updates after each round, and says whether that was the last.
 
     Each round is a page `{name}-{t}` that spends `mu_squared`: 1/z^2 with z the noise relative to the sensitivity. Of a
-    sample that is what it would spend if all were asked: `sampling.noise_multiplier_for` plans it.
+    sample that is what it would spend if all were asked: `sampling.plan_noise_multiplier` plans it.
     """
     if run.ledger.budget.relation != "replace-one-user":
         raise InputError("the average divides by the number of users, which is public under replace-one-user alone.")

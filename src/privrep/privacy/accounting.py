@@ -28,7 +28,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from privrep.errors import InputError
-from privrep.privacy.composition import composed_epsilon, composition_fits
+from privrep.privacy.composition import compose_epsilon, composition_fits
 from privrep.privacy.events import Batched, Event, Gaussian, Noisy, Pure, Sampled, Selection
 from privrep.privacy.loss_distributions import Draw, Spending
 
@@ -109,7 +109,7 @@ def total_mu(events: Iterable[Event]) -> float:
     costliest counts. Pure releases have no part in it.
 
     A sampled release counts as if everyone had been asked. It costs less than that, and no mu can say how much less:
-    `epsilon_spent` does.
+    `compute_epsilon` does.
     """
     return math.sqrt(_add_up_mu_squared(_select_worst_user_events(events)))
 
@@ -131,7 +131,11 @@ def collect_spending(events: Iterable[Event]) -> Spending | None:
             replaced = event.relation == "replace-one-user"
             batch_level = replaced and isinstance(event, Batched)  # under the other relation it costs what a sum does
             draws[Draw(event.noise_multiplier, event.rate, replaced, batch_level)] += event.count
-    return Spending(tuple(draws.items()), total_mu(drop_sampled(known)), tuple(pure_epsilons(known))) if draws else None
+    return (
+        Spending(tuple(draws.items()), total_mu(drop_sampled(known)), tuple(list_pure_epsilons(known)))
+        if draws
+        else None
+    )
 
 
 def within_budget(events: Sequence[Event], epsilon: float, delta: float) -> bool:
@@ -142,7 +146,7 @@ def within_budget(events: Sequence[Event], epsilon: float, delta: float) -> bool
         epsilon: of the budget.
         delta: of the budget.
     """
-    spent, pures, left = collect_spending(events), pure_epsilons(events), delta_left(events, delta)
+    spent, pures, left = collect_spending(events), list_pure_epsilons(events), compute_delta_left(events, delta)
     if spent is not None:
         return spent.fits(epsilon, left)
     if pures:
@@ -150,18 +154,18 @@ def within_budget(events: Sequence[Event], epsilon: float, delta: float) -> bool
     return total_mu(events) ** 2 <= (gaussian_mu(epsilon, left) ** 2 if left > 0 else 0.0) * (1 + 1e-12)
 
 
-def pure_epsilons(events: Iterable[Event]) -> list[float]:
+def list_pure_epsilons(events: Iterable[Event]) -> list[float]:
     """Return the epsilons of the pure releases among the events."""
     return [event.epsilon for event in map(_check_known, events) if isinstance(event, Pure)]
 
 
-def delta_left(events: Iterable[Event], delta: float) -> float:
+def compute_delta_left(events: Iterable[Event], delta: float) -> float:
     """Return the part of delta that selections leave to other releases; zero or less if they set aside all of it."""
     known = map(_check_known, events)
     return math.fsum([delta, *(-event.delta for event in known if isinstance(event, Selection))])
 
 
-def epsilon_spent(events: Sequence[Event], delta: float) -> float:
+def compute_epsilon(events: Sequence[Event], delta: float) -> float:
     """Return the epsilon of the composition of all events at this delta.
 
     It is exact by a closed form. Where there are sampled releases it is computed numerically and rounded up. It is
@@ -174,17 +178,17 @@ def epsilon_spent(events: Sequence[Event], delta: float) -> float:
     * So the answer is valid if it is at most E: (1 + e^epsilon) delta' is then at most the part that was set aside. A
       ledger keeps every answer at most E.
     """
-    left, pures, sampled = delta_left(events, delta), pure_epsilons(events), collect_spending(events)
+    left, pures, sampled = compute_delta_left(events, delta), list_pure_epsilons(events), collect_spending(events)
     if sampled is not None:
         return sampled.epsilon(left)
     if pures:
-        return composed_epsilon(left, total_mu(events), pures)
+        return compose_epsilon(left, total_mu(events), pures)
     if not events:
         return 0.0
     return gaussian_epsilon(left, total_mu(events)) if left > 0 else math.inf
 
 
-def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
+def compute_epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
     """Return the same epsilon by the privacy loss distributions of dp-accounting, which checks the closed forms.
 
     With sampled releases it is the only accountant, and tests check it against quadrature.
@@ -195,14 +199,14 @@ def epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
     from dp_accounting.pld import privacy_loss_distribution as pld
     from dp_accounting.pld.common import DifferentialPrivacyParameters
 
-    left = delta_left(events, delta)
+    left = compute_delta_left(events, delta)
     if (sampled := collect_spending(events)) is not None:
         return sampled.epsilon(left)
     losses = [
         pld.from_gaussian_mechanism(event.noise_multiplier).self_compose(event.count)
         for event in _select_worst_user_events(events)
     ]
-    losses += [pld.from_privacy_parameters(DifferentialPrivacyParameters(e, 0)) for e in pure_epsilons(events)]
+    losses += [pld.from_privacy_parameters(DifferentialPrivacyParameters(e, 0)) for e in list_pure_epsilons(events)]
     if not losses:
         return 0.0
     composed = reduce(lambda before, after: before.compose(after), losses)

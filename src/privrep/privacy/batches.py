@@ -54,7 +54,7 @@ from privrep.typing import Array
 FAR = 11.0  # standard deviations of a Gaussian's losses that the grid reaches; beyond lies less than 1e-27
 
 
-def batch_deltas(epsilons: Array, multiplier: float, rate: float) -> Array:
+def compute_batch_deltas(epsilons: Array, multiplier: float, rate: float) -> Array:
     """Return delta(e) of the module's guarantee at each epsilon.
 
     Args:
@@ -77,7 +77,7 @@ def _log1p_exp_ratio(size: Array, rate: float) -> Array:
     return np.where(size <= 30.0, np.log1p(np.expm1(small) / rate), large)
 
 
-def batch_loss(multiplier: float, rate: float, interval: float) -> Any:
+def make_batch_loss(multiplier: float, rate: float, interval: float) -> Any:
     """Return the distribution of privacy losses of one release, an object of dp-accounting, rounded up.
 
     Args:
@@ -93,6 +93,6 @@ def batch_loss(multiplier: float, rate: float, interval: float) -> Any:
     if farthest < 600:
         farthest = math.log1p(rate * math.expm1(farthest))
     end = math.ceil(farthest / interval)
-    deltas = batch_deltas(interval * np.arange(-end, end + 1, dtype=np.float64), multiplier, rate)
+    deltas = compute_batch_deltas(interval * np.arange(-end, end + 1, dtype=np.float64), multiplier, rate)
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -end, end, np.clip(deltas, 0.0, 1.0))
     return pld.PrivacyLossDistribution(pmf)

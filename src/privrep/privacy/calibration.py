@@ -53,18 +53,18 @@ def calibrate(bound: Bound, mu_squared: float, relation: Relation, among: Planne
         among: who is asked.
     """
     step = grid_step(bound.norm)
-    plan = Calibration(step, grid_sensitivity(bound, relation, among), noise_multiplier(mu_squared))
+    plan = Calibration(step, compute_sensitivity(bound, relation, among), noise_multiplier(mu_squared))
     if not 2.0**20 <= plan.sigma / step <= WIDEST:
         raise InputError(f"a noise multiplier of {plan.multiplier:g} is out of range; change the share of the budget.")
     return plan
 
 
-def rounding_distance(bound: Bound) -> float:
+def measure_rounding(bound: Bound) -> float:
     """Return what rounding onto the grid adds to the distance of two totals: each moves by at most half of this."""
     return math.sqrt(bound.size) * grid_step(bound.norm)
 
 
-def grid_sensitivity(bound: Bound, relation: Relation, among: PlannedAudience = EVERYONE) -> float:
+def compute_sensitivity(bound: Bound, relation: Relation, among: PlannedAudience = EVERYONE) -> float:
     """Return how far the totals of neighbours may be apart, on the grid, as an L2 norm.
 
     About a sum over a Poisson sample under replace-one-user it is twice the move that a user makes by being in it. The
@@ -77,12 +77,12 @@ def grid_sensitivity(bound: Bound, relation: Relation, among: PlannedAudience = 
         among: who is asked.
     """
     if not isinstance(among, Poisson) or bound.terms_per_user is not None:
-        return bound.sensitivity(relation) + rounding_distance(bound)
-    moved = bound.norm * (1 + FLOAT_SLACK) + rounding_distance(bound)
+        return bound.sensitivity(relation) + measure_rounding(bound)
+    moved = bound.norm * (1 + FLOAT_SLACK) + measure_rounding(bound)
     return 2 * moved if relation == "replace-one-user" else moved
 
 
-def release_events(page: str, queries: Mapping[str, Query], among: Everyone | Group = EVERYONE) -> dict[str, Gaussian]:
+def price_release(page: str, queries: Mapping[str, Query], among: Everyone | Group = EVERYONE) -> dict[str, Gaussian]:
     """Return the price of a page about everyone or a group, whose users alone pay: an event for each statistic.
 
     Args:
@@ -94,7 +94,7 @@ def release_events(page: str, queries: Mapping[str, Query], among: Everyone | Gr
     return {f"{page}/{key}": Gaussian(noise_multiplier(query.mu_squared), group) for key, query in queries.items()}
 
 
-def sample_events(
+def price_sample(
     page: str, queries: Mapping[str, Query], sampling: Sampling, relation: Relation, steps: int = 1
 ) -> dict[str, Gaussian | Sampled | Batched]:
     """Return the price of a page about a sample: one event for all its statistics, see `privacy.sampling`.
@@ -111,17 +111,17 @@ def sample_events(
     return {f"{page}/{'+'.join(queries)}": sampling.make_event(together, relation, batch_level, steps)}
 
 
-def iteration_events(
+def price_iteration(
     page: str, queries: Mapping[str, Query], among: Everyone | Sampling, relation: Relation, steps: int
 ) -> dict[str, Gaussian | Sampled | Batched]:
-    """Return the price of a page of `steps` steps, one event; arguments as in `sample_events`.
+    """Return the price of a page of `steps` steps, one event; arguments as in `price_sample`.
 
     Each step is about everyone or about a sample of its own.
     """
-    return sample_events(page, queries, Poisson(1) if isinstance(among, Everyone) else among, relation, steps)
+    return price_sample(page, queries, Poisson(1) if isinstance(among, Everyone) else among, relation, steps)
 
 
-def page_events(
+def price_page(
     page: str, queries: Mapping[str, Query], among: PlannedAudience, relation: Relation
 ) -> Mapping[str, Gaussian | Sampled | Batched]:
     """Return the price of a page, whoever it is about.
@@ -133,11 +133,11 @@ def page_events(
         relation: neighbours of the guarantee.
     """
     if isinstance(among, Poisson | Fixed):
-        return sample_events(page, queries, among, relation)
-    return release_events(page, queries, among)
+        return price_sample(page, queries, among, relation)
+    return price_release(page, queries, among)
 
 
-def selection_events(page: str, mu_squared: float, delta: float) -> dict[str, Selection]:
+def price_selection(page: str, mu_squared: float, delta: float) -> dict[str, Selection]:
     """Return the price of a selection of keys.
 
     Args:

@@ -120,7 +120,7 @@ def composition_fits(epsilon: float, delta: float, mu: float, pures: Sequence[fl
     return delta > 0 and log_composed_delta(target, mu, pures) <= math.log(delta)
 
 
-def composed_epsilon(delta: float, mu: float, pures: Sequence[float]) -> float:
+def compose_epsilon(delta: float, mu: float, pures: Sequence[float]) -> float:
     """Return the smallest epsilon of a composition at this delta, rounded up; arguments as in `composition_fits`.
 
     It is infinite if there is none.
@@ -138,14 +138,14 @@ def composed_epsilon(delta: float, mu: float, pures: Sequence[float]) -> float:
     return fits / (1 - MARGIN) if mu > 0 else min(fits, added)
 
 
-def largest_gaussian_mu(epsilon: float, delta: float, pures: Sequence[float], limit: float) -> float:
+def find_largest_mu(epsilon: float, delta: float, pures: Sequence[float], limit: float) -> float:
     """Return the largest mu, up to `limit`, that fits; arguments as in `composition_fits`. It is rounded down."""
     if not composition_fits(epsilon, delta, 0.0, pures):
         return 0.0
     return find_largest(lambda mu: composition_fits(epsilon, delta, mu, pures), limit) * (1 - 1e-9)
 
 
-def largest_pure_epsilon(epsilon: float, delta: float, mu: float, pures: Sequence[float]) -> float:
+def find_largest_pure_epsilon(epsilon: float, delta: float, mu: float, pures: Sequence[float]) -> float:
     """Return the largest epsilon of one more pure release that fits, rounded down.
 
     Args:

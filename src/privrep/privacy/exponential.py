@@ -24,7 +24,7 @@ from privrep.privacy.bounds import LossBound
 from privrep.privacy.events import Pure, Relation
 
 
-def scale_in_levels(bound: LossBound, epsilon: float, relation: Relation) -> int:
+def compute_scale(bound: LossBound, epsilon: float, relation: Relation) -> int:
     """Return the scale, in levels, that makes a choice epsilon-DP.
 
     Args:
@@ -37,6 +37,6 @@ def scale_in_levels(bound: LossBound, epsilon: float, relation: Relation) -> int
     return math.ceil(bound.sensitivity(relation) / epsilon * (1 + 1e-9))
 
 
-def choice_events(page: str, epsilon: float) -> dict[str, Pure]:
+def price_choice(page: str, epsilon: float) -> dict[str, Pure]:
     """Return the price of a choice."""
     return {f"{page}/choice": Pure(epsilon)}

@@ -21,16 +21,16 @@ from privrep.privacy.accounting import (
     check_budget,
     check_epsilon,
     collect_spending,
-    delta_left,
+    compute_delta_left,
+    compute_epsilon,
     describe_accountant,
     drop_sampled,
-    epsilon_spent,
     gaussian_mu,
-    pure_epsilons,
+    list_pure_epsilons,
     total_mu,
     within_budget,
 )
-from privrep.privacy.composition import largest_gaussian_mu, largest_pure_epsilon
+from privrep.privacy.composition import find_largest_mu, find_largest_pure_epsilon
 from privrep.privacy.events import (
     RELATIONS,
     Batched,
@@ -90,7 +90,7 @@ class PrivacyReport:
     @property
     def unspent(self) -> float:
         """Return the share of the budget that was left: of mu^2, or of epsilon where the budget is pure."""
-        left = delta_left((event for _, event in self.events), self.delta)
+        left = compute_delta_left((event for _, event in self.events), self.delta)
         if left <= 0:
             return max(1 - self.epsilon / self.epsilon_budget, 0.0)
         if self.epsilon < LEAST_EPSILON:
@@ -165,7 +165,7 @@ class Ledger:
 
     def _check_fits(self, events: list[Event], new: str) -> None:
         """Raise BudgetExceeded unless all these events together are within the budget; `new` names the last ones."""
-        budget, pures = self.budget, pure_epsilons(events)
+        budget, pures = self.budget, list_pure_epsilons(events)
         if not budget.delta and len(pures) < len(events):
             raise BudgetExceeded(
                 f"releasing {new} takes Gaussian noise, and that takes a delta: a budget of delta 0 pays for choices "
@@ -174,7 +174,7 @@ class Ledger:
         if any(isinstance(event, Sampled | Batched) and event.relation != budget.relation for event in events):
             raise InputError(f"{new} is priced for another relation than this ledger's, {budget.relation}.")
         if not within_budget(events, budget.epsilon, budget.delta):
-            after = epsilon_spent(events, budget.delta)
+            after = compute_epsilon(events, budget.delta)
             raise BudgetExceeded(
                 f"releasing {new} would bring epsilon to {after:.6g}, over the budget of "
                 f"{budget.epsilon:g} at delta {budget.delta:g}. Use a larger epsilon, or ask less."
@@ -204,7 +204,7 @@ class Ledger:
         continued.
 
         Releases about samples are left out of it, and not measured by mu^2. A split of it must leave room for them,
-        which `sampling.noise_multiplier_for` then plans.
+        which `sampling.plan_noise_multiplier` then plans.
         """
         events = drop_sampled(self._entries.values())
         selections = [event for event in events if isinstance(event, Selection)]
@@ -218,13 +218,17 @@ class Ledger:
         * the run is (E, delta_G + (1 + e^E) delta')-DP, and the second term is what selections set aside;
         * the order of charges does not matter, because all events are looked at together, pure ones included.
         """
-        epsilon, left, pures = self.budget.epsilon, delta_left(events, self.budget.delta), pure_epsilons(events)
+        epsilon, left, pures = (
+            self.budget.epsilon,
+            compute_delta_left(events, self.budget.delta),
+            list_pure_epsilons(events),
+        )
         if left <= 0:
             return 0.0
         mu, sampled = gaussian_mu(epsilon, left), collect_spending(events)
         if sampled is not None:
-            return sampled.largest_mu(epsilon, left, mu) ** 2
-        return largest_gaussian_mu(epsilon, left, pures, mu) ** 2 if pures else mu**2
+            return sampled.find_largest_mu(epsilon, left, mu) ** 2
+        return find_largest_mu(epsilon, left, pures, mu) ** 2 if pures else mu**2
 
     @property
     def remaining(self) -> float:
@@ -239,15 +243,15 @@ class Ledger:
     def pure_left(self) -> float:
         """Return the largest epsilon of one more choice that fits."""
         events = self._entries.values()
-        left, sampled = delta_left(events, self.budget.delta), collect_spending(events)
+        left, sampled = compute_delta_left(events, self.budget.delta), collect_spending(events)
         if sampled is not None:
-            return sampled.largest_pure_epsilon(self.budget.epsilon, left)
-        return largest_pure_epsilon(self.budget.epsilon, left, total_mu(events), pure_epsilons(events))
+            return sampled.find_largest_pure_epsilon(self.budget.epsilon, left)
+        return find_largest_pure_epsilon(self.budget.epsilon, left, total_mu(events), list_pure_epsilons(events))
 
     @property
     def epsilon(self) -> float:
         """Return the epsilon spent so far at the budget's delta. It is at most the budget's: no charge goes over it."""
-        return epsilon_spent(list(self._entries.values()), self.budget.delta)
+        return compute_epsilon(list(self._entries.values()), self.budget.delta)
 
     def report(self) -> PrivacyReport:
         """Return the spending so far, as public facts."""

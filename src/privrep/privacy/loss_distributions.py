@@ -52,12 +52,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any
 
-from privrep.privacy.batches import batch_loss
+from privrep.privacy.batches import make_batch_loss
 from privrep.privacy.composition import find_largest
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-10  # of delta, left to rounding
 DISCRETE = 1e-10  # of epsilon; 267 * 2^28 * 2^-70 is 6.1e-11
-TOLERANCE = 1e-4  # of `largest_mu` and `largest_pure_epsilon`: enough for a plan
+TOLERANCE = 1e-4  # of `find_largest_mu` and `find_largest_pure_epsilon`: enough for a plan
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Spending:
             else math.inf
         )
 
-    def largest_mu(self, epsilon: float, delta: float, limit: float) -> float:
+    def find_largest_mu(self, epsilon: float, delta: float, limit: float) -> float:
         """Return the largest mu of Gaussian releases, in place of this one's, that fits, rounded down.
 
         Args:
@@ -110,7 +110,7 @@ class Spending:
         """
         return find_largest(lambda mu: _fits(replace(self, mu=mu), epsilon, delta), limit, TOLERANCE)
 
-    def largest_pure_epsilon(self, epsilon: float, delta: float) -> float:
+    def find_largest_pure_epsilon(self, epsilon: float, delta: float) -> float:
         """Return the largest epsilon of one more pure release that fits, rounded down."""
         return find_largest(
             lambda more: _fits(replace(self, pures=(*self.pures, more)), epsilon, delta), epsilon, TOLERANCE
@@ -160,7 +160,7 @@ def _make_loss(draw: Draw, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     if draw.batch_level:
-        return batch_loss(draw.multiplier, draw.rate, interval)
+        return make_batch_loss(draw.multiplier, draw.rate, interval)
     relations = NeighboringRelation
     return pld.from_gaussian_mechanism(
         draw.multiplier,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from privrep.errors import InputError
 from privrep.privacy.billboard import Release
-from privrep.privacy.calibration import Query, calibrate, release_events
+from privrep.privacy.calibration import Query, calibrate, price_release
 from privrep.privacy.events import Relation
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger
@@ -78,7 +78,7 @@ def release_by_machines(
     if relation != "replace-one-user":
         raise InputError("machines say how many users they have, so noise of their own goes with replace-one-user.")
     plan = {key: calibrate(query.bound, query.mu_squared, relation) for key, query in queries.items()}
-    ledger.charge(release_events(page, queries, among))
+    ledger.charge(price_release(page, queries, among))
     noisy = users.noisy_sums(page, step, queries, relation, among)
     if any(noisy[key].value.shape != (query.bound.size,) for key, query in queries.items()):
         raise InputError("the machines' sums are of another size than was asked for; nothing was released.")

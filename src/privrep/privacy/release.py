@@ -15,12 +15,12 @@ from privrep.privacy.calibration import (
     calibrate,
     check_batches,
     check_step,
-    iteration_events,
-    release_events,
-    sample_events,
-    selection_events,
+    price_iteration,
+    price_release,
+    price_sample,
+    price_selection,
 )
-from privrep.privacy.exponential import choice_events, scale_in_levels
+from privrep.privacy.exponential import compute_scale, price_choice
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger
 from privrep.privacy.noise import NoiseSource, to_grid
@@ -64,7 +64,7 @@ def release(
     plan = {
         key: calibrate(_require_norm_bound(sums[key]), query.mu_squared, relation) for key, query in queries.items()
     }
-    ledger.charge(release_events(page, queries, among))
+    ledger.charge(price_release(page, queries, among))
     return {key: _add_noise(sums[key], planned, noise, f"{page}/{key}") for key, planned in plan.items()}
 
 
@@ -98,7 +98,7 @@ def release_about_sample(
     relation = ledger.budget.relation
     check_batches(among, relation, users.facts.users)
     plan = {key: calibrate(query.bound, query.mu_squared, relation, among) for key, query in queries.items()}
-    ledger.charge(sample_events(page, queries, among, relation))
+    ledger.charge(price_sample(page, queries, among, relation))
     return _release_sums(users, step, queries, plan, among, noise, page)
 
 
@@ -155,7 +155,7 @@ def release_iterated(
     state = {key: np.array(value, dtype=np.float64) for key, value in start.items()}
     step = make_step(state)
     check_step(step, bounds, relation, among)
-    ledger.charge(iteration_events(page, queries, among, relation, steps))
+    ledger.charge(price_iteration(page, queries, among, relation, steps))
     for number in range(steps):
         released = _release_sums(users, step, queries, plan, among, noise, f"{page}/{number}")
         try:
@@ -218,7 +218,7 @@ def select(
         raise InputError("the counts of a selection were clipped to another bound; nothing was released.")
     if not (set(map(type, keys)) <= {int} or set(map(type, keys)) <= {str}):
         raise InputError("keys must be all integers or all texts. Turn them into one or the other.")
-    ledger.charge(selection_events(page, mu_squared, delta))
+    ledger.charge(price_selection(page, mu_squared, delta))
     noisy = _add_noise(counts, plan, noise, f"{page}/keys")
     kept = np.flatnonzero(noisy.value[: len(keys)] > least).tolist()
     named = sorted((keys[place], float(noisy.value[place])) for place in kept)
@@ -247,8 +247,8 @@ def choose(losses: BoundedSum, epsilon: float, ledger: Ledger, noise: NoiseSourc
     bound = losses.bound
     if not isinstance(bound, LossBound):
         raise InputError("a choice is made from losses, and these sums are none; nothing was chosen.")
-    scale = scale_in_levels(bound, epsilon, ledger.budget.relation)
-    events = choice_events(page, epsilon)
+    scale = compute_scale(bound, epsilon, ledger.budget.relation)
+    events = price_choice(page, epsilon)
     totals = losses.total.astype(np.int64)
     ledger.charge(events)
     (name,) = events

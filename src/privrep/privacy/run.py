@@ -24,14 +24,14 @@ from privrep.privacy.calibration import (
     check_page,
     check_share,
     check_step,
-    grid_sensitivity,
-    iteration_events,
+    compute_sensitivity,
     make_question_error,
-    page_events,
-    release_events,
-    selection_events,
+    price_iteration,
+    price_page,
+    price_release,
+    price_selection,
 )
-from privrep.privacy.exponential import choice_events, scale_in_levels
+from privrep.privacy.exponential import compute_scale, price_choice
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.node_noise import NoisyUsers, release_by_machines
@@ -139,14 +139,14 @@ class Run:
         check_name(page)
         relation, among = self.ledger.budget.relation, self._plan_audience(among)
         check_step(step, [query.bound for query in queries.values()], relation, among)
-        events = page_events(page, queries, among, relation)
+        events = price_page(page, queries, among, relation)
         if page not in self.billboard:
             released = self._make_releases(page, step, queries, among)
             self.billboard.post_releases(page, released, simulation=self.ledger.seeded)
         self.ledger.record_posted(page, events)
         released = self.billboard.releases(page)
         for key, query in queries.items():
-            wanted = grid_sensitivity(query.bound, relation, among)
+            wanted = compute_sensitivity(query.bound, relation, among)
             check_page(page, released.get(key), wanted, query.bound.size)
         if released.keys() != queries.keys():
             raise make_question_error(page)
@@ -165,7 +165,7 @@ class Run:
             return release_by_machines(self.users, step, queries, self.ledger, page, among)
         if isinstance(among, Poisson | Fixed):
             return release_about_sample(self.users, step, queries, among, self.ledger, self.noise, page)
-        self.ledger.check_affordable(release_events(page, queries, among))
+        self.ledger.check_affordable(price_release(page, queries, among))
         sums = self.users.sums(step, {key: query.bound for key, query in queries.items()}, among)
         return release(sums, queries, self.ledger, self.noise, page, among)
 
@@ -207,7 +207,7 @@ class Run:
         if isinstance(self.users, NoisyUsers):
             raise InputError("a walk's steps are seen by nobody on their way: it is for users whose sums are exact.")
         relation, among = self.ledger.budget.relation, self._plan_audience(among)
-        events = iteration_events(page, queries, among, relation, steps)
+        events = price_iteration(page, queries, among, relation, steps)
         if page not in self.billboard:
             asked = (steps, start, make_step, queries, update, among)
             walk = release_iterated(self.users, *asked, self.ledger, self.noise, page, on_step)
@@ -218,7 +218,7 @@ class Run:
         if walk.steps != steps or {key: value.shape for key, value in walk.state.items()} != shapes:
             raise make_question_error(page)
         for key, query in queries.items():
-            facts, wanted = walk.noise.get(key, {}), grid_sensitivity(query.bound, relation, among)
+            facts, wanted = walk.noise.get(key, {}), compute_sensitivity(query.bound, relation, among)
             if facts.get("size") != query.bound.size or not math.isclose(facts["sensitivity"], wanted, rel_tol=1e-6):
                 raise make_question_error(page)
         self.on_release(page, None)
@@ -241,9 +241,9 @@ class Run:
         if page not in self.billboard:
             selected = select(holders, mu_squared, delta, self.ledger, self.noise, page)
             self.billboard.post_selection(page, selected, simulation=self.ledger.seeded)
-        self.ledger.record_posted(page, selection_events(page, mu_squared, delta))
+        self.ledger.record_posted(page, price_selection(page, mu_squared, delta))
         selected = self.billboard.read_selection(page)
-        check_page(page, selected.counts, grid_sensitivity(COUNTED, self.ledger.budget.relation), len(selected.keys))
+        check_page(page, selected.counts, compute_sensitivity(COUNTED, self.ledger.budget.relation), len(selected.keys))
         self.on_release(page, None)
         return selected.keys
 
@@ -261,8 +261,8 @@ class Run:
         """
         check_name(page)
         candidates, epsilon = int(candidates), float(epsilon)
-        bound, events = LossBound(candidates), choice_events(page, epsilon)
-        scale = scale_in_levels(bound, epsilon, self.ledger.budget.relation) / LEVELS
+        bound, events = LossBound(candidates), price_choice(page, epsilon)
+        scale = compute_scale(bound, epsilon, self.ledger.budget.relation) / LEVELS
         check_step(step, [bound], self.ledger.budget.relation)
         if page not in self.billboard:
             losses = self.users.sums(step, {"losses": bound})["losses"]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from privrep.errors import BudgetExceeded, InputError
-from privrep.privacy.accounting import epsilon_spent, within_budget
+from privrep.privacy.accounting import compute_epsilon, within_budget
 from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.events import LEAST_SAMPLED, Batched, Event, Gaussian, Relation, Sampled, check_rate
 from privrep.privacy.ledger import Budget
@@ -185,7 +185,7 @@ class Fixed:
 Sampling = Poisson | Fixed
 
 
-def noise_multiplier_for(
+def plan_noise_multiplier(
     budget: Budget,
     rate: float | Sampling,
     rounds: int,
@@ -216,7 +216,7 @@ def noise_multiplier_for(
 
     def excess(log_multiplier: float) -> float:
         """Return the logarithm of the epsilon spent over the budget's: zero where the budget is used up."""
-        spent = epsilon_spent(all_of(math.exp(log_multiplier)), budget.delta)
+        spent = compute_epsilon(all_of(math.exp(log_multiplier)), budget.delta)
         return math.log(min(max(spent, 1e-12), 1e12) / budget.epsilon)
 
     low, high = math.log(LEAST_SAMPLED), math.log(MOST_NOISE)

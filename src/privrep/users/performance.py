@@ -11,7 +11,7 @@ from privrep.errors import InputError
 REGROUP_BYTES = 150 << 20
 
 
-def default_workers() -> int:
+def count_workers() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
@@ -28,7 +28,7 @@ class Performance:
     workdir         folder for temporary files; None for the system's own.
     """
 
-    workers: int = field(default_factory=default_workers)
+    workers: int = field(default_factory=count_workers)
     regroup_bytes: int = REGROUP_BYTES
     workdir: str | os.PathLike[str] | None = None
 

@@ -27,9 +27,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from privrep.data.missing import MissingCounts
-from privrep.data.readers import TableSource, assemble, column_values, read_checked_batches, user_ids
+from privrep.data.readers import TableSource, assemble, read_checked_batches, read_user_ids, read_values
 from privrep.data.regroup import Rows, RowsSeen, copy_checked, read_ahead, regroup
-from privrep.data.table import UserTable, block_rows
+from privrep.data.table import UserTable, choose_block_rows
 from privrep.data.weights import make_row_weights, thin_rows
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
@@ -118,7 +118,7 @@ class StreamingUsers:
         """
         if self._closed:
             raise InputError(f"the users of {self.origin.path} were closed; open the file again.")
-        return self._read_blocks(max_rows or block_rows(self.facts.features, self.source.is_sparse))
+        return self._read_blocks(max_rows or choose_block_rows(self.facts.features, self.source.is_sparse))
 
     def _read_blocks(self, max_rows: int) -> Iterator[UserTable]:
         """Yield blocks of at most `max_rows` rows. Raise InputError if the file changed since it was opened."""
@@ -168,8 +168,8 @@ class _Window:
             batch: of Arrow, its columns as in `TableSource.columns`.
             begins: rows of the batch at which a user begins, (users,).
         """
-        columns = [column_values(column) for column in batch.columns[1:]]
-        ids = user_ids(batch.column(0).take(pa.array(begins)))
+        columns = [read_values(column) for column in batch.columns[1:]]
+        ids = read_user_ids(batch.column(0).take(pa.array(begins)))
         if self._source.weight is None:
             weights = make_row_weights(self._source, columns)
             self._push(columns, ids, begins, None if weights is None else weights > 0)
