@@ -134,25 +134,18 @@ def make_population(
     context: Sizes = 0.0,
     constant_columns: int = 0,
 ) -> Population:
-    """Draw a population of linear models.
-
-    A `rank` of 0 needs `common` or `intercept`. Panel options, from `level` on, draw last.
+    """Draw a population of linear models. A `rank` of 0 needs `common` or `intercept`.
 
     Args:
-        rng: source of all draws.
-        users: number of users, n.
-        features: number of features, d.
-        rank: columns of U, k.
+        rng: source of all draws; the panel options, from `level` on, draw last.
+        users, features, rank: the numbers n, d and k.
         rows: rows of each user, or a (low, high) range from which each user's number is drawn.
         noise: R, standard deviation of the label noise.
-        feature_kind: distribution of the features.
-        noise_kind: distribution of the noise.
-        heads: standard normal ("gaussian"), or those scaled to unit length ("unit").
-        head_condition: other than 1, heads are stretched so that the singular values of V spread geometrically over
-            exactly this range, their mean square length kept.
+        feature_kind, noise_kind: distributions of features and noise.
+        heads: standard normal ("gaussian"), or scaled to unit length ("unit").
+        head_condition: range over which singular values of V spread geometrically; 1 leaves heads as they are.
         per_user: gives each user its own kind of sub-Gaussian features instead of `feature_kind`.
-        feature_scale: one number, one a feature, or a (d, d) matrix.
-        feature_mean: one number, or (d,).
+        feature_scale, feature_mean: one number, or (d,); the scale may be a (d, d) matrix.
         intercept: standard deviation of the normal intercepts.
         level: added to all intercepts.
         common: (d,) slopes added to all users' own; a number is the length of a random direction.
