@@ -16,9 +16,10 @@ from privrep.typing import Floats
 class SparseRows:
     """Rows of users who all have `size` rows, as one CSR matrix in canonical form (see `canonicalise`).
 
-    Formal guarantee: the product of `project` for a row, and of the matrix of `slots` for a user, is a function of that
-    user's rows and the other factor, to the last bit. SciPy adds up each row of a CSR product by itself, one stored
-    entry after another.
+    Formal guarantee:
+    * The product of `project` for a row is a function of that user's rows and the other factor, to the last bit.
+    * So is the product of the matrix of `slots` for a user.
+    * SciPy adds up each row of a CSR product by itself, one stored entry after another.
     """
 
     matrix: Any  # scipy.sparse.csr_array, (users * size, d)

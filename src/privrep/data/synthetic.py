@@ -146,8 +146,7 @@ def make_population(
         head_condition: range over which singular values of V spread geometrically; 1 leaves heads as they are.
         per_user: gives each user its own kind of sub-Gaussian features instead of `feature_kind`.
         feature_scale, feature_mean: one number, or (d,); the scale may be a (d, d) matrix.
-        intercept: standard deviation of the normal intercepts.
-        level: added to all intercepts.
+        intercept, level: standard deviation and mean of the normal intercepts.
         common: (d,) slopes added to all users' own; a number is the length of a random direction.
         between: standard deviation, one or (d,), of the users' feature means around `feature_mean`.
         context: (d,) slopes of a user's level in its own mean, less `feature_mean`; or a length, too.

@@ -2,8 +2,8 @@
 
 Rows of user i are x = U a + w in the unit ball, with labels y = sign <a, v_i>. Unit heads v_i are uniform on the
 sphere. `a` is uniform on the sphere of radius `inside`, without the part that is nearer than `margin` to the user's
-boundary: |<a, v_i>| < margin. w has length sqrt(1 - inside^2) and a uniform direction orthogonal to U. So every x has
-length one, and w is the part 1 - inside^2 of its square.
+boundary. That part has |<a, v_i>| < margin. w has length sqrt(1 - inside^2) and a uniform direction orthogonal to U. So
+every x has length one, and w is the part 1 - inside^2 of its square.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A user's weights are divided by the largest of them, and are then the parts of r
 Between these, rows are thinned systematically, in the user's order of rows. A row stays if the sum of parts, rounded at
 a half, grows by it. So a user has as many rows as its parts sum to, rounded.
 
-No row is ever there twice. Copies would be taken for more observations: leaving one of them out leaves its twin, so
+No row is ever there twice. Copies would be taken for more observations, and leaving one of them out leaves its twin. So
 heads would be too sure, and noise would look smaller than it is. Nor can weights make one user count for more than
 another. Every user is clipped to the same bound, and nobody sees which weights are large among all users.
 

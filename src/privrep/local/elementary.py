@@ -1,8 +1,8 @@
 """Exponential and logarithm made of additions, multiplications and divisions alone.
 
 Those are rounded the same way wherever a number stands in an array. NumPy's own `exp` and `log` may take another path
-through the last few numbers of an array, or through one that is not contiguous, and a user's number would then depend
-on who stands beside it (see `least_squares`). Correct to about ten digits, which is more than a fit on rows needs.
+through the last few numbers of an array, or through one that is not contiguous. A user's number would then depend on
+who stands beside it (see `least_squares`). Correct to about ten digits, which is more than a fit on rows needs.
 """
 
 from __future__ import annotations

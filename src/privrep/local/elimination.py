@@ -1,7 +1,7 @@
 """Positive definite systems of many users at once, by elimination, and numbers read off their inverses.
 
 Users come last, so that every operation is one long loop. Each user's numbers are a function of its own to the last
-bit: there are additions, multiplications and divisions alone, always in the same order (see `least_squares`).
+bit. There are additions, multiplications and divisions alone, always in the same order (see `least_squares`).
 """
 
 from __future__ import annotations

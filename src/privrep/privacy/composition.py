@@ -25,7 +25,7 @@ epsilon_2 are one that is (epsilon_1 + epsilon_2)-DP. That is an upper bound, no
 Rounding. `log_composed_delta` is rounded up: arguments are moved down and logarithms up by more than their errors. The
 discrete Gaussian adds less than 1e-9 of epsilon to it (`privacy.noise`). MARGIN of epsilon pays for that wherever
 Gaussian and pure releases meet. A pure release is made with a noise 1e-9 larger than its epsilon asks for
-(`privacy.exponential`), so that sums of epsilons may be compared in floating point.
+(`privacy.exponential`). So sums of epsilons may be compared in floating point.
 """
 
 from __future__ import annotations

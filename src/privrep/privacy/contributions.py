@@ -73,8 +73,8 @@ class CrossMoments(UserContributions):
     """Z_u = scale_u * (s s^T - A^T A) with s the sum of the rows of A: the sum over pairs of different rows.
 
     `rows` holds A of each user, (users, rows, d). Sums and norms are of the packed upper triangle (`pack`), an
-    isometry. s s^T and A^T A may cancel, so a norm is reported as no less than 1/64 of the size of the two terms.
-    Otherwise a user could make the rounding error of the sum large against its own clipped contribution.
+    isometry. The terms s s^T and A^T A may cancel, so a norm is reported as no less than 1/64 of their size. Otherwise
+    a user could make the rounding error of the sum large against its own clipped contribution.
     """
 
     acute: ClassVar[bool] = False
