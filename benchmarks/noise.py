@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from privrep.privacy.discrete_gaussian import slots_of
+from privrep.privacy.discrete_gaussian import make_table
 from privrep.privacy.noise import secure_noise
 
 SIGMA = 1.37 * 2.0**40
@@ -44,7 +44,7 @@ def seconds(work: Callable[[], object], times: int) -> float:
 
 
 def main() -> None:
-    table = seconds(lambda: slots_of.__wrapped__(SIGMA), 20)
+    table = seconds(lambda: make_table.__wrapped__(SIGMA), 20)
     print(f"a table, once for each sigma: {1e3 * table:.2f} ms")
     for size in SIZES:
         ours = seconds(lambda size=size: secure_noise("noise", SIGMA, size), 20)  # type: ignore[misc]

@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from privrep.data.readers import TableSource
-from privrep.data.regroup import Seen
+from privrep.data.regroup import RowsSeen
 from privrep.linear.steps import SIZES, LeaveOneOutGradient, gradient_size
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound
-from privrep.users.performance import Performance, default_workers
+from privrep.users.performance import Performance, count_workers
 from privrep.users.streaming import StreamingUsers
 
 ROWS, FEATURES, RANK = 10, 50, 2
@@ -79,7 +79,7 @@ def one_pass(path: Path) -> None:
 def _opened(path: Path) -> StreamingUsers:
     """An engine over a file that was looked at before: a pass is timed here, not the scan when a file is opened."""
     source = TableSource(path, "user", "y")
-    seen = Seen(sampled=False)
+    seen = RowsSeen(sampled=False)
     seen.rows = pq.ParquetFile(path).metadata.num_rows
     seen.users = seen.rows // ROWS
     return StreamingUsers(source, source, seen, Performance(), ExitStack())
@@ -143,7 +143,7 @@ def main() -> None:
         best = timings(path, arguments.repeats)
     rows = arguments.users * ROWS
     print(f"{arguments.users:,} users x {ROWS} rows x {FEATURES} features, float32, a file of {size:,.0f} MB,")
-    print(f"rank {RANK}, {default_workers()} cores, best of {2 * arguments.repeats}\n")
+    print(f"rank {RANK}, {count_workers()} cores, best of {2 * arguments.repeats}\n")
     print(f"{'':34}{'rows/s':>12}{'seconds':>9}{'CPU s':>8}")
     for name, (wall, cpu) in best.items():
         print(f"{name:34}{rows / wall:12,.0f}{wall:9.2f}{cpu:8.2f}")

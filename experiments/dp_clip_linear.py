@@ -53,7 +53,7 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.run import Run
-from privrep.privacy.sampling import Fixed, noise_multiplier_for
+from privrep.privacy.sampling import Fixed, plan_noise_multiplier
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
 
@@ -152,7 +152,7 @@ def planned(budget: Budget, batch: Fixed) -> float:
 
 @lru_cache(maxsize=64)
 def _planned(budget: Budget, batch: Fixed) -> float:
-    return noise_multiplier_for(budget, batch, STEPS, batch_level=True)
+    return plan_noise_multiplier(budget, batch, STEPS, batch_level=True)
 
 
 def run_all(path: Path, seeds: int) -> list[Row]:

@@ -32,7 +32,7 @@ from privrep.linear.method import Problem as Question
 from privrep.linear.methods.private_fedrep import paper_fedrep
 from privrep.linear.references import LinearModel, alone, fedrep, pooled
 from privrep.linear.registry import METHODS
-from privrep.local.least_squares import least_squares_heads
+from privrep.local.least_squares import fit_least_squares
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
@@ -93,7 +93,7 @@ class Trial:
         """Line 14 of Algorithm 1: least squares on the second half of a user's rows, no intercept, no safety net."""
         X, y = self.table.group(np.arange(self.table.n_users), self.setting.rows)
         half = self.setting.rows // 2
-        heads = least_squares_heads(X[:, half:] @ model.matrix, y[:, half:])
+        heads = fit_least_squares(X[:, half:] @ model.matrix, y[:, half:])
         return self.truth.population_mse(heads @ model.matrix.T, np.zeros(len(heads)))
 
     def oracle(self) -> Representation:

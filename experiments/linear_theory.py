@@ -28,7 +28,7 @@ from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Products
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.privacy.sampling import Fixed, Poisson, noise_multiplier_for
+from privrep.privacy.sampling import Fixed, Poisson, plan_noise_multiplier
 from privrep.typing import Array
 
 
@@ -281,10 +281,10 @@ def fit_by_batches(
 
     Formal guarantee: noise of standard deviation sigma * norm is charged as a multiplier of sigma / 2, since one pair
     moves the gradient by 2 norm. Unless a multiplier is given, all steps together spend the ledger's budget but for the
-    margin of `noise_multiplier_for`.
+    margin of `plan_noise_multiplier`.
     """
     if multiplier is None:
-        multiplier = noise_multiplier_for(run.ledger.budget, sampling, steps, batch_level=True)
+        multiplier = plan_noise_multiplier(run.ledger.budget, sampling, steps, batch_level=True)
     query = Query(Bound(norm, start.size, terms_per_user=1), multiplier**-2)
     walked = run.iterate(
         "batches",

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.theory import theorem_17
-from privrep.data.synthetic import MarginPopulation, make_margin_population
+from privrep.data.synthetic_margin import MarginPopulation, make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import NothingLearned
 from privrep.estimators.classification import PrivateFedRepClassifier

@@ -7,7 +7,7 @@ from threadpoolctl import threadpool_limits
 
 from privrep.data.table import UserTable
 from privrep.linear.references import fedrep, subspace_distance
-from privrep.local.least_squares import centred, least_squares_heads
+from privrep.local.least_squares import centre_rows, fit_least_squares
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.typing import Array, Floats
@@ -40,9 +40,9 @@ def _add_normal_equations(normal: Array, right: Array, U: Array, X: Floats, y: F
     k = U.shape[1]
     if m <= k + intercept:  # any U fits such users: they have nothing to say
         return
-    rows, targets = (centred(X), centred(y)) if intercept else (X, y)
+    rows, targets = (centre_rows(X), centre_rows(y)) if intercept else (X, y)
     rows, targets = rows.astype(np.float64, copy=False), targets.astype(np.float64, copy=False)
-    heads = np.repeat(least_squares_heads(rows @ U, targets, intercept), m, axis=0)
+    heads = np.repeat(fit_least_squares(rows @ U, targets, intercept), m, axis=0)
     flat = rows.reshape(users * m, d)
     right += (heads * targets.reshape(-1, 1)).T @ flat
     for a in range(k):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.images import Images, read_cifar, read_idx, read_npz
-from privrep.data.partition import feature_table, image_table, partition, test_rows
+from privrep.data.partition import draw_test_rows, make_feature_table, make_image_table, partition
 from privrep.data.table import UserTable
 from privrep.neural.features import Dct, Edges, efficientnet_features
 
@@ -123,13 +123,17 @@ def dealt(dataset: str, clients: int, classes_per_client: int, seed: int, source
     """Clients as in the CENTAUR paper, with test images of their own classes in their own proportions."""
     train, test = images_of(dataset, sources)
     parts = partition(train.labels, clients, classes_per_client, SEED + seed)
-    tested = test_rows(parts, test.labels, TESTED, SEED + seed)
+    tested = draw_test_rows(parts, test.labels, TESTED, SEED + seed)
     if dataset != "cifar10 features":
-        tables = [image_table(train, parts.train), image_table(train, parts.validation), image_table(test, tested)]
+        tables = [
+            make_image_table(train, parts.train),
+            make_image_table(train, parts.validation),
+            make_image_table(test, tested),
+        ]
         return Clients(tables[0], tables[1], tables[2], train.shape)
     features, new = (encoded(part, sources) for part in ("train", "test"))
-    tables = [feature_table(features, train.labels, rows) for rows in (parts.train, parts.validation)]
-    return Clients(tables[0], tables[1], feature_table(new, test.labels, tested), None)
+    tables = [make_feature_table(features, train.labels, rows) for rows in (parts.train, parts.validation)]
+    return Clients(tables[0], tables[1], make_feature_table(new, test.labels, tested), None)
 
 
 @lru_cache(maxsize=2)

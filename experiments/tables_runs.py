@@ -130,7 +130,7 @@ def answer(task: Task, learned: Representation, given: Mask, asked: Mask) -> tup
     """
     prior = prior_of(learned)
     X, owners = task.X[asked], task.codes[asked]
-    said = prior.mean.of_rows(X)[:, 0]
+    said = prior.mean.predict_rows(X)[:, 0]
     apart = np.sqrt(prior.noise[0] * prior.new_ratio[0])
     halves = np.full(len(said), prior.quantile(SHARE, known=False) * apart)
     if given.any():

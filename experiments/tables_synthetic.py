@@ -22,7 +22,7 @@ from privrep.heads.fitting import fit_heads
 from privrep.linear.method import Problem
 from privrep.linear.references import alone
 from privrep.linear.registry import METHODS
-from privrep.local.least_squares import least_squares_heads
+from privrep.local.least_squares import fit_least_squares
 from privrep.local.prior import PriorMean
 from privrep.local.representation import Representation
 from privrep.privacy.ledger import Budget
@@ -136,7 +136,7 @@ def least_squares_mse(truth: Population, table: UserTable) -> float:
     weights = np.zeros_like(truth.weights)
     for users, size in table.positions_by_size():
         X, y = (values.astype(np.float64) for values in table.group(users, size))
-        weights[users] = least_squares_heads(X @ truth.U, y) @ truth.U.T
+        weights[users] = fit_least_squares(X @ truth.U, y) @ truth.U.T
     return truth.population_mse(weights, np.zeros(len(weights)))
 
 
@@ -163,7 +163,7 @@ def prior_mse(truth: Population, table: UserTable, mean: PriorMean) -> float:
 
 def _intercepts(X: Array, mean: PriorMean) -> Array:
     """Return the prior mean at a row of zeros of users with equally many rows, (users,)."""
-    at_rows = mean.of_users(X)[:, :, 0] - X @ mean.slopes[:, 0]
+    at_rows = mean.predict_users(X)[:, :, 0] - X @ mean.slopes[:, 0]
     every: Array = at_rows.mean(axis=1)  # the same at all rows of a user
     return every
 

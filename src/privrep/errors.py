@@ -1,4 +1,4 @@
-"""The errors a user of privrep meets. Each message says what is wrong and what to do instead."""
+"""Errors and warnings that a user of privrep meets. Each message says what is wrong and what to do instead."""
 
 from __future__ import annotations
 
@@ -8,36 +8,54 @@ class PrivrepError(Exception):
 
 
 class InputError(PrivrepError, ValueError):
-    """The data, an option or a folder given to privrep cannot be used; the message names it and says what to do."""
+    """Data, an option or a folder that privrep cannot use. The message names it and says what to do."""
 
 
 class BudgetExceeded(PrivrepError, RuntimeError):
-    """A release would spend more than the ledger's budget. Nothing was drawn and nothing was recorded."""
+    """A release that would spend more than the ledger's budget. Nothing was drawn and nothing was recorded."""
 
 
 class NothingLearned(UserWarning):
-    """Users are no better off than alone, as far as releases tell: this population is too small for this budget."""
+    """Warning: users are no better off than alone, as far as releases tell.
+
+    This population is too small for this budget.
+    """
 
 
 class WeakPrivacy(UserWarning):
-    """The budget promises users little: its epsilon is very large, or its delta is not below one over the users."""
+    """Warning: the budget promises users little.
+
+    Its epsilon is very large, or its delta is not below one over the users.
+    """
 
 
 class UnknownUsers(UserWarning):
-    """Some rows are of users who were not in `fit`: the prior mean predicted them. The message counts both."""
+    """Warning: some rows are of users who were not in `fit`, so the prior mean predicted them.
+
+    The message counts both.
+    """
 
 
 class MissingValues(UserWarning):
-    """Values were missing in `fit`: the message counts what was filled, and rows that were left out. Not private."""
+    """Warning: values were missing in `fit`.
+
+    The message counts the values filled and the rows left out. Not private.
+    """
 
 
 class UnknownLabels(UserWarning):
-    """Some labels in `fit` are none of the declared classes: the message counts their rows, left out. Not private."""
+    """Warning: some labels in `fit` are none of the declared classes.
+
+    The message counts their rows, which are left out. Not private.
+    """
 
 
 class ColumnNote(UserWarning):
-    """What `fit` decided about a column of a frame that its owner may not expect; the message says how to decide."""
+    """Warning: a decision of `fit` about a column of a frame that its owner may not expect.
+
+    The message says how to decide.
+    """
 
 
 class ResumeError(PrivrepError, RuntimeError):
-    """A run folder holds another run (other data shape, other settings): these arguments cannot continue it."""
+    """A run folder that holds another run, of another shape or with other settings, which cannot be continued."""

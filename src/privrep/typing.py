@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-"""Numbers in double precision: whatever is summed, clipped, released or computed from releases."""
+"""Numbers in double precision: everything that is summed, clipped, released or computed from releases."""
 Floats = NDArray[Any]
 """Numbers in single or double precision, as users' rows came."""
 Singles = NDArray[np.float32]
@@ -19,10 +19,10 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Axes:
-    """Declare how many axes the array of a field has, as in `Annotated[Array, Axes(2)]`.
+    """Number of axes of the array in a field, as in `Annotated[Array, Axes(2)]`.
 
-    Every array of a step that travels to nodes has a declaration, and nodes refuse an array with another number of
-    axes: with one more, a user's rows could count for several users.
+    Every array of a step that travels to nodes declares its axes. Nodes refuse an array with another number of axes:
+    with one more, a user's rows could count for several users.
     """
 
     count: int

@@ -1396,7 +1396,7 @@ def test_ratings_end_to_end(name: str, ratings: Path, tmp_path: Path, capsys: py
     fitted = models.load(out)
     assert fitted.config.ratings
     assert set(fitted.columns.by_category["joke"]) == {str(n) if name.endswith("csv") else n for n in range(1, 21)}
-    assert fitted.billboard.selected("keys-1").keys == fitted.columns.categories[0]
+    assert fitted.billboard.read_selection("keys-1").keys == fitted.columns.categories[0]
     words = " ".join(run(capsys, "inspect", out)[1].split())
     for part in ("factorisation of ratings", "joke (20)", "taste-1/pairs", "20 items"):
         assert part in words

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from privrep.data import readers
-from privrep.data.missing import Missing, MissingCounts, fill_missing, own_means
-from privrep.data.readers import TableSource, checked_batches, read_table
+from privrep.data.missing import Missing, MissingCounts, compute_own_means, fill_missing
+from privrep.data.readers import TableSource, read_checked_batches, read_table
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
-from privrep.data.weights import check_weights, kept_rows
+from privrep.data.weights import check_weights, thin_rows
 from privrep.errors import InputError
-from privrep.users.summing import finite_rows
+from privrep.users.summing import clean_rows
 
 
 def holes(users: int, m: int, d: int, dtype: Any = np.float64, seed: int = 0) -> np.ndarray:
@@ -38,7 +38,7 @@ def test_a_missing_value_is_its_users_own_mean_else_the_public_one() -> None:
     np.testing.assert_array_equal(fill_missing(X, np.array([4.0, 9.0])), wanted)
     np.testing.assert_array_equal(fill_missing(X, 0.0)[0, :, 1], 0.0)
     assert np.isnan(fill_missing(X, math.nan)[0, :, 1]).all()
-    np.testing.assert_array_equal(own_means(X), [[2, np.nan], [5, 7.5]])
+    np.testing.assert_array_equal(compute_own_means(X), [[2, np.nan], [5, 7.5]])
     assert fill_missing(wanted, 0.0) is wanted
 
 
@@ -66,7 +66,7 @@ def test_infinity_and_overflow_are_users_without_rows_and_nobody_elses_business(
     X, y = holes(9, 4, 3), np.ones((9, 4))
     X[2, 0, 0], X[5, :, 2] = np.inf, [np.nan, 1e308, 1e308, 1e308]
     for fill in (0.0, math.nan, np.ones(3)):
-        rows, targets = finite_rows(X, y, fill)
+        rows, targets = clean_rows(X, y, fill)
         assert not rows[[2, 5]].any()
         assert not targets[[2, 5]].any()
         others = [0, 1, 3, 4, 6, 7, 8]
@@ -84,11 +84,11 @@ def test_rows_stay_by_their_users_own_weights_alone(users: list[list[float]], fa
     sizes = [len(user) for user in users]
     begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     weights = np.concatenate([np.array(user) for user in users])
-    together = kept_rows(weights, begins)
-    assert kept_rows(factor * weights, begins).tolist() == together.tolist()
+    together = thin_rows(weights, begins)
+    assert thin_rows(factor * weights, begins).tolist() == together.tolist()
     for start, user in zip(begins, users, strict=True):
         own, largest = together[start : start + len(user)], max(user)
-        assert own.tolist() == kept_rows(np.array(user), np.zeros(1, np.int64)).tolist()
+        assert own.tolist() == thin_rows(np.array(user), np.zeros(1, np.int64)).tolist()
         assert not own[np.array(user) == 0].any()
         if largest > 1e-300:
             assert own[np.array(user) == largest].all()
@@ -98,7 +98,7 @@ def test_rows_stay_by_their_users_own_weights_alone(users: list[list[float]], fa
 def test_a_row_of_half_the_weight_stays_half_as_often() -> None:
     weights = np.where(np.arange(4000) % 3 == 0, 2.0, 1.0)
     begins = np.arange(0, 4000, 40)
-    kept = kept_rows(weights, begins)
+    kept = thin_rows(weights, begins)
     assert kept[weights == 2].all()
     assert abs(kept[weights == 1].mean() - 0.5) < 0.02
 
@@ -189,10 +189,12 @@ def test_weights_of_a_file(path: Path) -> None:
 def test_what_was_missing_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "BATCH_BYTES", 400)
     counts = MissingCounts()
-    assert sum(batch.num_rows for batch in checked_batches(TableSource(path, "user", "y", ["a", "b"]), counts)) == 6
+    assert (
+        sum(batch.num_rows for batch in read_checked_batches(TableSource(path, "user", "y", ["a", "b"]), counts)) == 6
+    )
     assert counts.words() == ["3 rows of 6 left out: no target", "missing values filled, inside each user: a (1)"]
     counts = MissingCounts()
-    list(checked_batches(TableSource(path, "user", "z", ["a", "b"], missing=Missing("drop")), counts))
+    list(read_checked_batches(TableSource(path, "user", "z", ["a", "b"], missing=Missing("drop")), counts))
     assert counts.words() == [
         "1 row of 6 left out: no target",
         "2 rows left out for missing values of a (1), b (1)",

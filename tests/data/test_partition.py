@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from privrep.data import partition as dealing
 from privrep.data.images import Images
-from privrep.data.partition import Partition, feature_table, image_table, natural_table, partition
+from privrep.data.partition import Partition, make_feature_table, make_image_table, make_natural_table, partition
 from privrep.errors import InputError
 
 MNIST = np.array([5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])  # images of each digit
@@ -71,7 +71,7 @@ def test_a_seed_decides_everything():
     one, same, other = (partition(labels, 50, 3, seed) for seed in (1, 1, 2))
     assert np.array_equal(everything(one), everything(same))
     assert not np.array_equal(np.sort(everything(one)), np.sort(everything(other)))
-    drawn = [dealing.test_rows(one, labels, 8, seed) for seed in (1, 1, 2)]
+    drawn = [dealing.draw_test_rows(one, labels, 8, seed) for seed in (1, 1, 2)]
     assert np.array_equal(drawn[0], drawn[1])
     assert not np.array_equal(drawn[0], drawn[2])
 
@@ -87,7 +87,7 @@ def test_test_images_are_of_a_client_s_classes_in_its_proportions():
     labels = np.repeat(np.arange(4), [300, 200, 100, 50])
     parts = partition(labels, 13, 2, 5)
     test = np.tile(np.arange(4), 60)
-    rows = dealing.test_rows(parts, test, 20, 0)
+    rows = dealing.draw_test_rows(parts, test, 20, 0)
     assert rows.shape == (13, 20)
     for own, counts in zip(rows, parts.counts, strict=True):
         assert len(set(own)) == 20
@@ -101,20 +101,20 @@ def test_tables_of_clients():
     labels = np.arange(40) % 4
     images = Images(pixels, labels, tuple("abcd"), np.arange(40) % 7)
     parts = partition(labels, 5, 2, 0)
-    table = image_table(images, parts.train)
+    table = make_image_table(images, parts.train)
     assert table.X.dtype == np.float32
     assert table.sizes.tolist() == [7] * 5
     for client in range(5):
         own = table.users(client, client + 1)
         assert np.allclose(own.X * 255, pixels[parts.train[client]].reshape(7, -1), atol=1e-4)
         assert np.array_equal(own.y, labels[parts.train[client]])
-    mapped = feature_table(images.rows()[:, :2], labels, parts.validation)
+    mapped = make_feature_table(images.rows()[:, :2], labels, parts.validation)
     assert np.array_equal(mapped.X, images.rows(parts.validation.ravel())[:, :2])
-    natural = natural_table(images)
+    natural = make_natural_table(images)
     assert natural.ids.tolist() == list(range(7))
     assert np.array_equal(natural.users(2, 3).y, labels[2::7])
     with pytest.raises(InputError, match="have no users"):
-        natural_table(Images(pixels, labels, tuple("abcd")))
+        make_natural_table(Images(pixels, labels, tuple("abcd")))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_tables_of_clients():
         (lambda y: partition(y - 1, 4, 2, 0), "class numbers"),
         (lambda y: partition(y.astype(float), 4, 2, 0), "class numbers"),
         (lambda y: partition(np.array([0] * 39 + [1]), 20, 2, 0), "ask for fewer"),
-        (lambda y: dealing.test_rows(partition(y, 4, 2, 0), y, 0, 0), "per_client"),
-        (lambda y: dealing.test_rows(partition(y, 4, 2, 0), y, 39, 0), "lower per_client"),
+        (lambda y: dealing.draw_test_rows(partition(y, 4, 2, 0), y, 0, 0), "per_client"),
+        (lambda y: dealing.draw_test_rows(partition(y, 4, 2, 0), y, 39, 0), "lower per_client"),
     ],
 )
 def test_what_cannot_be_is_refused(call, words):

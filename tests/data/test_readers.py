@@ -16,8 +16,8 @@ import pytest
 from scipy import sparse
 
 from privrep.data import readers, sources
-from privrep.data.categories import checked_lists
-from privrep.data.readers import TableSource, checked_batches, read_table
+from privrep.data.categories import check_lists
+from privrep.data.readers import TableSource, read_checked_batches, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 
@@ -169,7 +169,7 @@ def test_user_as_text_keeps_leading_zeros(tmp_path: Path) -> None:
 
 def complaint(*arguments: Any, **options: Any) -> str:
     with pytest.raises(InputError) as caught:
-        for _ in checked_batches(TableSource(*arguments, **options)):
+        for _ in read_checked_batches(TableSource(*arguments, **options)):
             pass
     message = str(caught.value)
     assert "\n" not in message
@@ -451,7 +451,7 @@ def test_categories_that_do_not_fit(tmp_path: Path) -> None:
     assert "categories must map" in said([("colour", ["red"])])
     assert "categories of column 'colour' must be a list; write ['red']" in said({"colour": "red"})
     with pytest.raises(InputError, match="lists none for column 'colour'"):
-        checked_lists({"colour": []})
+        check_lists({"colour": []})
     assert "lists 'red' of column 'colour' more than once" in said({"colour": ["red", "x", "red"]})
     for mixed in (["red", 1], [1, True], [1.0, 2.0], [None, "red"]):
         assert "must be all text or all integers" in said({"colour": mixed})

@@ -16,12 +16,13 @@ from scipy import sparse
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
 from privrep.privacy.bounds import Bound
-from privrep.privacy.contributions import SparseColumns, Vectors
+from privrep.privacy.columns import SparseColumns
+from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
-from privrep.users.summing import finite_rows, sum_blocks
+from privrep.users.summing import clean_rows, sum_blocks
 
 
 def random_rows(rows: int, d: int, density: float, dtype: Any, rng: np.random.Generator) -> np.ndarray:
@@ -191,19 +192,19 @@ def test_a_step_for_dense_rows_gets_the_same_numbers(d: int, targets: int, dtype
 def test_users_with_numbers_that_are_not_finite_count_as_zero_rows() -> None:
     X, dense = some(6, 3, 8)
     y = np.random.default_rng(0).standard_normal((6, 3, 2))
-    assert finite_rows(X, y)[0] is X
+    assert clean_rows(X, y)[0] is X
     for value in (np.inf, -np.inf):
         spoilt, targets = dense.copy(), y.copy()
         spoilt[1, 2, 5] = spoilt[4, 0, 0] = value
         targets[2, 1, 0] = np.nan
-        rows, kept = finite_rows(SparseRows(sparse.csr_array(spoilt.reshape(18, 8)), 3), targets)
-        as_dense, kept_dense = finite_rows(spoilt, targets)
+        rows, kept = clean_rows(SparseRows(sparse.csr_array(spoilt.reshape(18, 8)), 3), targets)
+        as_dense, kept_dense = clean_rows(spoilt, targets)
         assert not rows.dense()[[1, 2, 4]].any()
         assert rows.dense().tobytes() == as_dense.tobytes()
         assert rows.matrix.data.all()
         assert kept.tobytes() == kept_dense.tobytes()
         assert not kept[[1, 2, 4]].any()
-    one = finite_rows(X, np.where(np.arange(6)[:, None] == 3, np.nan, y[:, :, 0]))[0].dense()
+    one = clean_rows(X, np.where(np.arange(6)[:, None] == 3, np.nan, y[:, :, 0]))[0].dense()
     assert not one[3].any()
     assert np.array_equal(one[[0, 1, 2, 4, 5]], dense[[0, 1, 2, 4, 5]])
 
@@ -244,7 +245,7 @@ def test_a_wide_table_is_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> No
         sparse_peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
         few = UserTable(table.X[:2000], table.y[:2000], table.offsets[:201], table.ids[:200])
-        portions = [X.nbytes for X, _ in base._portions(few, np.ones(200, dtype=bool), 0, False)]
+        portions = [X.nbytes for X, _ in base._cut_portions(few, np.ones(200, dtype=bool), 0, False)]
         dense_peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest, norm, t
 
-from privrep.data.synthetic import STUDENT_FREEDOM, SUB_GAUSSIAN, conditioned, make_population
+from privrep.data.synthetic import STUDENT_FREEDOM, SUB_GAUSSIAN, condition_heads, make_population
 from privrep.errors import InputError
 
 ALARM = 1e-6
@@ -302,4 +302,4 @@ def test_refusals():
     with pytest.raises(InputError, match="feature_kind must be one of"):
         make_population(rng(0), 5, 3, 2, 2, 0.1, feature_kind="cauchy")
     with pytest.raises(InputError, match="head_condition"):
-        conditioned(np.ones((5, 1)), 2.0)
+        condition_heads(np.ones((5, 1)), 2.0)

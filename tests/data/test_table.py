@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from privrep.data.table import UserTable, factorize, find_users
 from privrep.errors import InputError
-from privrep.users.summing import finite_rows
+from privrep.users.summing import clean_rows
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
@@ -108,6 +108,6 @@ def test_several_targets():
 def test_users_with_a_target_that_is_not_finite_become_zero_rows():
     X, y = np.ones((3, 2, 4)), np.ones((3, 2, 2))
     y[1, 0, 1] = np.nan
-    rows, targets = finite_rows(X, y)
+    rows, targets = clean_rows(X, y)
     assert rows.sum(axis=(1, 2)).tolist() == [8, 0, 8]
     assert targets.sum(axis=(1, 2)).tolist() == [4, 0, 4]

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from privrep.data.dialects import Dialect, find_dialect
-from privrep.data.readers import TableSource, checked_batches, read_table
-from privrep.data.text_values import leading_zeros
+from privrep.data.readers import TableSource, read_checked_batches, read_table
+from privrep.data.text_values import find_leading_zeros
 from privrep.errors import InputError
 
 PLAIN = [[1.5, 0.0], [2.5, 1.0], [-3.0, 0.0]]  # what the rows below hold in x and z
@@ -97,10 +97,10 @@ def test_dialects_that_are_none(options: dict[str, str], said: str) -> None:
 
 def test_leading_zeros() -> None:
     text = ["007", "0", "-07", "0.5", None, "", "+", "00", "-0", "a07", "10", "0", "7"]
-    found = leading_zeros(pa.array(text, pa.large_string()))
+    found = find_leading_zeros(pa.array(text, pa.large_string()))
     assert [value for value, is_code in zip(text, found, strict=True) if is_code] == ["007", "-07", "00"]
-    assert leading_zeros(pa.array(text, pa.large_string())[2:3]).tolist() == [True]  # not where the array begins
-    assert leading_zeros(pa.array(["0", "7"], pa.large_string())[:1]).tolist() == [False]  # nor where it ends
+    assert find_leading_zeros(pa.array(text, pa.large_string())[2:3]).tolist() == [True]  # not where the array begins
+    assert find_leading_zeros(pa.array(["0", "7"], pa.large_string())[:1]).tolist() == [False]  # nor where it ends
 
 
 REFUSED: dict[str, tuple[str, list[str]]] = {  # rows of user,y,a,b; and what is said
@@ -164,7 +164,7 @@ def test_a_late_problem_stops_everything(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text("user,y,x\n" + "1,1,1\n" * 3000 + "1,1,x\n" + "1,1,1\n" * 3000 + "1,1,x\n")
     source, seen = TableSource(path, "user", "y"), list[int]()
     with pytest.raises(InputError, match="is not a number in 2 rows, first in row 3001;"):
-        seen.extend(batch.num_rows for batch in checked_batches(source))
+        seen.extend(batch.num_rows for batch in read_checked_batches(source))
     assert 0 < sum(seen) <= 3000
 
 

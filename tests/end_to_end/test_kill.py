@@ -122,8 +122,8 @@ def attempt(folder: Path, seed: int | None, death: Death) -> None:
         def __call__(self, name: str, sigma: float, size: int) -> Any:
             return self._between(name, lambda: source(name, sigma, size))
 
-        def smallest(self, name: str, losses: Any, scale: int) -> int:
-            return int(self._between(name, lambda: source.smallest(name, losses, scale)))
+        def draw_choice(self, name: str, losses: Any, scale: int) -> int:
+            return int(self._between(name, lambda: source.draw_choice(name, losses, scale)))
 
         def _between(self, name: str, draw: Callable[[], Any]) -> Any:
             death.here(f"before draw of {name}")
@@ -187,7 +187,7 @@ def state(folder: Path) -> dict[str, Any]:
         spent = {"epsilon": 0.0, "events": []}
     files = sorted((folder / "billboard").glob("*.safetensors"))
     pages = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    read = [boards._read(file) for file in files]  # safetensors orders its metadata as it likes
+    read = [boards._read_page(file) for file in files]  # safetensors orders its metadata as it likes
     content = [[page.name, {k: v.tolist() for k, v in sorted(page.arrays.items())}, page.facts] for page in read]
     result = folder / "result.json"
     said = json.loads(result.read_text()) if result.exists() else None

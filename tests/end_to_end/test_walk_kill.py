@@ -63,11 +63,11 @@ def attempt(folder: Path, seed: int | None, death: kill.Death) -> None:
             death.here(f"before draw of {name}")
             return source(name, sigma, size)
 
-        def key(self, name: str) -> bytes:
+        def draw_key(self, name: str) -> bytes:
             death.here(f"before key of {name}")
-            return source.key(name)
+            return source.draw_key(name)
 
-        def smallest(self, name: str, losses: Any, scale: int) -> int:
+        def draw_choice(self, name: str, losses: Any, scale: int) -> int:
             raise NotImplementedError
 
     X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)

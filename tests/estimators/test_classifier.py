@@ -26,7 +26,7 @@ from privrep import (
     PrivateFedRepClassifier,
     ResumeError,
 )
-from privrep.data.categories import MOST_CLASSES, checked_classes
+from privrep.data.categories import MOST_CLASSES, check_classes
 from privrep.data.synthetic import make_class_population
 from privrep.errors import UnknownUsers
 from privrep.models import learning
@@ -141,7 +141,7 @@ def test_selecting_classes_is_charged_and_declaring_them_is_not(data: tuple[Any,
     assert event.delta == pytest.approx(learning.KEYS_SHARE * 1e-6)
     whole = Budget(5.0, 1e-6, "replace-one-user").mu ** 2
     assert event.noise_multiplier**-2 == pytest.approx(learning.KEYS_SHARE * whole, rel=1e-6)
-    assert selected.model_.billboard.selected("classes").keys == tuple(NAMES.tolist())
+    assert selected.model_.billboard.read_selection("classes").keys == tuple(NAMES.tolist())
     declared = clone(selected).set_params(classes=[*NAMES, "elm"]).fit(X, y, groups=groups)
     assert not [event for _, event in declared.privacy_.events if isinstance(event, Selection)]
     assert "classes" not in declared.model_.billboard
@@ -211,10 +211,10 @@ def test_bad_lists_of_classes(given: Any, sentence: str, data: tuple[Any, Any, A
 
 
 def test_lists_of_classes_are_sorted() -> None:
-    assert checked_classes(np.array([3, 1, 2])) == (1, 2, 3)
-    assert checked_classes(pd.Series(["b", "a"])) == ("a", "b")
-    assert checked_classes([True, False]) == (False, True)
-    assert all(type(value) is int for value in checked_classes(np.arange(3)))
+    assert check_classes(np.array([3, 1, 2])) == (1, 2, 3)
+    assert check_classes(pd.Series(["b", "a"])) == ("a", "b")
+    assert check_classes([True, False]) == (False, True)
+    assert all(type(value) is int for value in check_classes(np.arange(3)))
 
 
 # What is refused
@@ -464,7 +464,7 @@ class GroupedClassifier(PrivateFedRepClassifier):
         return super().fit(X, y, groups=np.arange(_rows(X)) % 5)
 
     def _declared(self, y: Any) -> Any:
-        return checked_classes(y.unique().to_pylist())
+        return check_classes(y.unique().to_pylist())
 
     def predict(self, X: Any) -> Any:
         return super().predict(X, groups=np.zeros(_rows(X), dtype=int))

@@ -35,7 +35,7 @@ from privrep.multimodal.training import (  # noqa: E402
     train,
 )
 from privrep.nn.threads import one_thread  # noqa: E402
-from privrep.privacy.accounting import epsilon_spent  # noqa: E402
+from privrep.privacy.accounting import compute_epsilon  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402
 from privrep.privacy.events import Batched, Gaussian, Sampled  # noqa: E402
@@ -71,8 +71,8 @@ class Silence:
         self.asked.append((name, sigma, size))
         return np.zeros(size, dtype=np.int64)
 
-    def key(self, name):
-        return simulated_noise(9).key(name)
+    def draw_key(self, name):
+        return simulated_noise(9).draw_key(name)
 
 
 def images(count, seed, spread=0.3):
@@ -200,7 +200,7 @@ def test_a_sample_is_averaged_by_its_expected_size():
     data = of_classes()
     settings = ClipSettings(steps=1, batch=20, clip=1e4, rate=1.0, optimiser="sgd")
     found, asked = silent(data, settings)
-    members = Poisson(0.5).sample(Silence().key("steps-1/0")).members(USERS)
+    members = Poisson(0.5).sample(Silence().draw_key("steps-1/0")).members(USERS)
     assert members.sum() not in (0, 20, USERS)
     flat = torch.tensor(asked.towers.weights(0.5), requires_grad=True)
     plain_losses(asked, data, flat)[torch.from_numpy(members)].sum().backward()
@@ -216,7 +216,7 @@ def test_pages_hear_their_steps_and_stand_one_after_the_other():
     assert sorted(set(heard)) == [1, 2, 3, 4, 5]
     assert heard == sorted(heard)
     pages = ["steps-1", "steps-2", "steps-3"]
-    assert [run.billboard.iterated(page).steps for page in pages] == [2, 2, 1]
+    assert [run.billboard.read_iterated(page).steps for page in pages] == [2, 2, 1]
     assert [event.count for _, event in run.ledger.report().events] == [2, 2, 1]
 
 
@@ -269,7 +269,7 @@ def test_a_plan_spends_the_budget_and_no_more(mechanism, batch, sampling):
     report = run.ledger.report()
     assert 1.99 < report.epsilon <= 2.0
     assert sum(event.count for _, event in report.events) == 5
-    again = epsilon_spent([event for _, event in report.events], 1e-3)
+    again = compute_epsilon([event for _, event in report.events], 1e-3)
     assert again == pytest.approx(report.epsilon)
     with pytest.raises(PrivrepError, match="budget"):
         train(run, replace(asked, settings=replace(settings, steps=6)), asked.towers.weights(0.5), multiplier)

@@ -16,7 +16,7 @@ import pytest
 
 import privrep
 from privrep import ColumnNote, InputError, PrivateFedRep, PrivateFedRepClassifier, PrivateMarginSelector, cli
-from privrep.data.frames import as_frame, read_rows, sort_columns
+from privrep.data.frames import read_frame, read_rows, sort_columns
 from privrep.models.learning import KEYS_SHARE
 from privrep.privacy.ledger import Budget
 
@@ -304,7 +304,7 @@ def test_other_dialects_give_the_same_predictions(
 
 def test_columns_of_a_frame() -> None:
     """Types decide what a column is; decimals and booleans are numbers."""
-    frame = as_frame(
+    frame = read_frame(
         pa.table(
             {
                 "decimal": pa.array([1, 2], pa.decimal128(5, 1)),
@@ -327,8 +327,8 @@ def test_columns_of_a_frame() -> None:
     more = rows.encode(np.column_stack([rows.values, [8.0, 9.0]]), {"code": (6,)}).toarray()
     assert more[:, 2:].tolist() == [[1.0, 8.0, 0.0], [2.0, 9.0, 1.0]]  # numbers that were added come after numbers
     assert rows.keys("code", rows.values[::-1]).to_pylist() == [6, 5]
-    assert as_frame(np.zeros((2, 2))) is None
-    assert as_frame(pd.DataFrame(np.zeros((2, 2)))) is None
+    assert read_frame(np.zeros((2, 2))) is None
+    assert read_frame(pd.DataFrame(np.zeros((2, 2)))) is None
 
 
 def test_columns_of_margin_selection_are_found_by_name() -> None:

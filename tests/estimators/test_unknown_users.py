@@ -66,7 +66,7 @@ def model(fitted: PrivateFedRep) -> PrivateFedRep:
 def newcomers(model: PrivateFedRep, X: Any) -> np.ndarray:
     prior = model.model_.representation.prior
     assert prior is not None
-    return prior.mean.of_rows(X)[:, 0]
+    return prior.mean.predict_rows(X)[:, 0]
 
 
 @pytest.mark.parametrize("make", [list, np.array, pd.Series, pl.Series])

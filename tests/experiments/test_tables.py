@@ -118,7 +118,7 @@ def test_a_seed_makes_the_numbers() -> None:
 def test_newcomers_without_rows_get_the_prior_mean(task: Task, learned: Representation) -> None:
     said, halves = predict(task, learned)
     prior, X = prior_of(learned), task.X[task.newcomers]
-    np.testing.assert_array_equal(said.strangers, prior.mean.of_rows(X)[:, 0])
+    np.testing.assert_array_equal(said.strangers, prior.mean.predict_rows(X)[:, 0])
     assert len(set(halves.strangers)) == 1
     nobody = task.with_support(0)
     np.testing.assert_array_equal(answer(task, learned, nobody.support, task.newcomers)[0], said.strangers)

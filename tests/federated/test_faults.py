@@ -56,7 +56,7 @@ from privrep.linear.steps import CELLS, FeatureSizes
 from privrep.models import model as models
 from privrep.models.description import Config
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, LossBound, OfUsers
+from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, LossBound, UserContributions
 from privrep.privacy.calibration import Query, calibrate
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, read_ledger
@@ -833,7 +833,7 @@ def test_a_model_of_another_task_is_not_handed_out(files: list[Path], tmp_path: 
 
 
 @dataclass(frozen=True)
-class _Understated(OfUsers):
+class _Understated(UserContributions):
     """Contributions that are said to be shorter than they are."""
 
     acute = False

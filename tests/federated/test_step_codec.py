@@ -22,7 +22,8 @@ from scipy import sparse
 import privrep.heads
 import privrep.linear.methods
 import privrep.local
-from privrep.data.synthetic import make_class_population, make_margin_population, make_population
+from privrep.data.synthetic import make_class_population, make_population
+from privrep.data.synthetic_margin import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.federated.wire import step_codec as steps_module
@@ -420,7 +421,7 @@ def test_steps_for_several_targets_are_those_that_say_so_themselves() -> None:
         assert type(decode(*encode(holder), 4, 1)) is type(holder)
         with pytest.raises(InputError, match="one target"):
             decode(*encode(holder), 4, 3)
-    residual = Residual(inner, PriorMean.nothing(4, 3, True))  # it hands on as many targets as there are
+    residual = Residual(inner, PriorMean.zero(4, 3, True))  # it hands on as many targets as there are
     assert isinstance(decode(*encode(residual), 4, 3), Residual)
     with pytest.raises(InputError, match="one target"):
         decode(*encode(replace(residual, step=QuarterEquations(np.eye(4)[:, :2], 1.0, 1.0))), 4, 3)

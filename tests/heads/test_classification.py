@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 
 from privrep.heads.classification import class_constant, class_own, class_shared
 from privrep.local.elementary import exp, log, sigmoid, softplus
-from privrep.local.least_squares import users_last
+from privrep.local.least_squares import move_users_last
 from privrep.local.losses import INTERCEPT_PRECISION, SOFTNESS, Loss, fit_classes
 
 CASES = [("log", 2), ("log", 3), ("log", 5), ("hinge", 2), ("hinge", 3)]
@@ -53,7 +53,7 @@ def test_elementary_functions_agree_with_numpy() -> None:
 def test_heads_are_minimisers(name: str, classes: int) -> None:
     loss = Loss(name, classes)  # type: ignore[arg-type]
     X, y = users_of(loss, 6, 25, 2)
-    fit = fit_classes(users_last(X), loss.signs(y), loss, 0.7, True)
+    fit = fit_classes(move_users_last(X), loss.signs(y), loss, 0.7, True)
     for u in range(len(X)):
         ours = np.column_stack([fit.heads[:, :, u], fit.intercepts[:, u]]).ravel()
         best = minimize(objective, np.zeros(ours.size), args=(X[u], y[u], loss, 0.7), method="BFGS")
@@ -64,7 +64,7 @@ def test_heads_are_minimisers(name: str, classes: int) -> None:
 def test_leaving_out_a_row_is_close_to_a_fit_without_it(name: str, classes: int) -> None:
     loss = Loss(name, classes)  # type: ignore[arg-type]
     X, y = users_of(loss, 200, 25, 2, seed=1)
-    P, signs = users_last(X), loss.signs(y)
+    P, signs = move_users_last(X), loss.signs(y)
     fit, without = fit_classes(P, signs, loss, 0.5, True), fit_classes(P[:, 1:], signs[:, 1:], loss, 0.5, True)
     exact = (without.heads * P[None, :, 0]).sum(axis=1) + without.intercepts
     inside = (fit.heads * P[None, :, 0]).sum(axis=1) + fit.intercepts
@@ -80,7 +80,7 @@ def test_pulls_are_derivatives(name: str, classes: int) -> None:
     rng = np.random.default_rng(2)
     outputs = rng.normal(size=(loss.outputs, 4, 3))
     signs = loss.signs(rng.integers(0, classes, size=(3, 4)).astype(float))
-    pull, _ = loss.pulls(outputs, signs)
+    pull, _ = loss.differentiate(outputs, signs)
     for o in range(loss.outputs):
         up, down = outputs.copy(), outputs.copy()
         up[o] += 1e-4
@@ -111,7 +111,7 @@ def test_rows_without_a_label_count_for_nothing(name: str, classes: int) -> None
     X, y = users_of(loss, 30, 20, 2, seed=4)
     hidden = y.copy()
     hidden[:, 12:] = -1
-    P = users_last(X)
+    P = move_users_last(X)
     all_rows = fit_classes(P, loss.signs(hidden), loss, 0.5, False)
     few_rows = fit_classes(P[:, :12], loss.signs(y[:, :12]), loss, 0.5, False)
     np.testing.assert_allclose(all_rows.heads, few_rows.heads, atol=1e-9)

@@ -9,7 +9,7 @@ import pytest
 
 from privrep.heads.label_modes import CoordinateSpace, LabelRows, RowSpace, find_mode, leave_out
 from privrep.heads.label_posterior import fit_label_heads, fit_labels, moderated, stretch, trust_of
-from privrep.local.least_squares import users_last
+from privrep.local.least_squares import move_users_last
 from privrep.local.losses import Loss
 from privrep.local.prior import LabelPrior, PriorMean
 
@@ -58,11 +58,11 @@ def random_users(rows: int, width: int, classes: int = 2) -> tuple[np.ndarray, n
 def test_both_spaces_give_the_same(classes: int, rows: int) -> None:
     offset, images, y = random_users(rows, rows - 1, classes)  # as many rows as coordinates and the level
     loss = Loss("log", classes)
-    start, signs, level = users_last(offset), loss.signs(y), np.linspace(0.5, 1.0, loss.outputs)
+    start, signs, level = move_users_last(offset), loss.signs(y), np.linspace(0.5, 1.0, loss.outputs)
     every = np.arange(rows)
     by_rows = LabelRows.of(images).with_prior(0.7, level)
     assert isinstance(by_rows, RowSpace)
-    by_coordinates = CoordinateSpace(level, every, users_last(images) * math.sqrt(0.7))
+    by_coordinates = CoordinateSpace(level, every, move_users_last(images) * math.sqrt(0.7))
     for steady in (True, False):
         modes = [find_mode(space, start, signs, start, loss, steady) for space in (by_rows, by_coordinates)]
         for name in ("outputs", "variance", "dual"):
@@ -77,7 +77,7 @@ def test_both_spaces_give_the_same(classes: int, rows: int) -> None:
 def test_one_system_for_several_steps_finds_the_same_mode(classes: int, rows: int, width: int) -> None:
     offset, images, y = random_users(rows, width, classes)
     loss = Loss("log", classes)
-    start, signs, level = users_last(offset), loss.signs(y), np.ones(loss.outputs)
+    start, signs, level = move_users_last(offset), loss.signs(y), np.ones(loss.outputs)
     space = LabelRows.of(images).with_prior(1 / width, level)
     found = leave_out(space, start, find_mode(space, start, signs, start, loss, steady=True))
     exact = leave_out(space, start, find_mode(space, start, signs, None, loss))
@@ -142,7 +142,7 @@ def test_a_stretched_mean_keeps_probabilities() -> None:
 
 
 def test_users_without_rows_have_the_prior_mean_and_wild_ones_are_no_trouble() -> None:
-    mean = PriorMean.nothing(2, 1, True)
+    mean = PriorMean.zero(2, 1, True)
     prior = LabelPrior(mean, np.eye(2), False, 1.0, 1.0, 1.0, True)
     X = np.full((2, 3, 2), 1e300)
     X[1] = 0.1

@@ -39,7 +39,7 @@ def some_prior(
     rng = np.random.default_rng(seed)
     d, q = FEATURES, targets
     slopes, factor = rng.normal(size=(d, q)), rng.normal(size=(d, p))
-    mean = replace(PriorMean.nothing(d, q, False), slopes=slopes)
+    mean = replace(PriorMean.zero(d, q, False), slopes=slopes)
     if intercept:
         located = np.array([1.0, 1.0, 1.0, 1.0, 0.0])
         axes = rng.normal(size=(d, 2)) * located[:, None]
@@ -114,7 +114,7 @@ class Direct:
 
 def test_a_level_far_off_counts_for_more_than_the_prior_says() -> None:
     """Four standard deviations are believed as the prior says, forty are not: that user keeps most of its own mean."""
-    mean = PriorMean.nothing(FEATURES, 1, True)
+    mean = PriorMean.zero(FEATURES, 1, True)
     prior = HeadPrior(mean, np.zeros((FEATURES, 0)), False, 0.01, np.ones(1), NORMAL, NORMAL, np.ones(1))
     rng = np.random.default_rng(0)
     X, noise = rng.normal(size=(2, 8, FEATURES)), rng.normal(size=(2, 8))
@@ -230,7 +230,7 @@ def test_users_without_rows_have_the_prior_mean() -> None:
     heads = fit_heads(table.blocks(), rep)
     assert heads.kind.tolist() == [POSTERIOR, POSTERIOR, PRIOR, PRIOR, POSTERIOR, POSTERIOR]
     assert_same_heads(heads.of_users(np.array([False, True, False])), prior_heads(np.array(["b"]), prior))
-    wanted = prior.mean.of_rows(fresh)
+    wanted = prior.mean.predict_rows(fresh)
     for user in (1, -1):
         users = np.full(8, user)
         np.testing.assert_array_equal(heads.predict(rep, fresh, users), wanted)
@@ -268,14 +268,14 @@ def drawn(prior: HeadPrior, users: int, rows: int, seed: int) -> tuple[np.ndarra
     b, v, e = (rng.normal(size=(users, each)) for each in (1, prior.factor.shape[1], rows))
     about = np.einsum("umd,dp,up->um", X - prior.mean.centre, prior.factor, v)
     unit = math.sqrt(prior.noise[0])
-    y = prior.mean.of_users(X)[:, :, 0] + unit * (math.sqrt(prior.level_ratio) * b + about + e)
+    y = prior.mean.predict_users(X)[:, :, 0] + unit * (math.sqrt(prior.level_ratio) * b + about + e)
     return X, y
 
 
 @pytest.fixture(scope="module")
 def true_prior() -> HeadPrior:
     prior = some_prior(1, 2.0)
-    nothing = PriorMean.nothing(FEATURES, 1, True)
+    nothing = PriorMean.zero(FEATURES, 1, True)
     mean = replace(nothing, level=prior.mean.level, slopes=prior.mean.slopes, centre=prior.mean.centre)
     factor = prior.factor / np.linalg.norm(prior.factor)
     return replace(prior, mean=mean, factor=factor, new_ratio=np.array([1 + 2.0 + 1.0]))

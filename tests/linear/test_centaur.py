@@ -17,7 +17,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.groups import hashes
+from privrep.privacy.groups import hash_ids
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
@@ -44,7 +44,7 @@ def population(seed, n=1_500, d=8, noise=0.05):
 
 
 def batches(page, m):
-    order = np.argsort(hashes(np.arange(m), page), kind="stable")
+    order = np.argsort(hash_ids(np.arange(m), page), kind="stable")
     return order[: m // 2], order[m // 2 : 2 * (m // 2)]
 
 

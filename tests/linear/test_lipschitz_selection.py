@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from privrep.data.synthetic import make_margin_population
+from privrep.data.synthetic_margin import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.estimators.margin import PrivateMarginSelector

@@ -15,7 +15,7 @@ from scipy.stats import chi2
 from sklearn.base import clone
 
 from privrep.data.readers import TableSource
-from privrep.data.synthetic import make_margin_population
+from privrep.data.synthetic_margin import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError, ResumeError
 from privrep.estimators.margin import PrivateMarginSelector
@@ -98,7 +98,7 @@ def test_what_is_chosen_follows_from_the_choices_alone(table):
     for t in range(1, 4):
         angle = 0.0 if centre is None else zooming.angle(t)
         net = RandomNet(f"margin-{t}", 50, 12, 2, centre, angle)
-        centre = net.member(run.billboard.choice(f"margin-{t}").index)
+        centre = net.member(run.billboard.read_choice(f"margin-{t}").index)
     assert np.array_equal(sign_matrix(12, 60).T @ centre, representation.basis)
 
 

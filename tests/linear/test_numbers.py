@@ -39,7 +39,7 @@ def votes(step: HeadLosses | HeadVotes, table: UserTable, cells: int) -> np.ndar
 
 
 def test_users_vote_for_what_does_better() -> None:
-    mean, none, one = PriorMean.nothing(D, 1, True), np.zeros((D, 0)), np.ones(1)
+    mean, none, one = PriorMean.zero(D, 1, True), np.zeros((D, 0)), np.ones(1)
     own = HeadVotes(mean, none, True, 1.0, np.ones(D))
     for slopes, better in ((3.0, 1), (0.0, 0)):
         table = lines(200, 10, slopes)
@@ -53,7 +53,7 @@ def test_users_vote_for_what_does_better() -> None:
 
 def test_users_who_cannot_tell_do_not_vote() -> None:
     """Three rows are too few for a regression of one's own, and two candidates that are one have nothing to choose."""
-    mean = PriorMean.nothing(D, 1, True)
+    mean = PriorMean.zero(D, 1, True)
     assert not votes(HeadVotes(mean, np.zeros((D, 0)), True, 1.0, np.ones(D)), lines(50, 3, 1.0), 2).any()
     same = (np.zeros(2), np.zeros(2), np.ones(2), np.ones(2), np.ones(2))
     step = HeadLosses(mean, np.zeros((D, 0)), np.eye(D), *same, np.ones(1), 1.0, False)

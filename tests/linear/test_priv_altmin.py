@@ -35,7 +35,7 @@ from privrep.privacy.bounds import DIRECTION_ONLY, MAX_ROWS_PER_SUM, Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import pack, packed_size, unpack
 from privrep.privacy.groups import Group
-from privrep.privacy.kronecker import kronecker
+from privrep.privacy.kronecker import make_kronecker
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
@@ -69,7 +69,7 @@ def equations(d, k, intercept, norms=(1e9, 1e9), ridge=0.01, transform=None):
 def test_a_kronecker_sum_is_the_sum_of_kronecker_products():
     generator = rng(1)
     left, right, scale = generator.normal(size=(9, 2, 3)), generator.normal(size=(9, 5, 4)), generator.uniform(size=9)
-    sent, weights = kronecker(left, right, scale), generator.uniform(size=9)
+    sent, weights = make_kronecker(left, right, scale), generator.uniform(size=9)
     weights[[2, 5]] = 0.0
     each = [scale[u] * np.kron(left[u].T @ left[u], right[u].T @ right[u]) for u in range(9)]
     np.testing.assert_allclose(unpack(sent.weighted_sum(weights)), np.tensordot(weights, each, 1), atol=1e-12)
@@ -83,7 +83,7 @@ def test_kronecker_norms_hold_where_squares_underflow(small, large):
     """|R^T R|^2 of rows near 1e-170 is zero in floating point; times a huge L^T L it is not."""
     generator = rng(2)
     left, right = generator.normal(size=(4, 1, 2)), generator.normal(size=(4, 3, 5))
-    sent, plain = kronecker(left * large, right * small, np.ones(4)), kronecker(left, right, np.ones(4))
+    sent, plain = make_kronecker(left * large, right * small, np.ones(4)), make_kronecker(left, right, np.ones(4))
     with np.errstate(all="ignore"):
         norms = sent.norms()
         weights = np.where(np.isfinite(norms), 1 / np.maximum(norms, 1.0), 0.0)
@@ -98,7 +98,7 @@ def test_kronecker_norms_hold_where_squares_underflow(small, large):
 
 def test_kronecker_sums_of_very_long_users_are_cut():
     right = rng(3).normal(size=(2, MAX_ROWS_PER_SUM + 100, 3))
-    sent = kronecker(np.ones((2, 1, 1)), right, np.ones(2))
+    sent = make_kronecker(np.ones((2, 1, 1)), right, np.ones(2))
     np.testing.assert_allclose(unpack(sent.weighted_sum(np.ones(2))), sum(R.T @ R for R in right), rtol=1e-12)
 
 

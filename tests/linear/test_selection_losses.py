@@ -12,7 +12,7 @@ from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 from privrep.data.sparse import SparseRows
-from privrep.data.synthetic import make_margin_population
+from privrep.data.synthetic_margin import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.margin import LOSSES, first_half, lipschitz_fit, shortened, surrogate_heads, zero_one_heads

@@ -235,7 +235,7 @@ def test_a_basis_means_the_same_in_both_coordinates(whitening):
     rng = np.random.default_rng(3)
     transform = FeatureTransform(2.0 ** rng.integers(-5, 5, 6), correlated(10.0) if whitening else None)
     X, basis, v = rng.normal(size=(2, 5, 6)), rng.normal(size=(6, 2)), rng.normal(size=2)
-    assert transform.rows(X) @ (basis @ v) == pytest.approx(X @ (transform.original(basis) @ v), rel=1e-9)
+    assert transform.rows(X) @ (basis @ v) == pytest.approx(X @ (transform.to_original(basis) @ v), rel=1e-9)
     assert transform.rows(X.astype(np.float32)).dtype == np.float32
 
 

@@ -26,7 +26,7 @@ def test_what_is_read_off_inverses(n: int) -> None:
     systems, inverse = systems_of(A), np.linalg.inv(A.transpose(2, 3, 0, 1))
     solved = np.einsum("ouab,bou->aou", inverse, right)
     assert systems.solve(right) == pytest.approx(solved)
-    assert systems.squares(right) == pytest.approx((right * solved).sum(axis=0))
+    assert systems.quadratic_forms(right) == pytest.approx((right * solved).sum(axis=0))
     assert systems.inverse_diagonal() == pytest.approx(np.einsum("ouaa->aou", inverse))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privrep.local import least_squares
-from privrep.local.least_squares import centred, centred_targets, least_squares_heads, users_last
+from privrep.local.least_squares import centre_rows, centre_targets, fit_least_squares, move_users_last
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Fit:
 
 def ridge_fit(P: np.ndarray, y: np.ndarray, ridge: float, intercept: bool) -> Fit:
     """The fit with users first, as its inputs here."""
-    fit = least_squares.ridge_fit(users_last(P), users_last(y), ridge, intercept)
+    fit = least_squares.fit_ridge(move_users_last(P), move_users_last(y), ridge, intercept)
     return Fit(fit.heads.T, fit.loo_residuals.T, fit.loo_heads().T)
 
 
@@ -42,7 +42,7 @@ def refit(P: np.ndarray, y: np.ndarray, penalty: float, intercept: bool) -> tupl
 def test_leave_one_out_equals_brute_force(m: int, k: int, intercept: bool, ridge: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     P, y = rng.normal(size=(3, m, k)), rng.normal(size=(3, m)) + 5.0 * intercept
-    rows, targets = (centred(P), centred(y)) if intercept else (P, y)
+    rows, targets = (centre_rows(P), centre_rows(y)) if intercept else (P, y)
     fit = ridge_fit(rows, targets, ridge, intercept)
     loo_heads = fit.loo_heads
     assert loo_heads.shape == (3, m, k)
@@ -72,7 +72,7 @@ def test_users_do_not_see_each_other(seed: int) -> None:
 def test_without_ridge_and_with_enough_rows_it_is_least_squares() -> None:
     rng = np.random.default_rng(0)
     P, y = rng.normal(size=(1, 20, 3)), rng.normal(size=(1, 20))
-    assert least_squares_heads(P, y)[0] == pytest.approx(np.linalg.lstsq(P[0], y[0])[0], rel=1e-6)
+    assert fit_least_squares(P, y)[0] == pytest.approx(np.linalg.lstsq(P[0], y[0])[0], rel=1e-6)
 
 
 def test_with_fewer_rows_than_columns_it_is_nearly_the_solution_of_least_norm() -> None:
@@ -84,10 +84,10 @@ def test_with_fewer_rows_than_columns_it_is_nearly_the_solution_of_least_norm() 
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_centred_rows_have_mean_zero_and_forget_a_shift(dtype: str) -> None:
     values = np.random.default_rng(0).normal(size=(5, 7, 3)).astype(dtype)
-    assert centred(values).dtype == values.dtype
-    assert np.abs(centred(values).mean(axis=1)).max() < 1e-6
-    assert centred(values + np.float32(64)) == pytest.approx(centred(values), abs=2e-5)
-    assert np.array_equal(centred(np.full((2, 1, 3), 7.0)), np.zeros((2, 1, 3)))
+    assert centre_rows(values).dtype == values.dtype
+    assert np.abs(centre_rows(values).mean(axis=1)).max() < 1e-6
+    assert centre_rows(values + np.float32(64)) == pytest.approx(centre_rows(values), abs=2e-5)
+    assert np.array_equal(centre_rows(np.full((2, 1, 3), 7.0)), np.zeros((2, 1, 3)))
 
 
 extremes = st.sampled_from(
@@ -108,5 +108,5 @@ def test_no_rows_can_make_a_solve_fail(m: int, k: int, intercept: bool, ridge: f
 
 def test_targets_that_differ_by_rounding_alone_are_constant() -> None:
     y = np.array([[0.1, 0.1, 0.1], [1e9, 1e9, 1e9 + 1.0], [1.0, 2.0, 3.0]])
-    assert np.array_equal(centred_targets(y)[:, 0], np.zeros(3))
-    assert np.allclose(centred_targets(y)[:, 1:].T, centred(y)[1:])
+    assert np.array_equal(centre_targets(y)[:, 0], np.zeros(3))
+    assert np.allclose(centre_targets(y)[:, 1:].T, centre_rows(y)[1:])

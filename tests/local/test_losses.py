@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import arrays
 from privrep.data.readers import TableSource
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.bounds import LEVELS, MAX_SIZE, MAX_USERS, Bound, LossBound, clipped_sum
+from privrep.privacy.bounds import LEVELS, MAX_SIZE, MAX_USERS, Bound, LossBound, clip_and_sum
 from privrep.privacy.contributions import Counts, Losses, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
@@ -46,7 +46,7 @@ class Distances:
 
 
 def levels(*values: float, dtype: type = np.float64) -> list[float]:
-    return clipped_sum(Losses(np.array([values], dtype=dtype)), LossBound(len(values))).tolist()
+    return clip_and_sum(Losses(np.array([values], dtype=dtype)), LossBound(len(values))).tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
@@ -57,28 +57,28 @@ def test_entries_are_brought_into_the_unit_interval_and_counted_in_levels(dtype:
 
 
 def test_integers_and_truths_are_losses_too() -> None:
-    assert clipped_sum(Losses(np.array([[True, False], [True, True]])), LossBound(2)).tolist() == [2 * LEVELS, LEVELS]
-    assert clipped_sum(Losses(np.array([[0, 1, 5]])), LossBound(3)).tolist() == [0, LEVELS, LEVELS]
+    assert clip_and_sum(Losses(np.array([[True, False], [True, True]])), LossBound(2)).tolist() == [2 * LEVELS, LEVELS]
+    assert clip_and_sum(Losses(np.array([[0, 1, 5]])), LossBound(3)).tolist() == [0, LEVELS, LEVELS]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_user_with_an_entry_that_is_not_finite_counts_as_all_zeros(bad: float, dtype: type) -> None:
     values = np.array([[0.5, 0.25, 1.0], [0.5, bad, 1.0], [0.25, 0.0, 0.0]], dtype=dtype)
-    assert clipped_sum(Losses(values), LossBound(3)).tolist() == [0.75 * LEVELS, 0.25 * LEVELS, LEVELS]
+    assert clip_and_sum(Losses(values), LossBound(3)).tolist() == [0.75 * LEVELS, 0.25 * LEVELS, LEVELS]
 
 
 def test_huge_entries_of_many_users_are_clipped_and_not_taken_for_infinite() -> None:
     values = np.full((4, 3), 3e38, dtype=np.float32)
     with np.errstate(over="ignore"):
-        assert clipped_sum(Losses(values), LossBound(3)).tolist() == [4 * LEVELS] * 3
+        assert clip_and_sum(Losses(values), LossBound(3)).tolist() == [4 * LEVELS] * 3
 
 
 @given(arrays(np.float32, (5, 3), elements=any_float))
 def test_every_user_adds_whole_levels_between_none_and_all(values: np.ndarray) -> None:
     with np.errstate(all="ignore"):
-        each = [clipped_sum(Losses(user[None]), LossBound(3)) for user in values]
-        together = clipped_sum(Losses(values), LossBound(3))
+        each = [clip_and_sum(Losses(user[None]), LossBound(3)) for user in values]
+        together = clip_and_sum(Losses(values), LossBound(3))
     for added in each:
         assert ((added >= 0) & (added <= LEVELS) & (added == np.rint(added))).all()
     assert np.array_equal(np.sum(each, axis=0), together)
@@ -97,14 +97,14 @@ def test_a_choice_has_candidates(size: int) -> None:
 
 def test_losses_are_for_choices_and_choices_for_losses() -> None:
     with pytest.raises(InputError, match="a choice asks for Losses"):
-        clipped_sum(Vectors(np.ones((2, 3))), LossBound(3))
+        clip_and_sum(Vectors(np.ones((2, 3))), LossBound(3))
     with pytest.raises(InputError, match="a choice asks for Losses"):
-        clipped_sum(Counts(np.array([[0]]), 3), LossBound(3))
+        clip_and_sum(Counts(np.array([[0]]), 3), LossBound(3))
     with pytest.raises(InputError, match="Losses are for choices"):
-        clipped_sum(Losses(np.ones((2, 3))), Bound(1.0, 3))
+        clip_and_sum(Losses(np.ones((2, 3))), Bound(1.0, 3))
     for shape in ((2, 4), (3,), (2, 3, 1)):
         with pytest.raises(InputError, match="losses of shape"):
-            clipped_sum(Losses(np.ones(shape)), LossBound(3))
+            clip_and_sum(Losses(np.ones(shape)), LossBound(3))
 
 
 # Exact, however it is cut up
@@ -132,7 +132,7 @@ def test_the_sum_is_the_same_bits_in_every_engine_and_every_block(
         cut = Distances(step.points, dtype, floats)
         assert np.array_equal(sums(InMemoryUsers(table, Performance(workers)), cut), whole)
     for rows in (1, 37, 500):
-        monkeypatch.setattr("privrep.data.table.block_rows", lambda *a, rows=rows: rows)
+        monkeypatch.setattr("privrep.data.table.choose_block_rows", lambda *a, rows=rows: rows)
         assert len(list(table.blocks())) > (1 if rows < 500 else 0)
         assert np.array_equal(sums(InMemoryUsers(table, Performance(2)), step), whole)
     assert np.array_equal(np.rint(whole), whole)

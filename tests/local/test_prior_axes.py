@@ -19,7 +19,7 @@ def axes_of(rng: np.random.Generator) -> tuple[PriorMean, FeatureTransform, np.n
     values, vectors = np.linalg.eigh(within)
     whitening = (vectors / np.sqrt(values)) @ vectors.T
     axes = whitening @ np.linalg.qr(rng.normal(size=(D, R)))[0]
-    mean = replace(PriorMean.nothing(D, 1, True), axes=axes, spread=np.ones(R), context=np.zeros((R, 1)))
+    mean = replace(PriorMean.zero(D, 1, True), axes=axes, spread=np.ones(R), context=np.zeros((R, 1)))
     return mean, FeatureTransform(np.ones(D), whitening), within
 
 
@@ -47,6 +47,6 @@ def test_what_is_left_of_means_has_nothing_along_axes_of_users_with_many_rows() 
     rng = np.random.default_rng(2)
     mean, transform, _ = axes_of(rng)
     X = rng.normal(size=(4, 1, D)) + np.zeros((4, 100_000, D))
-    left = mean.left_of_means(X, transform)
+    left = mean.scatter_of_means(X, transform)
     assert np.abs(left @ mean.axes).max() < 1e-3
     assert np.abs(left).max() > 0.1

@@ -37,7 +37,7 @@ def learned(
     gains: Gains | None = CLEAR, rank: int = 1, columns: int = 1, slopes: float = 0.0, level_ratio: float = 4.0
 ) -> Representation:
     """Return a representation of three features, with heads that differ along so many columns."""
-    mean = replace(PriorMean.nothing(3, 1, True), slopes=slopes * np.array([[0.0], [2.0], [-1.0]]))
+    mean = replace(PriorMean.zero(3, 1, True), slopes=slopes * np.array([[0.0], [2.0], [-1.0]]))
     normal = np.array([0.32, 0.67, 1.0, 1.28, 1.64, 1.96, 2.33, 2.58])
     assert len(normal) == len(QUANTILES)
     factor = 2.0 * np.eye(3)[:, :columns]

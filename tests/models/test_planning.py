@@ -24,7 +24,7 @@ from privrep.models.planning import (
     users_needed,
 )
 from privrep.models.spending import releases
-from privrep.privacy.accounting import epsilon_spent
+from privrep.privacy.accounting import compute_epsilon
 from privrep.privacy.events import Gaussian
 from privrep.privacy.ledger import Budget, PrivacyReport
 from privrep.users.memory import InMemoryUsers
@@ -55,7 +55,7 @@ def test_planned_parts_spend_the_budget_exactly() -> None:
     planned = plan_parts(BUDGET)
     assert math.fsum(part.share for part in planned) == pytest.approx(1.0, abs=1e-12)
     events = [Gaussian(part.noise_multiplier) for part in planned]
-    assert epsilon_spent(events, BUDGET.delta) == pytest.approx(1.0, rel=1e-6)
+    assert compute_epsilon(events, BUDGET.delta) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_planned_parts_are_those_of_a_fit() -> None:
@@ -75,7 +75,7 @@ def test_planned_parts_are_those_of_a_fit() -> None:
 
 @pytest.mark.parametrize(("multiplier", "releases"), [(4.0, 1), (4.0, 7), (30.0, 100)])
 def test_epsilon_of_equal_releases_is_that_of_the_ledger(multiplier: float, releases: int) -> None:
-    direct = epsilon_spent([Gaussian(multiplier)] * releases, 1e-6)
+    direct = compute_epsilon([Gaussian(multiplier)] * releases, 1e-6)
     assert epsilon_of_releases(multiplier, releases, 1e-6) == pytest.approx(direct, rel=1e-9)
 
 

@@ -28,7 +28,7 @@ from privrep.multimodal.pairs import Pairs  # noqa: E402
 from privrep.multimodal.towers import Layout, layout_of, towers, unit  # noqa: E402
 from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy import contributions as kinds  # noqa: E402
-from privrep.privacy.bounds import FLOAT_SLACK, Bound, clipped_sum  # noqa: E402
+from privrep.privacy.bounds import FLOAT_SLACK, Bound, clip_and_sum  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 IMAGE, TEXT, DIM, CAPTIONS, USERS = 7, 5, 3, 4, 6
@@ -279,7 +279,7 @@ def test_a_user_in_anothers_place_changes_nobody_else(kind, free):
     X, y = crowd(3, free)
     before = sent(step, X, y)
     clip = Bound(bound, step.size)
-    total, moved = clipped_sum(before, clip), []
+    total, moved = clip_and_sum(before, clip), []
     for place in (0, 4):
         for words, (rows, targets) in hostile(3, free).items():
             X2, y2 = X.copy(), y.copy()
@@ -288,7 +288,7 @@ def test_a_user_in_anothers_place_changes_nobody_else(kind, free):
             with np.errstate(all="ignore"):
                 for user in set(range(USERS)) - {place}:
                     assert np.array_equal(numbers(after, user), numbers(before, user)), (words, user)
-                moved.append(np.linalg.norm(clipped_sum(after, clip) - total))
+                moved.append(np.linalg.norm(clip_and_sum(after, clip) - total))
     assert max(moved) <= clip.sensitivity("replace-one-user")
     assert max(moved) > bound  # there was something to see
 

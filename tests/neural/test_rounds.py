@@ -30,7 +30,7 @@ from privrep.privacy.contributions import Vectors  # noqa: E402
 from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
 from privrep.privacy.run import Run  # noqa: E402
-from privrep.privacy.sampling import Poisson, noise_multiplier_for  # noqa: E402
+from privrep.privacy.sampling import Poisson, plan_noise_multiplier  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 FEATURES, CLASSES, SLOTS, USERS = 12, 3, 6, 40
@@ -47,8 +47,8 @@ class Silence:
     def __call__(self, name, sigma, size):
         return np.zeros(size, dtype=np.int64)
 
-    def key(self, name):
-        return simulated_noise(9).key(name)
+    def draw_key(self, name):
+        return simulated_noise(9).draw_key(name)
 
 
 @pytest.fixture(autouse=True)
@@ -293,7 +293,7 @@ def test_a_sample_is_averaged_by_its_expected_size():
     """Not by its own size, which is a secret: then the average is that of all users, but for chance."""
     settings = TrainingSettings(rounds=1, clip=1e3, head_fit=FIT, step_size=0.1, rate=0.5)
     found = learn(silent(population()), settings).weights - network().representation.weights()
-    members = Poisson(0.5).sample(Silence().key("round-1")).members(USERS)
+    members = Poisson(0.5).sample(Silence().draw_key("round-1")).members(USERS)
     assert 10 < members.sum() < 30
     assert members.sum() != 20
     expected = updates(settings).weighted_sum(members.astype(float)) / (0.5 * USERS)
@@ -304,7 +304,7 @@ def test_a_sample_is_averaged_by_its_expected_size():
 def test_samples_are_planned_and_fit_the_budget():
     settings = TrainingSettings(rounds=6, rate=0.3, quantile=0.5, head_fit=FIT)
     run = run_on(population(), 2.0)
-    multiplier = noise_multiplier_for(run.ledger.budget, settings.rate, settings.rounds)
+    multiplier = plan_noise_multiplier(run.ledger.budget, settings.rate, settings.rounds)
     learn(run, settings, multiplier**-2)
     with pytest.raises(BudgetExceeded):
         learn(run, TrainingSettings(**(vars(settings) | {"rounds": 7})), multiplier**-2)

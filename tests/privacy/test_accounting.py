@@ -14,11 +14,11 @@ from scipy.stats import norm
 from privrep.errors import InputError, PrivrepError
 from privrep.privacy.accounting import (
     CLOSED_FORM,
-    accountant_of,
     check_budget,
-    delta_left,
-    epsilon_by_pld,
-    epsilon_spent,
+    compute_delta_left,
+    compute_epsilon,
+    compute_epsilon_by_pld,
+    describe_accountant,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
@@ -75,7 +75,7 @@ def test_the_analytic_gaussian_mechanism_of_balle_and_wang() -> None:
 
 def test_nothing_released_costs_nothing() -> None:
     assert total_mu([]) == 0.0
-    assert epsilon_spent([], 1e-6) == 0.0
+    assert compute_epsilon([], 1e-6) == 0.0
     assert gaussian_delta(1.0, 0.0) == 0.0
 
 
@@ -101,7 +101,7 @@ def test_delta_agrees_with_sixty_digits(mu: float) -> None:
 def test_composition_adds_mu_squared() -> None:
     assert total_mu([Gaussian(3.0), Gaussian(4.0)]) == pytest.approx(math.sqrt(1 / 9 + 1 / 16), rel=1e-15)
     assert total_mu([Gaussian(10.0)] * 100) == pytest.approx(1.0, rel=1e-14)
-    assert epsilon_spent([Gaussian(2.0)] * 4, 1e-6) == pytest.approx(gaussian_epsilon(1e-6, 1.0), rel=1e-12)
+    assert compute_epsilon([Gaussian(2.0)] * 4, 1e-6) == pytest.approx(gaussian_epsilon(1e-6, 1.0), rel=1e-12)
 
 
 # Round trips
@@ -164,7 +164,7 @@ def test_a_larger_budget_holds_more(epsilon: float, log_delta: float, factor: fl
 def test_one_more_release_never_costs_less(multipliers: list[float], extra: float) -> None:
     events = [Gaussian(z) for z in multipliers]
     assert total_mu([*events, Gaussian(extra)]) >= total_mu(events)
-    assert epsilon_spent([*events, Gaussian(extra)], 1e-6) >= epsilon_spent(events, 1e-6)
+    assert compute_epsilon([*events, Gaussian(extra)], 1e-6) >= compute_epsilon(events, 1e-6)
 
 
 # Groups and selections
@@ -181,7 +181,7 @@ GROUPED = st.builds(
 def test_rounds_that_ask_one_group_each_cost_as_much_as_one() -> None:
     rounds = [Gaussian(2.0, Group("rounds", t, 10)) for t in range(10)]
     assert total_mu(rounds) == pytest.approx(0.5, rel=1e-15)
-    assert epsilon_spent(rounds, 1e-6) == epsilon_spent([Gaussian(2.0)], 1e-6)
+    assert compute_epsilon(rounds, 1e-6) == compute_epsilon([Gaussian(2.0)], 1e-6)
     assert total_mu([*rounds, Gaussian(2.0)]) == pytest.approx(math.sqrt(0.5), rel=1e-15)
 
 
@@ -209,7 +209,7 @@ def test_no_user_is_asked_for_more_than_the_run_says_and_one_may_be_asked_for_as
 def test_a_split_whose_count_changes_is_refused() -> None:
     """Group 0 of 2 and group 1 of 3 have users in common."""
     events = [Gaussian(2.0, Group("a", 0, 2)), Gaussian(2.0, Group("a", 1, 3))]
-    for account in (total_mu, lambda e: epsilon_spent(e, 1e-6), lambda e: epsilon_by_pld(e, 1e-6)):
+    for account in (total_mu, lambda e: compute_epsilon(e, 1e-6), lambda e: compute_epsilon_by_pld(e, 1e-6)):
         with pytest.raises(InputError, match="split 'a' has 2 groups in one release and 3 in another"):
             account(events)
 
@@ -218,14 +218,14 @@ def test_a_selection_takes_its_part_of_delta_and_of_mu() -> None:
     events: list[Event] = [Selection(3.0, 4e-7), Gaussian(4.0), Selection(5.0, 1e-7)]
     mu = math.sqrt(1 / 9 + 1 / 16 + 1 / 25)
     assert total_mu(events) == pytest.approx(mu, rel=1e-15)
-    assert delta_left(events, 1e-6) == pytest.approx(5e-7, rel=1e-12)
-    assert epsilon_spent(events, 1e-6) == pytest.approx(gaussian_epsilon(5e-7, mu), rel=1e-9)
-    assert epsilon_spent(events, 5e-7) == epsilon_by_pld(events, 5e-7) == math.inf
+    assert compute_delta_left(events, 1e-6) == pytest.approx(5e-7, rel=1e-12)
+    assert compute_epsilon(events, 1e-6) == pytest.approx(gaussian_epsilon(5e-7, mu), rel=1e-9)
+    assert compute_epsilon(events, 5e-7) == compute_epsilon_by_pld(events, 5e-7) == math.inf
 
 
 def test_the_accountant_says_what_it_did() -> None:
-    assert accountant_of([Gaussian(1.0)]) == CLOSED_FORM
-    words = accountant_of([Gaussian(1.0, Group("a", 0, 2)), Selection(3.0, 2.5e-8)])
+    assert describe_accountant([Gaussian(1.0)]) == CLOSED_FORM
+    words = describe_accountant([Gaussian(1.0, Group("a", 0, 2)), Selection(3.0, 2.5e-8)])
     assert CLOSED_FORM in words
     assert "costliest group" in words
     assert "2.5e-08 of delta" in words
@@ -244,7 +244,7 @@ def test_the_accountant_says_what_it_did() -> None:
     ],
 )
 def test_privacy_loss_distributions_agree_on_groups_and_selections(events: list[Event]) -> None:
-    closed, numeric = epsilon_spent(events, 1e-6), epsilon_by_pld(events, 1e-6)
+    closed, numeric = compute_epsilon(events, 1e-6), compute_epsilon_by_pld(events, 1e-6)
     assert numeric == pytest.approx(closed, rel=2e-3)
     assert numeric >= closed * (1 - 1e-6)
 
@@ -255,7 +255,7 @@ def test_privacy_loss_distributions_agree_on_groups_and_selections(events: list[
 )
 def test_privacy_loss_distributions_agree(multipliers: list[float], delta: float) -> None:
     events = [Gaussian(z) for z in multipliers]
-    closed, numeric = epsilon_spent(events, delta), epsilon_by_pld(events, delta)
+    closed, numeric = compute_epsilon(events, delta), compute_epsilon_by_pld(events, delta)
     assert numeric == pytest.approx(closed, rel=2e-3)
     assert numeric >= closed * (1 - 1e-6)  # dp-accounting rounds up
 
@@ -264,7 +264,7 @@ def test_the_trap_of_replace_one_in_dp_accounting() -> None:
     """dp-accounting 0.6 doubles a Gaussian's sensitivity under REPLACE_ONE in one accountant and not in the other.
 
     Our multiplier is relative to the sensitivity of the relation in force, hence ADD_OR_REMOVE_ONE in
-    `epsilon_by_pld` always. If this fails after an upgrade, read the release notes before touching anything.
+    `compute_epsilon_by_pld` always. If this fails after an upgrade, read the release notes before touching anything.
     """
     relations = dp_accounting.NeighboringRelation
     five = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(4.0), 5)
@@ -272,7 +272,7 @@ def test_the_trap_of_replace_one_in_dp_accounting() -> None:
     def epsilon(accountant: dp_accounting.PrivacyAccountant) -> float:
         return float(accountant.compose(five).get_epsilon(1e-6))
 
-    exact, doubled = epsilon_spent([Gaussian(4.0)] * 5, 1e-6), epsilon_spent([Gaussian(2.0)] * 5, 1e-6)
+    exact, doubled = compute_epsilon([Gaussian(4.0)] * 5, 1e-6), compute_epsilon([Gaussian(2.0)] * 5, 1e-6)
     assert epsilon(dp_accounting.pld.PLDAccountant(relations.ADD_OR_REMOVE_ONE)) == pytest.approx(exact, rel=2e-3)
     assert epsilon(dp_accounting.pld.PLDAccountant(relations.REPLACE_ONE)) == pytest.approx(doubled, rel=2e-3)
     both = (relations.ADD_OR_REMOVE_ONE, relations.REPLACE_ONE)
@@ -285,7 +285,7 @@ def test_the_trap_of_replace_one_in_dp_accounting() -> None:
 
 @pytest.mark.parametrize("event", [dp_accounting.LaplaceDpEvent(1.0), "gaussian", None, 3.0])
 def test_unknown_events_are_refused_by_name(event: object) -> None:
-    for account in (total_mu, lambda e: epsilon_spent(e, 1e-6), lambda e: epsilon_by_pld(e, 1e-6)):
+    for account in (total_mu, lambda e: compute_epsilon(e, 1e-6), lambda e: compute_epsilon_by_pld(e, 1e-6)):
         with pytest.raises(InputError) as caught:
             account([Gaussian(1.0), event])
         assert repr(event) in str(caught.value)

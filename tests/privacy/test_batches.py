@@ -19,10 +19,17 @@ from scipy.stats import chi2
 from privrep.data.readers import TableSource
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.privacy.accounting import SAMPLED, accountant_of, epsilon_by_pld, epsilon_spent, total_mu, within_budget
-from privrep.privacy.batches import batch_deltas
+from privrep.privacy.accounting import (
+    SAMPLED,
+    compute_epsilon,
+    compute_epsilon_by_pld,
+    describe_accountant,
+    total_mu,
+    within_budget,
+)
+from privrep.privacy.batches import compute_batch_deltas
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound, clipped_sum
+from privrep.privacy.bounds import FLOAT_SLACK, Bound, LossBound, clip_and_sum
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import BatchTerm, Concatenated, NormAtMost, Summed, Vectors
 from privrep.privacy.events import Batched, Event, Gaussian, Relation, Sampled, event_from_json, event_to_json
@@ -31,7 +38,7 @@ from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.privacy.sampling import Fixed, FixedSample, Poisson, noise_multiplier_for
+from privrep.privacy.sampling import Fixed, FixedSample, Poisson, plan_noise_multiplier
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
@@ -68,9 +75,9 @@ def hockey_stick(epsilon: float, P: np.ndarray, Q: np.ndarray) -> float:
 @pytest.mark.parametrize(("z", "q"), [(1.0, 0.1), (0.5, 0.01), (3.0, 0.3), (0.05, 0.02), (5.0, 0.9)])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_epsilon_of_one_release_is_that_of_the_closed_form(z: float, q: float, delta: float) -> None:
-    epsilon = epsilon_spent([batched(z, q)], delta)
-    assert batch_deltas(np.array([epsilon]), z, q)[0] <= delta
-    assert batch_deltas(np.array([epsilon * 0.996 - 1e-6]), z, q)[0] > delta
+    epsilon = compute_epsilon([batched(z, q)], delta)
+    assert compute_batch_deltas(np.array([epsilon]), z, q)[0] <= delta
+    assert compute_batch_deltas(np.array([epsilon * 0.996 - 1e-6]), z, q)[0] > delta
 
 
 @settings(max_examples=100)
@@ -82,7 +89,7 @@ def test_no_three_totals_are_worse_than_the_profile_and_some_reach_it(
     rng, r = np.random.default_rng(seed), 1 / z
     one, other = rng.normal(size=(2, 2))
     most = max(math.hypot(*one), math.hypot(*other), math.hypot(*(one - other)))
-    profile = float(batch_deltas(np.array([epsilon]), z, q)[0])
+    profile = float(compute_batch_deltas(np.array([epsilon]), z, q)[0])
     assert hockey_stick(epsilon, seen(q, one * r / most), seen(q, other * r / most)) <= profile + 5e-4
     worst = (np.array([r, 0.0]), np.zeros(2))[:: 1 if epsilon >= 0 else -1]
     assert hockey_stick(epsilon, seen(q, worst[0]), seen(q, worst[1])) == pytest.approx(profile, abs=5e-4)
@@ -92,7 +99,7 @@ def test_no_three_totals_are_worse_than_the_profile_and_some_reach_it(
 def test_the_profile_is_one_that_a_pair_of_distributions_has(z: float, q: float) -> None:
     """Convex in e^epsilon, falling, from 1 to 0, and never below 1 - e^epsilon; the slope at 1 is what could fail."""
     a = np.concatenate([np.linspace(1e-3, 0.99, 200), np.linspace(0.991, 1.009, 200), np.linspace(1.01, 40, 400)])
-    values = batch_deltas(np.log(a), z, q)
+    values = compute_batch_deltas(np.log(a), z, q)
     slopes = np.diff(values) / np.diff(a)
     assert (np.diff(slopes) >= -1e-9).all()
     assert (slopes <= 1e-12).all()
@@ -107,7 +114,9 @@ def masses(z: float, q: float, step: float, up: bool) -> tuple[np.ndarray, int]:
 
     def upper(e: np.ndarray) -> np.ndarray:
         h = 1e-4
-        return batch_deltas(e, z, q) - (batch_deltas(e + h, z, q) - batch_deltas(e - h, z, q)) / (2 * h)
+        return compute_batch_deltas(e, z, q) - (
+            compute_batch_deltas(e + h, z, q) - compute_batch_deltas(e - h, z, q)
+        ) / (2 * h)
 
     beyond = upper(ends)
     beyond[60_000] = upper(np.array([1e-4 + 1e-12]))[0]  # the profile has a kink at zero
@@ -119,8 +128,8 @@ def masses(z: float, q: float, step: float, up: bool) -> tuple[np.ndarray, int]:
 @pytest.mark.parametrize(("z", "q", "rounds"), [(1.0, 0.1, 2), (2.0, 0.2, 30)])
 def test_compositions_are_between_those_of_losses_rounded_down_and_up(z: float, q: float, rounds: int) -> None:
     delta, step = 1e-4, 2e-4
-    epsilon = epsilon_spent([batched(z, q)] * rounds, delta)
-    assert epsilon_spent([batched(z, q, rounds)], delta) == epsilon
+    epsilon = compute_epsilon([batched(z, q)] * rounds, delta)
+    assert compute_epsilon([batched(z, q, rounds)], delta) == epsilon
     deltas = []
     for up in (False, True):
         mass, first = masses(z, q, step, up)
@@ -134,22 +143,22 @@ def test_compositions_are_between_those_of_losses_rounded_down_and_up(z: float, 
 
 
 def test_everyone_is_a_gaussian_release_and_a_batch_costs_at_least_what_a_sum_does() -> None:
-    assert Fixed(50, 50).event(0.25, REPLACE) == Gaussian(2.0)
-    assert Poisson(1.0).event(0.25, ADD, batch_level=True, steps=3) == Gaussian(2.0, count=3)
-    near = epsilon_spent([batched(2.0, 1.0, 3)], 1e-5)
-    assert near == pytest.approx(epsilon_spent([Gaussian(2.0)] * 3, 1e-5), rel=2e-3)
+    assert Fixed(50, 50).make_event(0.25, REPLACE) == Gaussian(2.0)
+    assert Poisson(1.0).make_event(0.25, ADD, batch_level=True, steps=3) == Gaussian(2.0, count=3)
+    near = compute_epsilon([batched(2.0, 1.0, 3)], 1e-5)
+    assert near == pytest.approx(compute_epsilon([Gaussian(2.0)] * 3, 1e-5), rel=2e-3)
     for z, q, count in ((1.0, 0.02, 1), (1.0, 0.02, 300), (3.0, 0.3, 20)):
-        added, whole = (epsilon_spent([kind(z, q, ADD, count)], 1e-6) for kind in (Sampled, Batched))
-        replaced = epsilon_spent([batched(z, q, count)], 1e-6)
+        added, whole = (compute_epsilon([kind(z, q, ADD, count)], 1e-6) for kind in (Sampled, Batched))
+        replaced = compute_epsilon([batched(z, q, count)], 1e-6)
         assert added == whole  # a user who is one more: the same pairs
         assert added * (1 - 1e-9) <= replaced <= 1.35 * added
-        assert replaced >= epsilon_spent([Sampled(z, q, REPLACE, count)], 1e-6) * (1 - 1e-9)
+        assert replaced >= compute_epsilon([Sampled(z, q, REPLACE, count)], 1e-6) * (1 - 1e-9)
 
 
 def test_epsilon_falls_with_the_rate_and_with_noise_and_rises_with_rounds() -> None:
-    rates = [epsilon_spent([batched(1.0, q, 5)], 1e-5) for q in (1.0, 0.5, 0.1, 0.02)]
-    noises = [epsilon_spent([batched(z, count=5)], 1e-5) for z in (0.5, 1.0, 2.0)]
-    rounds = [epsilon_spent([batched(1.0, count=t)], 1e-5) for t in (20, 5, 1)]
+    rates = [compute_epsilon([batched(1.0, q, 5)], 1e-5) for q in (1.0, 0.5, 0.1, 0.02)]
+    noises = [compute_epsilon([batched(z, count=5)], 1e-5) for z in (0.5, 1.0, 2.0)]
+    rounds = [compute_epsilon([batched(1.0, count=t)], 1e-5) for t in (20, 5, 1)]
     for falling in (rates, noises, rounds):
         assert all(b < 0.8 * a for a, b in itertools.pairwise(falling))
 
@@ -194,15 +203,17 @@ def test_a_count_is_so_many_releases() -> None:
         (batched(2.0, count=7), batched(2.0)),
     ]
     for event, one in several:
-        assert epsilon_spent([event], 1e-5) == pytest.approx(epsilon_spent([one] * 7, 1e-5), rel=1e-9)
+        assert compute_epsilon([event], 1e-5) == pytest.approx(compute_epsilon([one] * 7, 1e-5), rel=1e-9)
         assert total_mu([event]) == pytest.approx(total_mu([one] * 7))
-        assert epsilon_by_pld([event], 1e-5) == pytest.approx(epsilon_by_pld([one] * 7, 1e-5), rel=1e-3)
-    assert epsilon_by_pld([several[0][0]], 1e-5) == pytest.approx(epsilon_spent([several[0][0]], 1e-5), rel=1e-3)
+        assert compute_epsilon_by_pld([event], 1e-5) == pytest.approx(compute_epsilon_by_pld([one] * 7, 1e-5), rel=1e-3)
+    assert compute_epsilon_by_pld([several[0][0]], 1e-5) == pytest.approx(
+        compute_epsilon([several[0][0]], 1e-5), rel=1e-3
+    )
     ledger = Ledger(Budget(9.0, 1e-5))
     ledger.charge({"walk/g": batched(2.0, count=7), "other/g": Gaussian(3.0, count=4)})
     assert "11 releases" in str(ledger.report())
     assert SAMPLED in ledger.report().accountant
-    assert "7 about samples" in accountant_of([batched(2.0, count=7), Gaussian(3.0)])
+    assert "7 about samples" in describe_accountant([batched(2.0, count=7), Gaussian(3.0)])
     with pytest.raises(InputError, match="another relation"):
         ledger.charge({"more/g": Batched(2.0, 0.1, ADD)})
 
@@ -213,10 +224,10 @@ def test_a_count_is_so_many_releases() -> None:
 @pytest.mark.parametrize("sampling", [Fixed(20, 1000), Poisson(0.05), Fixed(9, 9)])
 def test_a_plan_for_batches_fits_the_ledger_and_hardly_less_noise_would(sampling: Any) -> None:
     budget = Budget(1.0, 1e-5)
-    z, ledger = noise_multiplier_for(budget, sampling, 30, batch_level=True), Ledger(budget)
-    ledger.charge({"walk/g": sampling.event(z**-2, REPLACE, batch_level=True, steps=30)})
+    z, ledger = plan_noise_multiplier(budget, sampling, 30, batch_level=True), Ledger(budget)
+    ledger.charge({"walk/g": sampling.make_event(z**-2, REPLACE, batch_level=True, steps=30)})
     assert 0.99 < ledger.epsilon <= 1.0
-    assert not within_budget([sampling.event((0.99 * z) ** -2, REPLACE, batch_level=True, steps=30)], 1.0, 1e-5)
+    assert not within_budget([sampling.make_event((0.99 * z) ** -2, REPLACE, batch_level=True, steps=30)], 1.0, 1e-5)
 
 
 # Who is in
@@ -224,7 +235,7 @@ def test_a_plan_for_batches_fits_the_ledger_and_hardly_less_noise_would(sampling
 
 def test_places_differ_and_every_ordered_batch_is_as_likely_as_any_other() -> None:
     """Of 5 places 2 in order, 20 lists: chi-square with a false alarm of 1e-6; sorted batches are found out."""
-    places = np.array([FixedSample(2, secure_noise.key("a")).ordered(5) for _ in range(6000)])
+    places = np.array([FixedSample(2, secure_noise.draw_key("a")).draw_order(5) for _ in range(6000)])
     assert (places[:, 0] != places[:, 1]).all()
 
     def rejects(lists: np.ndarray) -> bool:
@@ -239,7 +250,7 @@ def test_places_differ_and_every_ordered_batch_is_as_likely_as_any_other() -> No
 
 def test_large_batches_have_everyone_in_them_once() -> None:
     for size, count in ((1000, 1000), (999, 1000), (10, 2**23), (1, 1)):
-        places = FixedSample(size, b"k" * 32).ordered(count)
+        places = FixedSample(size, b"k" * 32).draw_order(count)
         assert len(np.unique(places)) == len(places) == size
         assert places.min() >= 0
         assert places.max() < count
@@ -254,7 +265,7 @@ def test_a_batch_is_some_of_the_users(size: Any, count: Any) -> None:
 
 def test_fixed_batches_are_for_replacing() -> None:
     with pytest.raises(InputError, match="use replace-one-user"):
-        Fixed(3, 9).event(0.1, ADD)
+        Fixed(3, 9).make_event(0.1, ADD)
     with pytest.raises(InputError, match="no sample to draw"):
         Fixed(9, 9).sample(b"k" * 32)
 
@@ -317,7 +328,7 @@ WHOLE = {"mean": Bound(1.0, 2, terms_per_user=1)}
 def test_a_whole_step_gets_the_batch_at_once_in_its_order(sample: Any) -> None:
     users, step = table(), Mean()
     total = InMemoryUsers(users).sums(step, WHOLE, sample)["mean"].total
-    places = sample.ordered(30) if isinstance(sample, FixedSample) else np.arange(30)
+    places = sample.draw_order(30) if isinstance(sample, FixedSample) else np.arange(30)
     if isinstance(sample, type(Poisson(0.3).sample(b""))):
         places = np.flatnonzero(sample.members(30))
     ((X, y, seats),) = step.seen
@@ -358,10 +369,10 @@ def test_a_row_that_makes_a_whole_step_fail_is_not_heard_of_and_a_broken_step_is
 
 
 def test_calls_of_a_fixed_batch_are_cut_from_its_order_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privrep.users.summing.batch_size", lambda *_: 4)
+    monkeypatch.setattr("privrep.users.summing.choose_batch_size", lambda *_: 4)
     users, step, sample = table(), Sum(), FixedSample(14, b"b" * 32)
     total = InMemoryUsers(users, Performance(1)).sums(step, {"sum": Bound(1.0, 2)}, sample)["sum"].total
-    places = sample.ordered(30)
+    places = sample.draw_order(30)
     assert [at.tolist() for _, _, at in step.seen] == [
         places[:4].tolist(),
         places[4:8].tolist(),
@@ -405,16 +416,16 @@ def test_bounds_and_kinds_must_agree_on_what_one_user_touches() -> None:
         NormAtMost(BatchTerm(vector), 1),
     ):
         with pytest.raises(InputError, match="of the whole batch"):
-            clipped_sum(contributions, Bound(1.0, 2))
+            clip_and_sum(contributions, Bound(1.0, 2))
     with pytest.raises(InputError, match="of users one by one"):
-        clipped_sum(Vectors(vector[None]), Bound(1.0, 2, terms_per_user=1))
+        clip_and_sum(Vectors(vector[None]), Bound(1.0, 2, terms_per_user=1))
 
     class Several(BatchTerm):
         terms_per_user = 2.0
 
     with pytest.raises(InputError, match="touches 2 terms"):
-        clipped_sum(Several(vector), Bound(1.0, 2, terms_per_user=1))
-    assert clipped_sum(Several(vector), Bound(9.0, 2, terms_per_user=2)).tolist() == [1.0, 1.0]
+        clip_and_sum(Several(vector), Bound(1.0, 2, terms_per_user=1))
+    assert clip_and_sum(Several(vector), Bound(9.0, 2, terms_per_user=2)).tolist() == [1.0, 1.0]
     for terms, acute in ((0.5, False), (math.nan, False), (1, True), (2**24, False)):
         with pytest.raises(InputError, match="whole batch is not acute"):
             Bound(1.0, 2, acute, terms)
@@ -469,7 +480,7 @@ def test_noise_of_sigma_times_the_clip_on_a_batch_gradient_is_charged_as_half_of
     assert event.noise_multiplier == pytest.approx(sigma / 2, rel=1e-12)
     assert released.sigma == pytest.approx(sigma * clip, rel=2 * FLOAT_SLACK)
     assert released.sigma >= sigma * clip * (1 + FLOAT_SLACK)
-    assert ledger.epsilon > 1.5 * epsilon_spent([Batched(sigma, 0.2, relation)], 1e-5)  # what sigma would have cost
+    assert ledger.epsilon > 1.5 * compute_epsilon([Batched(sigma, 0.2, relation)], 1e-5)  # what sigma would have cost
     # and it can be turned round: by a batch whose gradient is the opposite
     totals = [
         InMemoryUsers(table(value=value)).sums(Mean(times=1e9), {"mean": bound})["mean"].total

@@ -54,7 +54,7 @@ def test_a_choice_is_read_back_exactly_and_never_rewritten(tmp_path: Path) -> No
     with pytest.raises(InputError, match="never rewritten"):
         board.post_choice("round-1", Choice(1, 2, 1.0, 1.0))
     for read in (board, Billboard(tmp_path), Billboard.read(tmp_path)):
-        assert read.choice("round-1") == read.choice("round-2") == chosen
+        assert read.read_choice("round-1") == read.read_choice("round-2") == chosen
         assert "simulation" not in read["round-1"].facts
         assert read["round-2"].facts["simulation"]
 
@@ -65,7 +65,7 @@ def test_selected_keys_are_read_back_exactly(tmp_path: Path, keys: tuple[int | s
     board = Billboard(tmp_path)
     board.post_selection("items", Selected(keys, counts, 1 / 7), simulation=True)
     for read in (board, Billboard(tmp_path)):
-        selected = read.selected("items")
+        selected = read.read_selection("items")
         assert selected.keys == keys
         assert list(map(type, selected.keys)) == list(map(type, keys))
         assert same({"": selected.counts}, {"": counts})

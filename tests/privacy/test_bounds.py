@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 
 from privrep.data.table import UserTable
 from privrep.errors import InputError, PrivrepError
-from privrep.privacy.bounds import FLOAT_SLACK, MAX_USERS, Bound, BoundedSum, Contributions, OfUsers, clipped_sum
-from privrep.privacy.contributions import Counts, CrossMoments, NonNegative, RowMoments, SparseColumns, Vectors
-from privrep.privacy.kronecker import kronecker
+from privrep.privacy.bounds import (
+    FLOAT_SLACK,
+    MAX_USERS,
+    Bound,
+    BoundedSum,
+    Contributions,
+    UserContributions,
+    clip_and_sum,
+)
+from privrep.privacy.columns import SparseColumns
+from privrep.privacy.contributions import Counts, CrossMoments, NonNegative, RowMoments, Vectors
+from privrep.privacy.kronecker import make_kronecker
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
@@ -40,7 +49,7 @@ class FirstRow:
 def share(contributions: Contributions, bound: Bound) -> np.ndarray:
     """What one user adds to the sum, in units of the bound."""
     with np.errstate(all="ignore"):
-        return clipped_sum(contributions, bound) / bound.norm
+        return clip_and_sum(contributions, bound) / bound.norm
 
 
 # What is clipped and what is not
@@ -49,19 +58,19 @@ def share(contributions: Contributions, bound: Bound) -> np.ndarray:
 def test_below_the_bound_nothing_changes_and_above_only_the_length() -> None:
     vectors = np.array([[0.3, 0.4], [3.0, 4.0], [-30.0, 40.0], [0.0, 0.0]])
     for v, wanted in zip(vectors, [[0.3, 0.4], [0.6, 0.8], [-0.6, 0.8], [0.0, 0.0]], strict=True):
-        assert clipped_sum(Vectors(v[None]), Bound(1.0, 2)) == pytest.approx(np.array(wanted), rel=1e-11)
-    assert clipped_sum(Vectors(vectors), Bound(1.0, 2)) == pytest.approx([0.3, 2.0], rel=1e-11)
+        assert clip_and_sum(Vectors(v[None]), Bound(1.0, 2)) == pytest.approx(np.array(wanted), rel=1e-11)
+    assert clip_and_sum(Vectors(vectors), Bound(1.0, 2)) == pytest.approx([0.3, 2.0], rel=1e-11)
 
 
 def test_an_enormous_bound_gives_back_the_plain_sum() -> None:
     vectors = np.random.default_rng(0).normal(size=(50, 7))
-    assert clipped_sum(Vectors(vectors), Bound(1e9, 7)) == pytest.approx(vectors.sum(axis=0), rel=1e-12)
+    assert clip_and_sum(Vectors(vectors), Bound(1e9, 7)) == pytest.approx(vectors.sum(axis=0), rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e200, 1e308])
 def test_contributions_that_are_not_finite_count_as_zero(bad: float) -> None:
     with np.errstate(all="ignore"):
-        total = clipped_sum(Vectors(np.array([[0.3, 0.4], [bad, 0.1], [0.1, 0.0]])), Bound(1.0, 2))
+        total = clip_and_sum(Vectors(np.array([[0.3, 0.4], [bad, 0.1], [0.1, 0.0]])), Bound(1.0, 2))
     assert total == pytest.approx([0.4, 0.4], rel=1e-11)
 
 
@@ -103,7 +112,7 @@ def test_products_of_huge_and_tiny_factors_are_kept_at_every_magnitude(norm: flo
     the bound smaller than a number with all its digits can be."""
     for exponent in range(-300, 300, 1):
         for more in (1.0, 1.2, 1.5, 1.9):
-            user = kronecker(
+            user = make_kronecker(
                 np.full((1, 1, 1), math.sqrt(more) * 2.0**exponent), np.full((1, 1, 1), 2.0**200), np.ones(1)
             )
             assert np.linalg.norm(share(user, Bound(norm, 1, acute=True))) <= 1 + FLOAT_SLACK / 4
@@ -120,22 +129,22 @@ def test_a_bound_must_be_positive_and_finite(norm: float) -> None:
 
 def test_only_acute_contributions_get_an_acute_bound() -> None:
     counts = Counts(np.array([[0], [2]]), 3)
-    assert clipped_sum(counts, Bound(1.0, 3, acute=True)) == pytest.approx([1.0, 0.0, 1.0])
+    assert clip_and_sum(counts, Bound(1.0, 3, acute=True)) == pytest.approx([1.0, 0.0, 1.0])
     for other in (Vectors(np.ones((1, 3))), CrossMoments(np.ones((1, 2, 2)), np.ones(1))):
         with pytest.raises(InputError, match="acute"):
-            clipped_sum(other, Bound(1.0, 3, acute=True))
-        clipped_sum(other, Bound(1.0, 3))
+            clip_and_sum(other, Bound(1.0, 3, acute=True))
+        clip_and_sum(other, Bound(1.0, 3))
 
 
 def test_a_vector_of_another_size_is_refused() -> None:
     with pytest.raises(InputError, match=r"\(3,\)"):
-        clipped_sum(Vectors(np.ones((2, 3))), Bound(1.0, 4))
+        clip_and_sum(Vectors(np.ones((2, 3))), Bound(1.0, 4))
     with pytest.raises(InputError, match="asked for"):
-        clipped_sum(Counts(np.array([[7]]), 5), Bound(1.0, 5))  # a cell outside the histogram
+        clip_and_sum(Counts(np.array([[7]]), 5), Bound(1.0, 5))  # a cell outside the histogram
 
 
 @dataclass(frozen=True)
-class Broken(OfUsers):
+class Broken(UserContributions):
     """Contributions that break their contract: a norm too small for what they add up to."""
 
     acute: bool = False
@@ -149,13 +158,13 @@ class Broken(OfUsers):
 
 def test_a_sum_that_is_not_finite_is_never_handed_out() -> None:
     with pytest.raises(ArithmeticError):
-        clipped_sum(Broken(), Bound(1.0, 2))
+        clip_and_sum(Broken(), Bound(1.0, 2))
 
 
 def test_counts_that_name_a_cell_twice_are_refused_or_clipped_for_what_they_are() -> None:
     """Two in one cell is a vector of length two, not sqrt 2."""
     try:
-        total = clipped_sum(Counts(np.array([[1, 1]]), 3), Bound(math.sqrt(2.0), 3, acute=True))
+        total = clip_and_sum(Counts(np.array([[1, 1]]), 3), Bound(math.sqrt(2.0), 3, acute=True))
     except PrivrepError:
         return
     assert np.linalg.norm(total) <= math.sqrt(2.0) * (1 + FLOAT_SLACK)
@@ -197,7 +206,7 @@ def test_an_unknown_relation_gets_no_smaller_sensitivity_than_the_largest() -> N
 )
 def test_replacing_a_user_of_a_histogram_moves_it_by_no_more_than_sqrt_two_bounds(a: list[int], b: list[int]) -> None:
     bound = Bound(math.sqrt(2.0), 10, acute=True)
-    sums = [clipped_sum(Counts(np.array([cells]), 10), bound) for cells in (a, b)]
+    sums = [clip_and_sum(Counts(np.array([cells]), 10), bound) for cells in (a, b)]
     moved = float(np.linalg.norm(sums[0] - sums[1]))
     assert moved <= BoundedSum(sums[0], bound).sensitivity("replace-one-user")
 
@@ -224,7 +233,7 @@ def test_no_users_no_sum() -> None:
 
 
 @dataclass(frozen=True)
-class Lying(OfUsers):
+class Lying(UserContributions):
     """Contributions whose norms are not what they say."""
 
     acute = False
@@ -241,11 +250,11 @@ class Lying(OfUsers):
 @pytest.mark.parametrize("said", [-1.0, -np.inf, np.nan, -5e-324])
 def test_a_norm_that_is_none_counts_as_a_user_who_sends_zeros(said: float) -> None:
     vectors = np.full((3, 2), 1e9)
-    assert not clipped_sum(Lying(vectors, said), Bound(1.0, 2)).any()
-    assert clipped_sum(Lying(vectors, 1e10), Bound(1.0, 2)).any()  # one that is a norm counts
+    assert not clip_and_sum(Lying(vectors, said), Bound(1.0, 2)).any()
+    assert clip_and_sum(Lying(vectors, 1e10), Bound(1.0, 2)).any()  # one that is a norm counts
 
 
 def test_a_step_that_sends_more_contributions_than_there_are_users_is_refused() -> None:
     with pytest.raises(InputError, match="sent 3 contributions of 2 users"):
-        clipped_sum(Vectors(np.ones((3, 2))), Bound(1.0, 2), users=2)
-    assert clipped_sum(Vectors(np.ones((2, 2))), Bound(1.0, 2), users=2).shape == (2,)
+        clip_and_sum(Vectors(np.ones((3, 2))), Bound(1.0, 2), users=2)
+    assert clip_and_sum(Vectors(np.ones((2, 2))), Bound(1.0, 2), users=2).shape == (2,)

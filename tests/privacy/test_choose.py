@@ -20,7 +20,7 @@ from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Losses, Vectors
 from privrep.privacy.events import Gaussian, Pure
-from privrep.privacy.exponential import scale_in_levels
+from privrep.privacy.exponential import compute_scale
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, StepSpec, UserBatch
@@ -46,7 +46,7 @@ class Spy:
     def __call__(self, name: str, sigma: float, size: int) -> np.ndarray:
         raise AssertionError("a choice adds no noise")
 
-    def smallest(self, name: str, losses: np.ndarray, scale: int) -> int:
+    def draw_choice(self, name: str, losses: np.ndarray, scale: int) -> int:
         if self.dies:
             raise KeyboardInterrupt
         self.calls.append((name, losses.tolist(), scale))
@@ -101,14 +101,14 @@ def test_the_scale_is_the_range_over_epsilon_rounded_up(users: Watched, budget: 
     assert losses == users.sums(FarFrom(), {"losses": LossBound(CANDIDATES)})["losses"].total.tolist()
     exact = spread * LEVELS / 0.3
     assert exact * (1 + 1e-9) <= scale <= exact * (1 + 1e-9) + 1
-    assert board.choice("page") == Choice(3, CANDIDATES, 0.3, scale / LEVELS)
+    assert board.read_choice("page") == Choice(3, CANDIDATES, 0.3, scale / LEVELS)
 
 
 @pytest.mark.parametrize("relation", ["replace-one-user", "add-or-remove-one-user"])
 @pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.1, 1 / 3, 1.0, 8.0, 1e5])
 def test_the_scale_never_spends_more_than_epsilon(epsilon: float, relation: Any) -> None:
     bound = LossBound(3)
-    assert bound.sensitivity(relation) / scale_in_levels(bound, epsilon, relation) <= epsilon * (1 - 0.99e-9)
+    assert bound.sensitivity(relation) / compute_scale(bound, epsilon, relation) <= epsilon * (1 - 0.99e-9)
 
 
 def test_the_page_holds_nothing_of_the_losses(users: Watched, tmp_path: Path, open_ledger: Open) -> None:
@@ -118,11 +118,11 @@ def test_the_page_holds_nothing_of_the_losses(users: Watched, tmp_path: Path, op
     assert dict(page.arrays) == {}
     assert set(page.facts) == {"choice"}
     assert set(page.facts["choice"]) == {"index", "candidates", "epsilon", "scale"}
-    assert Billboard(tmp_path / "board").choice("page") == board.choice("page")
+    assert Billboard(tmp_path / "board").read_choice("page") == board.read_choice("page")
     copy = tmp_path / "copy" / "board"
     copy.parent.mkdir()
     board.write(copy)
-    assert Billboard.read(copy).choice("page") == board.choice("page")
+    assert Billboard.read(copy).read_choice("page") == board.read_choice("page")
 
 
 def test_the_charge_is_named_and_pure(users: Watched) -> None:
@@ -154,7 +154,7 @@ def test_the_charge_is_synced_before_the_draw_and_the_draw_made_before_the_post(
         events.append("charge" if synced == path and b"page/choice" in path.read_bytes() else "post")
 
     class Drawn(Spy):
-        def smallest(self, name: str, losses: np.ndarray, scale: int) -> int:
+        def draw_choice(self, name: str, losses: np.ndarray, scale: int) -> int:
             assert b'"page/choice"' in path.read_bytes()
             assert not list((tmp_path / "board").iterdir())
             events.append("draw")
@@ -300,7 +300,7 @@ def test_a_page_that_answers_another_question_is_refused(users: Watched) -> None
 def test_a_page_whose_index_is_no_candidate_is_refused(users: Watched) -> None:
     board, ledger = Billboard(), Ledger(PURE)
     ledger.charge({"page/choice": Pure(0.5)})
-    scale = scale_in_levels(LossBound(CANDIDATES), 0.5, "replace-one-user") / LEVELS
+    scale = compute_scale(LossBound(CANDIDATES), 0.5, "replace-one-user") / LEVELS
     board.post_choice("page", Choice(CANDIDATES, CANDIDATES, 0.5, scale))
     with pytest.raises(ResumeError, match="another question"):
         ask(Run(users, ledger, board, Spy()))
@@ -331,11 +331,11 @@ def test_a_simulation_cannot_keep_a_ledger_that_says_private(users: Watched) -> 
 def test_a_draw_asks_for_integers_and_a_scale(noise: Any) -> None:
     for losses in (np.zeros(3), np.zeros((2, 2), dtype=np.int64), np.zeros(0, dtype=np.int64)):
         with pytest.raises(InputError, match="integer losses"):
-            noise.smallest("a", losses, 5)
+            noise.draw_choice("a", losses, 5)
     for scale in (0, -1, 2**54):
         with pytest.raises(InputError, match="cannot be drawn"):
-            noise.smallest("a", np.zeros(3, dtype=np.int64), scale)
-    assert noise.smallest("a", np.array([7]), 1) == 0
+            noise.draw_choice("a", np.zeros(3, dtype=np.int64), scale)
+    assert noise.draw_choice("a", np.array([7]), 1) == 0
 
 
 def test_most_of_a_budget_may_be_chosen_with_after_a_release() -> None:

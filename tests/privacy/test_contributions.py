@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions, clipped_sum
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound, Contributions, clip_and_sum
+from privrep.privacy.columns import SparseColumns
 from privrep.privacy.contributions import (
     Concatenated,
     Counts,
     CrossMoments,
     NonNegative,
     RowMoments,
-    SparseColumns,
     Summed,
     Vectors,
     pack,
@@ -236,12 +236,12 @@ def test_a_negative_entry_or_a_cell_named_twice_makes_a_user_count_as_nothing() 
     values = np.array([[1.0, 2.0], [1.0, -1e-300], [0.0, -0.0], [np.nan, 1.0]])
     norms = NonNegative(values).norms()
     assert np.array_equal(np.isfinite(norms), [True, False, True, False])
-    total = clipped_sum(NonNegative(values), Bound(10.0, 2, acute=True))
+    total = clip_and_sum(NonNegative(values), Bound(10.0, 2, acute=True))
     assert total == pytest.approx([1.0, 2.0])
     beside = Concatenated((NonNegative(values), RowMoments(np.ones((4, 1, 1)), np.ones(4))))
     assert np.array_equal(np.isfinite(beside.norms()), [True, False, True, False])
-    assert clipped_sum(beside, Bound(10.0, 3, acute=True)) == pytest.approx([1.0, 2.0, 2.0])
-    assert np.array_equal(clipped_sum(Counts(np.array([[0, 0], [-1, -1]]), 2), Bound(2.0, 2, acute=True)), [0.0, 0.0])
+    assert clip_and_sum(beside, Bound(10.0, 3, acute=True)) == pytest.approx([1.0, 2.0, 2.0])
+    assert np.array_equal(clip_and_sum(Counts(np.array([[0, 0], [-1, -1]]), 2), Bound(2.0, 2, acute=True)), [0.0, 0.0])
 
 
 def test_parts_decide_whether_the_whole_is_acute() -> None:
@@ -250,7 +250,7 @@ def test_parts_decide_whether_the_whole_is_acute() -> None:
     assert not Concatenated((positive, Vectors(np.ones((1, 2))))).acute
     assert not Summed((positive, positive)).acute  # to be safe
     with pytest.raises(InputError, match="not acute"):
-        clipped_sum(Concatenated((positive, Vectors(np.ones((1, 2))))), Bound(1.0, 4, acute=True))
+        clip_and_sum(Concatenated((positive, Vectors(np.ones((1, 2))))), Bound(1.0, 4, acute=True))
 
 
 # Promises of the protocol

@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import binom, chi2, norm
 
 from privrep.privacy import discrete_gaussian as module
-from privrep.privacy.discrete_gaussian import SLOTS, Bits, Table, discrete_gaussian, slots_of
+from privrep.privacy.discrete_gaussian import SLOTS, Bits, Table, draw_discrete_gaussian, make_table
 
 ALARM = 1e-6
 SIGMAS = [1e-320, 0.02, 0.3, 1.0, 3.7, 15.99, 16.0, 20.5, 1000 / 3, 2.0**20, 1.99 * 2.0**39, 2.0**52, 2.0**56]
@@ -60,7 +60,7 @@ def test_slots_cover_the_curve_and_those_before_the_edge_are_below_it(sigma: flo
 
     The largest and smallest f of a bucket are at its ends, nearest to zero and farthest from it.
     """
-    table = slots_of(sigma)
+    table = make_table(sigma)
     width, half = 1 << table.shift, int(table.buckets.max()) + 1
     crossed = table.layers[table.edge :] <= table.height  # the others are left over
     numbers, layers = table.buckets[table.edge :][crossed].astype(int), table.layers[table.edge :][crossed].astype(int)
@@ -84,7 +84,7 @@ def test_slots_cover_the_curve_and_those_before_the_edge_are_below_it(sigma: flo
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 3.7, 50.0])
 def test_the_probability_of_every_integer_is_exact(sigma: float) -> None:
     """Summed over all slots, in 50 digits, as the machine decides: proportional to f at every x within 12 sigma."""
-    table = slots_of(sigma)
+    table = make_table(sigma)
     unseen = np.bincount(table.buckets[: table.edge].astype(int) + 4000, minlength=8000)
     with localcontext() as context:
         context.prec = 50
@@ -97,7 +97,7 @@ def test_the_probability_of_every_integer_is_exact(sigma: float) -> None:
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 3.7, 20.5])
 def test_a_million_draws_fit_the_probabilities_of_the_integers(sigma: float) -> None:
-    draws = discrete_gaussian(sigma, 1_000_000, seeded(1))
+    draws = draw_discrete_gaussian(sigma, 1_000_000, seeded(1))
     assert draws.shape == (1_000_000,)
     assert draws.dtype == np.int64
     assert accepts(draws, sigma)
@@ -108,34 +108,34 @@ def test_a_million_draws_fit_the_probabilities_of_the_integers(sigma: float) -> 
 
 @pytest.mark.parametrize("sigma", [0.3, 2.3, 50.0, 2.0**20, 1.99 * 2.0**39, 2.0**56])
 def test_decimal_numbers_decide_as_floating_point_does(sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits, and every decision left to `_below`: the same draws, bit for bit."""
-    wanted = discrete_gaussian(sigma, 3000, seeded(2))
+    """The same bits, and every decision left to `_is_below_curve`: the same draws, bit for bit."""
+    wanted = draw_discrete_gaussian(sigma, 3000, seeded(2))
     asked = []
-    exact = module._below
+    exact = module._is_below_curve
 
     def counting(table: Table, value: int, layer: int, uniform: int, bits: Bits) -> bool:
         asked.append(value)
         return exact(table, value, layer, uniform, bits)
 
     monkeypatch.setattr(module, "UNSURE", 1e9)
-    monkeypatch.setattr(module, "_below", counting)
-    assert np.array_equal(discrete_gaussian(sigma, 3000, seeded(2)), wanted)
+    monkeypatch.setattr(module, "_is_below_curve", counting)
+    assert np.array_equal(draw_discrete_gaussian(sigma, 3000, seeded(2)), wanted)
     assert len(asked) > 100
 
 
 def test_draws_decided_by_decimal_numbers_fit_the_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNSURE", 1e9)
-    draws = discrete_gaussian(0.7, 10_000, seeded(3))
+    draws = draw_discrete_gaussian(0.7, 10_000, seeded(3))
     assert accepts(draws, 0.7)
     assert not accepts(draws, 0.7 * 1.1)
-    monkeypatch.setattr(module, "_below", lambda *_: True)  # a wrong decision is seen
-    assert not accepts(discrete_gaussian(0.7, 10_000, seeded(3)), 0.7)
+    monkeypatch.setattr(module, "_is_below_curve", lambda *_: True)  # a wrong decision is seen
+    assert not accepts(draw_discrete_gaussian(0.7, 10_000, seeded(3)), 0.7)
 
 
 @pytest.mark.parametrize(("sigma", "value"), [(2.0**40, 3 * 2**38 + 1), (3.7, -5), (2.0**56, 2**57 - 1), (1 / 3, 1)])
 def test_a_decision_takes_as_many_bits_as_it_needs(sigma: float, value: int) -> None:
     """U shares 64 to 256 bits with height * f(x) - l, then goes below or above it by the next word."""
-    table = slots_of(sigma)
+    table = make_table(sigma)
     with localcontext() as context:
         context.prec = 200
         top = table.height * curve(value, sigma)
@@ -147,34 +147,36 @@ def test_a_decision_takes_as_many_bits_as_it_needs(sigma: float, value: int) -> 
         for move, wanted in ((-1, True), (1, False)):
             more = [*words[1:shared], words[shared] + move]
             bits = scripted(*more)
-            assert module._below(table, value, layer, words[0], bits) is wanted
+            assert module._is_below_curve(table, value, layer, words[0], bits) is wanted
             with pytest.raises(AssertionError):
                 bits(1)  # all were needed
-    assert module._below(table, value, layer, 0, scripted())
-    assert not module._below(table, value, layer, 2**64 - 1, scripted())
+    assert module._is_below_curve(table, value, layer, 0, scripted())
+    assert not module._is_below_curve(table, value, layer, 2**64 - 1, scripted())
 
 
 def test_floating_point_within_its_error_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """U two grid points of 2^-53 beside the curve: too close for floating point, and decided rightly all the same."""
-    table, value = slots_of(2.0**40), np.array([3 * 2**38 + 1])
+    table, value = make_table(2.0**40), np.array([3 * 2**38 + 1])
     with localcontext() as context:
         context.prec = 60
         top = table.height * curve(int(value[0]), table.sigma)
         uniform = int((top - int(top)) * 2**64)
     layer = np.array([int(top)], dtype=np.uint16)
     for move, wanted in ((-1, True), (1, False)):
-        assert module._kept(table, value, layer, scripted(uniform + move)).tolist() == [wanted]
-    monkeypatch.setattr(module, "_curve", lambda values, sigma: np.exp(-0.5 * (values / sigma) ** 2) * (1 + 2.0**-41))
+        assert module._find_below_curve(table, value, layer, scripted(uniform + move)).tolist() == [wanted]
+    monkeypatch.setattr(
+        module, "_evaluate_curve", lambda values, sigma: np.exp(-0.5 * (values / sigma) ** 2) * (1 + 2.0**-41)
+    )
     for move, wanted in ((-1, True), (1, False)):  # as wrong as the proof allows
-        assert module._kept(table, value, layer, scripted(uniform + move)).tolist() == [wanted]
+        assert module._find_below_curve(table, value, layer, scripted(uniform + move)).tolist() == [wanted]
 
 
 def test_a_decision_does_not_depend_on_the_caller_s_decimal_context() -> None:
-    table, layers = slots_of(3.7), range(0, slots_of(3.7).height, 20)
+    table, layers = make_table(3.7), range(0, make_table(3.7).height, 20)
     with localcontext() as context:
         context.prec = 3
         context.traps = dict.fromkeys(context.traps, True)
-        decided = [module._below(table, 4, layer, 2**63, seeded(0)) for layer in layers]
+        decided = [module._is_below_curve(table, 4, layer, 2**63, seeded(0)) for layer in layers]
     assert decided == [layer + 0.5 < table.height * np.exp(-0.5 * (4 / 3.7) ** 2) for layer in layers]
     assert len(set(decided)) == 2
 
@@ -183,7 +185,7 @@ def test_a_decision_does_not_depend_on_the_caller_s_decimal_context() -> None:
 def test_moments_cells_and_bits_at_the_scale_of_a_release(sigma: float) -> None:
     """Mean, scale, 64 quantile cells, and every bit below sigma / 2^10, each at ALARM; 1% more sigma is rejected."""
     count = 400_000
-    draws = discrete_gaussian(sigma, count, seeded(4))
+    draws = draw_discrete_gaussian(sigma, count, seeded(4))
     ratios = draws / sigma
     assert abs(ratios.mean()) * np.sqrt(count) < norm.isf(ALARM / 2)
     low, high = chi2.ppf(ALARM / 2, count), chi2.isf(ALARM / 2, count)
@@ -202,7 +204,7 @@ def test_moments_cells_and_bits_at_the_scale_of_a_release(sigma: float) -> None:
 
 def test_positions_and_neighbouring_draws_are_independent() -> None:
     """Kept tries follow each other: correlations of draws, and of their squares, at lags 1 to 8 (8 + 8 at ALARM/16)."""
-    ratios = discrete_gaussian(2.0**40, 200_000, seeded(5)) / 2.0**40
+    ratios = draw_discrete_gaussian(2.0**40, 200_000, seeded(5)) / 2.0**40
     for values in (ratios, (ratios**2 - 1) / np.sqrt(2)):
         for lag in range(1, 9):
             assert abs((values[lag:] * values[:-lag]).sum()) / np.sqrt(len(values) - lag) < norm.isf(ALARM / 32)
@@ -211,14 +213,14 @@ def test_positions_and_neighbouring_draws_are_independent() -> None:
 
 
 def test_draws_are_a_function_of_their_bits() -> None:
-    assert np.array_equal(discrete_gaussian(9.5, 500, seeded(6)), discrete_gaussian(9.5, 500, seeded(6)))
-    assert not np.array_equal(discrete_gaussian(9.5, 500, seeded(6)), discrete_gaussian(9.5, 500, seeded(7)))
-    assert discrete_gaussian(9.5, 0, scripted()).shape == (0,)
+    assert np.array_equal(draw_discrete_gaussian(9.5, 500, seeded(6)), draw_discrete_gaussian(9.5, 500, seeded(6)))
+    assert not np.array_equal(draw_discrete_gaussian(9.5, 500, seeded(6)), draw_discrete_gaussian(9.5, 500, seeded(7)))
+    assert draw_discrete_gaussian(9.5, 0, scripted()).shape == (0,)
 
 
 def test_tables_are_shared_and_cannot_be_changed() -> None:
-    table = slots_of(12.5)
-    assert slots_of(12.5) is table
+    table = make_table(12.5)
+    assert make_table(12.5) is table
     with pytest.raises(ValueError, match="read-only"):
         table.buckets[0] = 1
     with pytest.raises(ValueError, match="read-only"):

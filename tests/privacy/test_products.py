@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from privrep.errors import InputError
 from privrep.privacy import contributions as kinds
-from privrep.privacy.bounds import Bound, clipped_sum
+from privrep.privacy.bounds import Bound, clip_and_sum
 from privrep.privacy.contributions import Concatenated, NormAtMost, Products, Vectors
 
 SHAPES = [(1, 5, 3), (4, 6, 2), (7, 1, 1), (60, 9, 4), (3, 40, 30), (200, 3, 2), (1, 1, 1)]
-BY = {"gram": kinds._norms_by_gram, "product": kinds._norms_by_product}
+BY = {"gram": kinds._compute_norms_by_gram, "product": kinds._compute_norms_by_product}
 
 
 def some(users: int, shape: tuple[int, int, int], seed: int = 0) -> Products:
@@ -101,7 +101,7 @@ def test_a_user_with_a_number_that_is_not_finite_counts_as_nothing(value: float)
     sent.right[2, 1] = 0.0  # absent, but spoilt
     with np.errstate(all="ignore"):
         assert np.array_equal(np.isfinite(sent.norms()), [True, False, False, True])
-        total = clipped_sum(sent, Bound(1e6, 8))
+        total = clip_and_sum(sent, Bound(1e6, 8))
         assert total == pytest.approx(multiplied_out(Products(sent.left[[0, 3]], sent.right[[0, 3]])).sum(axis=0))
 
 
@@ -122,7 +122,7 @@ def test_layers_stand_beside_each_other() -> None:
     plain = np.hstack([multiplied_out(first), multiplied_out(second), bias.values])
     assert layers.norms() == pytest.approx(np.linalg.norm(plain, axis=1), rel=1e-3)
     clipped = plain * np.minimum(1.0, 0.7 / layers.norms())[:, None]
-    assert clipped_sum(layers, Bound(0.7, 21)) == pytest.approx(clipped.sum(axis=0), rel=1e-9, abs=1e-12)
+    assert clip_and_sum(layers, Bound(0.7, 21)) == pytest.approx(clipped.sum(axis=0), rel=1e-9, abs=1e-12)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -150,11 +150,11 @@ def test_who_is_short_is_counted_from_one_half() -> None:
     values = np.array([[3.0, 4.0], [0.6, 0.8], [np.nan, 0.0], [0.0, 0.0], [np.inf, 0.0]])
     sent = NormAtMost(Vectors(values), 1.5)
     with np.errstate(all="ignore"):
-        assert clipped_sum(sent, Bound(0.5, 1)).tolist() == [2 * 0.5 - 3 * 0.5]
+        assert clip_and_sum(sent, Bound(0.5, 1)).tolist() == [2 * 0.5 - 3 * 0.5]
         for user, expected in enumerate([-0.5, 0.5, -0.5, 0.5, -0.5]):
             alone = NormAtMost(Vectors(values[user : user + 1]), 1.5)
-            assert clipped_sum(alone, Bound(0.5, 1)).tolist() == [expected]
+            assert clip_and_sum(alone, Bound(0.5, 1)).tolist() == [expected]
         counted = np.array([True, True, False, False, False])
-        assert clipped_sum(sent, Bound(0.5, 1), counted).tolist() == [0.0]
+        assert clip_and_sum(sent, Bound(0.5, 1), counted).tolist() == [0.0]
     with pytest.raises(InputError, match="not acute"):
-        clipped_sum(sent, Bound(0.5, 1, acute=True))
+        clip_and_sum(sent, Bound(0.5, 1, acute=True))

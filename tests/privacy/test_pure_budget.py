@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.models import spending
 from privrep.models.sections import meaning
-from privrep.privacy.accounting import epsilon_by_pld, pure_epsilons, total_mu
+from privrep.privacy.accounting import compute_epsilon_by_pld, list_pure_epsilons, total_mu
 from privrep.privacy.composition import log_composed_delta
 from privrep.privacy.events import Event, Gaussian, Pure, Selection
 from privrep.privacy.groups import Group
@@ -63,7 +63,7 @@ def test_equal_parts_of_a_pure_budget_fit_and_one_more_does_not(parts: int) -> N
 def test_whatever_is_left_of_a_pure_budget_fits(asked: list[float]) -> None:
     ledger = Ledger(PURE)
     for i, epsilon in enumerate(asked):
-        fits = math.fsum([*pure_epsilons(e for _, e in ledger.report().events), epsilon]) <= 1
+        fits = math.fsum([*list_pure_epsilons(e for _, e in ledger.report().events), epsilon]) <= 1
         if fits:
             ledger.charge({f"choice-{i}/choice": Pure(epsilon)})
     if ledger.pure_left > 0:
@@ -115,7 +115,7 @@ def test_a_choice_makes_the_capacity_smaller_and_the_rest_fits_exactly(path: Pat
     ledger.charge({"c/x": Gaussian(noise_multiplier(ledger.remaining))})
     assert ledger.epsilon == pytest.approx(2.0, rel=1e-7)
     assert ledger.epsilon <= 2.0
-    assert epsilon_by_pld([e for _, e in ledger.report().events], 1e-6) == pytest.approx(2.0, rel=2e-3)
+    assert compute_epsilon_by_pld([e for _, e in ledger.report().events], 1e-6) == pytest.approx(2.0, rel=2e-3)
     assert ledger.remaining == pytest.approx(0.0, abs=1e-12)
     assert ledger.pure_left < 1e-4  # a choice costs little at first: its square
     ledger.close()
@@ -179,7 +179,7 @@ def test_whatever_is_asked_in_whatever_order_the_guarantee_stands(asked: list[Ev
     aside = sum(event.delta for event in events if isinstance(event, Selection))
     assert ledger.epsilon <= MIXED.epsilon * (1 + 1e-11)
     left = MIXED.delta - aside
-    delta = math.exp(log_composed_delta(MIXED.epsilon, total_mu(events), pure_epsilons(events)))
+    delta = math.exp(log_composed_delta(MIXED.epsilon, total_mu(events), list_pure_epsilons(events)))
     assert delta <= left * (1 + 1e-6) or not events
 
 

@@ -19,7 +19,14 @@ from scipy.stats import binom, norm
 
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError, ResumeError
-from privrep.privacy.accounting import SAMPLED, accountant_of, epsilon_by_pld, epsilon_spent, total_mu, within_budget
+from privrep.privacy.accounting import (
+    SAMPLED,
+    compute_epsilon,
+    compute_epsilon_by_pld,
+    describe_accountant,
+    total_mu,
+    within_budget,
+)
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK, Bound
 from privrep.privacy.calibration import Query
@@ -30,7 +37,7 @@ from privrep.privacy.ledger import Budget, Ledger, read_ledger
 from privrep.privacy.noise import secure_noise, simulated_noise
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.privacy.sampling import Poisson, Sample, noise_multiplier_for
+from privrep.privacy.sampling import Poisson, Sample, plan_noise_multiplier
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from stepping import RowsStep
@@ -68,7 +75,7 @@ def test_epsilon_of_one_release_is_that_of_the_hockey_stick(
     z: float, q: float, relation: Relation, delta: float
 ) -> None:
     """Neither half nor double: a thousandth less epsilon would be too little."""
-    epsilon, (P, Q) = epsilon_spent([Sampled(z, q, relation)], delta), pair(z, q, relation)
+    epsilon, (P, Q) = compute_epsilon([Sampled(z, q, relation)], delta), pair(z, q, relation)
     worst = functools.partial(lambda e: max(hockey_stick(e, P, Q), hockey_stick(e, Q, P)))
     assert worst(epsilon) <= delta
     assert worst(epsilon * 0.996 - 1e-6) > delta
@@ -86,7 +93,7 @@ def loss_masses(z: float, q: float, relation: Relation, step: float, up: bool) -
 @pytest.mark.parametrize(("z", "q", "rounds"), [(1.0, 0.1, 2), (0.5, 0.05, 2), (2.0, 0.2, 30)])
 def test_compositions_are_between_those_of_losses_rounded_down_and_up(z: float, q: float, rounds: int) -> None:
     delta, step = 1e-5, 2e-4
-    epsilon = epsilon_spent([sampled(z, q)] * rounds, delta)
+    epsilon = compute_epsilon([sampled(z, q)] * rounds, delta)
     deltas = []
     for up in (False, True):
         masses, first = loss_masses(z, q, REPLACE, step, up)
@@ -121,37 +128,37 @@ def test_no_pair_of_vectors_is_worse_than_the_one_on_the_line(z: float, q: float
 
 def test_everyone_asked_costs_what_the_closed_form_says() -> None:
     for relation in (REPLACE, ADD):
-        assert Poisson(1.0).event(0.25, relation) == Gaussian(2.0)
-        near = epsilon_spent([Sampled(2.0, 1.0, relation)] * 3, 1e-5)
-        assert near == pytest.approx(epsilon_spent([Gaussian(2.0)] * 3, 1e-5), rel=2e-3)
+        assert Poisson(1.0).make_event(0.25, relation) == Gaussian(2.0)
+        near = compute_epsilon([Sampled(2.0, 1.0, relation)] * 3, 1e-5)
+        assert near == pytest.approx(compute_epsilon([Gaussian(2.0)] * 3, 1e-5), rel=2e-3)
 
 
 def test_epsilon_falls_with_the_rate_and_with_noise_and_rises_with_rounds() -> None:
-    rates = [epsilon_spent([sampled(1.0, q)] * 5, 1e-5) for q in (1.0, 0.5, 0.1, 0.02)]
-    noises = [epsilon_spent([sampled(z)] * 5, 1e-5) for z in (0.5, 1.0, 2.0)]
-    rounds = [epsilon_spent([sampled(1.0)] * t, 1e-5) for t in (20, 5, 1)]
+    rates = [compute_epsilon([sampled(1.0, q)] * 5, 1e-5) for q in (1.0, 0.5, 0.1, 0.02)]
+    noises = [compute_epsilon([sampled(z)] * 5, 1e-5) for z in (0.5, 1.0, 2.0)]
+    rounds = [compute_epsilon([sampled(1.0)] * t, 1e-5) for t in (20, 5, 1)]
     for falling in (rates, noises, rounds):
         assert all(b < 0.8 * a for a, b in itertools.pairwise(falling))
 
 
 def test_sampled_events_compose_with_all_others_in_any_order() -> None:
     events: list[Event] = [sampled(1.0), Gaussian(4.0), Pure(0.2), sampled(2.0), Selection(8.0, 1e-6), sampled(1.0)]
-    whole = epsilon_spent(events, 1e-5)
-    assert epsilon_spent(events[::-1], 1e-5) == pytest.approx(whole, rel=1e-9)
-    assert epsilon_by_pld(events, 1e-5) == whole
+    whole = compute_epsilon(events, 1e-5)
+    assert compute_epsilon(events[::-1], 1e-5) == pytest.approx(whole, rel=1e-9)
+    assert compute_epsilon_by_pld(events, 1e-5) == whole
     for event in set(events):
         fewer = list(events)
         fewer.remove(event)
-        assert epsilon_spent(fewer, 1e-5) < whole
+        assert compute_epsilon(fewer, 1e-5) < whole
     grouped = [sampled(1.0), Gaussian(3.0, Group("a", 0, 2)), Gaussian(4.0, Group("a", 1, 2))]
-    assert epsilon_spent(grouped, 1e-5) == epsilon_spent([sampled(1.0), Gaussian(3.0)], 1e-5)
-    assert epsilon_spent([sampled(1.0)], 1e-11) == math.inf  # a delta that rounding would eat
-    assert epsilon_spent([sampled(1.0), Selection(8.0, 1e-5)], 1e-5) == math.inf
+    assert compute_epsilon(grouped, 1e-5) == compute_epsilon([sampled(1.0), Gaussian(3.0)], 1e-5)
+    assert compute_epsilon([sampled(1.0)], 1e-11) == math.inf  # a delta that rounding would eat
+    assert compute_epsilon([sampled(1.0), Selection(8.0, 1e-5)], 1e-5) == math.inf
 
 
 def test_gaussian_releases_beside_a_sample_that_hardly_costs_anything() -> None:
     events: list[Event] = [Sampled(50.0, 1e-3, REPLACE), Gaussian(3.0), Pure(0.3)]
-    assert epsilon_spent(events, 1e-5) == pytest.approx(epsilon_spent(events[1:], 1e-5), rel=2e-3)
+    assert compute_epsilon(events, 1e-5) == pytest.approx(compute_epsilon(events[1:], 1e-5), rel=2e-3)
 
 
 def test_mu_counts_a_sample_as_everyone() -> None:
@@ -203,15 +210,15 @@ def test_a_rate_must_be_a_probability(rate: Any) -> None:
 
 
 def test_the_report_says_how_samples_were_accounted_for() -> None:
-    words = accountant_of([sampled(1.0, 0.1), sampled(1.0, 0.25), Gaussian(3.0)])
+    words = describe_accountant([sampled(1.0, 0.1), sampled(1.0, 0.25), Gaussian(3.0)])
     assert SAMPLED in words
     assert "2 about samples" in words
     assert "0.1 to 0.25" in words
-    assert SAMPLED not in accountant_of([Gaussian(3.0)])
+    assert SAMPLED not in describe_accountant([Gaussian(3.0)])
     ledger = Ledger(Budget(2.0, 1e-5))
     ledger.charge({"a/sum": sampled(3.0)})
     assert SAMPLED in ledger.report().accountant
-    assert ledger.report().epsilon == epsilon_spent([sampled(3.0)], 1e-5)
+    assert ledger.report().epsilon == compute_epsilon([sampled(3.0)], 1e-5)
 
 
 # Planning and the ledger
@@ -220,17 +227,17 @@ def test_the_report_says_how_samples_were_accounted_for() -> None:
 @pytest.mark.parametrize(("rate", "rounds", "before"), [(0.1, 12, 0.0), (0.02, 40, 0.02), (1.0, 7, 0.01)])
 def test_a_plan_fits_the_ledger_and_hardly_less_noise_would(rate: float, rounds: int, before: float) -> None:
     budget = Budget(1.0, 1e-5)
-    z, ledger = noise_multiplier_for(budget, rate, rounds, before), Ledger(budget)
+    z, ledger = plan_noise_multiplier(budget, rate, rounds, before), Ledger(budget)
     if before:
         ledger.charge({"first": Gaussian(before**-0.5)})
     for t in range(rounds):
-        ledger.charge({f"round-{t}": Poisson(rate).event(z**-2, REPLACE)})
+        ledger.charge({f"round-{t}": Poisson(rate).make_event(z**-2, REPLACE)})
     assert 0.995 < ledger.epsilon <= 1.0
     with pytest.raises(BudgetExceeded, match="would bring epsilon to 1"):
-        ledger.charge({"more": Poisson(rate).event(z**-2, REPLACE)})
+        ledger.charge({"more": Poisson(rate).make_event(z**-2, REPLACE)})
     events = [
         *([Gaussian(before**-0.5)] if before else []),
-        *[Poisson(rate).event((0.995 * z) ** -2, REPLACE)] * rounds,
+        *[Poisson(rate).make_event((0.995 * z) ** -2, REPLACE)] * rounds,
     ]
     assert not within_budget(events, 1.0, 1e-5)
 
@@ -238,26 +245,26 @@ def test_a_plan_fits_the_ledger_and_hardly_less_noise_would(rate: float, rounds:
 def test_a_plan_leaves_room_for_choices_and_selections() -> None:
     budget, ledger = Budget(1.0, 1e-5), Ledger(Budget(1.0, 1e-5))
     others: dict[str, Event] = {"choice": Pure(0.2), "keys": Selection(9.0, 1e-6)}
-    z = noise_multiplier_for(budget, 0.1, 5, 0.01, list(others.values()))
+    z = plan_noise_multiplier(budget, 0.1, 5, 0.01, list(others.values()))
     ledger.charge({**others, "first": Gaussian(10.0), **{f"round-{t}": sampled(z) for t in range(5)}})
     assert 0.99 < ledger.epsilon <= 1.0
-    assert z > 1.1 * noise_multiplier_for(budget, 0.1, 5, 0.01)
+    assert z > 1.1 * plan_noise_multiplier(budget, 0.1, 5, 0.01)
 
 
 def test_samples_buy_rounds() -> None:
     budget = Budget(1.0, 1e-5)
-    everyone, few = (noise_multiplier_for(budget, rate, 20) for rate in (1.0, 0.05))
+    everyone, few = (plan_noise_multiplier(budget, rate, 20) for rate in (1.0, 0.05))
     assert few < everyone / 8  # noise against a sample a twentieth of the size
 
 
 def test_plans_that_cannot_be_are_refused() -> None:
     with pytest.raises(BudgetExceeded, match="too little of the budget"):
-        noise_multiplier_for(Budget(1.0, 1e-5), 0.1, 10, 100.0)
+        plan_noise_multiplier(Budget(1.0, 1e-5), 0.1, 10, 100.0)
     with pytest.raises(BudgetExceeded, match="too little of the budget"):
-        noise_multiplier_for(Budget(1.0, 0.0), 0.1, 10)
+        plan_noise_multiplier(Budget(1.0, 0.0), 0.1, 10)
     for rounds, before in ((0, 0.0), (5, -1.0), (5, math.inf), (5, math.nan)):
         with pytest.raises(InputError, match="one round or more"):
-            noise_multiplier_for(Budget(1.0, 1e-5), 0.1, rounds, before)
+            plan_noise_multiplier(Budget(1.0, 1e-5), 0.1, rounds, before)
 
 
 def test_what_is_left_beside_samples_can_be_spent_and_no_more() -> None:
@@ -292,7 +299,7 @@ def rejects(members: np.ndarray, rate: float) -> bool:
 @pytest.mark.parametrize(("rate", "wrong"), [(0.003, 0.006), (0.1, 0.11), (0.5, 0.52), (0.97, 0.98)])
 @pytest.mark.parametrize("source", [secure_noise, simulated_noise(3)])
 def test_users_are_in_at_the_rate_and_pages_and_users_are_independent(source: Any, rate: float, wrong: float) -> None:
-    pages = np.stack([Sample(rate, source.key(f"round-{t}")).members(100_000) for t in range(4)])
+    pages = np.stack([Sample(rate, source.draw_key(f"round-{t}")).members(100_000) for t in range(4)])
     assert not any(rejects(members, rate) for members in pages)
     assert rejects(pages[0], wrong)
     assert not rejects(pages[0] & pages[1], rate**2)
@@ -301,7 +308,7 @@ def test_users_are_in_at_the_rate_and_pages_and_users_are_independent(source: An
 
 
 def test_who_is_in_does_not_depend_on_how_many_there_are_and_a_key_is_not_shown() -> None:
-    sample = Sample(0.3, secure_noise.key("a"))
+    sample = Sample(0.3, secure_noise.draw_key("a"))
     assert np.array_equal(sample.members(50), sample.members(1000)[:50])
     assert sample.key.hex() not in repr(sample)
     assert repr(sample.key) not in repr(sample)
@@ -309,10 +316,10 @@ def test_who_is_in_does_not_depend_on_how_many_there_are_and_a_key_is_not_shown(
 
 
 def test_keys_differ_by_page_by_seed_and_from_noise() -> None:
-    keys = [simulated_noise(seed).key(name) for seed in (0, 1) for name in ("a", "b")]
+    keys = [simulated_noise(seed).draw_key(name) for seed in (0, 1) for name in ("a", "b")]
     assert len(set(keys)) == 4
-    assert simulated_noise(0).key("a") == keys[0]
-    assert secure_noise.key("a") != secure_noise.key("a")
+    assert simulated_noise(0).draw_key("a") == keys[0]
+    assert secure_noise.draw_key("a") != secure_noise.draw_key("a")
     assert keys[0] != np.random.default_rng([0, *b"a"]).bytes(32)
 
 
@@ -348,11 +355,11 @@ class Spy:
         self.calls.append(f"noise {name}")
         return np.zeros(size, dtype=np.int64)
 
-    def key(self, name: str) -> bytes:
+    def draw_key(self, name: str) -> bytes:
         if self.ledger is not None:
             assert f'"{name}/' in self.ledger.read_text()
         self.calls.append(f"key {name}")
-        self.keys.append(secure_noise.key(name))
+        self.keys.append(secure_noise.draw_key(name))
         return self.keys[-1]
 
 

@@ -24,11 +24,11 @@ from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.events import Relation, Selection
-from privrep.privacy.groups import hashes
+from privrep.privacy.groups import hash_ids
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
 from privrep.privacy.run import Run
-from privrep.privacy.selection import COUNTED, MOST_KEYS, counts_bound, log_chance, threshold
+from privrep.privacy.selection import COUNTED, MOST_KEYS, compute_log_chance, compute_threshold, make_counts_bound
 from privrep.users import holders as engine
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
@@ -48,7 +48,7 @@ def holders_of(held: dict[Any, list[Any]]) -> KeyHolders:
 
 
 def counts_of(holders: KeyHolders) -> dict[Any, float]:
-    total = holders.counted(counts_bound(holders)).total
+    total = holders.count_keys(make_counts_bound(holders)).total
     return dict(zip(holders.private_keys, total, strict=False))
 
 
@@ -72,7 +72,7 @@ def test_the_threshold_is_the_smallest_that_every_number_of_keys_respects(sigma:
     def worst(tau: float) -> float:
         return float((np.log(t) + norm.logsf((tau - 1 / np.sqrt(t)) / sigma)).max())
 
-    tau = threshold(sigma, logarithm)
+    tau = compute_threshold(sigma, logarithm)
     assert (tau > 1 / np.sqrt(t)).all()
     assert worst(tau) <= logarithm
     assert worst(tau - 1e-6 * max(sigma, 1.0)) > logarithm
@@ -89,7 +89,7 @@ def test_the_tail_of_discrete_noise_is_below_that_of_continuous_noise_one_step_e
 
 @given(st.floats(1e-4, 50.0), st.floats(1e-30, 0.01))
 def test_what_is_set_aside_pays_for_both_sides(epsilon: float, delta: float) -> None:
-    assert (1 + math.exp(epsilon)) * math.exp(log_chance(delta, epsilon)) == pytest.approx(delta, rel=1e-12)
+    assert (1 + math.exp(epsilon)) * math.exp(compute_log_chance(delta, epsilon)) == pytest.approx(delta, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_set_aside_pays_for_both_sides(epsilon: float, delta: float) -> 
 )
 def test_a_chance_that_means_nothing_is_refused(delta: float, epsilon: float) -> None:
     with pytest.raises(InputError, match="a selection needs"):
-        log_chance(delta, epsilon)
+        compute_log_chance(delta, epsilon)
 
 
 # What neighbours see
@@ -138,7 +138,7 @@ def test_a_user_with_too_many_keys_brings_no_more_than_the_cap_and_the_same_in_a
     for kind in (int, str):
         mine = [kind(key) for key in rng.permutation(100)[:30]]
         alone = holders_of({"me": mine})
-        by_hash = sorted(mine, key=lambda key: hashes([key], "keys of a user")[0])
+        by_hash = sorted(mine, key=lambda key: hash_ids([key], "keys of a user")[0])
         assert list(alone.private_keys) == sorted(by_hash[:5])
         assert set(counts_of(alone).values()) == {1 / math.sqrt(5)}
         others = {user: [kind(key) for key in rng.integers(200, 300, 4)] for user in range(20)}
@@ -151,8 +151,10 @@ def selected_users(noise: NoiseSource, users: int, keys: int, share: float, lowe
     """How many of users who share nothing have a key named, if the chance is to be 0.05 for each."""
     holders = KeyHolders.from_columns(np.repeat(np.arange(users), keys), np.arange(users * keys))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "log_chance", lambda delta, epsilon: math.log(0.05))
-        patch.setattr(module, "threshold", lambda sigma, chance: threshold(sigma, chance) - lower * sigma)
+        patch.setattr(module, "compute_log_chance", lambda delta, epsilon: math.log(0.05))
+        patch.setattr(
+            module, "compute_threshold", lambda sigma, chance: compute_threshold(sigma, chance) - lower * sigma
+        )
         ledger = Ledger(Budget(1e4, 1e-3), seeded=noise is not secure_noise)
         found = module.select(holders, share, DELTA, ledger, noise, "page")
     return len({int(key) // keys for key in found.keys if isinstance(key, int)})
@@ -194,7 +196,7 @@ def test_nothing_below_the_threshold_is_on_record(
     assert b"rare-key" not in written
     assert b"scarce-key" not in written
     assert board["items"].arrays["counts"].shape == (1,)
-    selected = Billboard(tmp_path / "board").selected("items")
+    selected = Billboard(tmp_path / "board").read_selection("items")
     assert selected.counts.value[0] > selected.threshold
     assert abs(selected.counts.value[0] - 600 / math.sqrt(3)) < 6 * selected.counts.sigma
     assert not any("key" in text for text in (repr(holders_of(rare)), str(holders_of(rare))))
@@ -225,17 +227,17 @@ def test_the_noise_is_charged_and_scaled_as_stated(run_with: Callable[..., Run],
     run = run_with(spy, ledger)
     held = {user: [7, -3] if user % 2 else [7] for user in range(300)}
     assert run.select("items", holders_of(held), SHARE, DELTA) == (-3, 7)
-    selected = run.billboard.selected("items")
+    selected = run.billboard.read_selection("items")
     assert selected.counts.value == pytest.approx([150 / math.sqrt(2), 150 + 150 / math.sqrt(2)], rel=1e-9)
     assert selected.counts.sigma == pytest.approx(COUNTED.sensitivity("replace-one-user") / math.sqrt(SHARE), rel=1e-5)
     assert selected.counts.sigma > COUNTED.sensitivity("replace-one-user") / math.sqrt(SHARE)
-    assert selected.threshold == threshold(selected.counts.sigma, log_chance(DELTA, 2.0))
+    assert selected.threshold == compute_threshold(selected.counts.sigma, compute_log_chance(DELTA, 2.0))
     ((name, _, size),) = spy.calls
     assert (name, size) == ("items/keys", 2)
     event = Selection(noise_multiplier(SHARE), DELTA)
     assert ledger.report().events == (("items/keys", event),)
     whole = gaussian_delta(2.0, math.sqrt(ledger.capacity + SHARE)) + (1 + math.exp(2.0)) * math.exp(
-        log_chance(DELTA, 2.0)
+        compute_log_chance(DELTA, 2.0)
     )
     assert whole == pytest.approx(BUDGET.delta, rel=1e-6)
     assert whole <= BUDGET.delta

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import Bound, clipped_sum
-from privrep.privacy.similarities import LEAST_SINE, Similarities, changed_terms
+from privrep.privacy.bounds import Bound, clip_and_sum
+from privrep.privacy.similarities import LEAST_SINE, Similarities, count_changed_terms
 
 D1, D2, K = 5, 4, 3
 SIZE = K * (D1 + D2)
@@ -94,7 +94,7 @@ def test_every_term_is_clipped_and_those_of_the_diagonal_less() -> None:
         lengths = np.linalg.norm(exact, axis=2)
         allowed = np.where(np.eye(6, dtype=bool), repeat * bound, bound)
         expected = (exact * np.minimum(1, allowed / lengths)[:, :, None]).sum(axis=(0, 1))
-        total = clipped_sum(sims, Bound(bound, SIZE, terms_per_user=sims.terms_per_user))
+        total = clip_and_sum(sims, Bound(bound, SIZE, terms_per_user=sims.terms_per_user))
         assert total == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
@@ -103,7 +103,7 @@ def test_the_terms_that_a_user_can_change_are_counted(rows: int, mine: int, repe
     own = np.arange(rows) < mine
     times = np.where(np.eye(rows, dtype=bool), repeat, 1.0)
     counted = times[own[:, None] | own[None, :]].sum()
-    assert changed_terms(rows, mine, repeat) == pytest.approx(counted)
+    assert count_changed_terms(rows, mine, repeat) == pytest.approx(counted)
     assert of(*batch(rows), rows_per_user=mine, repeat=repeat).terms_per_user == pytest.approx(counted)
 
 
@@ -115,29 +115,29 @@ def test_a_row_without_a_direction_counts_for_nothing(spoilt: float, side: int) 
     slopes = np.ones((5, 5))
     with np.errstate(all="ignore"):
         sims = of(rows[0], rows[1], slopes)
-        total = clipped_sum(sims, Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
+        total = clip_and_sum(sims, Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
     gone = np.ones((5, 5))
     gone[(2, slice(None)) if side == 0 else (slice(None), 2)] = 0
-    kept = clipped_sum(of(*batch(5), gone), Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
+    kept = clip_and_sum(of(*batch(5), gone), Bound(1e6, SIZE, terms_per_user=sims.terms_per_user))
     assert total == pytest.approx(kept, rel=1e-9, abs=1e-12)
 
 
 def test_a_slope_that_is_not_finite_or_a_direction_that_is_none_counts_for_nothing() -> None:
     x, t = batch(4)
-    bound = Bound(1e6, SIZE, terms_per_user=changed_terms(4, 1))
+    bound = Bound(1e6, SIZE, terms_per_user=count_changed_terms(4, 1))
     slopes, zero = np.ones((4, 4)), np.ones((4, 4))
     zero[1, 3] = 0
     for value in (np.nan, np.inf, 1e150):
         slopes[1, 3] = value
         with np.errstate(all="ignore"):
-            total = clipped_sum(of(x, t, slopes), bound)
-        assert total == pytest.approx(clipped_sum(of(x, t, zero), bound), rel=1e-9)
+            total = clip_and_sum(of(x, t, slopes), bound)
+        assert total == pytest.approx(clip_and_sum(of(x, t, zero), bound), rel=1e-9)
     sims, long = of(x, t, np.ones((4, 4))), np.ones((4, 1))
     long[0] = 3.0
     gone = np.ones((4, 4))
     gone[0] = 0
-    with_long = clipped_sum(replace(sims, left=sims.left * long), bound)
-    assert with_long == pytest.approx(clipped_sum(of(x, t, gone), bound), rel=1e-9)
+    with_long = clip_and_sum(replace(sims, left=sims.left * long), bound)
+    assert with_long == pytest.approx(clip_and_sum(of(x, t, gone), bound), rel=1e-9)
 
 
 def test_batches_that_cannot_be_are_refused() -> None:
@@ -157,4 +157,4 @@ def test_batches_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="use a smaller batch"):
         replace(sims, left=wide, right=wide)
     with pytest.raises(InputError, match="more than the"):
-        clipped_sum(sims, Bound(1.0, SIZE, terms_per_user=sims.terms_per_user - 1))
+        clip_and_sum(sims, Bound(1.0, SIZE, terms_per_user=sims.terms_per_user - 1))

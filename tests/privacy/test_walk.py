@@ -73,9 +73,9 @@ class Spy:
         self._note(f"noise {name}")
         return np.zeros(size, dtype=np.int64)
 
-    def key(self, name: str) -> bytes:
+    def draw_key(self, name: str) -> bytes:
         self._note(f"key {name}")
-        self.keys.append(secure_noise.key(name))
+        self.keys.append(secure_noise.draw_key(name))
         return self.keys[-1]
 
     def _note(self, call: str) -> None:
@@ -115,7 +115,7 @@ def test_a_walk_is_charged_once_then_draws_a_key_and_noise_at_every_step(
     assert len(set(spy.keys)) == 3
     at = START["at"].copy()
     for key in spy.keys:  # the walk by hand
-        away = users.table.X[FixedSample(5, key).ordered(20)] - at
+        away = users.table.X[FixedSample(5, key).draw_order(20)] - at
         at += (away * np.minimum(1, 2 / np.linalg.norm(away, axis=1))[:, None]).sum(axis=0) / 10
     assert end["at"] == pytest.approx(at, rel=1e-6)
     assert end["steps"].tolist() == [3.0]

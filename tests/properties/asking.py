@@ -114,7 +114,7 @@ def of_papers(d: int, k: int, intercept: bool) -> dict[str, Question]:
         "paper's gradient": (BatchGradient(U, "page"), {"gradient": Bound(10.0, d * k)}),
         "paper's gradient, same rows": (BatchGradient(U, "page", None, False), {"gradient": Bound(1e-6, d * k)}),
         "preference": (
-            Preference(transforms(d)[1].original(U), transforms(d)[1], intercept),
+            Preference(transforms(d)[1].to_original(U), transforms(d)[1], intercept),
             {"votes": Bound(1.0, 3, acute=True)},
         ),
         "dp-fedavg": (LocalUpdate(np.ones(d + 1), 0.1, intercept), move),

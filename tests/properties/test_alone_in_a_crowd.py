@@ -31,13 +31,13 @@ from privrep.linear.steps import (
 )
 from privrep.local.losses import Loss
 from privrep.local.transform import FeatureTransform
+from privrep.privacy.columns import SparseColumns
 from privrep.privacy.contributions import (
     Concatenated,
     Counts,
     CrossMoments,
     NonNegative,
     RowMoments,
-    SparseColumns,
     Summed,
     Vectors,
 )
@@ -77,8 +77,8 @@ DENSE = {
     "federated averaging": LocalUpdate(np.append(U[:, 0], 0.5), 1.0, True),
     "fedavg": ModelUpdate(U[:, 0], WHITENED, 0.1, True),
     "fedavg, no intercept": ModelUpdate(U[:, 0], SCALED, 0.1, False),
-    "preference": Preference(WHITENED.original(U), WHITENED, True),
-    "preference, no intercept": Preference(SCALED.original(U), SCALED, False),
+    "preference": Preference(WHITENED.to_original(U), WHITENED, True),
+    "preference, no intercept": Preference(SCALED.to_original(U), SCALED, False),
 }
 SPARSE = (
     {
@@ -144,7 +144,7 @@ def numbers(contributions, users):
         case Counts(cells, _):
             parts = [[np.sort(mine[mine >= 0]) for mine in cells]]
         case CrossMoments(rows, scale):
-            parts = [rows.reshape(users, -1), contributions._sums(), scale[:, None]]
+            parts = [rows.reshape(users, -1), contributions._sum_rows(), scale[:, None]]
         case RowMoments(rows, scale):
             parts = [rows.reshape(users, -1), scale[:, None]]
         case SparseColumns(user, column, values, tail, _):

@@ -17,7 +17,7 @@ from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import BatchTerm
 from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.privacy.sampling import FixedSample, Poisson
-from privrep.privacy.similarities import Similarities, changed_terms
+from privrep.privacy.similarities import Similarities, count_changed_terms
 from privrep.users import summing as base
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
@@ -41,7 +41,7 @@ class Known(FixedSample):
 
     order: Any = None
 
-    def ordered(self, count: int) -> Any:
+    def draw_order(self, count: int) -> Any:
         return self.order
 
 
@@ -107,7 +107,7 @@ def test_a_seat_of_a_batch_given_to_another_moves_sums_by_the_sensitivity_and_no
     for some, places in ((users, order), (swapped, order), (users, np.where(order == who, another, order))):
         steps.append(neighbours.Layer())
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(base, "batch_size", lambda *_: seats)
+            patched.setattr(base, "choose_batch_size", lambda *_: seats)
             sample = Known(len(order), b"", places)
             sums = InMemoryUsers(table(some), Performance(1)).sums(steps[-1], neighbours.BOUNDS, sample)
         totals.append({key: found.total for key, found in sums.items()})
@@ -128,7 +128,7 @@ def test_similarities_of_a_batch_move_by_what_one_user_touches(name: str, count:
     rng = np.random.default_rng(seed)
     users = population(rng, count)
     who = int(rng.integers(count))
-    bound = Bound(norm, SIZE, terms_per_user=changed_terms(count * SLOTS, SLOTS, 3.0))
+    bound = Bound(norm, SIZE, terms_per_user=count_changed_terms(count * SLOTS, SLOTS, 3.0))
     before, after = (
         InMemoryUsers(table(some), Performance(1)).sums(Pairs(), {"pairs": bound})["pairs"].total
         for some in (users, [*users[:who], SWAPS[name](rng), *users[who + 1 :]])
@@ -153,7 +153,7 @@ def test_a_row_on_which_similarities_fail_moves_no_more_than_any_other(count: in
     rng = np.random.default_rng(seed)
     users = population(rng, count)
     firsts = [(np.full((SLOTS, FEATURES), value, np.float32), np.zeros(SLOTS)) for value in (0.5, 13, np.nan)]
-    bound = Bound(0.01, SIZE, terms_per_user=changed_terms(count * SLOTS, SLOTS, 3.0))
+    bound = Bound(0.01, SIZE, terms_per_user=count_changed_terms(count * SLOTS, SLOTS, 3.0))
     before, after, absent = (
         InMemoryUsers(table([first, *users[1:]]), Performance(1)).sums(Fragile(), {"pairs": bound})["pairs"].total
         for first in firsts

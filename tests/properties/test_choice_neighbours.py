@@ -20,7 +20,7 @@ from scipy.special import logsumexp
 from privrep.privacy.bounds import LossBound
 from privrep.privacy.contributions import Losses
 from privrep.privacy.events import Relation
-from privrep.privacy.exponential import scale_in_levels
+from privrep.privacy.exponential import compute_scale
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
@@ -70,8 +70,8 @@ def test_no_probability_changes_by_more_than_epsilon(
     step = FirstRow(dtype)
     here = totals(users, step)
     replaced, removed = totals([other, *users[1:]], step), totals(users[1:], step) if users[1:] else np.zeros(C)
-    assert farthest(here, replaced, scale_in_levels(BOUND, epsilon, REPLACE)) <= epsilon * (1 + 1e-12)
-    assert farthest(here, removed, scale_in_levels(BOUND, epsilon, ADD)) <= epsilon * (1 + 1e-12)
+    assert farthest(here, replaced, compute_scale(BOUND, epsilon, REPLACE)) <= epsilon * (1 + 1e-12)
+    assert farthest(here, removed, compute_scale(BOUND, epsilon, ADD)) <= epsilon * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("relation", [REPLACE, ADD])
@@ -84,7 +84,7 @@ def test_epsilon_is_nearly_attained_so_half_the_range_would_break_it(relation: R
     step = FirstRow()
     here = totals([*crowd, one] if relation == REPLACE else crowd, step)
     there = totals([*crowd, other], step)
-    scale = scale_in_levels(BOUND, epsilon, relation)
+    scale = compute_scale(BOUND, epsilon, relation)
     assert 0.999 * epsilon < farthest(here, there, scale) <= epsilon
     assert farthest(here, there, scale // 2) > 1.9 * epsilon
 
@@ -93,4 +93,4 @@ def test_a_user_who_comes_or_goes_would_not_be_safe_with_the_other_relations_sca
     """The scale of add-or-remove is half of that of replace-one, and replacing a user then costs twice epsilon."""
     crowd = [[1.0, 0.0, 1.0, 1.0, 1.0]] * 40
     here, there = totals([*crowd, [1.0, 0, 1, 1, 1]], FirstRow()), totals([*crowd, [0.0, 1, 1, 1, 1]], FirstRow())
-    assert farthest(here, there, scale_in_levels(BOUND, 1.0, ADD)) > 1.9
+    assert farthest(here, there, compute_scale(BOUND, 1.0, ADD)) > 1.9

@@ -55,9 +55,9 @@ class Labelled:
 
 def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any, dict[str, Bound]]]:
     U, (scaled, whitened) = basis(d, k), transforms(d)
-    matrix, L = whitened.original(U), loss.outputs
+    matrix, L = whitened.to_original(U), loss.outputs
     mean = prior_mean(d, L, intercept)
-    plain = PriorMean.nothing(d, L, intercept)
+    plain = PriorMean.zero(d, L, intercept)
     r = len(mean.spread)
     losses, sizes = Bound(0.4, 7), Bound(1.0, WIDE_CELLS, acute=True)
     candidates = [np.array(each) for each in ([0.0, 1, 1, 2, 0, 2], [0.0, 0.5, 2, 0.1, 0, 1])]
@@ -171,7 +171,7 @@ def test_replacing_and_removing_a_user(loss: Loss, intercept: bool, tmp_path: Pa
 def test_levels_that_vary_beyond_measure_do_not_stop_a_pass() -> None:
     """A system of more rows than are eliminated by hand would be singular, which one user must not tell by an error."""
     d, rng = 40, np.random.default_rng(0)
-    step = LabelTrust(PriorMean.nothing(d, 1, True), 0.1 * np.eye(d), True, 1e20, Loss("log", 2), 1.0, 1.0)
+    step = LabelTrust(PriorMean.zero(d, 1, True), 0.1 * np.eye(d), True, 1e20, Loss("log", 2), 1.0, 1.0)
     X = rng.standard_normal((1, 36, d))
     sent = step(UserBatch(X, np.zeros((1, 36))))["trust"]
     assert np.isfinite(sent.norms()).all()

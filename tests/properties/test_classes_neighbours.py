@@ -71,7 +71,7 @@ def total(kind: str, users: list[pairs.User], seats: int) -> tuple[np.ndarray, W
     step, name, bound = step_of(kind)
     watched = Watched(step)
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
-        patched.setattr(base, "batch_size", lambda *_: seats)
+        patched.setattr(base, "choose_batch_size", lambda *_: seats)
         found = InMemoryUsers(pairs.table(users), Performance(1)).sums(watched, {name: bound})[name]
     return found.total, watched, bound
 

@@ -7,9 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from privrep.privacy.bounds import Bound, clipped_sum
-from privrep.privacy.contributions import CrossMoments, NonNegative, RowMoments, SparseColumns, Vectors, unpack
-from privrep.privacy.kronecker import kronecker
+from privrep.privacy.bounds import Bound, clip_and_sum
+from privrep.privacy.columns import SparseColumns
+from privrep.privacy.contributions import CrossMoments, NonNegative, RowMoments, Vectors, unpack
+from privrep.privacy.kronecker import make_kronecker
 
 KINDS = {
     "vectors": lambda v: Vectors(v.reshape(len(v), -1)),
@@ -19,7 +20,7 @@ KINDS = {
     "row moments": lambda v: RowMoments(v, np.ones(len(v))),
     "cross moments": lambda v: CrossMoments(v, np.ones(len(v))),
     "one long row": lambda v: CrossMoments(v.reshape(len(v), 1, -1)[:, :, :200], np.ones(len(v))),
-    "kronecker": lambda v: kronecker(v[:, :3, :2], v, np.ones(len(v))),
+    "kronecker": lambda v: make_kronecker(v[:, :3, :2], v, np.ones(len(v))),
 }
 
 
@@ -58,7 +59,7 @@ def test_cross_moments_near_overflow_are_clipped_or_dropped(exponent):
         with np.errstate(all="ignore"):
             contribution = CrossMoments(rows, np.ones(1))
             reported = contribution.norms()[0]
-            total = clipped_sum(contribution, bound)
+            total = clip_and_sum(contribution, bound)
         assert np.linalg.norm(total) <= bound.norm * (1 + 1e-9)
         if np.isfinite(reported) and reported > 0:
             assert Fraction(float(reported)) ** 2 * Fraction(1 + 10**-9) >= exact_norm(rows[0]) or reported < bound.norm

@@ -59,7 +59,7 @@ def test_files_are_read_alike_in_memory_and_in_a_stream(
 ) -> None:
     monkeypatch.setattr(readers, "BATCH_BYTES", 4000)
     for module in (table, streaming):
-        monkeypatch.setattr(module, "block_rows", lambda features, is_sparse=False: 9)
+        monkeypatch.setattr(module, "choose_block_rows", lambda features, is_sparse=False: 9)
     rows = pa.table(made(0.3, 90, sort=sort))
     path = tmp_path / f"t{suffix}"
     if suffix == ".csv":
@@ -102,16 +102,16 @@ def test_all_engines_give_the_same_sums_to_the_last_bit(gaps: str, tmp_path: Pat
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_user_sends_the_same_alone_and_in_company(name: str) -> None:
     """To the last bit, of rows as engines hand them to steps: with NaN in columns without any value, or filled."""
-    from privrep.users.summing import finite_rows
+    from privrep.users.summing import clean_rows
 
     step = QUESTIONS[name][0]
     rng = np.random.default_rng(7)
     for m in (1, 2, 5):
         X, y = rng.normal(size=(12, m, D)), rng.normal(size=(12, m))
         X[rng.random(X.shape) < 0.4] = np.nan
-        together = step(UserBatch(*finite_rows(X, y, step.spec.fill)))
+        together = step(UserBatch(*clean_rows(X, y, step.spec.fill)))
         for user in range(12):
-            one = finite_rows(X[user : user + 1], y[user : user + 1], step.spec.fill)
+            one = clean_rows(X[user : user + 1], y[user : user + 1], step.spec.fill)
             for key, sent in step(UserBatch(*one)).items():
                 company = numbers(together[key], 12)[user]
                 assert np.array_equal(numbers(sent, 1)[0], company, equal_nan=True), (key, m, user)

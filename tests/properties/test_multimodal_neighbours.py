@@ -134,7 +134,7 @@ def table(users: list[User]) -> UserTable:
 def bank(model: Towers, users: list[User], seats: int, sample: Any) -> tuple[np.ndarray, Watched]:
     step = Watched(BankStep(model, model.weights(0.3), LAYOUT, 0.3, SLOTS))
     with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
-        patched.setattr(base, "batch_size", lambda *_: seats)
+        patched.setattr(base, "choose_batch_size", lambda *_: seats)
         bounds = {"gradient": Bound(CLIP, step.step.size)}
         return InMemoryUsers(table(users), Performance(1)).sums(step, bounds, sample)["gradient"].total, step
 

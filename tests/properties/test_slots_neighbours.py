@@ -98,7 +98,7 @@ SWAPS = {
 def answers(users: list[User], seats: int, mask: Any = None) -> tuple[dict[str, np.ndarray], Layer]:
     step = Layer()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(base, "batch_size", lambda *_: seats)
+        patched.setattr(base, "choose_batch_size", lambda *_: seats)
         sample = EVERYONE if mask is None else Known(0.5, b"", mask)
         sums = InMemoryUsers(table(users), Performance(1)).sums(step, BOUNDS, sample)
     return {key: found.total for key, found in sums.items()}, step

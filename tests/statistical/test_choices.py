@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
-from privrep.privacy.noise import NoiseSource, _Bits, _happens, secure_noise, simulated_noise
+from privrep.privacy.noise import NoiseSource, _Bits, _draw_bernoulli_exp, secure_noise, simulated_noise
 
 ALARM = 1e-6
 DRAWS = 100_000
@@ -26,7 +26,7 @@ def probabilities(losses: np.ndarray, scale: float) -> np.ndarray:
 
 
 def draws(noise: NoiseSource, losses: np.ndarray, scale: int, count: int) -> np.ndarray:
-    drawn = [noise.smallest(f"choice-{i}", losses, scale) for i in range(count)]
+    drawn = [noise.draw_choice(f"choice-{i}", losses, scale) for i in range(count)]
     return np.bincount(drawn, minlength=len(losses))
 
 
@@ -83,7 +83,7 @@ def test_a_candidate_far_below_the_others_is_chosen() -> None:
     """With a probability of 1 - 1e-400, whatever it takes to get there."""
     losses = np.full(2000, 1000 * SCALE)
     losses[1234] = 0
-    assert secure_noise.smallest("a", losses, SCALE) == 1234
+    assert secure_noise.draw_choice("a", losses, SCALE) == 1234
 
 
 # What the secure draw is made of
@@ -92,16 +92,16 @@ def test_a_candidate_far_below_the_others_is_chosen() -> None:
 @pytest.mark.parametrize(("numerator", "denominator"), [(1, 3), (1, 1), (5, 2), (2**40 + 1, 2**41), (7, 1), (1, 1000)])
 def test_an_event_of_exponential_probability_happens_as_often(numerator: int, denominator: int) -> None:
     count, bits = 20_000, _Bits()
-    happened = sum(_happens(numerator, denominator, bits) for _ in range(count))
+    happened = sum(_draw_bernoulli_exp(numerator, denominator, bits) for _ in range(count))
     chance = float(np.exp(-numerator / denominator))
     assert binom.ppf(ALARM / 2, count, chance) <= happened <= binom.isf(ALARM / 2, count, chance)
-    assert all(_happens(0, denominator, bits) for _ in range(50))
+    assert all(_draw_bernoulli_exp(0, denominator, bits) for _ in range(50))
 
 
 @pytest.mark.parametrize("end", [1, 2, 3, 7, 10, 64, 65])
 def test_bits_make_uniform_integers(end: int) -> None:
     bits = _Bits()
-    observed = np.bincount([bits.below(end) for _ in range(10_000)], minlength=end)
+    observed = np.bincount([bits.draw_below(end) for _ in range(10_000)], minlength=end)
     assert len(observed) == end
     assert end == 1 or accepts(observed, np.full(end, 1 / end))
 
@@ -109,6 +109,6 @@ def test_bits_make_uniform_integers(end: int) -> None:
 def test_bits_of_any_width_are_uniform_and_never_used_twice() -> None:
     """Integers below 3 * 2^200: the top two bits say which third, and none of 2,000 is drawn again."""
     bits = _Bits()
-    drawn = [bits.below(3 << 200) for _ in range(2000)]
+    drawn = [bits.draw_below(3 << 200) for _ in range(2000)]
     assert len(set(drawn)) == 2000
     assert accepts(np.bincount([x >> 200 for x in drawn], minlength=3), np.full(3, 1 / 3))

@@ -27,7 +27,7 @@ from privrep.privacy.protocol import EVERYONE, StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Sample
 from privrep.users import batching as module
-from privrep.users.batching import batch_size
+from privrep.users.batching import choose_batch_size
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from privrep.users.projected import ProjectedUsers
@@ -71,7 +71,7 @@ def table(table_of: Callable[..., UserTable]) -> UserTable:
 
 
 def few_seats(monkeypatch: pytest.MonkeyPatch, seats: int) -> None:
-    monkeypatch.setattr("privrep.users.summing.batch_size", lambda *_: seats)
+    monkeypatch.setattr("privrep.users.summing.choose_batch_size", lambda *_: seats)
 
 
 def test_rows_are_padded_and_cut_and_users_come_in_order(table: UserTable) -> None:
@@ -102,11 +102,11 @@ def test_a_label_that_is_not_finite_takes_all_rows_of_its_user(table: UserTable,
 
 
 def test_the_shape_of_calls_follows_from_public_numbers() -> None:
-    assert batch_size(60, 784, 0) == 178
-    assert batch_size(60, 784, 235_000) == 17
-    assert batch_size(10**6, 10**6, 0) == 1
-    assert batch_size(60, 784, 0, expected=100.0) == 6
-    assert batch_size(60, 784, 0, expected=0.1) == 1
+    assert choose_batch_size(60, 784, 0) == 178
+    assert choose_batch_size(60, 784, 235_000) == 17
+    assert choose_batch_size(10**6, 10**6, 0) == 1
+    assert choose_batch_size(60, 784, 0, expected=100.0) == 6
+    assert choose_batch_size(60, 784, 0, expected=0.1) == 1
 
 
 @pytest.mark.parametrize("seats", [1, 2, 3, 7, 20])
@@ -190,10 +190,10 @@ def test_few_calls_wait_and_few_seats_stay_empty() -> None:
     n, rate = 4000, 0.1
     table = UserTable(np.zeros((n, 1), np.float32), np.zeros(n), np.arange(n + 1), np.arange(n))
     members = Sample(rate, b"b" * 32).members(n)
-    seats = batch_size(1, 1, 0, expected=rate * n)
+    seats = choose_batch_size(1, 1, 0, expected=rate * n)
     assert seats == 25
-    made = list(module.padded_batches(table.blocks(), 1, seats, members))
-    assert sum(int(module.taken_rows(batch).sum()) for batch in made) == members.sum()
+    made = list(module.pad_batches(table.blocks(), 1, seats, members))
+    assert sum(int(module.find_taken_rows(batch).sum()) for batch in made) == members.sum()
     assert len(made) * seats <= 2 * members.sum()
 
 

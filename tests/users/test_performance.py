@@ -104,7 +104,7 @@ def test_the_size_of_blocks_moves_sums_by_rounding_and_losses_not_at_all(
     with engine("memory", source, Performance(1)) as users:
         expected = {key: one.total for key, one in users.sums(BY_SIZE, BOUNDS).items()}
     for module in ("privrep.data.table", "privrep.users.streaming"):
-        monkeypatch.setattr(f"{module}.block_rows", lambda *a: rows)
+        monkeypatch.setattr(f"{module}.choose_block_rows", lambda *a: rows)
     seen = set()
     for performance in SETTINGS:
         with engine(kind, source, performance) as users:

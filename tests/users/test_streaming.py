@@ -28,7 +28,8 @@ from privrep.local.transform import FeatureTransform
 from privrep.models.description import Config
 from privrep.models.learning import learn
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Bound
-from privrep.privacy.contributions import SparseColumns, Vectors
+from privrep.privacy.columns import SparseColumns
+from privrep.privacy.contributions import Vectors
 from privrep.privacy.groups import Group
 from privrep.privacy.protocol import Facts, StepSpec, UserBatch
 from privrep.users.memory import InMemoryUsers
@@ -199,9 +200,9 @@ def test_regrouping_holds_no_more_than_its_limit(
     monkeypatch.setattr(regroup, "MAX_BUCKETS", 4)
     monkeypatch.setattr(regroup, "SAMPLE", 64)
     limit, held, rounds = 60_000, [], []
-    by_user, cuts = regroup._by_user, regroup._Sample.cuts
-    monkeypatch.setattr(regroup, "_by_user", lambda table: [held.append(table.nbytes), by_user(table)][1])
-    monkeypatch.setattr(regroup._Sample, "cuts", lambda self, n: [rounds.append(n), cuts(self, n)][1])
+    by_user, cuts = regroup._sort_by_user, regroup._Sample.choose_cuts
+    monkeypatch.setattr(regroup, "_sort_by_user", lambda table: [held.append(table.nbytes), by_user(table)][1])
+    monkeypatch.setattr(regroup._Sample, "choose_cuts", lambda self, n: [rounds.append(n), cuts(self, n)][1])
     table = read_table(source)
     with StreamingUsers.open(source, Performance(workdir=tmp_path, regroup_bytes=limit)) as users:
         assert_same_blocks(users, table)

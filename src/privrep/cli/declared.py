@@ -115,17 +115,17 @@ def read_items(told: Declared | None, column: str) -> dict[str, Categories]:
 
 
 def _checked(told: Declared, lists: dict[str, Any]) -> dict[str, Categories]:
-    from privrep.data.categories import checked_lists
+    from privrep.data.categories import check_lists
 
     try:
-        return checked_lists(lists)
+        return check_lists(lists)
     except InputError as error:
         raise InputError(f"{told.where}: {error}") from None
 
 
 def read_classes(given: str | Declared, kind: str) -> Categories:
     """The classes A,B or those of a file, in the kind that the target column declares, where it does."""
-    from privrep.data.categories import checked_classes
+    from privrep.data.categories import check_classes
 
     where, values = "--classes", given.value if isinstance(given, Declared) else _as_kind(given.split(","), kind)
     if isinstance(given, Declared):
@@ -135,7 +135,7 @@ def read_classes(given: str | Declared, kind: str) -> Categories:
         if not isinstance(values, list):
             raise InputError(f"{where}: {path} must hold a list, [class, ...].")
     try:
-        return checked_classes(values)
+        return check_classes(values)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

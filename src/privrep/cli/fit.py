@@ -218,17 +218,17 @@ def _values(request: FitRequest) -> tuple[tuple[str, ...], dict[str, Categories]
 
 def _classes(request: FitRequest) -> Categories:
     """The classes that are known beforehand. Of those to be selected, one that stands for them and shows their kind."""
-    from privrep.data.categories import kind_of_labels
-    from privrep.data.files import file_format, file_schema, require
+    from privrep.data.categories import name_arrow_label_kind
+    from privrep.data.files import find_format, read_schema, require_column
     from privrep.data.readers import BATCH_BYTES
 
     table, names = request.table, request.targets
     if len(names) != 1:
         target = ",".join(names)
         raise InputError(f"--task classification is for one target column. Got {target!r} instead.")
-    found = file_schema(table, request.user, BATCH_BYTES // 4, request.dialect)
-    require(names[0], "target", table, found.names)
-    kind = kind_of_labels(found.field(names[0]).type) if file_format(table) == "parquet" else ""
+    found = read_schema(table, request.user, BATCH_BYTES // 4, request.dialect)
+    require_column(names[0], "target", table, found.names)
+    kind = name_arrow_label_kind(found.field(names[0]).type) if find_format(table) == "parquet" else ""
     if request.classes is not None:
         return read_classes(request.classes, kind)
     return (False, True) if kind == "booleans" else (0,) if kind == "integers" else ("",)
@@ -253,17 +253,17 @@ def _source(
     request: FitRequest, by_value: Sequence[str], lists: Mapping[str, Categories], classes: Categories | None
 ) -> TableSource:
     """The table. A column whose values are not declared has a list that stands for the one to come."""
-    from privrep.data.files import file_format, file_schema, require
+    from privrep.data.files import find_format, read_schema, require_column
     from privrep.data.missing import IMPUTE, Missing
     from privrep.data.readers import BATCH_BYTES, TableSource
 
     table, listed = request.table, dict[str, Any]()
-    found: Any = file_schema(table, request.user, BATCH_BYTES // 4, request.dialect) if by_value else None
+    found: Any = read_schema(table, request.user, BATCH_BYTES // 4, request.dialect) if by_value else None
     for name in by_value:
-        require(name, "--categorical" if request.item is None else "--item", table, found.names)
+        require_column(name, "--categorical" if request.item is None else "--item", table, found.names)
         if name in listed:
             raise InputError(f"--categorical names column {name!r} more than once; name it once.")
-        whole = file_format(table) == "parquet" and _holds_integers(found.field(name).type)
+        whole = find_format(table) == "parquet" and _holds_integers(found.field(name).type)
         listed[name] = lists.get(name) or ((0,) if whole else ("",))
     numeric = request.features if request.item is None else ()
     how: Any = {"numeric": request.numeric, "dialect": request.dialect, "weight": request.weight}

@@ -69,7 +69,7 @@ def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable |
     """Users' rows, their labels as places among the classes, and rows held out to measure with."""
     import numpy as np
 
-    from privrep.data.partition import image_table, natural_table, partition
+    from privrep.data.partition import make_image_table, make_natural_table, partition
 
     classes = asked.model.classes
     listed = classes if isinstance(classes, list) else [str(number) for number in range(classes)]
@@ -81,9 +81,9 @@ def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable |
     dealt = asked.users.partition
     if dealt is not None:
         parts = partition(images.labels, **{"seed": 0, **dealt.given()})
-        held = image_table(images, parts.validation) if parts.validation.size else None
-        return known(image_table(images, parts.train)), None if held is None else known(held)
-    table, share = known(natural_table(images)), asked.users.validation or 0.0
+        held = make_image_table(images, parts.validation) if parts.validation.size else None
+        return known(make_image_table(images, parts.train)), None if held is None else known(held)
+    table, share = known(make_natural_table(images)), asked.users.validation or 0.0
     return _apart(table, share) if share else (table, None)
 
 

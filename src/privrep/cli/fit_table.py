@@ -168,12 +168,12 @@ def _holders(source: TableSource, names: list[str], workdir: Path | None) -> tup
     """
     import pyarrow.compute as pc
 
-    from privrep.data.readers import checked_batches, read_columns
+    from privrep.data.readers import read_checked_batches, read_columns
     from privrep.users.holders import KeyHolders
 
     if workdir is not None and not workdir.is_dir():
         raise InputError(f"workdir: there is no folder {workdir}; make it or name another.")
-    for _ in checked_batches(source):
+    for _ in read_checked_batches(source):
         pass
     rows = read_columns(source.path, [source.user, *names], source.user_as_text, source.dialect)
     users, columns = rows[source.user], {name: rows[name] for name in names}

@@ -194,17 +194,17 @@ def _add_column(table: Path, column: str, value: str | int, folder: Path, dialec
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from privrep.data.dialects import open_text, text_rows
-    from privrep.data.files import file_dialect, file_format
+    from privrep.data.dialects import open_text, read_text_rows
+    from privrep.data.files import find_file_dialect, find_format
 
-    found, kind = file_dialect(table, None, dialect), file_format(table)
+    found, kind = find_file_dialect(table, None, dialect), find_format(table)
     copy = folder / f"rows.{kind}"
     if kind == "parquet":
         rows = pq.read_table(table)
         _refuse(column, rows.column_names, table)
         pq.write_table(rows.append_column(column, pa.array([value] * len(rows))), copy)
     else:
-        header, *lines = list(text_rows(table, found)) or [[]]
+        header, *lines = list(read_text_rows(table, found)) or [[]]
         _refuse(column, header, table)
         with open_text(copy, "w", packed=False, encoding=found.encoding) as file:
             writer = csv.writer(file, delimiter=found.delimiter or ",")
@@ -249,14 +249,14 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
     import numpy as np
 
     from privrep.data import categories
-    from privrep.data.missing import indicator_names
+    from privrep.data.missing import make_indicator_names
     from privrep.heads.fitting import newcomer_heads
 
     d = len(fitted.representation.scale)
     name = _as_id(user_id, fitted)
     names = split_names(features) or list(fitted.columns.features)
-    names += indicator_names(names, fitted.columns.indicators)
-    names += categories.names(fitted.columns.named)
+    names += make_indicator_names(names, fitted.columns.indicators)
+    names += categories.list_names(fitted.columns.named)
     if named and len(names) != d:
         raise InputError(f"the model has {d} features and gives no names to them; pass --features.")
     ids = np.array([name], dtype=object if isinstance(name, str) else np.int64)

@@ -184,7 +184,7 @@ def _columns(fitted: Model, X: Any, users: Any, interval: float | None) -> list[
         parts = [part if part.ndim == 2 else part[:, None] for part in (outputs, *ends)]
         return [part[:, c] for c in range(heads.targets) for part in parts]
 
-    from privrep.local.losses import decided, probabilities
+    from privrep.local.losses import compute_probabilities, decide_classes
 
-    predicted = np.array(fitted.columns.classes)[decided(outputs)]
-    return [predicted, *(probabilities(loss, outputs).T if loss.name == "log" else ())]
+    predicted = np.array(fitted.columns.classes)[decide_classes(outputs)]
+    return [predicted, *(compute_probabilities(loss, outputs).T if loss.name == "log" else ())]

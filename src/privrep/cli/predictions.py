@@ -153,13 +153,13 @@ def check_names(predictor: Predictor, source: TableSource) -> None:
 
 def table_batches(source: TableSource, seen: Seen) -> Iterator[RowBatch]:
     """Yield the rows of a table; values that are missing are added to `seen`."""
-    from privrep.data.readers import assembled, checked_batches, column_values, user_ids
+    from privrep.data.readers import assemble, read_checked_batches, read_user_ids, read_values
 
-    for batch in checked_batches(source, seen.missing):
-        columns = dict(zip(source.columns[1:], map(column_values, batch.columns[1:]), strict=True))
+    for batch in read_checked_batches(source, seen.missing):
+        columns = dict(zip(source.columns[1:], map(read_values, batch.columns[1:]), strict=True))
         unlisted = {name: columns[name] < 0 for name in source.categories or ()}
-        X = assembled(source, [list(columns.values())], batch.num_rows)[0]
-        yield RowBatch(user_ids(batch.column(0)), X, unlisted)
+        X = assemble(source, [list(columns.values())], batch.num_rows)[0]
+        yield RowBatch(read_user_ids(batch.column(0)), X, unlisted)
 
 
 def write_predictions(
@@ -184,11 +184,11 @@ def write_predictions(
 
 def write_text(source: TableSource, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
     """Write CSV to CSV: every row as the text it is, with its predictions. Return how many rows."""
-    from privrep.data.dialects import Dialect, open_text, text_rows
+    from privrep.data.dialects import Dialect, open_text, read_text_rows
 
     dialect, total = source.dialect or Dialect(), 0
     with open_text(path, "w", packed=suffix == ".csv.gz", encoding=dialect.encoding) as written:
-        lines = text_rows(source.path, dialect)
+        lines = read_text_rows(source.path, dialect)
         writer = csv.writer(written, lineterminator="\n", delimiter=dialect.delimiter or ",")
         writer.writerow([*next(lines), *names])
         for kept, columns in predictions:
@@ -279,7 +279,7 @@ def all_columns(source: TableSource) -> Iterator[Any]:
             with open_csv(source.path, source.dialect or Dialect(), convert, 1 << 20) as reader:
                 for batch in reader:
                     named = dict(zip(batch.schema.names, batch.columns, strict=True))
-                    read = {name: source.of_text(name, named[name], Problems(source.path)) for name in text}
+                    read = {name: source.read_text(name, named[name], Problems(source.path)) for name in text}
                     yield pa.record_batch({**named, **read})
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]

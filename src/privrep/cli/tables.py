@@ -88,13 +88,13 @@ def _check_kinds(
 ) -> None:
     """The columns of categories must be there and, where a file declares types, hold what the lists hold."""
     from privrep.data.categories import can_hold
-    from privrep.data.files import file_format, file_schema, require
+    from privrep.data.files import find_format, read_schema, require_column
     from privrep.data.readers import BATCH_BYTES
 
-    found: Any = file_schema(table, user, BATCH_BYTES // 4, dialect) if lists else None
+    found: Any = read_schema(table, user, BATCH_BYTES // 4, dialect) if lists else None
     for name, listed in lists.items():
-        require(name, "--item" if ratings else "categories", table, found.names)
-        if file_format(table) == "csv" or not listed:
+        require_column(name, "--item" if ratings else "categories", table, found.names)
+        if find_format(table) == "csv" or not listed:
             continue
         declared = found.field(name).type
         if not can_hold(declared, listed):

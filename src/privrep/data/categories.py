@@ -1,6 +1,6 @@
 """Columns of categories, one-hot encoded over public lists: codes while rows are read, sparse columns in the end.
 
-And columns of labels, whose classes are such a list, too: codes all the way.
+Columns of labels are codes all the way: their classes are a public list, too.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ Categories = tuple[str | int, ...]  # all of one kind
 MOST_CLASSES = 1000
 
 
-def checked_lists(given: Any, selected: bool = False) -> dict[str, Categories]:
-    """The lists of categories of each column, each all text or all integers, without an entry twice.
+def check_lists(given: Any, selected: bool = False) -> dict[str, Categories]:
+    """Return the lists of categories of each column, each all text or all integers, without an entry twice.
 
-    Those that may have been selected privately may be empty: none was held by enough users.
+    With `selected`, a list may be empty: of a private selection, where no category was held by enough users.
     """
     if not isinstance(given, Mapping):
         raise InputError("categories must map columns to lists; write {'colour': ['red', 'green']}.")
-    return {name: _checked(name, values, selected) for name, values in given.items()}
+    return {name: _check_list(name, values, selected) for name, values in given.items()}
 
 
-def _checked(name: str, values: Any, selected: bool) -> Categories:
+def _check_list(name: str, values: Any, selected: bool) -> Categories:
+    """Return the categories of a column. Raise InputError unless they are a list of one kind without repetition."""
     if isinstance(values, str):
         raise InputError(f"categories of column {name!r} must be a list; write [{values!r}].")
     listed = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
@@ -61,12 +62,18 @@ def can_hold(found: Any, listed: Categories) -> bool:
     if not listed:
         return is_text(kind) or pa.types.is_integer(kind)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return not isinstance(listed[0], str) or bool(_by_number(listed))
+        return not isinstance(listed[0], str) or bool(_index_numbers(listed))
     return is_text(kind) and isinstance(listed[0], str)
 
 
-def read_type(name: str, listed: Categories, found: Any) -> Any:
-    """The type in which a column of a Parquet file is read that has these categories; an error if they do not fit."""
+def choose_parquet_type(name: str, listed: Categories, found: Any) -> Any:
+    """Return the type in which a column of a Parquet file with these categories is read.
+
+    Args:
+        name: of the column.
+        listed: its categories.
+        found: its type in the file. Raise InputError if its values cannot be among the categories.
+    """
     if can_hold(found, listed):
         return found
     kind = found.value_type if pa.types.is_dictionary(found) else found
@@ -76,17 +83,17 @@ def read_type(name: str, listed: Categories, found: Any) -> Any:
     raise InputError(f"the categorical column {name!r} holds {kinds}; list its categories as {kinds}.")
 
 
-def csv_type(listed: Categories) -> Any:
-    """The type in which a column of a CSV file is read that has these categories."""
+def choose_csv_type(listed: Categories) -> Any:
+    """Return the type in which a column of a CSV file with these categories is read."""
     return pa.int64() if listed and isinstance(listed[0], int) else pa.large_string()
 
 
-def checked_classes(given: Any) -> Categories:
-    """A list of classes, sorted: all text, all integers or all booleans, two at least, none twice."""
+def check_classes(given: Any) -> Categories:
+    """Return a list of classes, sorted: all text, all integers or all booleans, two at least, none twice."""
     if isinstance(given, str) or not hasattr(given, "__iter__"):
         raise InputError(f"classes must be a list of two or more. Got {given!r} instead.")
     listed = tuple(value.item() if isinstance(value, np.generic) else value for value in given)
-    kinds = {label_kind(value) for value in listed}
+    kinds = {name_label_kind(value) for value in listed}
     if len(kinds) > 1 or "" in (*kinds, *listed):
         raise InputError("classes must be all text, all integers or all booleans; write them one way, none empty.")
     value, times = Counter(listed).most_common(1)[0] if listed else ("", 0)
@@ -98,8 +105,8 @@ def checked_classes(given: Any) -> Categories:
     return tuple(sorted(listed))
 
 
-def label_kind(value: Any) -> str:
-    """Of a class, in words; empty if it can be none."""
+def name_label_kind(value: Any) -> str:
+    """Return the kind of a class in words; empty if it can be none."""
     if isinstance(value, bool):
         return "booleans"
     if isinstance(value, int) and -(2**63) <= value < 2**63:
@@ -107,17 +114,20 @@ def label_kind(value: Any) -> str:
     return "text" if isinstance(value, str) else ""
 
 
-def kind_of_labels(found: Any) -> str:
-    """The same of the type of a column of Arrow's."""
+def name_arrow_label_kind(found: Any) -> str:
+    """Return the kind of labels in a column of a type of Arrow's, as `name_label_kind` does."""
     kind = found.value_type if pa.types.is_dictionary(found) else found
     if pa.types.is_boolean(kind):
         return "booleans"
     return "integers" if pa.types.is_integer(kind) else "text" if is_text(kind) else ""
 
 
-def label_type(name: str, listed: Categories, found: Any) -> Any:
-    """The type in which a target column of a Parquet file is read that has these classes."""
-    kind, wanted = kind_of_labels(found), label_kind(listed[0])
+def choose_parquet_label_type(name: str, listed: Categories, found: Any) -> Any:
+    """Return the type in which a target column of a Parquet file with these classes is read.
+
+    Arguments are as in `choose_parquet_type`.
+    """
+    kind, wanted = name_arrow_label_kind(found), name_label_kind(listed[0])
     if not kind:
         raise InputError(
             f"the target column {name!r} holds values of type {found}; make its labels text, integers or booleans."
@@ -127,13 +137,13 @@ def label_type(name: str, listed: Categories, found: Any) -> Any:
     return found
 
 
-def csv_label_type(listed: Categories) -> Any:
-    """The type in which a target column of a CSV file is read that has these classes."""
-    return pa.bool_() if isinstance(listed[0], bool) else csv_type(listed)
+def choose_csv_label_type(listed: Categories) -> Any:
+    """Return the type in which a target column of a CSV file with these classes is read."""
+    return pa.bool_() if isinstance(listed[0], bool) else choose_csv_type(listed)
 
 
-def label_codes(column: Any, listed: Categories) -> Any:
-    """As `codes`, but null where the label is missing: null, or an empty text."""
+def encode_labels(column: Any, listed: Categories) -> Any:
+    """Return the codes of labels, as `encode` does, but null where the label is missing: null, or an empty text."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_boolean(column.type):
@@ -141,26 +151,26 @@ def label_codes(column: Any, listed: Categories) -> Any:
     missing = column.is_null()
     if is_text(column.type):
         missing = pc.or_(missing, pc.equal(column, pa.scalar("", column.type)).fill_null(True))
-    return pc.if_else(missing, pa.scalar(None, pa.int32()), codes(column, listed))
+    return pc.if_else(missing, pa.scalar(None, pa.int32()), encode(column, listed))
 
 
-def names(categories: Mapping[str, Categories]) -> tuple[str, ...]:
-    """Of the one-hot columns, column by column."""
+def list_names(categories: Mapping[str, Categories]) -> tuple[str, ...]:
+    """Return the names of the one-hot columns, column by column."""
     return tuple(f"{name}={value}" for name, listed in categories.items() for value in listed)
 
 
-def codes(column: Any, listed: Categories) -> Any:
-    """An int32 array: where in the list each value is; -1 for one that is not there, and for a missing one.
+def encode(column: Any, listed: Categories) -> Any:
+    """Return the place of each value in the list as an int32 array: -1 for a value that is not there, or is missing.
 
     Numbers are found in a list of text where it has them as text: 6 and 6.0 are "6", as a CSV file has it.
     """
     if not listed:
         return pa.array(np.full(len(column), -1, dtype=np.int32))
     if pa.types.is_dictionary(column.type):
-        return codes(column.dictionary, listed).take(column.indices).fill_null(-1)
+        return encode(column.dictionary, listed).take(column.indices).fill_null(-1)
     places = list(range(len(listed)))
     if pa.types.is_floating(column.type) or (pa.types.is_integer(column.type) and isinstance(listed[0], str)):
-        by_number = _by_number(listed)
+        by_number = _index_numbers(listed)
         places, known = list(by_number.values()), pa.array(list(by_number), pa.float64())
         found = pc.index_in(column.cast(pa.float64()), value_set=known)
         return pa.array(places, pa.int32()).take(found).fill_null(-1)
@@ -173,8 +183,8 @@ def codes(column: Any, listed: Categories) -> Any:
     return pa.array(places, pa.int32()).take(found).fill_null(-1)
 
 
-def _by_number(listed: Categories) -> dict[float, int]:
-    """Return the places of those categories that are numbers, or text that is one as everybody writes it."""
+def _index_numbers(listed: Categories) -> dict[float, int]:
+    """Return the places of the categories that are numbers, or text that is one as everybody writes it."""
     plain = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
     places: dict[float, int] = {}
     for place, value in enumerate(listed):
@@ -183,8 +193,15 @@ def _by_number(listed: Categories) -> dict[float, int]:
     return places
 
 
-def coded_column(name: str, column: Any, listed: Categories, problems: Problems) -> Any:
-    """Return the `codes` of a column; where its categories are integers, note values that are not whole."""
+def encode_column(name: str, column: Any, listed: Categories, problems: Problems) -> Any:
+    """Return the codes of a column, as `encode` does. Note values that are not whole where categories are integers.
+
+    Args:
+        name: of the column.
+        column: an array of Arrow's, (rows,).
+        listed: its categories.
+        problems: where to note values that are not whole.
+    """
     inner = column.dictionary if pa.types.is_dictionary(column.type) else column
     if listed and pa.types.is_floating(inner.type) and not isinstance(listed[0], str):
         with np.errstate(invalid="ignore"):
@@ -193,17 +210,23 @@ def coded_column(name: str, column: Any, listed: Categories, problems: Problems)
         if pa.types.is_dictionary(column.type):
             odd = np.append(odd, False)[column.indices.fill_null(len(odd)).to_numpy(zero_copy_only=False)]
         problems.note(name, "is not an integer", "round it or turn it into text, since it holds categories", odd)
-    return codes(column, listed)
+    return encode(column, listed)
 
 
-def plain_text(column: Any) -> Any:
+def to_text(column: Any) -> Any:
     """Return a column of text, out of its dictionary, as Arrow's large_string."""
     decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     return decoded.cast(pa.large_string())
 
 
-def one_hot(numeric: NDArray[Any], coded: NDArray[np.int32], sizes: Sequence[int]) -> Any:
-    """A csr_array in canonical form: the numeric columns, then one column for each category of each coded column."""
+def encode_one_hot(numeric: NDArray[Any], coded: NDArray[np.int32], sizes: Sequence[int]) -> Any:
+    """Return a csr_array in canonical form: numeric columns, then one column for each category of each coded column.
+
+    Args:
+        numeric: (rows, p).
+        coded: (rows, columns), places of categories, -1 for none.
+        sizes: categories of each coded column.
+    """
     rows, p = numeric.shape
     starts = (p + np.cumsum([0, *sizes[:-1]])).astype(np.int32)
     stored = np.concatenate([numeric != 0, coded >= 0], axis=1)
@@ -213,7 +236,7 @@ def one_hot(numeric: NDArray[Any], coded: NDArray[np.int32], sizes: Sequence[int
     return sparse.csr_array((values, columns[stored], begins), shape=(rows, p + sum(sizes)))
 
 
-def item_column(items: Any) -> Any:
+def to_item_column(items: Any) -> Any:
     """Return items as one Arrow array of integers or of text; whole numbers may come as floats."""
     try:
         column = items if isinstance(items, pa.Array | pa.ChunkedArray) else pa.array(items, from_pandas=True)
@@ -229,16 +252,17 @@ def item_column(items: Any) -> Any:
 
 
 def _refuse_items() -> Any:
+    """Raise InputError for items of mixed kinds."""
     raise InputError("items must be all integers or all text; turn them into one or the other.")
 
 
-def item_codes(items: Any, listed: Categories) -> NDArray[np.int32]:
-    """Return the place of each item in the list, or -1."""
-    column = item_column(items)
+def encode_items(items: Any, listed: Categories) -> NDArray[np.int32]:
+    """Return the place of each item in the list, (items,), or -1."""
+    column = to_item_column(items)
     if pa.types.is_null(column.type) or not listed:
         return np.full(len(column), -1, dtype=np.int32)
     text = isinstance(listed[0], str)
     if text == pa.types.is_integer(column.type):
         kinds = "text" if text else "integers"
         raise InputError(f"the items of this model are {kinds}; give {kinds}.")
-    return np.asarray(codes(column, listed))
+    return np.asarray(encode(column, listed))

@@ -1,4 +1,4 @@
-"""How a CSV file is written: its encoding, what separates its values, and its decimal mark."""
+"""The way a CSV file is written: its encoding, what separates its values, and its decimal mark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written. What is None is found out."""
+    """Encoding, delimiter and decimal mark of a CSV file. A field of None is found out."""
 
     encoding: str | None = None
     delimiter: str | None = None
@@ -56,7 +56,7 @@ class Dialect:
 
     @property
     def words(self) -> str:
-        """Return how the file is written, in words; nothing if it is UTF-8 with commas."""
+        """Return the dialect in words; nothing if it is UTF-8 with commas."""
         encoding = {"cp1252": "Latin-1 (cp1252)", "iso8859-1": "Latin-1"}.get(self.encoding or "", self.encoding)
         parts = [] if self.encoding in _UTF8 else [f"as {encoding}"]
         if self.delimiter not in (None, ","):
@@ -69,9 +69,9 @@ class Dialect:
 def find_dialect(path: _Path, user: str | None = None, asked: Dialect | None = None) -> Dialect:
     """Return how a CSV file is written.
 
-    The header decides what separates values. The encoding is UTF-8, UTF-16 where the file begins with its mark, and
-    Latin-1 (cp1252) where bytes beyond ASCII are nowhere UTF-8. If they are in one line and not in another, it is an
-    error: one user's line cannot change how others' are read.
+    The header decides what separates values. The encoding is UTF-8, or UTF-16 where the file begins with its mark. It
+    is Latin-1 (cp1252) where bytes beyond ASCII are nowhere UTF-8. If they are UTF-8 in one line and not in another, it
+    is an error: one user's line cannot change how others' are read.
 
     Args:
         path: of the file; it may be gzipped.
@@ -79,21 +79,22 @@ def find_dialect(path: _Path, user: str | None = None, asked: Dialect | None = N
         asked: what was declared.
     """
     status = os.stat(path)
-    return _found(os.fspath(path), status.st_mtime_ns, status.st_size, user, asked or Dialect())
+    return _find_cached(os.fspath(path), status.st_mtime_ns, status.st_size, user, asked or Dialect())
 
 
 @lru_cache(maxsize=256)
-def _found(path: str, changed: int, size: int, user: str | None, asked: Dialect) -> Dialect:
-    encoding = asked.encoding or _encoding(path, changed, size)
-    return Dialect(encoding, asked.delimiter or _delimiter(path, encoding, user), asked.decimal)
+def _find_cached(path: str, changed: int, size: int, user: str | None, asked: Dialect) -> Dialect:
+    """Return how a file is written, found once for each size and time of change."""
+    encoding = asked.encoding or _find_encoding(path, changed, size)
+    return Dialect(encoding, asked.delimiter or _find_delimiter(path, encoding, user), asked.decimal)
 
 
 @lru_cache(maxsize=256)
-def _encoding(path: str, changed: int, size: int) -> str:
+def _find_encoding(path: str, changed: int, size: int) -> str:
     """Return the encoding of a file, all of whose bytes are looked at."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
     lines, foreign, beyond, western = 1, 0, False, True
-    with _opened(path) as file:
+    with _open_bytes(path) as file:
         for chunk in chain(iter(lambda: file.read(_CHUNK), b""), [b""]):  # the last tells the decoder that this is all
             if lines == 1 and chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 return "utf-16"
@@ -114,15 +115,16 @@ def _encoding(path: str, changed: int, size: int) -> str:
     return "cp1252"
 
 
-def _delimiter(path: str, encoding: str, user: str | None) -> str:
-    """Return what cuts the header into most names, one of which is the user column's if that can be."""
+def _find_delimiter(path: str, encoding: str, user: str | None) -> str:
+    """Return the mark that cuts the header into most names, one of them the user column's if that can be."""
     with open_text(path, "r", packed=is_packed(path), encoding=encoding) as file:
         start = file.read(_CHUNK).lstrip("\r\n")
     headers = {mark: next(csv.reader(start.splitlines(keepends=True), delimiter=mark), []) for mark in DELIMITERS}
     return max(headers, key=lambda mark: (user in headers[mark], len(headers[mark])))
 
 
-def _opened(path: _Path) -> IO[bytes]:
+def _open_bytes(path: _Path) -> IO[bytes]:
+    """Open a file for reading bytes, unpacked if it is gzipped."""
     opened: Any = gzip.open if is_packed(path) else open
     file: IO[bytes] = opened(path, "rb")
     return file
@@ -144,7 +146,7 @@ def open_text(path: _Path, mode: str, *, packed: bool, encoding: str | None = "u
     return file
 
 
-def text_rows(path: _Path, dialect: Dialect) -> Iterator[list[str]]:
+def read_text_rows(path: _Path, dialect: Dialect) -> Iterator[list[str]]:
     """Yield the lines of a CSV file, its header first, as lists of text; empty lines are left out."""
     with open_text(path, "r", packed=is_packed(path), encoding=dialect.encoding) as file:
         yield from (line for line in csv.reader(file, delimiter=dialect.delimiter or ",") if line)

@@ -7,7 +7,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,8 @@ _ROW_NAMES = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 _Path = str | os.PathLike[str]
 
 
-def file_format(path: _Path) -> Literal["parquet", "csv"]:
+def find_format(path: _Path) -> Literal["parquet", "csv"]:
+    """Return the format of a file by the end of its name. Raise InputError for any other."""
     name = Path(path).name.lower()
     for suffix, kind in SUFFIXES.items():
         if name.endswith(suffix):
@@ -40,6 +41,7 @@ def file_format(path: _Path) -> Literal["parquet", "csv"]:
 
 
 def open_parquet(path: _Path) -> Any:
+    """Open a Parquet file for reading in batches, without mapping it into memory."""
     return pq.ParquetFile(path, buffer_size=_READ_BUFFER, pre_buffer=False)
 
 
@@ -63,34 +65,68 @@ def open_csv(path: _Path, dialect: Dialect, convert: Any, block_size: int, probl
     return csv.open_csv(stream, read, parse, convert)
 
 
+def make_text_options(names: Sequence[str], missing: Sequence[str], types: Mapping[str, Any] | None = None) -> Any:
+    """Return options to read columns of a CSV file as text, null where the text is missing and not quoted.
+
+    Args:
+        names: the columns.
+        missing: the text that stands for a missing value.
+        types: the types of columns that are not to be text.
+    """
+    return csv.ConvertOptions(
+        column_types={**dict.fromkeys(names, pa.large_string()), **(types or {})},
+        include_columns=list(names),
+        null_values=list(missing),
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+
+
 def check_exists(path: _Path) -> None:
     """Raise InputError unless there is such a file, of a kind that can be read."""
-    file_format(path)
+    find_format(path)
     if not Path(path).exists():
         raise InputError(f"there is no file {path}; check the path.")
     if not Path(path).is_file():
         raise InputError(f"{path} is not a file; give the path of one Parquet or CSV file.")
 
 
-def file_dialect(path: _Path, user: str | None, asked: Dialect | None = None) -> Dialect:
-    """Return how a file is written, if it is CSV; of one that cannot be read, raise InputError."""
+def find_file_dialect(path: _Path, user: str | None, asked: Dialect | None = None) -> Dialect:
+    """Return how a file is written, if it is CSV. Raise InputError for one that cannot be read.
+
+    Args:
+        path: of the file.
+        user: the column of users.
+        asked: what was declared.
+    """
     check_exists(path)
-    if file_format(path) == "parquet":
+    if find_format(path) == "parquet":
         return asked or Dialect()
     try:
         return find_dialect(path, user, asked)
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
-        raise unreadable(path, error) from error
+        raise make_unreadable_error(path, error) from error
 
 
-def file_schema(path: _Path, user: str, block_size: int, asked: Dialect | None = None) -> Any:
-    """All columns of a file with their types; an error if there is no such file, it has no rows or a name twice."""
-    dialect, kind = file_dialect(path, user, asked), file_format(path)
+def read_schema(path: _Path, user: str, block_size: int, asked: Dialect | None = None) -> Any:
+    """Return all columns of a file with their types.
+
+    Raise InputError if there is no such file, it has no rows or a name twice.
+
+    Args:
+        path: of the file.
+        user: the column of users.
+        block_size: bytes of a CSV file to look at.
+        asked: how a CSV file is declared to be written.
+    """
+    dialect, kind = find_file_dialect(path, user, asked), find_format(path)
     try:
-        schema, rows = _csv_schema(path, user, block_size, dialect) if kind == "csv" else _parquet_schema(path)
+        schema, rows = (
+            _read_csv_schema(path, user, block_size, dialect) if kind == "csv" else _read_parquet_schema(path)
+        )
     except (pa.ArrowException, OSError, UnicodeError) as error:
         if "Empty CSV file" not in str(error):
-            raise unreadable(path, error) from error
+            raise make_unreadable_error(path, error) from error
         rows = 0
     if rows == 0:
         raise InputError(f"{path} has no rows; give a file with at least one.")
@@ -105,15 +141,16 @@ def is_row_name(name: str) -> bool:
     return _ROW_NAMES.fullmatch(name) is not None
 
 
-def _parquet_schema(path: _Path) -> tuple[Any, int]:
+def _read_parquet_schema(path: _Path) -> tuple[Any, int]:
+    """Return the schema and the number of rows of a Parquet file."""
     with open_parquet(path) as file:
         return file.schema_arrow, file.metadata.num_rows
 
 
-def _csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tuple[Any, int]:
+def _read_csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tuple[Any, int]:
     """Return the names of the header, and how many rows the first block has.
 
-    Of types only that of the users counts: integers where Arrow takes the first block for integers, else text.
+    Of types only the users' type counts: integers where Arrow takes the first block for integers, else text.
     """
     problems = Problems(path)
     with open_csv(path, dialect, csv.ConvertOptions(), block_size, problems) as reader:
@@ -128,8 +165,15 @@ def _csv_schema(path: _Path, user: str, block_size: int, dialect: Dialect) -> tu
     return schema, rows
 
 
-def require(name: str, option: str, path: _Path, header: Sequence[str]) -> None:
-    """An error that helps if the header has no column of this name."""
+def require_column(name: str, option: str, path: _Path, header: Sequence[str]) -> None:
+    """Raise InputError, with advice, unless the header has a column of this name.
+
+    Args:
+        name: of the column.
+        option: that named it.
+        path: of the file.
+        header: all columns of the file.
+    """
     if name in header:
         return
     folded = {known.casefold(): known for known in header}
@@ -139,8 +183,15 @@ def require(name: str, option: str, path: _Path, header: Sequence[str]) -> None:
     raise InputError(f"{option}: there is no column {name!r} in {path}; {advice}")
 
 
-def user_type(name: str, found: Any, kind: Literal["parquet", "csv"], as_text: bool) -> Any:
-    """The type in which a user column of this type is read."""
+def choose_user_type(name: str, found: Any, kind: Literal["parquet", "csv"], as_text: bool) -> Any:
+    """Return the type in which a user column is read. Raise InputError if it cannot hold ids.
+
+    Args:
+        name: of the column.
+        found: its type in the file.
+        kind: of the file.
+        as_text: whether a CSV file's ids are text even where they look like integers.
+    """
     if kind == "csv":
         return pa.int64() if pa.types.is_integer(found) and not as_text else pa.large_string()
     if pa.types.is_dictionary(found):
@@ -152,12 +203,12 @@ def user_type(name: str, found: Any, kind: Literal["parquet", "csv"], as_text: b
     raise InputError(f"the user column {name!r} holds values of type {found}; make them integers or text.")
 
 
-def unreadable(path: _Path, error: Exception) -> InputError:
-    """Return what to say of an error of Arrow's, or of the system's."""
+def make_unreadable_error(path: _Path, error: Exception) -> InputError:
+    """Return the error to raise for an error of Arrow's, or of the system's."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text):
         return InputError(
             f"row {int(found[1]) - 1} of {path} has {found[3]} values under a header of {found[2]}; correct that line."
         )
-    kind = "Parquet" if file_format(path) == "parquet" else "CSV"
+    kind = "Parquet" if find_format(path) == "parquet" else "CSV"
     return InputError(f"{path} cannot be read as {kind} ({text}); check the file or write it again.")

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from privrep.data import categories as one_hot
 from privrep.data.categories import Categories
 from privrep.data.missing import IMPUTE, Missing
-from privrep.data.problems import DATES, TURN_DATES, Problems, is_text, note_type, value_kind
-from privrep.data.sources import bad_values
+from privrep.data.problems import DATES, TURN_DATES, Problems, is_text, name_value_kind, note_type
+from privrep.data.sources import find_bad_values
 from privrep.data.text_values import looks_like_date, looks_like_number, read_numbers
 from privrep.errors import InputError
 
@@ -25,7 +25,7 @@ _NOT_ONE_KIND = (pa.ArrowException, ValueError, TypeError, OverflowError)  # wha
 
 @dataclass(frozen=True)
 class Frame:
-    """The columns of a frame, as Arrow has them; those that Arrow cannot take are in `odd`, as they came."""
+    """The columns of a frame, as Arrow has them. Columns that Arrow cannot take are in `odd`, as they came."""
 
     columns: Mapping[str, Any]
     odd: Mapping[str, Any]
@@ -37,8 +37,9 @@ class Frame:
 class FrameRows:
     """Rows of a frame as one array: numbers, and codes of categories.
 
-    `values` is (rows, columns): first the columns of numbers, then one column for each of `held`, with the position of
-    a value among the values that this frame holds in that column, -1 for a missing one. These values are private.
+    `values` is (rows, columns): first the columns of numbers, then one column for each of `held`. The latter hold the
+    position of a value among the values that this frame holds in that column, -1 for a missing one. These values are
+    private.
     """
 
     values: NDArray[Any] = field(repr=False)
@@ -47,7 +48,7 @@ class FrameRows:
     single: bool  # all numbers are float32
 
     def keys(self, name: str, values: NDArray[Any]) -> Any:
-        """Return the values of a column of categories of these rows, which were taken from `values`; null if missing.
+        """Return the values of a column of categories of these rows; null if missing.
 
         Args:
             name: of the column.
@@ -80,27 +81,27 @@ class FrameRows:
         named = {name: listed for name, listed in lists.items() if listed}
         codes = np.empty((len(values), len(named)), np.int32)
         for j, (name, listed) in enumerate(named.items()):
-            places = np.append(np.asarray(one_hot.codes(self.held[name], listed)), -1)
+            places = np.append(np.asarray(one_hot.encode(self.held[name], listed)), -1)
             codes[:, j] = places[values[:, p + list(self.held).index(name)].astype(np.int64)]
-        encoded = one_hot.one_hot(numbers, codes, [len(listed) for listed in named.values()] or [0])
+        encoded = one_hot.encode_one_hot(numbers, codes, [len(listed) for listed in named.values()] or [0])
         return encoded.toarray() if dense else encoded
 
 
-def as_frame(X: Any) -> Frame | None:
+def read_frame(X: Any) -> Frame | None:
     """Return the columns of a frame of pandas, polars or Arrow whose columns have names; None for anything else.
 
     A frame of pandas that is sparse, or whose columns have numbers for names, is as good as an array.
     """
     if isinstance(X, pa.Table | pa.RecordBatch):
-        return _of_arrow(pa.table(X) if isinstance(X, pa.RecordBatch) else X)
+        return _from_arrow(pa.table(X) if isinstance(X, pa.RecordBatch) else X)
     if _is_a(X, "polars", "LazyFrame"):
         raise InputError("X is a lazy frame; collect it first.")
     if _is_a(X, "polars", "DataFrame"):
-        return _of_arrow(X.to_arrow())
-    return _of_pandas(X) if _is_a(X, "pandas", "DataFrame") else None
+        return _from_arrow(X.to_arrow())
+    return _from_pandas(X) if _is_a(X, "pandas", "DataFrame") else None
 
 
-def column_names(values: Any) -> tuple[str, ...]:
+def read_column_names(values: Any) -> tuple[str, ...]:
     """Return the names of the columns of a frame, or the name of a series; none where there is none."""
     if any(_is_a(values, module, "DataFrame") for module in ("pandas", "polars")):
         names = tuple(values.columns)
@@ -115,13 +116,15 @@ def _is_a(value: Any, module: str, name: str) -> bool:
     return any(each.__name__ == name and each.__module__.partition(".")[0] == module for each in type(value).__mro__)
 
 
-def _of_arrow(table: Any) -> Frame:
-    names = _checked_names(table.column_names)
-    columns = {name: _one_array(table[name]) for name in names}
+def _from_arrow(table: Any) -> Frame:
+    """Return the columns of an Arrow table."""
+    names = _check_names(table.column_names)
+    columns = {name: _to_one_array(table[name]) for name in names}
     return Frame(columns, {}, names, table.num_rows)
 
 
-def _of_pandas(frame: Any) -> Frame | None:
+def _from_pandas(frame: Any) -> Frame | None:
+    """Return the columns of a frame of pandas; None if it is as good as an array."""
     if not any(isinstance(name, str) for name in frame.columns) and len(frame.columns):
         text = [str(kind) for kind in frame.dtypes if not _is_numeric(kind)]
         if text:
@@ -129,21 +132,23 @@ def _of_pandas(frame: Any) -> Frame | None:
         return None
     if len(frame.columns) and all(type(kind).__name__ == "SparseDtype" for kind in frame.dtypes):
         return None
-    names = _checked_names(list(frame.columns))
+    names = _check_names(list(frame.columns))
     columns, odd = {}, {}
     for name in names:
         try:
-            columns[name] = _one_array(pa.array(frame[name], from_pandas=True))
+            columns[name] = _to_one_array(pa.array(frame[name], from_pandas=True))
         except _NOT_ONE_KIND:
             odd[name] = frame[name]
     return Frame(columns, odd, names, len(frame))
 
 
 def _is_numeric(kind: Any) -> bool:
+    """Return whether a dtype is one of numbers or booleans."""
     return str(kind.kind) in "iufbc"
 
 
-def _checked_names(names: Sequence[Any]) -> tuple[str, ...]:
+def _check_names(names: Sequence[Any]) -> tuple[str, ...]:
+    """Return the names of columns. Raise InputError unless all are text and differ."""
     if not all(isinstance(name, str) for name in names):
         raise InputError("some columns of X have names that are text and others do not; make all of them text.")
     repeated = [name for name, times in Counter(names).items() if times > 1]
@@ -152,7 +157,7 @@ def _checked_names(names: Sequence[Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _one_array(column: Any) -> Any:
+def _to_one_array(column: Any) -> Any:
     """Return one Arrow array, NaN and null both null in it, text and dictionaries of one type each."""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(column, pa.ChunkedArray):  # of several pieces that cannot be one
@@ -168,20 +173,22 @@ def _one_array(column: Any) -> Any:
 
 
 def sort_columns(frame: Frame, declared: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the columns of numbers and of those of categories, in the order of the frame.
+    """Return the names of the columns of numbers and of the columns of categories, in the order of the frame.
 
-    The types decide: integers, floats, decimals and booleans are numbers; text and dictionaries (categorical columns,
-    enumerations) are categories, as are columns that `declared` names. What else there is, is one error.
+    The types decide: integers, floats, decimals and booleans are numbers. Text and dictionaries (categorical columns,
+    enumerations) are categories, as are columns that `declared` names. All other columns are one error.
     """
     for name in declared:
         if name not in frame.names:
-            raise InputError(f"categories: there is no column {name!r} in X; its columns are {_listed(frame.names)}.")
+            raise InputError(
+                f"categories: there is no column {name!r} in X; its columns are {_list_names(frame.names)}."
+            )
     numbers, categories, problems = [], [], Problems("X", start=0)
     for name in frame.names:
         if name in frame.odd:
             _note_odd(problems, name, frame.odd[name])
             continue
-        kind = value_kind(frame.columns[name].type)
+        kind = name_value_kind(frame.columns[name].type)
         if kind == "text" or (name in declared and kind == "numbers"):
             categories.append(name)
             if name not in declared:
@@ -197,7 +204,7 @@ def sort_columns(frame: Frame, declared: Mapping[str, Any]) -> tuple[tuple[str, 
 
 def _note_odd(problems: Problems, name: str, values: Any) -> None:
     """Note a column with values of several kinds, and where the rarer ones are."""
-    kinds = np.array([_kind_of_value(value) for value in values], dtype=object)
+    kinds = np.array([_name_kind(value) for value in values], dtype=object)
     counts = Counter(kinds.tolist())
     counts.pop("", None)
     advice = "make all of them numbers, or all of them text"
@@ -212,7 +219,8 @@ def _note_odd(problems: Problems, name: str, values: Any) -> None:
     problems.note(name, f"holds {most} in most rows and {listed}", advice, others)
 
 
-def _kind_of_value(value: Any) -> str:
+def _name_kind(value: Any) -> str:
+    """Return the kind of a Python value in words; empty if it is missing."""
     if value is None or type(value).__name__ in ("NAType", "NaTType") or value is np.nan or value != value:
         return ""
     if isinstance(value, str):
@@ -224,7 +232,7 @@ def _kind_of_value(value: Any) -> str:
 
 def _note_dates(problems: Problems, name: str, column: Any) -> None:
     """Note text most of which is dates: nobody means a category for each day without saying so."""
-    text = one_hot.plain_text(column) if _holds_text(column) else None
+    text = one_hot.to_text(column) if _holds_text(column) else None
     if text is None:
         return
     dates = pc.fill_null(looks_like_date(text), False)
@@ -233,19 +241,20 @@ def _note_dates(problems: Problems, name: str, column: Any) -> None:
 
 
 def _holds_text(column: Any) -> bool:
+    """Return whether a column holds text, or a dictionary of text."""
     return is_text(column.type.value_type if pa.types.is_dictionary(column.type) else column.type)
 
 
-def looks_numeric(frame: Frame, names: Sequence[str]) -> list[str]:
-    """Return which of these columns hold text most of which is written as numbers are.
+def find_numeric_text(frame: Frame, names: Sequence[str]) -> list[str]:
+    """Return the names of columns of text most of which is written as numbers are.
 
-    Libraries make text of a column of numbers for the sake of one value that is none, which may be one user's.
+    Libraries make text of a column of numbers for the sake of one value that is no number, which may be one user's.
     """
     found = []
     for name in names:
         column = frame.columns[name]
         if _holds_text(column) and column.null_count < len(column):
-            text = one_hot.plain_text(column)
+            text = one_hot.to_text(column)
             numbers = pc.sum(pc.fill_null(looks_like_number(text), False)).as_py()
             if 2 * numbers > len(text) - text.null_count:
                 found.append(name)
@@ -258,7 +267,7 @@ def looks_numeric(frame: Frame, names: Sequence[str]) -> list[str]:
 def read_rows(
     frame: Frame, numbers: Sequence[str], categories: Mapping[str, Categories], may_miss: bool = False
 ) -> FrameRows:
-    """Return the rows of a frame, every value in them looked at; all that is wrong is one error.
+    """Return the rows of a frame, every value in them looked at. All problems are one error.
 
     Args:
         frame: the columns, by name.
@@ -271,16 +280,16 @@ def read_rows(
     for j, name in enumerate(numbers):
         column = frame.columns[name]
         single = single and column.type == pa.float32()
-        column = _as_numbers(name, column, problems)
+        column = _read_numbers(name, column, problems)
         if column is None:
             continue
-        bad = bad_values(column, may_miss)
+        bad = find_bad_values(column, may_miss)
         if bad is not None:
             problems.note_missing(name, "has no finite number", "fill the value in or leave the row out", bad)
         values[:, j] = column.to_numpy(zero_copy_only=False)
     held = {}
     for j, (name, listed) in enumerate(categories.items(), start=len(numbers)):
-        column = _as_keys(name, frame.columns[name], listed, problems)
+        column = _read_keys(name, frame.columns[name], listed, problems)
         if column is not None:
             encoded = column.dictionary_encode()
             held[name] = encoded.dictionary
@@ -290,10 +299,11 @@ def read_rows(
     return FrameRows(values, tuple(numbers), held, single)
 
 
-def _as_numbers(name: str, column: Any, problems: Problems) -> Any:
-    kind = value_kind(column.type)
+def _read_numbers(name: str, column: Any, problems: Problems) -> Any:
+    """Return a column as float64, null where a value is missing; None if it holds no numbers, which is noted."""
+    kind = name_value_kind(column.type)
     if kind == "text" and _holds_text(column):
-        return read_numbers(name, one_hot.plain_text(column), problems, "", ".", declared=True)
+        return read_numbers(name, one_hot.to_text(column), problems, "", ".", declared=True)
     if kind != "numbers":
         note_type(problems, name, column.type, "")
         return None
@@ -301,11 +311,11 @@ def _as_numbers(name: str, column: Any, problems: Problems) -> Any:
     return column.cast(pa.float64())
 
 
-def _as_keys(name: str, column: Any, listed: Categories, problems: Problems) -> Any:
+def _read_keys(name: str, column: Any, listed: Categories, problems: Problems) -> Any:
     """Return categories as text or whole numbers, null where one is missing."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    kind = value_kind(column.type)
+    kind = name_value_kind(column.type)
     if kind not in ("text", "numbers", "nothing") or pa.types.is_boolean(column.type):
         problems.note(name, f"holds values of type {column.type}, not categories", "make them text or integers")
         return None
@@ -330,13 +340,19 @@ def _as_keys(name: str, column: Any, listed: Categories, problems: Problems) -> 
     return numbers
 
 
-def find_columns(frame: Frame, wanted: Sequence[str], besides: Sequence[str] = ()) -> None:
-    """Raise InputError unless a frame has these columns and no others but those in `besides`, in any order."""
+def check_columns(frame: Frame, wanted: Sequence[str], besides: Sequence[str] = ()) -> None:
+    """Raise InputError unless a frame has the columns of a fit, in any order.
+
+    Args:
+        frame: the columns, by name.
+        wanted: names that must be there.
+        besides: names that may be there; others may not.
+    """
     missing = [name for name in wanted if name not in frame.names]
     extra = [name for name in frame.names if name not in wanted and name not in besides]
     if missing or extra:
-        told = [f"does not have {_listed(missing)}, which the model was fitted on"] if missing else []
-        told += [f"has {_listed(extra)}, which the model does not know"] if extra else []
+        told = [f"does not have {_list_names(missing)}, which the model was fitted on"] if missing else []
+        told += [f"has {_list_names(extra)}, which the model does not know"] if extra else []
         advice = "give the columns of the fit" if missing else "leave them out" if len(extra) > 1 else "leave it out"
         raise InputError(f"X {' and '.join(told)}; {advice}.")
     odd = Problems("X", start=0)
@@ -347,5 +363,6 @@ def find_columns(frame: Frame, wanted: Sequence[str], besides: Sequence[str] = (
         raise odd.error()
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
+    """Return the first ten names as a text."""
     return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")

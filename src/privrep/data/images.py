@@ -1,7 +1,7 @@
 """Labelled images from files, all in memory: idx, CIFAR's binary files and sheets, NumPy archives, folders, Parquet.
 
-Readers take paths and report what they find: pixels, labels, classes and, where the file tells, users. Which classes
-and users occur is data. Whoever hands the names of classes on to a fit says that they are public.
+Readers take paths and report what they find: pixels, labels, classes and, where the file tells, users. The classes and
+users that occur are data. Whoever hands the names of classes on to a fit says that they are public.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from privrep.data.categories import MOST_CLASSES
-from privrep.data.files import file_format, is_text, open_parquet, require, unreadable
+from privrep.data.files import find_format, is_text, make_unreadable_error, open_parquet, require_column
 from privrep.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
@@ -65,34 +65,41 @@ class Images:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels."""
+        """Return height, width and channels."""
         height, width, *channels = self.pixels.shape[1:]
         return height, width, channels[0] if channels else 1
 
     def rows(self, chosen: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.float32]:
-        """Images as float32 rows (n, height * width * channels) from 0 to 1."""
+        """Return images as float32 rows (n, height * width * channels) from 0 to 1."""
         pixels = self.pixels[chosen]
         return pixels.reshape(len(pixels), -1).astype(np.float32) / np.float32(255)
 
 
 def read_idx(images: _Path, labels: _Path, transpose: bool = False, names: Sequence[str] | None = None) -> Images:
-    """MNIST, EMNIST and Fashion-MNIST: two idx files, packed with gzip or not.
+    """Return the images of MNIST, EMNIST or Fashion-MNIST: two idx files, packed with gzip or not.
 
-    EMNIST's images lie on their side; `transpose` puts them upright. Without `names` the classes are the numbers from
-    0 to the largest label.
+    Args:
+        images: path of the images.
+        labels: path of the labels.
+        transpose: puts images upright that lie on their side, as the images of EMNIST do.
+        names: of the classes; without them the classes are the numbers from 0 to the largest label.
     """
-    pixels, found = _idx(images, 3), _idx(labels, 1).astype(np.int64)
+    pixels, found = _read_idx_array(images, 3), _read_idx_array(labels, 1).astype(np.int64)
     if transpose:
         pixels = np.ascontiguousarray(pixels.swapaxes(1, 2))
-    return Images(pixels, found, _numbered(found) if names is None else tuple(names))
+    return Images(pixels, found, _number_classes(found) if names is None else tuple(names))
 
 
 def read_cifar(folder: _Path, part: str = "train", coarse: bool = False) -> Images:
-    """CIFAR-10 or CIFAR-100, part train or test, from the folder of the binary distribution or of sheets.
+    """Return the images of CIFAR-10 or CIFAR-100 from the folder of the binary distribution or of sheets.
 
-    The binary distribution has data_batch_*.bin and test_batch.bin (CIFAR-10) or train.bin and test.bin (CIFAR-100,
-    whose 20 `coarse` classes may be asked for instead of the 100). Sheets are images <part>_*.webp or *.png with 50
-    rows of 50 images, labels in <part>_labels.npz.
+    The binary distribution has data_batch_*.bin and test_batch.bin (CIFAR-10) or train.bin and test.bin (CIFAR-100).
+    Sheets are images <part>_*.webp or *.png with 50 rows of 50 images, labels in <part>_labels.npz.
+
+    Args:
+        folder: path of the folder.
+        part: train or test.
+        coarse: whether labels are the 20 coarse classes of CIFAR-100 instead of its 100.
     """
     folder = Path(folder)
     if part not in ("train", "test"):
@@ -104,9 +111,9 @@ def read_cifar(folder: _Path, part: str = "train", coarse: bool = False) -> Imag
     if coarse and not hundred:
         raise InputError(f"coarse: only CIFAR-100 has coarse classes, and {folder} has no {part}.bin; leave it out.")
     if batches or hundred:
-        return _cifar_binary(batches or hundred, 1 if batches else 2, coarse)
+        return _read_cifar_binary(batches or hundred, 1 if batches else 2, coarse)
     if (folder / f"{part}_labels.npz").exists():
-        return _cifar_sheets(folder, part)
+        return _read_cifar_sheets(folder, part)
     if any((folder / name).exists() for name in ("data_batch_1", "test_batch", "meta", "batches.meta")):
         raise InputError(
             f"{folder} holds the pickled CIFAR, and unpickling a file runs whatever code it holds; "
@@ -116,7 +123,7 @@ def read_cifar(folder: _Path, part: str = "train", coarse: bool = False) -> Imag
 
 
 def read_npz(path: _Path, names: Sequence[str] | None = None) -> Images:
-    """A NumPy archive with arrays `images`, `labels` and, where images have a natural user, `writers`.
+    """Return the images of a NumPy archive: arrays `images`, `labels` and, where images have a natural user, `writers`.
 
     Its array `classes`, where there is one, names the classes; else they are numbers as in `read_idx`.
     """
@@ -127,14 +134,21 @@ def read_npz(path: _Path, names: Sequence[str] | None = None) -> Images:
     listed = names if names is not None else arrays.get("classes")
     found = labels.astype(np.int64)
     return Images(
-        arrays["images"], found, _numbered(found) if listed is None else tuple(map(str, listed)), arrays.get("writers")
+        arrays["images"],
+        found,
+        _number_classes(found) if listed is None else tuple(map(str, listed)),
+        arrays.get("writers"),
     )
 
 
 def read_image_folder(folder: _Path, size: tuple[int, int], colour: bool = True, users: bool = False) -> Images:
-    """Image files in subfolders named after their classes: class/image, or user/class/image with `users`.
+    """Return the images in subfolders named after their classes, which come in sorted order.
 
-    All are resized to `size` (height, width). Classes come in sorted order of their names.
+    Args:
+        folder: path of the folder: class/image, or user/class/image with `users`.
+        size: height and width to which all are resized.
+        colour: whether pixels have three channels.
+        users: whether the folders above the classes are users.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -145,15 +159,18 @@ def read_image_folder(folder: _Path, size: tuple[int, int], colour: bool = True,
         layout = "user/class/image" if users else "class/image"
         raise InputError(f"{folder} holds no images in folders {layout}; check the path and the layout.")
     names = tuple(sorted({file.parent.name for file in files}))
-    pixels = _decoded(((str(file), file) for file in files), len(files), size, colour)
+    pixels = _decode_all(((str(file), file) for file in files), len(files), size, colour)
     labels = np.array([names.index(file.parent.name) for file in files], dtype=np.int64)
     return Images(pixels, labels, names, np.array([file.parts[-3] for file in files]) if users else None)
 
 
 def read_unlabelled_folder(folder: _Path, size: tuple[int, int], colour: bool = True) -> tuple[list[str], Images]:
-    """Return the images of a folder, at whatever depth, and their paths within it; the first part is the user.
+    """Return the paths and the images of a folder, at whatever depth, without labels; a path begins with the user.
 
-    All are resized to `size` (height, width). None has a label.
+    Args:
+        folder: path of the folder.
+        size: height and width to which all are resized.
+        colour: whether pixels have three channels.
     """
     folder = Path(folder)
     files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
@@ -162,7 +179,7 @@ def read_unlabelled_folder(folder: _Path, size: tuple[int, int], colour: bool = 
     if not files or alone is not None:
         told = "holds no images" if alone is None else f"holds {alone} outside of any folder"
         raise InputError(f"{folder} {told}; put the images of each user into a folder named after the user.")
-    pixels = _decoded(((str(file), file) for file in files), len(files), size, colour)
+    pixels = _decode_all(((str(file), file) for file in files), len(files), size, colour)
     nothing = np.full(len(files), -1, dtype=np.int64)
     return [path.as_posix() for path in paths], Images(pixels, nothing, (), np.array([p.parts[0] for p in paths]))
 
@@ -176,14 +193,19 @@ def read_image_parquet(
     colour: bool = True,
     names: Sequence[str] | None = None,
 ) -> Images:
-    """A Parquet table of rows with a user, a label and an encoded image: bytes, or a struct with a field `bytes`.
+    """Return the images of a Parquet table: a row holds a user, a label and an encoded image.
 
-    Without `label` no image has one, without `user` no user is known.
-    All are resized to `size` (height, width). Labels are text or integers; without `names` the classes are those that
-    occur, sorted (integers: as in `read_idx`). With `names`, text labels must be among them and integer labels are
-    positions in them.
+    Args:
+        path: of the table.
+        image: column of encoded images, bytes or structs with a field `bytes`.
+        label: column of labels, text or integers; None: no image has one.
+        user: column of users; None: no user is known.
+        size: height and width to which all are resized.
+        colour: whether pixels have three channels.
+        names: of the classes. Text labels must be among them, integer labels are positions in them. Without names the
+            classes are the labels that occur, sorted (integers: as in `read_idx`).
     """
-    if file_format(path) != "parquet":
+    if find_format(path) != "parquet":
         raise InputError(f"{path} is not a Parquet file; write the table as Parquet.")
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}; check the path.")
@@ -191,21 +213,21 @@ def read_image_parquet(
         with open_parquet(path) as file:
             named = [(option, name) for option, name in (("image", image), ("label", label), ("user", user)) if name]
             for option, name in named:
-                require(name, option, path, file.schema_arrow.names)
+                require_column(name, option, path, file.schema_arrow.names)
             table = file.read(columns=list(dict.fromkeys(name for _, name in named)))
     except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from error
-    encoded = _encoded(path, image, table.column(image))
+        raise make_unreadable_error(path, error) from error
+    encoded = _read_encoded(path, image, table.column(image))
     rows = ((f"row {row} of {path}", value) for row, value in enumerate(encoded))
-    pixels = _decoded(rows, len(encoded), size, colour)
+    pixels = _decode_all(rows, len(encoded), size, colour)
     labels, listed = np.full(len(encoded), -1, dtype=np.int64), tuple(names or ())
     if label:
-        labels, listed = _labelled(path, label, table.column(label), names)
-    return Images(pixels, labels, listed, _plain(path, user, "user", table.column(user)) if user else None)
+        labels, listed = _read_labels(path, label, table.column(label), names)
+    return Images(pixels, labels, listed, _read_plain(path, user, "user", table.column(user)) if user else None)
 
 
-def _read(path: _Path) -> bytes:
-    """All bytes of a file, unpacked if they are packed with gzip, whatever its name."""
+def _read_bytes(path: _Path) -> bytes:
+    """Return all bytes of a file, unpacked if they are packed with gzip, whatever its name."""
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}; check the path.")
     content = Path(path).read_bytes()
@@ -217,8 +239,9 @@ def _read(path: _Path) -> bytes:
         raise InputError(f"{path} is broken or cut short (gzip: {error}); fetch it again.") from error
 
 
-def _idx(path: _Path, axes: int) -> NDArray[np.uint8]:
-    content = _read(path)
+def _read_idx_array(path: _Path, axes: int) -> NDArray[np.uint8]:
+    """Return the array of an idx file with this many axes, uint8."""
+    content = _read_bytes(path)
     if len(content) < 4 + 4 * axes or content[:4] != bytes((0, 0, _IDX_BYTES, axes)):
         what = "images" if axes == 3 else "labels"
         raise InputError(
@@ -233,17 +256,20 @@ def _idx(path: _Path, axes: int) -> NDArray[np.uint8]:
     return values.reshape(shape)
 
 
-def _numbered(labels: NDArray[np.int64]) -> tuple[str, ...]:
-    """Classes 0 to the largest label, MOST_CLASSES at most; without a label none."""
+def _number_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:
+    """Return the names of classes 0 to the largest of labels (n,), MOST_CLASSES at most; none without a label."""
     return tuple(map(str, range(min(int(labels.max(initial=-1)) + 1, MOST_CLASSES))))
 
 
-def _cifar_binary(files: list[Path], label_bytes: int, coarse: bool) -> Images:
-    """Records of one label byte (CIFAR-10) or coarse and fine ones (CIFAR-100), then 32 x 32 red, green, blue."""
+def _read_cifar_binary(files: list[Path], label_bytes: int, coarse: bool) -> Images:
+    """Return the images in binary files of records.
+
+    A record is one label byte (CIFAR-10) or a coarse and a fine one (CIFAR-100), then 32 x 32 red, green, blue.
+    """
     record = label_bytes + 3 * _CIFAR_SIDE**2
     parts = []
     for file in files:
-        values = np.frombuffer(_read(file), np.uint8)
+        values = np.frombuffer(_read_bytes(file), np.uint8)
         if not len(values) or len(values) % record:
             raise InputError(f"{file} is no whole number of records of {record:,} bytes; fetch it again.")
         parts.append(values.reshape(-1, record))
@@ -254,7 +280,8 @@ def _cifar_binary(files: list[Path], label_bytes: int, coarse: bool) -> Images:
     return Images(np.ascontiguousarray(pixels), labels, tuple(map(str, range(classes))))
 
 
-def _cifar_sheets(folder: Path, part: str) -> Images:
+def _read_cifar_sheets(folder: Path, part: str) -> Images:
+    """Return the images in sheets of 50 x 50, with labels from an archive."""
     arrays = read_arrays(folder / f"{part}_labels.npz", ("labels",), ("classes",))
     labels = arrays["labels"].astype(np.int64)
     sheets = sorted(f for kind in ("webp", "png") for f in folder.glob(f"{part}_*.{kind}"))
@@ -263,16 +290,16 @@ def _cifar_sheets(folder: Path, part: str) -> Images:
     side, across = _CIFAR_SIDE, 50
     parts = []
     for sheet in sheets:
-        pixels = _opened(str(sheet), sheet, True, None)
+        pixels = _decode(str(sheet), sheet, True, None)
         if pixels.shape != (across * side, across * side, 3):
             raise InputError(f"{sheet} is no sheet of 50 x 50 images of 32 x 32; check the folder.")
         parts.append(pixels.reshape(across, side, across, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3))
     listed = arrays.get("classes")
-    return Images(np.concatenate(parts), labels, _numbered(labels) if listed is None else tuple(map(str, listed)))
+    return Images(np.concatenate(parts), labels, _number_classes(labels) if listed is None else tuple(map(str, listed)))
 
 
 def read_arrays(path: _Path, wanted: Sequence[str], welcome: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return arrays of a NumPy archive: those that are wanted, and those that are welcome where they are there."""
+    """Return arrays of a NumPy archive, as in `wanted`, all of them, and in `welcome`, where they are there."""
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}; check the path.")
     try:
@@ -286,7 +313,8 @@ def read_arrays(path: _Path, wanted: Sequence[str], welcome: Sequence[str]) -> d
     return arrays
 
 
-def _encoded(path: _Path, name: str, column: Any) -> list[bytes | None]:
+def _read_encoded(path: _Path, name: str, column: Any) -> list[bytes | None]:
+    """Return the bytes of each image in a column, None where there is none."""
     if pa.types.is_struct(column.type) and "bytes" in [field.name for field in column.type]:
         column = pc.struct_field(column, "bytes")  # null where the struct is
     kind = column.type
@@ -298,20 +326,21 @@ def _encoded(path: _Path, name: str, column: Any) -> list[bytes | None]:
     return list(column.to_pylist())
 
 
-def _labelled(
+def _read_labels(
     path: _Path, name: str, column: Any, names: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    values = _plain(path, name, "label", column)
+    """Return the labels (rows,) as positions in the names of classes, and these names."""
+    values = _read_plain(path, name, "label", column)
     if values.dtype.kind in "iu":
         found = values.astype(np.int64)
-        return found, _numbered(found) if names is None else tuple(names)
+        return found, _number_classes(found) if names is None else tuple(names)
     listed = tuple(sorted(set(values.tolist()))) if names is None else tuple(names)
     places = {value: place for place, value in enumerate(listed)}
     return np.array([places.get(value, -1) for value in values.tolist()], dtype=np.int64), listed
 
 
-def _plain(path: _Path, name: str, what: str, column: Any) -> NDArray[Any]:
-    """A column of integers or text as an array; an error if it holds something else or a value is missing."""
+def _read_plain(path: _Path, name: str, what: str, column: Any) -> NDArray[Any]:
+    """Return a column of integers or text as an array, (rows,). Raise InputError for any other, or missing values."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not is_text(column.type) and not pa.types.is_integer(column.type):
@@ -322,22 +351,30 @@ def _plain(path: _Path, name: str, what: str, column: Any) -> NDArray[Any]:
     return np.array(column.to_pylist()) if is_text(column.type) else np.asarray(column.to_numpy())
 
 
-def _decoded(
+def _decode_all(
     sources: Iterable[tuple[str, Path | bytes | None]], count: int, size: tuple[int, int], colour: bool
 ) -> NDArray[np.uint8]:
-    """(count, height, width) or, in colour, (count, height, width, 3); an error names the source it is about."""
+    """Return pixels, (count, height, width) or, in colour, (count, height, width, 3).
+
+    Args:
+        sources: name and image of each; an error says the name.
+        count: number of images.
+        size: height and width to which all are resized.
+        colour: whether pixels have three channels.
+    """
     if len(size) != 2 or min(size) < 1:
         raise InputError(f"size must be height and width of the images in pixels. Got {size} instead.")
     pixels = np.empty((count, *size, 3) if colour else (count, *size), dtype=np.uint8)
     for place, (name, source) in enumerate(sources):
         if source is None:
             raise InputError(f"{name} has no image; fill it in or leave the row out.")
-        pixels[place] = _opened(name, source, colour, size)
+        pixels[place] = _decode(name, source, colour, size)
     return pixels
 
 
-def _opened(name: str, source: Path | bytes, colour: bool, size: tuple[int, int] | None) -> NDArray[np.uint8]:
-    pillow = _pillow()
+def _decode(name: str, source: Path | bytes, colour: bool, size: tuple[int, int] | None) -> NDArray[np.uint8]:
+    """Return the pixels of one encoded image, resized where a size is given."""
+    pillow = _import_pillow()
     try:
         with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             deep = image.mode[0] in "IF"
@@ -353,7 +390,8 @@ def _opened(name: str, source: Path | bytes, colour: bool, size: tuple[int, int]
     return np.asarray(decoded)
 
 
-def _pillow() -> Any:
+def _import_pillow() -> Any:
+    """Return the module PIL.Image. Raise InputError if it is not installed."""
     try:
         from PIL import Image
     except ImportError as error:

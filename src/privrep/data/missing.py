@@ -25,11 +25,12 @@ HOW: tuple[str, ...] = get_args(How)
 
 @dataclass(frozen=True)
 class Missing:
-    """What is done about missing values of features: a public choice, the same for all users.
+    """Treatment of missing values of features: a public choice, the same for all users.
 
     impute  they are filled.
     drop    rows that miss one are left out.
     refuse  a table that misses one is an error.
+
     Columns with an indicator are filled whatever `how` says, and have one more column beside them: 1 where the value
     was missing, else 0. The indicators come after all columns of numbers, in the order of `indicators`.
     """
@@ -45,11 +46,14 @@ class Missing:
             raise InputError("a column has one indicator of missing values; name it once.")
 
     def others(self, columns: int) -> list[int]:
-        """Return the positions of those of so many columns that have no indicator."""
+        """Return the positions of the columns, of this many, that have no indicator."""
         return [column for column in range(columns) if column not in self.indicators]
 
     def keeps(self, X: Any, rows: int) -> NDArray[np.bool_]:
-        """Return which rows stay, (rows,), from the columns of numbers (rows, p): an array, or a list of columns."""
+        """Return a mask (rows,) of the rows that stay, from the columns of numbers.
+
+        `X` is an array (rows, p), or a list of columns.
+        """
         kept = np.ones(rows, dtype=bool)
         if self.how == "drop":
             columns = X.T if isinstance(X, np.ndarray) else X
@@ -69,7 +73,7 @@ IMPUTE, REFUSE = Missing(), Missing("refuse")
 
 @dataclass
 class MissingCounts:
-    """How many values of rows seen so far were missing. It is for the eyes of whoever holds the rows: not private."""
+    """Counts of missing values in the rows seen so far. For the eyes of whoever holds the rows: not private."""
 
     rows: int = 0
     without_target: int = 0  # rows that are left out for it
@@ -78,7 +82,13 @@ class MissingCounts:
     unmarked: Counter[str] = field(default_factory=Counter)  # the same, of columns without an indicator
 
     def add(self, targets: Sequence[Floats], numbers: Mapping[str, Floats], missing: Missing) -> None:
-        """Count rows, given by columns of targets and of numbers, all (rows,)."""
+        """Count rows.
+
+        Args:
+            targets: columns of targets, (rows,) each.
+            numbers: columns of numbers, (rows,) each, by name.
+            missing: what is done about rows that miss a number.
+        """
         columns = list(numbers.values())
         rows = len((*targets, *columns)[0]) if targets or columns else 0
         there = np.ones(rows, dtype=bool)
@@ -96,53 +106,56 @@ class MissingCounts:
         self.values, self.unmarked = +self.values, +self.unmarked
 
     def check(self, missing: Missing, where: str) -> None:
-        """Raise InputError if values are missing of columns that may miss none; `where` names the table."""
+        """Raise InputError if values are missing and are to be refused; `where` names the table."""
         if missing.how == "refuse" and self.unmarked:
             raise InputError(
-                f"{where} misses values of {_listed(self.unmarked)}, and missing values are refused; fill them in, or "
-                "choose impute or drop."
+                f"{where} misses values of {_list_counts(self.unmarked)}, and missing values are refused; fill them "
+                "in, or choose impute or drop."
             )
 
     def words(self, filled_by: str = "inside each user") -> list[str]:
         """Return what was done about missing values, a sentence each; `filled_by` says how they were filled."""
         said = []
         if self.without_target:
-            said.append(f"{_rows(self.without_target)} of {self.rows:,} left out: no target")
+            said.append(f"{_write_rows(self.without_target)} of {self.rows:,} left out: no target")
         filled = self.values
         if self.dropped:
-            said.append(f"{_rows(self.dropped)} left out for missing values of {_listed(self.unmarked)}")
+            said.append(f"{_write_rows(self.dropped)} left out for missing values of {_list_counts(self.unmarked)}")
             filled = self.values - self.unmarked
         if filled:
-            said.append(f"missing values filled, {filled_by}: {_listed(filled)}")
+            said.append(f"missing values filled, {filled_by}: {_list_counts(filled)}")
         return said
 
 
-def _listed(counts: Counter[str]) -> str:
+def _list_counts(counts: Counter[str]) -> str:
+    """Return the columns with most missing values, with their counts, as a text."""
     most = counts.most_common(8)
     more = len(counts) - len(most)
     return ", ".join(f"{name} ({count:,})" for name, count in most) + (f" and {more} more columns" if more else "")
 
 
-def _rows(count: int) -> str:
+def _write_rows(count: int) -> str:
+    """Return "1 row" or "2 rows"."""
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 
-def indicator_names(names: Sequence[str], indicators: Sequence[int]) -> tuple[str, ...]:
-    """Return the names of indicators, of columns with these names; of columns without, by their positions."""
+def make_indicator_names(names: Sequence[str], indicators: Sequence[int]) -> tuple[str, ...]:
+    """Return the names of indicators of these columns; positions stand for columns without names."""
     return tuple(f"{names[place] if names else f'column {place}'} is missing" for place in indicators)
 
 
 def fill_missing(X: Any, fill: float | Array) -> Any:
     """Return rows of users in which no value is missing.
 
-    Formal guarantee: the rows of a user are a function of that user's rows and of `fill`, to the last bit: sums are
-    stacked products, one per user (see `local.least_squares`), and those of sparse rows go entry by entry. So is
-    whatever is computed from them, and what is released of it costs what it would cost without missing values.
+    Formal guarantee:
+    * The rows of a user are a function of that user's rows and of `fill`, to the last bit. Sums are stacked products,
+      one per user (see `local.least_squares`), and sums of sparse rows go entry by entry.
+    * So are numbers computed from them. A release of them costs what it would cost without missing values.
 
     Args:
         X: (users, m, d), or `SparseRows`, in which a value that is stored as NaN is missing.
-        fill: what a column holds of a user who has no value in it, a number or (d,). NaN leaves such a column as it is,
-            but for sparse rows, where it is 0 then.
+        fill: the value of a column for a user who has no value in it, a number or (d,). NaN leaves such a column as it
+            is, but for sparse rows, where it is 0 then.
     """
     if isinstance(X, SparseRows):
         return _fill_sparse(X, fill)
@@ -151,26 +164,28 @@ def fill_missing(X: Any, fill: float | Array) -> Any:
     if not len(some):
         return X
     absent, rows = missing[some], X[some]
-    means = np.where(absent.all(axis=1), fill, _means(rows, absent))
+    means = np.where(absent.all(axis=1), fill, _average_there(rows, absent))
     filled = X.copy()
     filled[some] = np.where(absent, means[:, None, :], rows)
     return filled
 
 
-def own_means(X: Any) -> Array:
+def compute_own_means(X: Any) -> Array:
     """Return users' own means of the columns, (users, d), of rows (users, m, d); NaN where a user has no value."""
     rows = X.dense() if isinstance(X, SparseRows) else X
     absent = np.isnan(rows)
-    return np.where(absent.all(axis=1), np.nan, _means(rows, absent))
+    return np.where(absent.all(axis=1), np.nan, _average_there(rows, absent))
 
 
-def _means(rows: Floats, absent: NDArray[np.bool_]) -> Array:
+def _average_there(rows: Floats, absent: NDArray[np.bool_]) -> Array:
+    """Return each user's mean of the values that are there, (users, d); `absent` is a mask of `rows`, (users, m, d)."""
     m = rows.shape[1]
     totals: Array = (np.ones((1, m)) @ np.where(absent, 0.0, rows.astype(np.float64)))[:, 0]
     return totals / np.maximum(m - absent.sum(axis=1), 1)
 
 
 def _fill_sparse(X: SparseRows, fill: float | Array) -> SparseRows:
+    """Return sparse rows (users, m, d) with stored NaN filled, as in `fill_missing`."""
     matrix, (_, size, d) = X.matrix, X.shape
     missing = np.isnan(matrix.data)
     if not missing.any():

@@ -25,7 +25,7 @@ _HELD_OUT_FROM = 5  # rows of a client from which on it holds out one at least
 
 @dataclass(frozen=True)
 class Partition:
-    """Which images each client trains on and validates on: positions in the labels that were dealt, none used twice.
+    """Images that each client trains on and validates on: positions in the labels that were dealt, none used twice.
 
     All clients have equally many of both, in random order.
     """
@@ -36,49 +36,63 @@ class Partition:
 
     @property
     def clients(self) -> int:
+        """Return the number of clients."""
         return len(self.counts)
 
     @property
     def classes(self) -> list[Rows]:
-        """The classes of each client."""
+        """Return the classes of each client."""
         return [np.flatnonzero(row) for row in self.counts]
 
 
 def partition(
     labels: NDArray[Any], clients: int, classes_per_client: int, seed: int, validation: float = 0.1
 ) -> Partition:
-    """Deal images to clients of equal size with at most so many classes each (Collins et al. 2021, by shards).
+    """Deal images to clients of equal size with at most `classes_per_client` classes each.
 
-    Every class is cut into shards as equal as whole images allow, as many as its share of all images; a client gets
-    shards of that many different classes at random. Clients are as large as they can all be. A part `validation` of
-    each client's images, rounded and at least one where a client has five, is held out. The same seed deals the same.
+    By shards, as Collins et al. (2021) do. Every class is cut into shards as equal as whole images allow, as many as
+    its share of all images. A client gets shards of that many different classes at random. Clients are as large as they
+    can all be. The same seed deals the same.
+
+    Args:
+        labels: (images,), class numbers 0, 1, ...
+        clients: number of clients.
+        classes_per_client: most classes of one client.
+        seed: of the dealing.
+        validation: part of each client's images that is held out, rounded, at least one where a client has five.
     """
-    labels = _checked(labels)
-    _check(len(labels), clients, classes_per_client, validation, seed)
+    labels = _check_labels(labels)
+    _check_options(len(labels), clients, classes_per_client, validation, seed)
     rng = np.random.default_rng([seed, len(labels), clients, classes_per_client])
     supply = np.bincount(labels)
     each = min(classes_per_client, int((supply > 0).sum()), len(labels) // clients)
-    held = _dealt(_shards(supply, clients, each), clients, rng)
-    amounts = _amounts(held, supply)
+    held = _deal_classes(_count_shards(supply, clients, each), clients, rng)
+    amounts = _find_amounts(held, supply)
     counts = np.zeros((clients, len(supply)), dtype=np.int64)
     np.put_along_axis(counts, held, amounts, axis=1)
-    rows = rng.permuted(_images(labels, counts, rng), axis=1)
+    rows = rng.permuted(_deal_images(labels, counts, rng), axis=1)
     size = rows.shape[1]
-    kept = size - _held_out(size, validation)
+    kept = size - _count_held_out(size, validation)
     return Partition(rows[:, :kept], rows[:, kept:], counts)
 
 
-def test_rows(parts: Partition, labels: NDArray[Any], per_client: int, seed: int) -> Rows:
-    """(clients, per_client): positions in the labels of a test set, of each client's classes in its proportions.
+def draw_test_rows(parts: Partition, labels: NDArray[Any], per_client: int, seed: int) -> Rows:
+    """Return positions in the labels of a test set, (clients, per_client), of each client's classes in its proportions.
 
     No image comes twice with one client; several clients may have the same.
+
+    Args:
+        parts: the clients.
+        labels: of the test set, (images,).
+        per_client: images of each.
+        seed: of the drawing.
     """
-    labels = _checked(labels)
+    labels = _check_labels(labels)
     if per_client < 1 or seed < 0:
         raise InputError(f"per_client must be at least 1 and seed at least 0. Got {per_client} and {seed} instead.")
     rng = np.random.default_rng([seed, len(labels), per_client])
     pools = [np.flatnonzero(labels == label) for label in range(parts.counts.shape[1])]
-    wanted = _in_proportion(parts.counts, per_client)
+    wanted = _round_in_proportion(parts.counts, per_client)
     short = [label for label, pool in enumerate(pools) if len(pool) < wanted[:, label].max()]
     if short:
         raise InputError(
@@ -92,37 +106,51 @@ def test_rows(parts: Partition, labels: NDArray[Any], per_client: int, seed: int
     return rows
 
 
-def image_table(images: Images, rows: Rows) -> UserTable:
-    """Clients who hold these images, (clients, rows), as float32 rows from 0 to 1 with their labels."""
-    return client_table(images.rows(rows.ravel()), images.labels[rows.ravel()], rows.shape[0])
+def make_image_table(images: Images, rows: Rows) -> UserTable:
+    """Return the table of clients who hold these images, (clients, rows), as float32 rows from 0 to 1 with labels."""
+    return make_client_table(images.rows(rows.ravel()), images.labels[rows.ravel()], rows.shape[0])
 
 
-def feature_table(features: NDArray[np.float32], labels: NDArray[Any], rows: Rows) -> UserTable:
-    """The same with rows of a public feature map instead of pixels."""
-    return client_table(features[rows.ravel()], labels[rows.ravel()], rows.shape[0])
+def make_feature_table(features: NDArray[np.float32], labels: NDArray[Any], rows: Rows) -> UserTable:
+    """Return the table of clients whose rows are images of a public feature map.
+
+    Args:
+        features: of all images, (images, features).
+        labels: (images,).
+        rows: positions of each client's images, (clients, rows).
+    """
+    return make_client_table(features[rows.ravel()], labels[rows.ravel()], rows.shape[0])
 
 
-def client_table(X: NDArray[np.float32], labels: NDArray[Any], clients: int) -> UserTable:
-    """Rows that lie client after client, equally many of each."""
+def make_client_table(X: NDArray[np.float32], labels: NDArray[Any], clients: int) -> UserTable:
+    """Return the table of rows that lie client after client, equally many of each.
+
+    Args:
+        X: (rows, features).
+        labels: (rows,).
+        clients: number of clients.
+    """
     offsets = np.arange(clients + 1, dtype=np.int64) * (len(X) // clients)
     return UserTable(np.ascontiguousarray(X, np.float32), labels.astype(np.float32), offsets, np.arange(clients))
 
 
-def natural_table(images: Images) -> UserTable:
-    """Images whose users are known, as float32 rows from 0 to 1 with their labels."""
+def make_natural_table(images: Images) -> UserTable:
+    """Return the table of images whose users are known, as float32 rows from 0 to 1 with their labels."""
     if images.users is None:
         raise InputError("these images have no users; read them with their users or deal them with partition.")
     return UserTable.from_rows(images.rows(), images.labels.astype(np.float32), images.users)
 
 
-def _checked(labels: NDArray[Any]) -> Rows:
+def _check_labels(labels: NDArray[Any]) -> Rows:
+    """Return labels (images,) as int64. Raise InputError unless they are class numbers 0, 1, ..."""
     found = np.asarray(labels)
     if found.ndim != 1 or found.dtype.kind not in "iu" or not len(found) or found.min() < 0:
         raise InputError("labels must be a list of class numbers 0, 1, ...; give one for each image.")
     return found.astype(np.int64)
 
 
-def _check(images: int, clients: int, classes_per_client: int, validation: float, seed: int) -> None:
+def _check_options(images: int, clients: int, classes_per_client: int, validation: float, seed: int) -> None:
+    """Raise InputError unless images can be dealt with these options."""
     if not 1 <= clients <= images:
         raise InputError(f"clients must lie between 1 and the number of images, {images:,}. Got {clients:,} instead.")
     if classes_per_client < 1:
@@ -133,14 +161,19 @@ def _check(images: int, clients: int, classes_per_client: int, validation: float
         raise InputError(f"seed must not be negative. Got {seed} instead.")
 
 
-def _held_out(size: int, validation: float) -> int:
+def _count_held_out(size: int, validation: float) -> int:
+    """Return how many of a client's images are held out."""
     if validation == 0:
         return 0
     return min(max(int(size * validation + 0.5), int(size >= _HELD_OUT_FROM)), size - 1)
 
 
-def _shards(supply: Rows, clients: int, each: int) -> Rows:
-    """How many shards each class is cut into: in proportion to its images, at most one for each client or image."""
+def _count_shards(supply: Rows, clients: int, each: int) -> Rows:
+    """Return how many shards each class is cut into, (classes,).
+
+    The number is in proportion to the class's images, `supply`, (classes,), at most one for each client or image.
+    `each` is the classes of a client.
+    """
     most = np.minimum(clients, supply)
     shards = np.zeros_like(supply)
     while (left := clients * each - shards.sum()) > 0:
@@ -155,8 +188,8 @@ def _shards(supply: Rows, clients: int, each: int) -> Rows:
     return shards
 
 
-def _dealt(shards: Rows, clients: int, rng: np.random.Generator) -> Rows:
-    """(clients, each): different classes for every client, every class as often as it has shards."""
+def _deal_classes(shards: Rows, clients: int, rng: np.random.Generator) -> Rows:
+    """Return different classes for every client, (clients, each), every class as often as it has shards, (classes,)."""
     slots = np.repeat(np.arange(len(shards)), shards)
     held = slots.reshape(-1, clients).T.copy()  # no class has more shards than clients: none comes twice to one
     each = held.shape[1]
@@ -170,13 +203,16 @@ def _dealt(shards: Rows, clients: int, rng: np.random.Generator) -> Rows:
     return held
 
 
-def _amounts(held: Rows, supply: Rows) -> Rows:
-    """(clients, each): images of each class; all clients equally many, as many as shards that are nearly even allow."""
+def _find_amounts(held: Rows, supply: Rows) -> Rows:
+    """Return images of each class of each client, (clients, each): as many as shards that are nearly even allow.
+
+    All clients have equally many. `held` is the classes of each, `supply` the images of each class.
+    """
     clients, each = held.shape
     low, size = each, int(supply.sum()) // clients
     high, best = size, np.ones_like(held)
     while low < high:
-        found = _even(held, supply, size)
+        found = _find_even_amounts(held, supply, size)
         if found is not None:
             low, best = size, found
         else:
@@ -185,20 +221,26 @@ def _amounts(held: Rows, supply: Rows) -> Rows:
     return best
 
 
-def _even(held: Rows, supply: Rows, size: int) -> Rows | None:
-    """Amounts of clients of this size, as even as can be; None if one would be off an equal shard by more than half."""
+def _find_even_amounts(held: Rows, supply: Rows, size: int) -> Rows | None:
+    """Return amounts of clients of this size, as even as can be; None if one is off an equal shard by over half.
+
+    Arrays are as in `_find_amounts`.
+    """
     whole, more = divmod(size, held.shape[1])
     width = 0
     while width <= max(whole // 2, 1):
-        found = _flow(held, supply, size, max(whole - width, 1), whole + (more > 0) + width)
+        found = _solve_flow(held, supply, size, max(whole - width, 1), whole + (more > 0) + width)
         if found is not None:
             return found
         width = max(2 * width, 1)
     return None
 
 
-def _flow(held: Rows, supply: Rows, size: int, least: int, most: int) -> Rows | None:
-    """Whole amounts between least and most with the sums that are asked for, as a flow from classes to clients."""
+def _solve_flow(held: Rows, supply: Rows, size: int, least: int, most: int) -> Rows | None:
+    """Return whole amounts between least and most with the sums asked for, as a flow from classes to clients.
+
+    None if there is no such flow. Arrays are as in `_find_amounts`.
+    """
     clients, each = held.shape
     classes = len(supply)
     spare = supply - least * np.bincount(held.ravel(), minlength=classes)
@@ -218,8 +260,11 @@ def _flow(held: Rows, supply: Rows, size: int, least: int, most: int) -> Rows | 
     return np.asarray(least + np.asarray(moved).reshape(clients, each), dtype=np.int64)
 
 
-def _images(labels: Rows, counts: Rows, rng: np.random.Generator) -> Rows:
-    """(clients, size): images of each client's classes, a class's images in random order from client to client."""
+def _deal_images(labels: Rows, counts: Rows, rng: np.random.Generator) -> Rows:
+    """Return positions of images, (clients, size), in random order within a class.
+
+    `counts` is the images of each class of each client, (clients, classes).
+    """
     clients = len(counts)
     size = int(counts[0].sum())
     dealt = np.empty((clients, size), dtype=np.int64)
@@ -233,8 +278,11 @@ def _images(labels: Rows, counts: Rows, rng: np.random.Generator) -> Rows:
     return dealt
 
 
-def _in_proportion(counts: Rows, total: int) -> Rows:
-    """Whole numbers that sum to `total` in every row, in proportion to the row's counts, by largest remainders."""
+def _round_in_proportion(counts: Rows, total: int) -> Rows:
+    """Return whole numbers that sum to `total` in every row of `counts`, (rows, columns), in proportion to it.
+
+    Largest remainders are rounded up.
+    """
     shares = counts * (total / counts.sum(axis=1, keepdims=True))
     whole = np.floor(shares + 1e-9).astype(np.int64)
     order = np.argsort(-(shares - whole), axis=1, kind="stable")

@@ -1,4 +1,4 @@
-"""What is wrong with the columns of a table: added up while its rows are looked at, and told in one sentence."""
+"""Problems of the columns of a table: added up while its rows are looked at, and told in one sentence."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Problems:
         self._found[column, says] = _Found(column, says, advice, len(places), first)
 
     def note_missing(self, column: str, says: str, advice: str, mask: Any) -> None:
-        """Note missing values, as `note` does, except where a problem was noted that made them missing."""
+        """Note missing values, except where a problem was noted that made them missing; arguments are as in `note`."""
         self.note(column, says, advice, np.asarray(mask) & ~np.asarray(self._noted.get(column, False)))
 
     def note_ragged(self, row: Any) -> str:
@@ -91,7 +91,7 @@ class Problems:
 
     def error(self) -> InputError:
         """Return all problems in one sentence."""
-        sentences = [self._lengths()] if self._ragged else []
+        sentences = [self._tell_lengths()] if self._ragged else []
         columns = list(dict.fromkeys(found.column for found in self._found.values()))
         by_column = [[found for found in self._found.values() if found.column == name] for name in columns]
         if len(by_column) == 1:
@@ -108,21 +108,24 @@ class Problems:
         return InputError(" ".join(sentences))
 
     def _tell_all(self, founds: Sequence[_Found]) -> str:
+        """Return the problems of one column in words, with its name."""
         return f"{founds[0].column!r} {' and '.join(self._tell(found) for found in founds)}"
 
     def _tell(self, found: _Found) -> str:
+        """Return a problem in words, with the number of its rows and the first of them."""
         if not found.rows:
             return found.says
-        row = self._start + self._place(found.first)
+        row = self._start + self._find_place(found.first)
         return f"{found.says} in " + (f"row {row}" if found.rows == 1 else f"{found.rows:,} rows, first in row {row}")
 
-    def _place(self, row: int) -> int:
+    def _find_place(self, row: int) -> int:
         """Return the place in the file of a row that was read; lines that were skipped count, too."""
         for place, _ in sorted(self._ragged):
             row += place <= row
         return row
 
-    def _lengths(self) -> str:
+    def _tell_lengths(self) -> str:
+        """Return a sentence on lines of another length than the header's."""
         (place, values), count = min(self._ragged), len(self._ragged)
         row, names = self._start + place, ""
         if all(found == self._header + 1 for _, found in self._ragged) and count > self._rows:
@@ -138,15 +141,15 @@ class Problems:
         )
 
 
-def value_kind(kind: Any) -> str:
-    """Return "numbers", "text", "dates", "nothing" or "" (of no use) for a type of Arrow's; "" of lists and the like.
+def name_value_kind(kind: Any) -> str:
+    """Return "numbers", "text", "dates", "nothing" or "" (of no use) for a type of Arrow's, "" for lists and the like.
 
-    Booleans are the numbers 0 and 1. A dictionary of text or of integers is text: its values are categories.
-    One of other numbers is of no use: one value could make it so.
+    Booleans are the numbers 0 and 1. A dictionary of text or of integers is text: its values are categories. A
+    dictionary of other numbers is of no use: one value could make it so.
     """
     types = pa.types
     if types.is_dictionary(kind):
-        inner = value_kind(kind.value_type)
+        inner = name_value_kind(kind.value_type)
         return "text" if inner == "text" or types.is_integer(kind.value_type) else "" if inner == "numbers" else inner
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
         return "numbers"
@@ -171,7 +174,7 @@ def note_type(problems: Problems, name: str, kind: Any, otherwise: str) -> None:
         kind: its type, one of Arrow's.
         otherwise: more advice, which comes after "turn it into numbers".
     """
-    found = value_kind(kind)
+    found = name_value_kind(kind)
     if found == "dates":
         problems.note(name, DATES, TURN_DATES)
     elif found == "nothing":

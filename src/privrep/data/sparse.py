@@ -14,21 +14,25 @@ from privrep.typing import Floats
 
 @dataclass(frozen=True)
 class SparseRows:
-    """Rows of users who all have `size` rows, as one CSR matrix in canonical form (see `canonical`).
+    """Rows of users who all have `size` rows, as one CSR matrix in canonical form (see `canonicalise`).
 
-    Formal guarantee: what `project` gives for a row, and what the matrix of `slots` gives for a user, is a function of
-    that user's rows and the other factor, to the last bit: SciPy adds up each row of a CSR product by itself, one
-    stored entry after another.
+    Formal guarantee:
+    * The product of `project` for a row is a function of that user's rows and the other factor, to the last bit.
+    * So is the product of the matrix of `slots` for a user.
+    * SciPy adds up each row of a CSR product by itself, one stored entry after another.
     """
 
     matrix: Any  # scipy.sparse.csr_array, (users * size, d)
     size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "matrix", canonical(self.matrix))  # the dataclass is frozen; this is its construction
+        object.__setattr__(
+            self, "matrix", canonicalise(self.matrix)
+        )  # the dataclass is frozen; this is its construction
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Return (users, size, features)."""
         return self.matrix.shape[0] // self.size, self.size, self.matrix.shape[1]
 
     @property
@@ -49,19 +53,19 @@ class SparseRows:
         return SparseRows(self.matrix[start * self.size : max(start, stop) * self.size], self.size)
 
     def dense(self) -> Floats:
-        """(users, size, d)"""
+        """Return the rows as an array, (users, size, d)."""
         return np.asarray(self.matrix.toarray()).reshape(self.shape)
 
     def project(self, M: Floats) -> Floats:
-        """(users, size, k) in float64: every row times M of shape (d, k), added up in the order of its columns."""
+        """Return every row times M, (d, k), added up in the order of its columns: (users, size, k) in float64."""
         product = self.matrix @ np.ascontiguousarray(M, dtype=np.float64)
         return np.asarray(product).reshape(*self.shape[:2], M.shape[1])
 
     def slots(self) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
-        """The distinct (user, column) pairs, by user and column, and a CSR matrix T with a row for each of them.
+        """Return the distinct (user, column) pairs, by user and column, and a CSR matrix T with a row for each of them.
 
-        T @ W, for W of shape (users * size, k), is for each slot the sum over that user's rows j of x_j[column] W_j,
-        added up in the order of the rows.
+        For W of shape (users * size, k), T @ W is for each pair the sum over that user's rows j of x_j[column] W_j. It
+        is added up in the order of the rows.
         """
         n, d = self.matrix.shape
         rows = np.repeat(np.arange(n), np.diff(self.matrix.indptr))
@@ -74,14 +78,14 @@ class SparseRows:
         return pairs // d, pairs % d, T
 
     def without(self, users: NDArray[np.bool_]) -> SparseRows:
-        """The same with the rows of these users all zero."""
+        """Return the same with the rows of the users in this mask, (users,), all zero."""
         stored = np.repeat(users, self.size).repeat(np.diff(self.matrix.indptr))
         cleared = self.matrix.copy()
         cleared.data[stored] = 0
         return SparseRows(cleared, self.size)
 
-    def finite(self) -> NDArray[np.bool_]:
-        """Which users have nothing but finite numbers."""
+    def find_finite(self) -> NDArray[np.bool_]:
+        """Return a mask (users,) of the users who have nothing but finite numbers."""
         bad = np.flatnonzero(~np.isfinite(self.matrix.data))
         rows = np.searchsorted(self.matrix.indptr, bad, side="right") - 1
         result = np.ones(len(self), dtype=bool)
@@ -89,8 +93,8 @@ class SparseRows:
         return result
 
 
-def canonical(matrix: Any) -> Any:
-    """A sparse matrix as a csr_array of floats with sorted columns, no duplicates and no stored zeros.
+def canonicalise(matrix: Any) -> Any:
+    """Return a sparse matrix as a csr_array of floats with sorted columns, no duplicates and no stored zeros.
 
     float32 stays float32, all else becomes float64. The matrix that is given is never changed; one that is in order is
     not copied.

@@ -1,27 +1,21 @@
-"""Make populations drawn from the papers' models, whose true error is known exactly.
+"""Populations drawn from the papers' models, whose true error is known exactly.
 
-`make_population`: user i holds rows (x, y) with y = <x, U v_i> + c_i + noise: one orthonormal U for all, a head v_i and
-an intercept c_i of its own. Features are centred with identity covariance before `feature_scale` and `feature_mean`
-(Snedeker, Zhou, Bassily 2025, Assumption 5), label noise has standard deviation R (Assumption 6). Every kind of feature
-and of noise here but "student" is sub-Gaussian with variance proxy one (times R^2 for the noise): E exp(t z) <=
-exp(t^2 / 2). More options make real panels: y = <x, U v_i + common> + c_i + noise, users have feature means of their
-own, levels c_i follow these means, and some features never vary within a user.
+`make_population`: user i holds rows (x, y) with y = <x, U v_i> + c_i + noise. There is one orthonormal U for all, a
+head v_i and an intercept c_i for each user. Features are centred with identity covariance before `feature_scale` and
+`feature_mean` (Snedeker, Zhou and Bassily 2025, Assumption 5). Label noise has standard deviation R (Assumption 6).
+Every kind of feature and of noise here but "student" is sub-Gaussian with variance proxy one (times R^2 for the noise):
+E exp(t z) <= exp(t^2 / 2).
+
+More options make real panels: y = <x, U v_i + common> + c_i + noise, users have feature means of their own, levels c_i
+follow these means, and some features never vary within a user.
 
 `make_class_population`: user i's label is c with probability softmax_c(<x, U v_ic> + b_ic). Features are standard
 normal. Intercepts spread the classes unevenly over users: at a `skew` of 2 most of five classes are rare with any one
 user.
-
-`make_margin_population`: what margin selection assumes, and no easier than that. User i's rows are x = U a + w in the
-unit ball with labels y = sign <a, v_i>: unit heads v_i are uniform on the sphere. `a` is uniform on the sphere of
-radius `inside` but for what is nearer than `margin` to the user's boundary, |<a, v_i>| < margin; w has length sqrt(1 -
-inside^2) and a uniform direction orthogonal to U. So every x has length one, and the rest w is the part 1 - inside^2 of
-its square.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -42,7 +36,7 @@ STUDENT_FREEDOM = 5  # "student": unit variance, a finite fourth moment and litt
 
 @dataclass(frozen=True)
 class Population:
-    """The truth: what the users are. `sample` draws their rows; the errors below are expectations, not estimates."""
+    """The true model of each user. `sample` draws rows; the errors below are expectations, not estimates."""
 
     U: Array  # (d, k), orthonormal columns
     heads: Array  # (n, k)
@@ -58,26 +52,26 @@ class Population:
 
     @property
     def weights(self) -> Array:
-        """(n, d): the best linear predictor of each user, U v_i + common."""
+        """Return the best linear predictor of each user, U v_i + common: (n, d)."""
         own = self.heads @ self.U.T
         return own if self.common is None else own + self.common
 
     @property
     def covariance(self) -> Array:
-        """(d, d): of every user's features around the user's own mean."""
+        """Return the covariance of every user's features around the user's own mean, (d, d)."""
         scale = np.diag(self.feature_scale) if self.feature_scale.ndim == 1 else self.feature_scale
         return scale @ scale.T
 
     def sample(self, rng: np.random.Generator, dtype: DTypeLike = np.float64) -> UserTable:
-        """Fresh rows of every user; the same generator state gives the same rows."""
+        """Return fresh rows of every user; the same generator state gives the same rows."""
         rows, d = int(self.sizes.sum()), len(self.U)
         X: NDArray[Any] = np.empty((rows, d), dtype=dtype)
         for kind in np.unique(self.feature_kinds):
             chosen = np.repeat(self.feature_kinds == kind, self.sizes)
             if chosen.all():
-                X[...] = _standard(rng, str(kind), (rows, d), X.dtype)
+                X[...] = _draw_standard(rng, str(kind), (rows, d), X.dtype)
             else:
-                X[chosen] = _standard(rng, str(kind), (int(chosen.sum()), d), X.dtype)
+                X[chosen] = _draw_standard(rng, str(kind), (int(chosen.sum()), d), X.dtype)
         scale = self.feature_scale.astype(X.dtype)
         X = X * scale if scale.ndim == 1 else X @ scale.T
         X += (self.feature_mean if self.means is None else np.repeat(self.means, self.sizes, axis=0)).astype(X.dtype)
@@ -85,15 +79,19 @@ class Population:
         if self.common is not None:
             y += X @ self.common.astype(X.dtype)
         y += np.repeat(self.intercepts, self.sizes)
-        y += self.noise * _standard(rng, self.noise_kind, (rows, 1), np.dtype(np.float64))[:, 0]
+        y += self.noise * _draw_standard(rng, self.noise_kind, (rows, 1), np.dtype(np.float64))[:, 0]
         offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
         return UserTable(X, y.astype(X.dtype), offsets, np.arange(len(self.sizes)))
 
     def user_mse(self, weights: Array, intercepts: Array) -> Array:
-        """(n,): expected squared error on a fresh row of each user, of <x, weights_i> + intercepts_i. Exact.
+        """Return the expected squared error of <x, weights_i> + intercepts_i on a fresh row of each user, (n,). Exact.
 
         With e = weights_i - U v_i - common it is e^T Cov(x) e + (<E x, e> + intercept error)^2 + R^2. Covariance and
         mean are those of the user's own rows.
+
+        Args:
+            weights: (n, d).
+            intercepts: (n,).
         """
         error = weights - self.weights
         spread = error * self.feature_scale if self.feature_scale.ndim == 1 else error @ self.feature_scale
@@ -102,12 +100,15 @@ class Population:
         return np.einsum("nd,nd->n", spread, spread) + shift**2 + self.noise**2
 
     def population_mse(self, weights: Array, intercepts: Array) -> float:
-        """The mean of `user_mse`: what the figures of the papers call population MSE, without sampling error."""
+        """Return the mean of `user_mse`: the papers' population MSE, without sampling error.
+
+        Arguments are as in `user_mse`.
+        """
         return float(self.user_mse(weights, intercepts).mean())
 
     @property
     def null_mse(self) -> float:
-        """Of predicting zero for everybody."""
+        """Return the population MSE of predicting zero for everybody."""
         return self.population_mse(np.zeros_like(self.weights), np.zeros_like(self.intercepts))
 
 
@@ -133,28 +134,31 @@ def make_population(
     context: Sizes = 0.0,
     constant_columns: int = 0,
 ) -> Population:
-    """Draw who the users are. `rows` is a number, or a (low, high) range from which each user's number is drawn.
-
-    `heads`: standard normal, or those scaled to unit length. `head_condition` other than 1 stretches the heads so that
-    the singular values of V are spread geometrically over exactly this range, their mean square length kept.
-    `per_user` gives each user its own kind of sub-Gaussian features instead of `feature_kind`. `feature_scale` is one
-    number, one a feature, or a (d, d) matrix. Intercepts are normal with standard deviation `intercept`. A `rank`
-    of 0 needs `common` or `intercept`. What the following options draw is drawn last.
+    """Draw a population of linear models. A `rank` of 0 needs `common` or `intercept`.
 
     Args:
-        level: added to all intercepts.
+        rng: source of all draws; the panel options, from `level` on, draw last.
+        users, features, rank: the numbers n, d and k.
+        rows: rows of each user, or a (low, high) range from which each user's number is drawn.
+        noise: R, standard deviation of the label noise.
+        feature_kind, noise_kind: distributions of features and noise.
+        heads: standard normal ("gaussian"), or scaled to unit length ("unit").
+        head_condition: range over which singular values of V spread geometrically; 1 leaves heads as they are.
+        per_user: gives each user its own kind of sub-Gaussian features instead of `feature_kind`.
+        feature_scale, feature_mean: one number, or (d,); the scale may be a (d, d) matrix.
+        intercept, level: standard deviation and mean of the normal intercepts.
         common: (d,) slopes added to all users' own; a number is the length of a random direction.
         between: standard deviation, one or (d,), of the users' feature means around `feature_mean`.
         context: (d,) slopes of a user's level in its own mean, less `feature_mean`; or a length, too.
-        constant_columns: so many of the last features never vary within a user and have no part in U.
+        constant_columns: number of last features that never vary within a user and have no part in U.
     """
     kinds_of = {"feature_kind": FeatureKind, "noise_kind": NoiseKind, "heads": HeadKind}
     for (name, kind), value in zip(kinds_of.items(), (feature_kind, noise_kind, heads), strict=True):
         if value not in get_args(kind):
             raise InputError(f"{name} must be one of {', '.join(get_args(kind))}. Got {value!r} instead.")
-    U, V = _bases(rng, users, features - constant_columns, rank, heads, bool(np.any(common)) or intercept > 0)
+    U, V = _draw_bases(rng, users, features - constant_columns, rank, heads, bool(np.any(common)) or intercept > 0)
     if head_condition != 1.0:
-        V = conditioned(V, head_condition)
+        V = condition_heads(V, head_condition)
     low, high = (rows, rows) if isinstance(rows, int) else rows
     scale = np.asarray(1.0 if feature_scale is None else feature_scale, dtype=np.float64)
     kinds = rng.choice(SUB_GAUSSIAN, users) if per_user else np.full(users, feature_kind)
@@ -169,10 +173,10 @@ def make_population(
         feature_scale=scale if scale.ndim == 2 else np.broadcast_to(scale, features).copy(),
         feature_mean=np.broadcast_to(np.asarray(feature_mean, dtype=np.float64), features).copy(),
     )
-    return _panel(rng, plain, level, common, between, context)
+    return _add_panel_terms(rng, plain, level, common, between, context)
 
 
-def _bases(
+def _draw_bases(
     rng: np.random.Generator, users: int, varying: int, rank: int, heads: HeadKind, levels: bool
 ) -> tuple[Array, Array]:
     """Return U, (varying, k), and V, (n, k). A rank of 0 needs `levels`: something else that tells users apart."""
@@ -186,7 +190,7 @@ def _bases(
     return U, V / np.linalg.norm(V, axis=1, keepdims=True) if heads == "unit" else V
 
 
-def _panel(
+def _add_panel_terms(
     rng: np.random.Generator, plain: Population, level: float, common: Sizes, between: Sizes, context: Sizes
 ) -> Population:
     """Return the population with a level, common slopes, users' own feature means and features that never vary."""
@@ -198,10 +202,10 @@ def _panel(
     if level:
         plain = replace(plain, intercepts=plain.intercepts + level)
     if np.any(common):
-        plain = replace(plain, common=_slopes(rng, common, d))
+        plain = replace(plain, common=_draw_slopes(rng, common, d))
     if spread.any():
         own = spread * rng.standard_normal((len(plain.heads), d))
-        follow = own @ _slopes(rng, context, d) if np.any(context) else 0.0
+        follow = own @ _draw_slopes(rng, context, d) if np.any(context) else 0.0
         plain = replace(plain, means=plain.feature_mean + own, intercepts=plain.intercepts + follow)
     if constant:
         scale = plain.feature_scale.copy()
@@ -210,7 +214,7 @@ def _panel(
     return plain
 
 
-def _slopes(rng: np.random.Generator, given: Sizes, d: int) -> Array:
+def _draw_slopes(rng: np.random.Generator, given: Sizes, d: int) -> Array:
     """Return (d,) slopes as they are given, or of the given length in a random direction."""
     if np.ndim(given):
         return np.broadcast_to(np.asarray(given, dtype=np.float64), d).copy()
@@ -218,8 +222,8 @@ def _slopes(rng: np.random.Generator, given: Sizes, d: int) -> Array:
     return np.asarray(given * direction / np.linalg.norm(direction))
 
 
-def conditioned(V: Array, condition: float) -> Array:
-    """V stretched so that its singular values run geometrically over a range of exactly `condition`."""
+def condition_heads(V: Array, condition: float) -> Array:
+    """Return V, (n, k), stretched so that its singular values run geometrically over a range of exactly `condition`."""
     n, k = V.shape
     if not (condition >= 1 and n >= k >= 2):
         raise InputError(
@@ -231,8 +235,8 @@ def conditioned(V: Array, condition: float) -> Array:
     return (left * spread * np.sqrt((size**2).sum() / (spread**2).sum())) @ right
 
 
-def _standard(rng: np.random.Generator, kind: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Rows of mean zero and identity covariance."""
+def _draw_standard(rng: np.random.Generator, kind: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return rows of this shape with mean zero and identity covariance."""
     wide: Any = dtype if dtype in (np.float32, np.float64) else np.float64
     if kind == "gaussian":
         return rng.standard_normal(shape, dtype=wide)
@@ -250,7 +254,7 @@ def _standard(rng: np.random.Generator, kind: str, shape: tuple[int, int], dtype
 
 @dataclass(frozen=True)
 class ClassPopulation:
-    """The truth: what the users are. `sample` draws their rows."""
+    """The true model of each user. `sample` draws rows."""
 
     U: Array  # (d, k), orthonormal columns
     heads: Array  # (n, classes, k)
@@ -259,10 +263,17 @@ class ClassPopulation:
 
     @property
     def classes(self) -> int:
+        """Return the number of classes."""
         return self.heads.shape[1]
 
     def sample(self, rng: np.random.Generator, dtype: DTypeLike = np.float32, rows: int | None = None) -> UserTable:
-        """Fresh rows of every user, labels 0 to classes - 1."""
+        """Return fresh rows of every user, labels 0 to classes - 1.
+
+        Args:
+            rng: source of all draws.
+            dtype: of rows and labels.
+            rows: of each user; None for the population's own number.
+        """
         n, m = len(self.heads), self.rows if rows is None else rows
         X = rng.standard_normal((n * m, len(self.U)), dtype=np.float32).astype(dtype, copy=False)
         users = np.repeat(np.arange(n), m)
@@ -271,7 +282,7 @@ class ClassPopulation:
         return UserTable(X, y.astype(X.dtype), np.arange(0, n * m + 1, m), np.arange(n))
 
     def probabilities(self, X: NDArray[np.floating], users: NDArray[np.int64]) -> Array:
-        """(rows, classes): of each class, for rows of these users."""
+        """Return the probability of each class, (rows, classes), for rows X (rows, d) of these users, (rows,)."""
         P = X @ self.U.astype(X.dtype)
         outputs = np.einsum("rk,rck->rc", P, self.heads[users]) + self.intercepts[users]
         outputs -= outputs.max(axis=1, keepdims=True)
@@ -279,12 +290,18 @@ class ClassPopulation:
         return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
     def expected_log_loss(self, predicted: Array, X: NDArray[np.floating], users: NDArray[np.int64]) -> float:
-        """Of predicted probabilities on these rows, over labels drawn anew: less noisy than on drawn labels."""
+        """Return the log loss of predicted probabilities, expected over labels: less noisy than on drawn labels.
+
+        Args:
+            predicted: (rows, classes).
+            X: (rows, d).
+            users: of each row, (rows,).
+        """
         truth = self.probabilities(X, users)
         return float(-(truth * np.log(np.maximum(predicted, 1e-300))).sum(axis=1).mean())
 
     def expected_error(self, predicted: NDArray[np.int64], X: NDArray[np.floating], users: NDArray[np.int64]) -> float:
-        """The probability that a predicted class is not the label, over labels drawn anew."""
+        """Return the probability that a predicted class (rows,) is not the label of its row; X and users as above."""
         truth = self.probabilities(X, users)
         return float(1 - truth[np.arange(len(truth)), predicted].mean())
 
@@ -300,9 +317,19 @@ def make_class_population(
     strength: float = 2.0,
     skew: float = 0.0,
 ) -> ClassPopulation:
-    """Draw who the users are. `strength` is the standard deviation of the heads, `skew` that of the intercepts.
+    """Draw a population of classifiers.
 
     Of two classes the output of the first is zero, so that heads are those of a logistic regression.
+
+    Args:
+        rng: source of all draws.
+        users: number of users, n.
+        features: number of features, d.
+        rank: columns of U, k.
+        rows: of each user.
+        classes: number of classes.
+        strength: standard deviation of the heads.
+        skew: standard deviation of the intercepts.
     """
     if not 1 <= rank <= features or classes < 2 or min(users, rows) < 1 or strength < 0 or skew < 0:
         raise InputError("a population needs users, rows, a rank of at most its features and two classes or more.")
@@ -312,88 +339,3 @@ def make_class_population(
     if classes == 2:
         heads[:, 0], intercepts[:, 0] = 0.0, 0.0
     return ClassPopulation(U, heads, intercepts, rows)
-
-
-_BLOCK = 1 << 22  # numbers drawn at a time
-
-
-@dataclass(frozen=True)
-class MarginPopulation:
-    """The truth; `sample` draws rows of every user."""
-
-    U: Array  # (d, k), orthonormal columns
-    heads: Array  # (n, k), of length one
-    rows: int  # of each user
-    margin: float
-    inside: float  # |U^T x|, with |x| = 1
-
-    def sample(self, rng: np.random.Generator) -> UserTable:
-        """Fresh rows of every user, in single precision; labels are +-1."""
-        n, d = len(self.heads), len(self.U)
-        X = np.empty((n * self.rows, d), np.float32)
-        y = np.empty(n * self.rows, np.float32)
-        for at, some, labels in self.blocks(rng):
-            X[at], y[at] = some, labels
-        return UserTable(X, y, np.arange(n + 1, dtype=np.int64) * self.rows, np.arange(n))
-
-    def errors(self, rng: np.random.Generator, models: Sequence[tuple[Array, Array]]) -> list[float]:
-        """Of models (matrix, heads): the share of fresh rows whose label is not the sign of <x, matrix v_i>.
-
-        As many rows as users have, the same for all models.
-        """
-        wrong = np.zeros(len(models))
-        for at, X, y in self.blocks(rng):
-            users = np.arange(at.start, at.stop) // self.rows
-            for place, (matrix, heads) in enumerate(models):
-                P = (X @ matrix.astype(np.float32)).astype(np.float64)
-                wrong[place] += (y * (P * heads[users]).sum(axis=1) <= 0).sum()
-        return [float(count) / (len(self.heads) * self.rows) for count in wrong]
-
-    def blocks(self, rng: np.random.Generator) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:
-        """Fresh rows of whole users, a few at a time: where they stand among all, X and y."""
-        n, d = len(self.heads), len(self.U)
-        U = self.U.astype(np.float32)
-        step = max(_BLOCK // (d * self.rows), 1)
-        for start in range(0, n, step):
-            V = np.repeat(self.heads[start : start + step], self.rows, axis=0)
-            y = 2.0 * rng.integers(0, 2, len(V)) - 1.0
-            a = (y[:, None] * self._beyond_margin(rng, V)).astype(np.float32)
-            W = rng.standard_normal((len(V), d), dtype=np.float32)
-            W -= (W @ U) @ U.T
-            W *= np.float32(math.sqrt(1 - self.inside**2)) / np.sqrt((W**2).sum(axis=1, keepdims=True))
-            W += a @ U.T
-            yield slice(start * self.rows, start * self.rows + len(V)), W, y.astype(np.float32)
-
-    def _beyond_margin(self, rng: np.random.Generator, V: Array) -> Array:
-        """(rows, k): uniform on the sphere of radius `inside` where <a, v> >= margin, by rejection."""
-        a = np.empty_like(V)
-        left = np.arange(len(V))
-        while len(left):
-            z = rng.standard_normal((len(left), V.shape[1]))
-            z *= self.inside / np.sqrt((z**2).sum(axis=1, keepdims=True))
-            z *= np.sign((z * V[left]).sum(axis=1, keepdims=True))
-            good = (z * V[left]).sum(axis=1) >= self.margin
-            a[left[good]] = z[good]
-            left = left[~good]
-        return a
-
-
-def make_margin_population(
-    rng: np.random.Generator,
-    users: int,
-    features: int,
-    rank: int = 2,
-    rows: int = 10,
-    *,
-    margin: float = 0.3,
-    inside: float = math.sqrt(0.5),
-) -> MarginPopulation:
-    """Draw who the users are. By default half of |x|^2 is outside the subspace that decides."""
-    if not 1 <= rank < features:
-        raise InputError(f"rank must lie between 1 and the number of features less one. Got {rank} instead.")
-    if not 0 < margin < inside < 1:
-        raise InputError(f"0 < margin < inside < 1 must hold. Got margin {margin} and inside {inside} instead.")
-    U, _ = np.linalg.qr(rng.standard_normal((features, rank)))
-    V = rng.standard_normal((users, rank))
-    V /= np.sqrt((V**2).sum(axis=1, keepdims=True))
-    return MarginPopulation(U, V, rows, margin, inside)

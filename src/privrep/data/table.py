@@ -12,25 +12,25 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import sparse
 
-from privrep.data.sparse import SparseRows, canonical
-from privrep.data.weights import kept_rows
+from privrep.data.sparse import SparseRows, canonicalise
+from privrep.data.weights import thin_rows
 from privrep.errors import InputError
 from privrep.typing import Array, Floats
 
 
-def block_rows(features: int, is_sparse: bool = False) -> int:
-    """Rows of a block: enough to keep two cores busy, few enough for their caches, 32 MB at most.
+def choose_block_rows(features: int, is_sparse: bool = False) -> int:
+    """Return the rows of a block: enough to keep two cores busy, few enough for their caches, 32 MB at most.
 
-    Of sparse rows always the same number: a rule that every engine can follow without looking at the rows.
+    A block of sparse rows always has the same number: every engine can follow this rule without looking at the rows.
     """
     return 1 << 16 if is_sparse else int(np.clip((1 << 22) // max(features, 1), 64, 1 << 15))
 
 
 @dataclass(frozen=True)
 class UserTable:
-    """User i holds rows offsets[i] to offsets[i+1] of X and y. `ids` are the users' names, in the same order.
+    """Rows of many users. User i holds rows offsets[i] to offsets[i+1] of X and y; `ids` names users in the same order.
 
-    X is an array (rows, features) or a `scipy.sparse.csr_array`; y is (rows,), or (rows, targets) where there are
+    X is an array (rows, features) or a `scipy.sparse.csr_array`. y is (rows,), or (rows, targets) where there are
     several targets.
     """
 
@@ -41,7 +41,7 @@ class UserTable:
 
     def __post_init__(self) -> None:
         if self.is_sparse and not isinstance(self.X, sparse.csr_array):
-            object.__setattr__(self, "X", canonical(self.X))  # the dataclass is frozen; this is its construction
+            object.__setattr__(self, "X", canonicalise(self.X))  # the dataclass is frozen; this is its construction
 
     @classmethod
     def from_rows(
@@ -55,7 +55,7 @@ class UserTable:
             groups: the user of each row.
             weights: (rows,), see `data.weights`. A user who keeps no row is a user without rows.
         """
-        X, y = canonical(X) if sparse.issparse(X) else _as_floats(X), _as_floats(y)
+        X, y = canonicalise(X) if sparse.issparse(X) else _to_floats(X), _to_floats(y)
         fits = y.ndim == 1 or (y.ndim == 2 and y.shape[1] > 1)
         if X.ndim != 2 or not fits or len(y) != X.shape[0] or len(groups) != X.shape[0]:
             raise InputError(
@@ -70,7 +70,7 @@ class UserTable:
             X, y = X[order], y[order]
             weights = None if weights is None else weights[order]
         table = cls(X, y, offsets, ids)
-        return table if weights is None else table.with_rows(kept_rows(weights, offsets[:-1]))
+        return table if weights is None else table.with_rows(thin_rows(weights, offsets[:-1]))
 
     @property
     def n_users(self) -> int:
@@ -97,7 +97,7 @@ class UserTable:
         return np.diff(self.offsets)
 
     def users(self, start: int, stop: int) -> UserTable:
-        """Users start to stop, without copying their rows where those are dense."""
+        """Return users start to stop, without copying their rows where those are dense."""
         first, last = self.offsets[start], self.offsets[stop]
         return UserTable(
             self.X[first:last], self.y[first:last], self.offsets[start : stop + 1] - first, self.ids[start:stop]
@@ -109,8 +109,8 @@ class UserTable:
         return UserTable(self.X[kept], self.y[kept], ends[self.offsets - self.offsets[0]], self.ids)
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
-        """Consecutive blocks of whole users with at most max_rows rows each (a larger user is a block by itself)."""
-        max_rows = max_rows or block_rows(self.n_features, self.is_sparse)
+        """Yield blocks of consecutive whole users with at most max_rows rows each; a larger user is one block."""
+        max_rows = max_rows or choose_block_rows(self.n_features, self.is_sparse)
         start = 0
         while start < self.n_users:
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + max_rows, side="right")) - 1
@@ -119,16 +119,20 @@ class UserTable:
             start = stop
 
     def positions_by_size(self, chosen: NDArray[np.bool_] | None = None) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """Groups of (chosen) users with the same number of rows: their positions, and that number; none if it is 0."""
+        """Yield the positions (users,) of users with the same number of rows, and that number, unless it is 0.
+
+        `chosen` is a mask (users,) of the users who count; None for all.
+        """
         sizes = self.sizes if chosen is None else np.where(chosen, self.sizes, 0)
         for size in np.unique(sizes):
             if size > 0:
                 yield np.flatnonzero(sizes == size), int(size)
 
     def group(self, positions: NDArray[np.int64], size: int) -> tuple[Any, Floats]:
-        """X and y of users who all have `size` rows: (users, size, features) and (users, size) or (users, size, q).
+        """Return X and y of users who all have `size` rows.
 
-        X is an array, or `SparseRows` where the table is sparse.
+        X is (users, size, features), an array, or `SparseRows` where the table is sparse. y is (users, size), or
+        (users, size, q) with several targets.
         """
         rows = (self.offsets[positions][:, None] + np.arange(size)).ravel() if len(positions) < self.n_users else None
         X, y = (self.X, self.y) if rows is None else (self.X[rows], self.y[rows])
@@ -136,13 +140,17 @@ class UserTable:
         return (SparseRows(X, size) if self.is_sparse else X.reshape(-1, size, self.n_features)), targets
 
     def by_size(self) -> Iterator[tuple[Any, Floats]]:
+        """Yield X and y of all users with rows, grouped by their number of rows; shapes are as in `group`."""
         for positions, size in self.positions_by_size():
             yield self.group(positions, size)
 
 
 def factorize(groups: Sequence[Hashable] | NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Distinct ids and the code of each row. Sorted where the ids sort, in order of appearance where they do not."""
-    values = _sortable(groups)
+    """Return distinct ids and the code of each row, (rows,).
+
+    Ids are sorted where they sort, and in order of appearance where they do not.
+    """
+    values = _to_sortable(groups)
     if values is not None:
         ids, codes = np.unique(values, return_inverse=True)
         return ids, codes.astype(np.int64)
@@ -160,8 +168,8 @@ def factorize(groups: Sequence[Hashable] | NDArray[Any]) -> tuple[NDArray[Any], 
 
 
 def find_users(ids: NDArray[Any], groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[np.int64]:
-    """The position in `ids` of each row's user; -1 for a user who is not there."""
-    values = _sortable(groups)
+    """Return the position in `ids` of each row's user, (rows,); -1 for a user who is not there."""
+    values = _to_sortable(groups)
     if values is not None and values.dtype.kind == ids.dtype.kind:
         order = np.argsort(ids)
         spot = np.minimum(np.searchsorted(ids, values, sorter=order), len(ids) - 1)
@@ -171,8 +179,11 @@ def find_users(ids: NDArray[Any], groups: Sequence[Hashable] | NDArray[Any]) -> 
     return np.fromiter((position.get(group, -1) for group in listed), dtype=np.int64, count=len(listed))
 
 
-def _sortable(groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[Any] | None:
-    """Groups as an array where all are integers or all are strings, the cases worth a fast path."""
+def _to_sortable(groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[Any] | None:
+    """Return groups (rows,) as an array where all are integers or all are strings, else None.
+
+    These are the cases worth a fast path.
+    """
     if hasattr(groups, "__array__"):
         values = np.asarray(groups)
         if values.dtype.kind in "iuU":
@@ -184,7 +195,8 @@ def _sortable(groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[Any] | None:
     return None
 
 
-def _as_floats(values: Any) -> Floats:
+def _to_floats(values: Any) -> Floats:
+    """Return values as an array of float32, if they are that already, or float64."""
     array = np.asarray(values)
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
 

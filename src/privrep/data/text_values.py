@@ -1,6 +1,6 @@
-"""Text as it stands in a CSV file, or in a column that was declared numeric: numbers, integers, truth values.
+"""Text in a CSV file, or in a column that was declared numeric, read as numbers, integers or truth values.
 
-Every value is read by itself, by a public rule: what it becomes does not depend on other rows.
+Every value is read by itself, by a public rule: its value does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def read_numbers(name: str, text: Any, problems: Problems, advice: str, decimal:
     Args:
         name: of the column.
         text: a large_string array (rows,).
-        problems: where to note what is no number.
-        advice: what to do about a value that is none.
+        problems: where to note values that are no numbers.
+        advice: what to do about such a value.
         decimal: the decimal mark, or both: ".", "," or ".,". One table uses one of them.
-        declared: whether the column was declared numeric: leading zeros are then those of numbers.
+        declared: whether the column was declared numeric, so that leading zeros are part of numbers.
     """
     if not declared:
         codes = "name codes with --categorical to use them as they are written, or with --numeric if they are numbers"
-        problems.note(name, CODES, codes, leading_zeros(text))
+        problems.note(name, CODES, codes, find_leading_zeros(text))
     if decimal == ".":
         try:
             return text.cast(pa.float64())
         except pa.ArrowInvalid:
             pass
-    text = _filled(pc.utf8_trim_whitespace(text))
-    text = _one_mark(name, text, problems, decimal)
+    text = _set_missing(pc.utf8_trim_whitespace(text))
+    text = _unify_marks(name, text, problems, decimal)
     lower = pc.ascii_lower(text)
     text = pc.if_else(pc.equal(lower, "true"), pa.scalar("1", pa.large_string()), text)
     text = pc.if_else(pc.equal(lower, "false"), pa.scalar("0", pa.large_string()), text)
@@ -56,13 +56,13 @@ def read_numbers(name: str, text: Any, problems: Problems, advice: str, decimal:
     bad = pc.invert(good)
     if pc.any(bad).as_py():
         dates = looks_like_date(text)
-        problems.note(name, DATES, TURN_DATES, _mask(pc.and_(bad, dates)))
-        problems.note(name, NOT_NUMBERS, f"correct it{advice}", _mask(pc.and_not(bad, dates)))
+        problems.note(name, DATES, TURN_DATES, _to_mask(pc.and_(bad, dates)))
+        problems.note(name, NOT_NUMBERS, f"correct it{advice}", _to_mask(pc.and_not(bad, dates)))
         text = pc.if_else(good, text, pa.scalar(None, pa.large_string()))
     return text.cast(pa.float64())
 
 
-def _one_mark(name: str, text: Any, problems: Problems, decimal: str) -> Any:
+def _unify_marks(name: str, text: Any, problems: Problems, decimal: str) -> Any:
     """Return text with decimal points; note the rows with another mark than the rows before."""
     if decimal == ".":
         return text
@@ -78,7 +78,7 @@ def _one_mark(name: str, text: Any, problems: Problems, decimal: str) -> Any:
                 name,
                 f"has {other[mark]} where others have {other[problems.decimal]} for decimals",
                 "write all one way, or say which it is with --decimal",
-                _mask(mask),
+                _to_mask(mask),
             )
     return pc.if_else(commas, pc.replace_substring(text, ",", "."), text)
 
@@ -89,7 +89,7 @@ def read_integers(name: str, text: Any, problems: Problems, says: str, advice: s
     Args:
         name: of the column.
         text: a large_string array (rows,).
-        problems: where to note what is no integer.
+        problems: where to note values that are no integers.
         says: how to say that a value is none.
         advice: what to do about it.
     """
@@ -98,16 +98,22 @@ def read_integers(name: str, text: Any, problems: Problems, says: str, advice: s
             return text.cast(pa.int64())
     except pa.ArrowInvalid:
         pass
-    text = _filled(pc.utf8_trim_whitespace(text))
+    text = _set_missing(pc.utf8_trim_whitespace(text))
     good = pc.match_substring_regex(text, _WHOLE)
-    problems.note(name, says, advice, _mask(pc.invert(good)))
+    problems.note(name, says, advice, _to_mask(pc.invert(good)))
     text = pc.if_else(good, text, pa.scalar(None, pa.large_string()))
     return pc.replace_substring_regex(text, r"^\+|\.0*$", "").cast(pa.int64())
 
 
 def read_truth(name: str, text: Any, problems: Problems) -> Any:
-    """Return text as booleans: null where a value is missing, and where it is none, which is noted."""
-    lower = pc.ascii_lower(_filled(pc.utf8_trim_whitespace(text)))
+    """Return text as booleans: null where a value is missing, and where it is none, which is noted.
+
+    Args:
+        name: of the column.
+        text: a large_string array (rows,).
+        problems: where to note values that are neither true nor false.
+    """
+    lower = pc.ascii_lower(_set_missing(pc.utf8_trim_whitespace(text)))
     true, false = (pc.is_in(lower, pa.array(words, pa.large_string())) for words in (["true", "1"], ["false", "0"]))
     bad = pc.and_not(lower.is_valid(), pc.or_(true, false))
     problems.note(name, "is neither true nor false", "correct it", bad)
@@ -119,8 +125,8 @@ def _has_hexadecimal(text: Any) -> bool:
     return bool(pc.any(pc.match_substring(text, "x", ignore_case=True)).as_py())
 
 
-def leading_zeros(text: Any) -> NDArray[np.bool_]:
-    """Return, for each text, whether it begins as codes do: 007, with a sign or without.
+def find_leading_zeros(text: Any) -> NDArray[np.bool_]:
+    """Return a mask (rows,) of text that begins as codes do: 007, with a sign or without.
 
     Every number of a file is looked at, so this works on bytes: a regular expression takes five times as long.
     """
@@ -137,18 +143,20 @@ def leading_zeros(text: Any) -> NDArray[np.bool_]:
 
 
 def looks_like_date(text: Any) -> Any:
-    """Return, for each text, whether it is written as a date is."""
+    """Return a mask (rows,) of text that is written as a date is."""
     return pc.match_substring_regex(text, _DATE)
 
 
 def looks_like_number(text: Any) -> Any:
-    """Return, for each text, whether it is written as a number is."""
+    """Return a mask (rows,) of text that is written as a number is."""
     return pc.match_substring_regex(text, _NUMBER)
 
 
-def _filled(text: Any) -> Any:
+def _set_missing(text: Any) -> Any:
+    """Return text with null for every word that stands for a missing value."""
     return pc.if_else(pc.is_in(text, _MISSING), pa.scalar(None, pa.large_string()), text)
 
 
-def _mask(found: Any) -> Any:
+def _to_mask(found: Any) -> Any:
+    """Return booleans with False for null."""
     return pc.fill_null(found, False)

@@ -1,17 +1,18 @@
 """Weights of rows: how much a row counts beside the other rows of its user.
 
 A user's weights are divided by the largest of them, and are then the parts of rows that stay: 1 stays, 0 is left out.
-Between these, rows are thinned systematically: going through a user's rows in their order, a row stays if the sum of
-parts, rounded at a half, grows by it. So a user has as many rows as its parts sum to, rounded.
+Between these, rows are thinned systematically, in the user's order of rows. A row stays if the sum of parts, rounded at
+a half, grows by it. So a user has as many rows as its parts sum to, rounded.
 
-No row is ever there twice. Copies would be taken for more observations: leaving one of them out leaves its twin, so
+No row is ever there twice. Copies would be taken for more observations, and leaving one of them out leaves its twin. So
 heads would be too sure, and noise would look smaller than it is. Nor can weights make one user count for more than
-another: every user is clipped to the same bound, and what weights are large among all users is nobody's to see.
+another. Every user is clipped to the same bound, and nobody sees which weights are large among all users.
 
-Formal guarantee: which rows a user keeps depends on that user's own weights, in their order, and on nothing else: no
-other user, no generator of random numbers. Whatever is made of the rows is clipped as before, so weights cost no
-privacy and no sum changes its sensitivity. A user whose weights are all 0 has no rows. It stays a user, so that the
-number of users does not depend on weights.
+Formal guarantee:
+* The rows that a user keeps depend on that user's own weights, in their order. They depend on no other user and on no
+  generator of random numbers.
+* Numbers made of the rows are clipped as before. So weights cost no privacy and no sum changes its sensitivity.
+* A user whose weights are all 0 has no rows. It stays a user, so that the number of users does not depend on weights.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def check_weights(weights: Any, where: str) -> None:
         )
 
 
-def kept_rows(weights: Array, begins: Integers) -> NDArray[np.bool_]:
-    """Return which rows stay, (rows,).
+def thin_rows(weights: Array, begins: Integers) -> NDArray[np.bool_]:
+    """Return a mask (rows,) of the rows that stay.
 
     Args:
         weights: of rows that lie by user, (rows,).
@@ -61,8 +62,13 @@ def kept_rows(weights: Array, begins: Integers) -> NDArray[np.bool_]:
     return stays
 
 
-def row_weights(source: TableSource, columns: Sequence[Floats]) -> Array | None:
-    """Return the weights of rows of a batch, (rows,), 0 for those that are left out; None where all are 1."""
+def make_row_weights(source: TableSource, columns: Sequence[Floats]) -> Array | None:
+    """Return the weights of rows of a batch, (rows,), 0 for rows that are left out; None where all are 1.
+
+    Args:
+        source: the file that the batch is from.
+        columns: of the batch but the user, (rows,) each.
+    """
     q, p = len(source.targets), len(source.numeric_names)
     kept = source.missing.keeps(columns[q : q + p], len(columns[0]))
     for target in columns[:q]:
@@ -73,7 +79,7 @@ def row_weights(source: TableSource, columns: Sequence[Floats]) -> Array | None:
 
 
 def join_weights(parts: Sequence[Array | None], rows: Sequence[int]) -> Array | None:
-    """Return the weights of the rows of all batches, of so many rows each; None where all are 1."""
+    """Return the weights of the rows of all batches, (rows,), `rows` of them in each; None where all are 1."""
     if all(part is None for part in parts):
         return None
     return np.concatenate([np.ones(n) if part is None else part for part, n in zip(parts, rows, strict=True)])

@@ -14,7 +14,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
-from privrep.data.categories import Categories, checked_classes, kind_of_labels, label_codes, label_kind
+from privrep.data.categories import Categories, check_classes, encode_labels, name_arrow_label_kind, name_label_kind
 from privrep.data.files import is_text
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
@@ -24,7 +24,7 @@ from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
 from privrep.linear.registry import DEFAULT
-from privrep.local.losses import Loss, decided, probabilities
+from privrep.local.losses import Loss, compute_probabilities, decide_classes
 from privrep.local.prior import LabelPrior
 from privrep.models import learning
 from privrep.models import model as models
@@ -109,7 +109,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
 
     def predict(self, X: Any, groups: Groups | None = None) -> NDArray[Any]:
         """Labels by each row's user's own head. Users who were not in `fit` have the prior mean: see `personalize`."""
-        codes = decided(self._outputs(X, groups))
+        codes = decide_classes(self._outputs(X, groups))
         return np.asarray(self.classes_[codes])
 
     def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
@@ -120,7 +120,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
     def predict_proba(self, X: Any, groups: Groups | None = None) -> Array:
         """(rows, classes): of each class, in the order of `classes_`. Of the log loss only."""
         outputs = self._outputs(X, groups)
-        return probabilities(self._loss, outputs)
+        return compute_probabilities(self._loss, outputs)
 
     def personalize(self, X: Any, y: Any, sample_weight: Any = None) -> PersonalClassifier:
         """Return the classifier of a user who was not there, from its own rows and what `fit` released. Costs no
@@ -199,7 +199,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
     def _declared(self, y: Any) -> Categories:
         """The classes, if they are known beforehand; of labels nothing counts but their type."""
         if self.classes is not None:
-            return checked_classes(self.classes)
+            return check_classes(self.classes)
         return (False, True) if pa.types.is_boolean(y.type) else ()
 
     @classmethod
@@ -233,7 +233,7 @@ def label_column(labels: Any) -> Any:
             column = pc.if_else(pc.equal(column, pa.scalar("", column.type)), None, column.cast(pa.large_string()))
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         column = None
-    if column is None or not kind_of_labels(column.type):
+    if column is None or not name_arrow_label_kind(column.type):
         raise InputError(
             "Unknown label type: y must be all integers, all text or all booleans; turn labels into one of these."
         )
@@ -242,7 +242,7 @@ def label_column(labels: Any) -> Any:
 
 def codes_of(labels: Any, classes: Categories) -> NDArray[np.int32]:
     """Where the label of each row is among the classes; -1 if it is not."""
-    kind, wanted = kind_of_labels(labels.type), label_kind(classes[0])
+    kind, wanted = name_arrow_label_kind(labels.type), name_label_kind(classes[0])
     if kind != wanted:
         raise InputError(f"the labels are {kind} and the classes are {wanted}; convert one or the other.")
-    return np.asarray(label_codes(labels, classes).fill_null(-1))
+    return np.asarray(encode_labels(labels, classes).fill_null(-1))

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from privrep.data import categories
-from privrep.data.categories import item_codes, item_column
+from privrep.data.categories import encode_items, to_item_column
 from privrep.data.missing import IMPUTE, MissingCounts
 from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError
@@ -118,7 +118,7 @@ class PrivateFactorization(BaseEstimator):
             raise InputError(
                 f"users, items and ratings must be equally long. Got {len(users)}, {len(items)} and {len(values)}."
             )
-        column = item_column(items)  # what cannot be used is refused before anything is spent
+        column = to_item_column(items)  # what cannot be used is refused before anything is spent
         rated = _rated(values)
         table: UserTable | None = None
 
@@ -136,7 +136,7 @@ class PrivateFactorization(BaseEstimator):
             known = pc.if_else(pa.array(rated), column, pa.scalar(None, column.type))
             holders = {COLUMN: KeyHolders.from_columns(users, known)}
         else:
-            listed = categories.checked_lists({COLUMN: self.items})[COLUMN]
+            listed = categories.check_lists({COLUMN: self.items})[COLUMN]
             columns, holders = Columns(categorical=(COLUMN,), categories=(listed,)), {}
         warn_if_weak(self, users)
         fitted = learning.learn(learning.PendingColumns(holders, make), self._config(), folder=folder, columns=columns)
@@ -252,5 +252,5 @@ def _rated(values: Array) -> NDArray[np.bool_]:
 
 
 def _one_hot(items: Any, listed: categories.Categories) -> Any:
-    codes = item_codes(items, listed)
-    return categories.one_hot(np.empty((len(codes), 0)), codes[:, None], [len(listed)])
+    codes = encode_items(items, listed)
+    return categories.encode_one_hot(np.empty((len(codes), 0)), codes[:, None], [len(listed)])

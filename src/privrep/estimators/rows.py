@@ -12,7 +12,15 @@ from sklearn.utils.validation import check_array, check_X_y, validate_data
 
 from privrep.data import categories as one_hot
 from privrep.data.categories import Categories
-from privrep.data.frames import FrameRows, as_frame, column_names, find_columns, looks_numeric, read_rows, sort_columns
+from privrep.data.frames import (
+    FrameRows,
+    check_columns,
+    find_numeric_text,
+    read_column_names,
+    read_frame,
+    read_rows,
+    sort_columns,
+)
 from privrep.data.missing import MissingCounts
 from privrep.data.table import UserTable, plain
 from privrep.errors import ColumnNote, InputError
@@ -47,7 +55,7 @@ class GivenRows:
         if self.frame is None:
             return Columns()
         lists = self.declared or {}
-        targets, user = column_names(y), "".join(column_names(groups)[:1])
+        targets, user = read_column_names(y), "".join(read_column_names(groups)[:1])
         if {user, *targets} & set(self.names) or user in targets:
             user, targets = "", ()
         return Columns(user, targets, self.frame.numbers, tuple(lists), tuple(lists.values()))
@@ -61,7 +69,7 @@ def read_given(X: Any, categories: Any) -> GivenRows:
         categories: public lists of categories by column; None in place of a list: to be selected privately.
     """
     lists = _checked_lists(categories)
-    frame = as_frame(X)
+    frame = read_frame(X)
     if frame is None:
         if lists:
             raise InputError("categories are of named columns; give X as a frame of pandas, polars or Arrow.")
@@ -69,7 +77,7 @@ def read_given(X: Any, categories: Any) -> GivenRows:
     numbers, by_value = sort_columns(frame, lists)
     declared = {name: lists.get(name, ()) for name in by_value}
     rows = read_rows(frame, numbers, declared, may_miss=True)
-    if doubtful := looks_numeric(frame, [name for name in by_value if name not in lists]):
+    if doubtful := find_numeric_text(frame, [name for name in by_value if name not in lists]):
         name = doubtful[0]
         raise InputError(
             f"column {name!r} of X is text most of which is written as numbers: convert it if it holds numbers, or "
@@ -83,7 +91,7 @@ def _checked_lists(categories: Any) -> dict[str, Categories]:
         return {}
     if not isinstance(categories, Mapping):
         raise InputError("categories must map columns to lists; write {'colour': ['red', 'green']}.")
-    declared = one_hot.checked_lists({name: listed for name, listed in categories.items() if listed is not None})
+    declared = one_hot.check_lists({name: listed for name, listed in categories.items() if listed is not None})
     return {name: declared.get(name, ()) for name in categories}
 
 
@@ -96,7 +104,7 @@ def read_known(X: Any, columns: Columns, features: int, dense: bool) -> Any:
         features: how many features the model has.
         dense: whether its method takes dense rows alone.
     """
-    frame, lists = as_frame(X), {name: listed for name, listed in columns.by_category.items() if listed}
+    frame, lists = read_frame(X), {name: listed for name, listed in columns.by_category.items() if listed}
     if frame is None:
         encoded = bool(lists) and len(np.shape(X)) == 2 and np.shape(X)[1] == features
         if lists and not encoded:
@@ -110,7 +118,7 @@ def read_known(X: Any, columns: Columns, features: int, dense: bool) -> Any:
             raise InputError(f"this model was fitted on numbers without names, and column {text[0]!r} of X is text.")
         return X
     unused = [name for name in columns.categorical if name not in lists]
-    find_columns(
+    check_columns(
         frame, [*columns.features, *lists], (columns.user, *columns.targets, *filter(None, (columns.weight,)), *unused)
     )
     rows = read_rows(frame, columns.features, lists, may_miss=True)

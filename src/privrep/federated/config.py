@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from privrep.data.categories import Categories, checked_classes, checked_lists
+from privrep.data.categories import Categories, check_classes, check_lists
 from privrep.errors import InputError
 from privrep.models.description import Columns, Config
 from privrep.privacy.bounds import MAX_USERS
@@ -134,7 +134,7 @@ def _indicators(model: SharedTable) -> tuple[int, ...]:
 
 def _categories(given: Mapping[str, Any]) -> tuple[Categories, ...]:
     try:
-        return tuple(checked_lists(given).values())
+        return tuple(check_lists(given).values())
     except InputError as error:
         raise InputError(f"model.{error}") from None
 
@@ -148,7 +148,7 @@ def _classes(model: SharedTable) -> Categories:
     if "classes" not in model.model_fields_set:
         raise InputError("the config must list model.classes: nodes cannot select them together, so they are declared.")
     try:
-        return checked_classes(model.classes)
+        return check_classes(model.classes)
     except InputError as error:
         raise InputError(f"model.{error}") from None
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from privrep.data.images import Images
 from privrep.data.missing import REFUSE
-from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
+from privrep.data.readers import TableSource, assemble, read_checked_batches, read_user_ids, read_values
 from privrep.data.table import find_users
 from privrep.errors import InputError
 from privrep.estimators.network import Centaur
@@ -114,9 +114,9 @@ def _table_rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[n
     how: Any = {"numeric": columns.features, "missing": REFUSE}
     source = TableSource(path, columns.user, None, columns.features, text_ids, **how)
     users, rows = [], []
-    for batch in checked_batches(source):
-        users.append(user_ids(batch.column(0)))
-        rows.append(rows_of(assembled(source, [list(map(column_values, batch.columns[1:]))], batch.num_rows)[0]))
+    for batch in read_checked_batches(source):
+        users.append(read_user_ids(batch.column(0)))
+        rows.append(rows_of(assemble(source, [list(map(read_values, batch.columns[1:]))], batch.num_rows)[0]))
     return np.concatenate(rows), np.concatenate(users)
 
 

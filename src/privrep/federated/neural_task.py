@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.data.images import Images, read_npz
 from privrep.data.missing import REFUSE
-from privrep.data.partition import natural_table
+from privrep.data.partition import make_natural_table
 from privrep.data.readers import TableSource, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError, NothingLearned
@@ -294,7 +294,7 @@ def _images(task: NeuralTask, path: Path) -> UserTable:
     """Images as `privrep fit-neural` reads them: labels are places among the classes."""
     images = read_npz(path, list(map(str, task._listed)))
     task.check_images(images, path)
-    return natural_table(images)
+    return make_natural_table(images)
 
 
 def _rows(task: NeuralTask, path: Path) -> UserTable:

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from privrep.data.dialects import text_rows
-from privrep.data.files import file_dialect, file_format, file_schema
+from privrep.data.dialects import read_text_rows
+from privrep.data.files import find_file_dialect, find_format, read_schema
 from privrep.errors import InputError
 from privrep.federated.config import FederationSettings
 from privrep.federated.node import Host
@@ -61,8 +61,8 @@ def split_by_user(path: Path, user: str, nodes: int, folder: Path) -> list[Path]
         raise InputError(f"--nodes must be 1 or more. Got {nodes} instead.")
     if path.suffix.lower() == ".npz":
         return _deal_arrays(path, user, nodes, folder)
-    kind = file_format(path)
-    found = file_schema(path, user, 1 << 20)
+    kind = find_format(path)
+    found = read_schema(path, user, 1 << 20)
     if user not in found.names:
         raise InputError(f"{path} has no column {user!r}, which names the user of each row.")
     parts = [folder / f"node-{number}.{kind}" for number in range(1, nodes + 1)]
@@ -72,8 +72,8 @@ def split_by_user(path: Path, user: str, nodes: int, folder: Path) -> list[Path]
         for number, part in enumerate(parts):
             pq.write_table(rows.filter(pa.array(where == number)), part)
         return parts
-    dialect = file_dialect(path, user)
-    header, *lines = text_rows(path, dialect)
+    dialect = find_file_dialect(path, user)
+    header, *lines = read_text_rows(path, dialect)
     place = header.index(user)
     where = _nodes_of(np.array([line[place] for line in lines]), nodes, path)
     with ExitStack() as files:

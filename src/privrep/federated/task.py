@@ -18,8 +18,8 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from privrep.data.categories import checked_classes, checked_lists
-from privrep.data.readers import TableSource, checked_batches
+from privrep.data.categories import check_classes, check_lists
+from privrep.data.readers import TableSource, read_checked_batches
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.fitting import fit_heads
@@ -164,7 +164,7 @@ class TableTask:
         return cls(config, read_columns(given["columns"]))
 
     def facts(self, path: Path) -> Facts:
-        users = [pc.unique(batch.column(0)) for batch in checked_batches(self._source(path))]
+        users = [pc.unique(batch.column(0)) for batch in read_checked_batches(self._source(path))]
         count = int(pc.count_distinct(pa.chunked_array(users)).as_py())
         return Facts(count, self.features, self.targets, self.sparse)
 
@@ -244,7 +244,7 @@ def task_from_json(given: Mapping[str, Any]) -> Task:
 
 def read_columns(given: Any) -> Columns:
     """Return the columns of a table from JSON; classes may be texts, integers or booleans."""
-    classes = {"classes": lambda listed: () if listed == [] else checked_classes(listed)}
+    classes = {"classes": lambda listed: () if listed == [] else check_classes(listed)}
     return Columns(**read_fields(Columns, given, "columns", classes))
 
 
@@ -303,7 +303,7 @@ def _checked_columns(columns: Columns, labels: bool) -> Columns:
         raise InputError(f"the column of weights, {columns.weight!r}, has another part in the task; name another.")
     if len(columns.categories) != len(columns.categorical):
         raise InputError("every column of categories needs its list, declared: nodes cannot select one together.")
-    checked_lists(columns.by_category)
+    check_lists(columns.by_category)
     if not labels:
         if columns.classes:
             raise InputError("classes go with a loss, of labels; leave them out, or choose a loss.")
@@ -312,4 +312,4 @@ def _checked_columns(columns: Columns, labels: bool) -> Columns:
         raise InputError("labels need their classes declared: nodes cannot select them together.")
     if len(columns.targets) > 1:
         raise InputError("labels are one target column; fit each of several by itself.")
-    return replace(columns, classes=checked_classes(columns.classes))
+    return replace(columns, classes=check_classes(columns.classes))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from privrep.data.sparse import SparseRows
 from privrep.heads.regression import CONSTANT, OWN, SHARED, Fit, images, normalised
 from privrep.local.elementary import log, sigmoid
-from privrep.local.least_squares import centred, sum_rows, users_last, without_mean
+from privrep.local.least_squares import centre_rows, move_users_last, subtract_mean, sum_rows
 from privrep.local.losses import FARTHEST, INTERCEPT_PRECISION, ClassFit, Loss, fit_classes
 from privrep.typing import Array, Floats
 
@@ -82,9 +82,9 @@ def _shared_fits(
     centre: Array | None,
 ) -> tuple[list[ClassFit], Floats, Floats]:
     """Fits with each precision, their leave-one-out losses (precisions, users), and the rows' means (k, users)."""
-    P = users_last(images(X, matrix))
+    P = move_users_last(images(X, matrix))
     m = P.shape[1]
-    rows = without_mean(P) if intercept else P
+    rows = subtract_mean(P) if intercept else P
     fits: list[ClassFit] = []
     for precision in precisions:
         fits.append(fit_classes(rows, signs, loss, precision, intercept, fits[-1] if fits else None, centre))
@@ -102,7 +102,7 @@ def class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool
     m, d = X.shape[1:]
     rows = X / scale
     mean = rows.mean(axis=1)
-    rows = centred(rows) if intercept else rows
+    rows = centre_rows(rows) if intercept else rows
     base, base_left = _frequencies(signs, loss, intercept)
     outputs, weights, offset, lost = (_newton if m >= MANY_ROWS * d else _least_squares)(rows, signs, loss, intercept)
     gain = sum_rows(loss.values(base_left, signs)) - sum_rows(loss.values(base_left + outputs, signs))
@@ -128,7 +128,7 @@ def _least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _
     """
     users, m, d = rows.shape
     targets = np.ascontiguousarray(signs.transpose(2, 1, 0))  # (users, m, outputs)
-    moved = centred(targets) if intercept else targets
+    moved = centre_rows(targets) if intercept else targets
     others = (targets.sum(axis=1, keepdims=True) - targets) / max(m - 1, 1) if intercept else 0.0
     base_left = _frequencies(signs, loss, intercept)[1]
     ridges = 1.5 * d / max(m, d) * np.array(_RIDGES[: 5 if loss.outputs > 1 else 3 if m > d else 1])
@@ -204,9 +204,9 @@ def _newton_fit(
     across, heads = np.ascontiguousarray(Z.transpose(0, 2, 1)), np.zeros((len(Z), loss.outputs, Z.shape[2]))
     outputs, leverage = np.repeat(base[:, None, :], Z.shape[1], axis=1), np.zeros_like(signs)
     for step in range(loss.steps + 1):
-        pull, curve = loss.pulls(outputs, signs)
+        pull, curve = loss.differentiate(outputs, signs)
         last = step == loss.steps
-        bend = curve if last else loss.bend(outputs, signs, curve)
+        bend = curve if last else loss.bound_curvature(outputs, signs, curve)
         for o in range(loss.outputs):
             bent, pulled = np.ascontiguousarray(bend[o].T), np.ascontiguousarray(pull[o].T)
             hessian = np.matmul(across * bent[:, None, :], Z) + np.diag(penalty)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from privrep.data.missing import own_means
+from privrep.data.missing import compute_own_means
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.local.representation import Representation
@@ -31,7 +31,7 @@ def means_of(block: UserTable, columns: int) -> Array:
     for users, size in block.positions_by_size():
         X = block.group(users, size)[0]
         rows = X.matrix[:, :columns].toarray().reshape(-1, size, columns) if block.is_sparse else X[..., :columns]
-        means[users] = own_means(np.ascontiguousarray(rows))
+        means[users] = compute_own_means(np.ascontiguousarray(rows))
     return means
 
 

@@ -51,7 +51,7 @@ from privrep.local.representation import Ratings, Representation
 from privrep.local.transform import FeatureTransform
 from privrep.typing import Array
 from privrep.users.performance import Performance
-from privrep.users.summing import finite_rows, map_blocks
+from privrep.users.summing import clean_rows, map_blocks
 
 
 def fit_heads(
@@ -105,7 +105,7 @@ def fit_block(
     constant, shared = np.zeros(n * q), np.zeros((n * q, k))
     own = np.zeros((n * q, 0 if isinstance(block.X, sparse.sparray) else d))
     for users, size in block.positions_by_size():
-        X, Y = finite_rows(*block.group(users, size))
+        X, Y = clean_rows(*block.group(users, size))
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
         every = [(users[:, None] * q + np.arange(q), Y)]
         if loss is None:  # each target by itself
@@ -153,7 +153,7 @@ def _rating_block(block: UserTable, representation: Representation, ratings: Rat
     """Return heads of ratings as posterior means; users without rows, or whose numbers overflow, have the prior's."""
     found = newcomer_heads(block.ids, representation)
     for users, size in block.positions_by_size():
-        X, y = finite_rows(*block.group(users, size))
+        X, y = clean_rows(*block.group(users, size))
         with np.errstate(all="ignore"):
             fits = fit_ratings(images(X, representation.matrix), y.astype(np.float64, copy=False), ratings)
             fine = np.isfinite(fits.intercept) & np.isfinite(fits.weights).all(axis=1)
@@ -177,7 +177,7 @@ def _posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safety_ne
     origin, doubt = cast(Array, found.origin), cast(Array, found.doubt)
     own: list[Array] = []
     for users, size in block.positions_by_size():
-        X, Y = finite_rows(*block.group(users, size), prior.mean.fill)
+        X, Y = clean_rows(*block.group(users, size), prior.mean.fill)
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
         for c, y in enumerate(FeatureTransform.plain(d).targets(Y.astype(np.float64, copy=False))):
             with np.errstate(all="ignore"):
@@ -211,7 +211,7 @@ def _label_block(block: UserTable, prior: LabelPrior, scale: Array, safety_net: 
     origin, doubt = cast(Array, found.origin), cast(Array, found.doubt)
     own: list[Array] = []
     for users, size in block.positions_by_size():
-        X, y = finite_rows(*block.group(users, size), prior.mean.fill)
+        X, y = clean_rows(*block.group(users, size), prior.mean.fill)
         X = X if isinstance(X, SparseRows) else X.astype(np.float64, copy=False)
         with np.errstate(all="ignore"):
             fits = fit_label_heads(X, y, prior, loss)

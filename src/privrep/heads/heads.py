@@ -65,7 +65,7 @@ class Heads:
             predictions += X @ mean.slopes[:, target]
             rows = np.flatnonzero((users < 0) | (self.kind[heads] == PRIOR))
             if len(rows):
-                predictions[rows] = mean.of_rows(X[rows])[:, target]
+                predictions[rows] = mean.predict_rows(X[rows])[:, target]
         elif representation.ratings is not None and (users < 0).any():
             rows = np.flatnonzero(users < 0)
             intercept, weights = newcomer(representation.ratings, self.shared.shape[1] - 1)

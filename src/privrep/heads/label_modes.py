@@ -186,7 +186,7 @@ class BentRows(Bent):
         found = self.space.prior_variance(asked)
         for i, j in enumerate(asked):
             across = (self.space.kernel[j, self.space.known] + self.space.levels) * self.root
-            found[:, i] -= self.systems.squares(across.transpose(1, 0, 2))
+            found[:, i] -= self.systems.quadratic_forms(across.transpose(1, 0, 2))
         return np.maximum(found, 0.0)
 
     def smooth(self, values: Array) -> Array:
@@ -281,7 +281,7 @@ class BentCoordinates(Bent):
         right[0] = np.sqrt(space.levels)
         right[1:] = columns[:, None]
         T, pivots = self.systems.T[:, :, :, None], self.systems.pivots
-        return Systems(T, None if pivots is None else pivots[:, :, None]).squares(right)
+        return Systems(T, None if pivots is None else pivots[:, :, None]).quadratic_forms(right)
 
     def smooth(self, values: Array) -> Array:
         weighted = self.curve * values
@@ -338,13 +338,13 @@ def find_mode(space: Space, offset: Array, signs: Array, near: Array | None, los
     anew = loss.name == "hinge" or space.unknowns <= SMALL or not steady
     bent: Bent | None = None
     for _ in range(steps):
-        pull, curve = loss.pulls(offset + f, signs)
+        pull, curve = loss.differentiate(offset + f, signs)
         if anew:
-            bent = space.at(loss.bend(offset + f, signs, curve))
+            bent = space.at(loss.bound_curvature(offset + f, signs, curve))
         elif bent is None:
             bent = space.at(np.maximum(curve, STEADY * np.abs(signs)))
         f = _moved(f, bent.step(f, pull), signs)
-    return Mode(space, loss, signs, offset + f, *loss.pulls(offset + f, signs), not anew)
+    return Mode(space, loss, signs, offset + f, *loss.differentiate(offset + f, signs), not anew)
 
 
 def _polished(mode: Mode, offset: Array) -> Mode:
@@ -353,7 +353,7 @@ def _polished(mode: Mode, offset: Array) -> Mode:
         return mode
     f, loss, signs = mode.outputs - offset, mode.loss, mode.signs
     f = _moved(f, mode.bent.step(f, mode.pull), signs)
-    return Mode(mode.space, loss, signs, offset + f, *loss.pulls(offset + f, signs), False, mode.bent)
+    return Mode(mode.space, loss, signs, offset + f, *loss.differentiate(offset + f, signs), False, mode.bent)
 
 
 def _moved(f: Array, target: Array, signs: Array) -> Array:

@@ -20,7 +20,7 @@ import numpy as np
 from privrep.data.sparse import SparseRows
 from privrep.heads.label_modes import LabelRows, find_mode, leave_out, users_at_once
 from privrep.heads.posterior import LARGEST, MOST_PACKED, images_of, origins_of
-from privrep.local.least_squares import sum_rows, users_last
+from privrep.local.least_squares import move_users_last, sum_rows
 from privrep.local.losses import Loss
 from privrep.local.prior import LabelPrior
 from privrep.privacy.contributions import pack
@@ -127,7 +127,7 @@ def _fit_some(
     offset: Array, images: Array, y: Floats, loss: Loss, level: Array, left: bool
 ) -> tuple[Array, Array, Array, Array, Array]:
     space, signs = LabelRows.of(images).with_prior(1.0, level), loss.signs(y)
-    start = users_last(offset)
+    start = move_users_last(offset)
     mode = find_mode(space, start, signs, None, loss)
     without = leave_out(space, start, mode) if left else (mode.outputs, mode.variance)
     return mode.dual, mode.curve, mode.variance, *without
@@ -166,13 +166,13 @@ def fit_label_heads(X: Floats | SparseRows, y: Floats, prior: LabelPrior, loss: 
     mean, m = prior.mean, X.shape[1]
     images = images_of(X, prior.factor, mean, prior.own_origin)
     level = prior.level_variance_at(m)
-    fits = fit_labels(mean.of_users(X), images, y, loss, level, covariance=True)
+    fits = fit_labels(mean.predict_users(X), images, y, loss, level, covariance=True)
     users, _, p = fits.coordinates.shape
     origin = np.zeros((users, p))
     origin += origins_of(X, prior.factor, mean, prior.own_origin)[:, 0]
     base = np.tile(mean.constant, (users, 1))
     if mean.intercept:
-        base = base + mean.means_along(X, mean.centre * mean.located, mean.mean_weights(m))[:, 0]
+        base = base + mean.project_means(X, mean.centre * mean.located, mean.mean_weights(m))[:, 0]
     intercept = base + fits.level - (fits.coordinates * origin[:, None, :]).sum(axis=2)
     assert fits.covariance is not None
     outputs = moderated(fits.left, fits.left_variance, loss) * prior.known

@@ -14,7 +14,7 @@ from privrep.data.table import UserTable
 from privrep.heads.margin import LossName, first_half, lipschitz_fit, shortened, zero_one_heads
 from privrep.typing import Array
 from privrep.users.performance import Performance
-from privrep.users.summing import finite_rows, map_blocks
+from privrep.users.summing import clean_rows, map_blocks
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def _margin_block(block: UserTable, rule: MarginRule) -> Array:
     heads = np.zeros((block.n_users, rule.matrix.shape[1]))
     for users, size in block.positions_by_size():
         with np.errstate(all="ignore"):  # a user whose numbers overflow has no head, and nobody hears of it
-            X, y = finite_rows(*block.group(users, size))
+            X, y = clean_rows(*block.group(users, size))
             P = X.project(rule.matrix) if isinstance(X, SparseRows) else X @ rule.matrix.astype(X.dtype)
             used = first_half(size) if rule.second_half and size > 1 else 0
             P, y = P[:, used:].astype(np.float64), y[:, used:, None]

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.metaestimators import available_if
 
-from privrep.data.categories import Categories, item_codes
+from privrep.data.categories import Categories, encode_items
 from privrep.data.missing import IMPUTE, Missing, MissingCounts
 from privrep.data.table import plain
 from privrep.errors import InputError
 from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
-from privrep.local.losses import Loss, decided, probabilities
+from privrep.local.losses import Loss, compute_probabilities, decide_classes
 from privrep.typing import Array
 
 
@@ -126,12 +126,12 @@ class PersonalClassifier:
         return outputs * (factors if outputs.ndim == 1 else factors[:, None])
 
     def predict(self, X: Any) -> NDArray[Any]:
-        return self.classes[decided(self.decision_function(X))]
+        return self.classes[decide_classes(self.decision_function(X))]
 
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         """(rows, classes): of each class, in the order of `classes`."""
-        return probabilities(self.loss, self.decision_function(X))
+        return compute_probabilities(self.loss, self.decision_function(X))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Taste:
     mean: float  # of an item that is not among them
 
     def predict(self, items: Any) -> Array:
-        codes = item_codes(items, self.items)
+        codes = encode_items(items, self.items)
         scores = np.append(self.scores, self.mean)  # at -1: an item that is not among them
         return np.asarray(scores[codes])
 

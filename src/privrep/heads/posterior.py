@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
-from privrep.local.least_squares import centred
+from privrep.local.least_squares import centre_rows
 from privrep.local.prior import HeadPrior, PriorMean
 from privrep.privacy.contributions import pack, packed_size
 from privrep.typing import Array, Floats
@@ -95,7 +95,7 @@ def images_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool)
     if not mean.intercept or not factor.shape[1]:
         return images
     if own:
-        return centred(images)
+        return centre_rows(images)
     return images - origins_of(X, factor, mean, own)
 
 
@@ -109,11 +109,11 @@ def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool
     if not mean.intercept:
         return np.zeros((1, 1, factor.shape[1]))
     if own:
-        return mean.means_along(X, np.zeros(len(factor)), factor)
+        return mean.project_means(X, np.zeros(len(factor)), factor)
     public: Array = ((mean.centre * mean.located) @ factor)[None, None]
     if mean.located.all():
         return public
-    return public + mean.means_along(X, np.zeros(len(factor)), factor * (1 - mean.located)[:, None])
+    return public + mean.project_means(X, np.zeros(len(factor)), factor * (1 - mean.located)[:, None])
 
 
 def spread_of(images: Array, residuals: Array) -> Spread:
@@ -168,7 +168,7 @@ def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: in
     """Return the heads of users with equally many rows, from rows (users, m, d) and one target (users, m)."""
     mean, m = prior.mean, X.shape[1]
     ratio = prior.level_ratio_at(m, target) if mean.intercept else 0.0
-    residuals = y - mean.of_users(X)[:, :, target]
+    residuals = y - mean.predict_users(X)[:, :, target]
     images = images_of(X, prior.factor, mean, prior.own_origin)
     spread = spread_of(images, residuals)
     ratios = spread.surprised(ratio, float(prior.noise[target])) if mean.intercept else np.zeros(len(y))
@@ -177,7 +177,7 @@ def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: in
     origin = np.zeros((len(y), images.shape[2]))
     origin += origins_of(X, prior.factor, mean, prior.own_origin)[:, 0]
     if mean.intercept:
-        moved = mean.means_along(X, mean.centre * mean.located, mean.mean_weights(m)[:, target, None])
+        moved = mean.project_means(X, mean.centre * mean.located, mean.mean_weights(m)[:, target, None])
         base = base + moved[:, 0, 0]
     coordinates = np.where(spread.lost[:, None], 0.0, fits.coordinates)
     intercept = base + fits.level - (origin * coordinates).sum(axis=1)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.heads.posterior import spread_of
-from privrep.local.least_squares import ROUNDING, centred
+from privrep.local.least_squares import ROUNDING, centre_rows
 from privrep.local.representation import Ratings
 from privrep.typing import Array
 
@@ -37,7 +37,7 @@ class RatingFits:
 def user_spreads(y: Array, typical: float) -> Array:
     """Return each user's spread, (users,), from its ratings (users, m); zero where nothing tells it."""
     m = y.shape[1]
-    squares = (centred(y) ** 2).sum(axis=1)
+    squares = (centre_rows(y) ** 2).sum(axis=1)
     spread = np.sqrt((STRENGTH * typical**2 + squares) / (STRENGTH + m - 1))
     return np.where(spread > ROUNDING * np.abs(y).max(axis=1), spread, 0.0)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
-from privrep.local.least_squares import ROUNDING, centred
+from privrep.local.least_squares import ROUNDING, centre_rows
 from privrep.local.representation import Ratings
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions
@@ -77,7 +77,7 @@ def _best(kind: int, fits: list[tuple[Array, Array, Array]]) -> Fit:
 
 def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
     """Each user's best ridge regression: its leave-one-out loss, intercept and weights. From one eigendecomposition."""
-    rows, targets = (centred(P), centred(y)) if centre else (P, y)
+    rows, targets = (centre_rows(P), centre_rows(y)) if centre else (P, y)
     m, k = P.shape[1:]
     gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
     values, Q = np.linalg.eigh(gram)
@@ -103,7 +103,7 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
     An intercept is a feature of great size that is the same in every row, so it adds a large constant to the Gram
     matrix. The leave-one-out residual is (B y)_j / B_jj with B the inverse of the Gram matrix plus ridge.
     """
-    X, targets = (centred(rows), centred(y)) if centre else (rows, y)
+    X, targets = (centre_rows(rows), centre_rows(y)) if centre else (rows, y)
     users, m = y.shape
     gram, size, lost = normalised(X @ X.transpose(0, 2, 1))
     values, Q = np.linalg.eigh(gram + 1e3 if centre else gram)
@@ -173,10 +173,10 @@ def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
     with few ratings thus keeps close to the items' offsets, and one whose ratings are all alike to their mean.
     """
     m = y.shape[1]
-    spread = np.sqrt((centred(y) ** 2).mean(axis=1))
-    rows = centred(P[:, :, 1:])
+    spread = np.sqrt((centre_rows(y) ** 2).mean(axis=1))
+    rows = centre_rows(P[:, :, 1:])
     unit = np.where(spread > ROUNDING * np.abs(y).max(axis=1), spread, 0.0)
-    left = centred(y) - centred(P[:, :, 0]) * unit[:, None]
+    left = centre_rows(y) - centre_rows(P[:, :, 0]) * unit[:, None]
     gram = rows.transpose(0, 2, 1) @ rows + ratings.residual * np.eye(rows.shape[2])
     taste = np.linalg.solve(gram, rows.transpose(0, 2, 1) @ left[:, :, None])[:, :, 0]
     head = np.concatenate([unit[:, None], taste], axis=1)

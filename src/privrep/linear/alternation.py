@@ -128,7 +128,7 @@ def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method:
     """Return the state after rounds that spend what is left, with those for strong directions first where they hide
     weak ones."""
     d, s = len(state.basis), problem.settings
-    if d > MOST_SQUARED or not state.hides(rank):
+    if d > MOST_SQUARED or not state.may_hide(rank):
         return iterate(problem, state, method, left, method.name, s.rounds)
     if rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
         state = iterate(problem, state, method, 0.6 * left, "strong", s.rounds)

@@ -9,7 +9,7 @@ import numpy as np
 
 from privrep.data.sparse import SparseRows
 from privrep.linear.steps import LeaveOneOutGradient
-from privrep.local.least_squares import sum_columns, without_mean
+from privrep.local.least_squares import subtract_mean, sum_columns
 from privrep.local.losses import Loss, fit_classes
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Contributions, Losses
@@ -68,8 +68,8 @@ class ClassGradient(LeaveOneOutGradient):
         self.mean.check_rows(X.shape[2], self.loss.outputs)
         m = P.shape[1]
         signs = self.loss.signs(y)
-        offset = np.ascontiguousarray(self.mean.of_users(X).transpose(2, 1, 0))
+        offset = np.ascontiguousarray(self.mean.predict_users(X).transpose(2, 1, 0))
         fit = fit_classes(P, signs, self.loss, self.ridge, self.intercept, offset=offset, level=self.level)
-        pull = sum_columns(self.loss.pulls(fit.loo_outputs, signs)[0][:, None] * fit.loo_heads) / m
+        pull = sum_columns(self.loss.differentiate(fit.loo_outputs, signs)[0][:, None] * fit.loo_heads) / m
         moment = self.loss.curvature(fit.loo_outputs, signs, fit.loo_heads) / m
-        return without_mean(pull) if self.intercept else pull, moment
+        return subtract_mean(pull) if self.intercept else pull, moment

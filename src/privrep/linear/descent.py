@@ -101,7 +101,7 @@ class Descent:
     def stretch(self, factor: float, level_ratio: float) -> None:
         """Go on with another variance of levels, and with levels of the mean that many times as far from zero."""
         self.known = None if self.known is None else self.known.scaled(factor, self.coordinates)
-        self.panel = replace(self.panel, mean=self.panel.mean.scaled(factor), level_ratio=level_ratio)
+        self.panel = replace(self.panel, mean=self.panel.mean.scale_levels(factor), level_ratio=level_ratio)
 
     def refit(self, panel: Panel) -> None:
         """Go on with another idea of how users vary: earlier histograms say nothing of its gradients."""
@@ -286,7 +286,7 @@ def _moved(
     heard = False
     step = _newton(released["within"], bends["within"], outputs, 0)
     if step is not None:
-        move = panel.transform.original(step.move) * panel.target_scale
+        move = panel.transform.to_original(step.move) * panel.target_scale
         move[~panel.location.varies[:d]] = 0.0
         heard = bool(move.any())
         panel = replace(panel, mean=replace(mean, slopes=mean.slopes + move), residual=step.left(panel.residual))
@@ -306,7 +306,7 @@ def _moved_between(panel: Panel, released: Release, bend: _Curvature, outputs: O
     step = _newton(released, bend, outputs, 1)
     if step is None:
         return panel, False
-    unit = mean.unit(m, m) / (mean.spread / (mean.spread + 1 / m))
+    unit = mean.unit_factors(m, m) / (mean.spread / (mean.spread + 1 / m))
     context = mean.context + step.move[1:] * scale * unit[:, None]
     mean = replace(mean, level=mean.level + step.move[0] * scale, context=context)
     return replace(panel, mean=mean, level_size=step.left(panel.level_size)), bool(step.move[1:].any())

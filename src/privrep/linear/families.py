@@ -24,7 +24,7 @@ from privrep.linear.panel_steps import check_shapes, residual_targets, with_targ
 from privrep.linear.spreads import Spreads, find_spreads
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
 from privrep.local.elementary import log
-from privrep.local.least_squares import centred
+from privrep.local.least_squares import centre_rows
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Bound, Contributions
@@ -89,7 +89,7 @@ class HeadLosses:
         losses = np.zeros((users, candidates))
         if m > 1 or not self.mean.intercept:
             around = residual_targets(self.mean, X, y) / self.target_scale
-            alone = (centred(y) if self.mean.intercept else y) / self.target_scale
+            alone = (centre_rows(y) if self.mean.intercept else y) / self.target_scale
             for c in range(y.shape[2]):
                 for used, targets in ((1, around), (0, alone)):
                     self._add(losses, used, X, np.ascontiguousarray(targets[:, :, c]))
@@ -296,7 +296,7 @@ class HeadErrors:
         q = y.shape[2]
         check_shapes(X, y, features=(self.factor,), targets=(self.new_variance, self.target_scale))
         around = residual_targets(self.mean, X, y) / self.target_scale
-        rows = self.mean.at_rows(X)
+        rows = self.mean.predict_each_row(X)
         new = (y - rows) / self.target_scale / np.sqrt(self.new_variance)
         images = images_of(X, self.factor, self.mean, self.own)
         known = np.empty_like(new)

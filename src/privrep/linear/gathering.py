@@ -85,7 +85,7 @@ class Coordinates:
     def of(cls, mean: PriorMean, transform: FeatureTransform, rows: float) -> Coordinates:
         """Return the coordinates of a prior mean whose users have typically this many rows."""
         known = mean.spread / (mean.spread + 1 / rows)
-        unit = mean.unit(rows, rows)
+        unit = mean.unit_factors(rows, rows)
         left = transform.rows((mean.means_at(transform) * ((1 - known) / unit)).T).T
         ahead = mean.along_axes(np.eye(len(mean.axes)), transform)
         return cls(transform, ahead, unit / known, left, mean.spread > LASTING)
@@ -102,7 +102,7 @@ class Coordinates:
         """
         d, r = self.left.shape
         turn = np.eye(d + 1 + r)
-        turn[d + 1 :, :d] = np.where(self.lasting[:, None], 0.0, self.along(self.transform.original(np.eye(d))))
+        turn[d + 1 :, :d] = np.where(self.lasting[:, None], 0.0, self.along(self.transform.to_original(np.eye(d))))
         return turn
 
     def parameters(self, mean: PriorMean) -> Array:
@@ -115,7 +115,7 @@ class Coordinates:
     def mean_of(self, parameters: Array, mean: PriorMean, varies: Flags) -> PriorMean:
         """Return the prior mean with these parameters; columns that do not vary within users have no slopes."""
         d = len(varies)
-        slopes = self.transform.original(parameters[:d])
+        slopes = self.transform.to_original(parameters[:d])
         slopes[~varies] = 0.0
         context = (parameters[d + 1 :] - self.along(slopes)) * self.unit[:, None]
         return replace(mean, slopes=slopes, level=parameters[d], context=context)
@@ -149,7 +149,7 @@ class Gathered:
         """Return the same of parameters whose level and contexts are so many times as large; slopes stay."""
         d, p = len(coordinates.left), len(self.first)
         change = np.diag(np.where(np.arange(p) < d, 1.0, factor))
-        change[d + 1 :, :d] = (1 - factor) * coordinates.along(coordinates.transform.original(np.eye(d)))
+        change[d + 1 :, :d] = (1 - factor) * coordinates.along(coordinates.transform.to_original(np.eye(d)))
         before = np.linalg.inv(change)
         precision, told = before.T @ self.precision @ before, before.T @ self.told
         return replace(self, first=change @ self.first, precision=precision, told=told)

@@ -19,7 +19,7 @@ from privrep.heads.label_posterior import LabelFits, fit_labels, moderated, some
 from privrep.heads.posterior import images_of
 from privrep.linear.panel_steps import Part, check_shapes, join_parts, part_between, part_within
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
-from privrep.local.least_squares import sum_columns, sum_rows, users_last
+from privrep.local.least_squares import move_users_last, sum_columns, sum_rows
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
@@ -65,7 +65,7 @@ def fit_around(
     """
     check_shapes(X, np.zeros((*y.shape, loss.outputs)), mean, features=(factor,))
     images = images_of(X, factor, mean, own)
-    return fit_labels(mean.of_users(X), images, y, loss, levels_of(mean, level, X.shape[1]), left=left)
+    return fit_labels(mean.predict_users(X), images, y, loss, levels_of(mean, level, X.shape[1]), left=left)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class LabelGradient:
         moved = pull - sums / m
         if isinstance(X, SparseRows):
             return part_within(X, z, moved, weight, True, self.full, self.within_tail)
-        left = self.mean.left_of_means(X, z)
+        left = self.mean.scatter_of_means(X, z)
         ratio = np.sqrt(np.divide(scale, weight, out=np.zeros_like(scale), where=weight > 0))
         return part_within(X, z, moved, weight, True, self.full, self.within_tail, (left, sums, ratio))
 
@@ -196,13 +196,13 @@ class LabelLosses:
         y: Floats = batch.y
         users, m, _ = X.shape
         check_shapes(X, np.zeros((*y.shape, self.loss.outputs)), self.mean, features=(self.first, self.second))
-        offset, images = self.mean.of_users(X), self._images(X)
-        still = self.mean.scaled(0.0).of_users(X)
+        offset, images = self.mean.predict_users(X), self._images(X)
+        still = self.mean.scale_levels(0.0).predict_users(X)
         losses = np.empty((users, len(self.factor)))
         for some in some_users(users, m, max((each.shape[2] for each in images.values()), default=0), offset.shape[2]):
             rows = {kind: LabelRows.of(each[some]) for kind, each in images.items()}
             losses[some] = self._losses(
-                rows, users_last(still[some]), users_last(offset[some]), self.loss.signs(y[some])
+                rows, move_users_last(still[some]), move_users_last(offset[some]), self.loss.signs(y[some])
             ).T
         moved = losses - np.matmul(losses[:, None, :], np.full((len(self.factor), 1), 1 / len(self.factor)))[:, 0]
         cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
@@ -312,8 +312,8 @@ class LabelTrust:
         images = images_of(X, self.factor, self.mean, False)
         slopes = (images**2).sum(axis=2) if images.shape[2] else np.zeros(X.shape[:2])
         variance = levels_of(self.mean, self.level, 1)[:, None, None] + np.ascontiguousarray(slopes.T)
-        return moderated(users_last(self.mean.at_rows(X)), variance, self.loss)
+        return moderated(move_users_last(self.mean.predict_each_row(X)), variance, self.loss)
 
     def _derivatives(self, outputs: Array, signs: Floats, factor: float) -> list[Array]:
-        pull, curve = self.loss.pulls(factor * outputs, signs)
+        pull, curve = self.loss.differentiate(factor * outputs, signs)
         return [sum_rows(sum_columns(part)) for part in (pull * outputs, curve * outputs**2)]

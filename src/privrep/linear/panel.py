@@ -145,7 +145,7 @@ def find_panel(
     target_scale = np.maximum(location.scale[d:], 1e-300)
     located = (location.between > 0) if intercept else np.ones(d + q, bool)
     mean = replace(
-        PriorMean.nothing(d, q, intercept),
+        PriorMean.zero(d, q, intercept),
         level=location.centre[d:],
         centre=location.centre[:d],
         located=located[:d].astype(np.float64),

@@ -17,11 +17,12 @@ from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
 from privrep.heads.posterior import Spread, images_of, spread_of
 from privrep.linear.steps import CELLS, LOWEST, WIDE_CELLS, WIDE_LOWEST, FeatureSizes, octaves, pulled
-from privrep.local.least_squares import ROUNDING, centred
+from privrep.local.least_squares import ROUNDING, centre_rows
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions, Losses
-from privrep.privacy.contributions import Concatenated, Counts, RowMoments, SparseColumns, Vectors
+from privrep.privacy.columns import SparseColumns
+from privrep.privacy.contributions import Concatenated, Counts, RowMoments, Vectors
 from privrep.privacy.protocol import Step, StepSpec, UserBatch
 from privrep.typing import Array, Floats, Integers, Matrix, Vector
 
@@ -318,9 +319,9 @@ def part_within(
     if isinstance(gradient, SparseColumns) or isinstance(X, SparseRows):
         assert isinstance(gradient, SparseColumns)
         curvature = scale[:, None] * float(max(m - intercept, 0))
-        return replace(gradient, tail=curvature * tail), gradient.lengths(), curvature[:, 0]
+        return replace(gradient, tail=curvature * tail), gradient.measure_columns(), curvature[:, 0]
     flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
-    rows = transform.rows(centred(X) if intercept else X)
+    rows = transform.rows(centre_rows(X) if intercept else X)
     if beside is not None:
         row = transform.rows(beside[0])
         flat = flat + (beside[1].transpose(0, 2, 1) @ row).reshape(users, -1)
@@ -345,7 +346,7 @@ def part_between(
     users, m, _ = X.shape
     rows = np.ones((users, 1, 1))
     if mean.axes.shape[1]:
-        p = (mean.user_means(X) - mean.centre) @ (mean.axes * mean.unit(m, typical_rows))
+        p = (mean.user_means(X) - mean.centre) @ (mean.axes * mean.unit_factors(m, typical_rows))
         rows = np.concatenate([rows, p], axis=2)
     flat = np.ascontiguousarray(pull.transpose(0, 2, 1) * rows).reshape(users, -1)
     return _with_curvature(flat, rows, scale, full, tail)
@@ -376,7 +377,7 @@ def _with_curvature(gradient: Array, rows: Floats, scale: Array, full: bool, tai
 def residual_targets(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:
     """Return targets (users, m, q) minus the prior mean, in double precision."""
     check_shapes(X, y, mean)
-    return y.astype(np.float64, copy=False) - mean.of_users(X)
+    return y.astype(np.float64, copy=False) - mean.predict_users(X)
 
 
 @dataclass(frozen=True)
@@ -399,5 +400,5 @@ class Residual:
         check_shapes(batch.X, y, self.mean)
         if not self.mean.slopes.any():
             return self.step(batch)
-        left = y.astype(np.float64, copy=False) - self.mean.of_slopes(batch.X)
+        left = y.astype(np.float64, copy=False) - self.mean.apply_slopes(batch.X)
         return self.step(replace(batch, y=(left if batch.y.ndim == 3 else left[:, :, 0]).astype(batch.y.dtype)))

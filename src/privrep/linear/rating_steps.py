@@ -16,7 +16,7 @@ from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
 from privrep.heads.ratings import fit_ratings, user_spreads
 from privrep.local.elementary import log
-from privrep.local.least_squares import ROUNDING, centred
+from privrep.local.least_squares import ROUNDING, centre_rows
 from privrep.local.representation import Ratings
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.columns import NonNegativeColumns
@@ -136,7 +136,7 @@ class RatingLevels:
         if m > 1:
             pairs = (around.sum(axis=1) ** 2 - (around**2).sum(axis=1)) / (m * (m - 1))
             values[:, 1] = np.clip(pairs / (self.shared * MOST_SHARED), -1.0, 1.0)
-            v = (centred(y) ** 2).sum(axis=1) / ((m - 1) * self.spread**2)
+            v = (centre_rows(y) ** 2).sum(axis=1) / ((m - 1) * self.spread**2)
             values[:, 2] = (np.minimum(v, WIDEST) - 1) / (WIDEST - 1)
         else:
             values[:, 3] = -0.5
@@ -188,7 +188,7 @@ class RatingLosses:
         X, y = _checked(batch, self.matrix)
         m = y.shape[1]
         values = np.zeros((len(y), LOSS_PARTS))
-        alone = ((centred(y) * (m / max(m - 1, 1))) ** 2).sum(axis=1)
+        alone = ((centre_rows(y) * (m / max(m - 1, 1))) ** 2).sum(axis=1)
         tell = (alone > (ROUNDING * np.abs(y).max(axis=1)) ** 2) & (m > 1)
         P = X.project(self.matrix)
         level, typical = self.ratings.level or 0.0, self.ratings.spread

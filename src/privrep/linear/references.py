@@ -16,7 +16,7 @@ from privrep.data.table import UserTable
 from privrep.heads.regression import own_candidate
 from privrep.linear.methods.private_fedrep import head_and_gradient
 from privrep.linear.steps import PairMoments
-from privrep.local.least_squares import centred
+from privrep.local.least_squares import centre_rows
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
@@ -70,7 +70,7 @@ class FullGradient:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X
         y: Floats = batch.y
-        rows, targets = (centred(X), centred(y)) if self.intercept else (X, y)
+        rows, targets = (centre_rows(X), centre_rows(y)) if self.intercept else (X, y)
         every = np.arange(X.shape[1] if X.shape[1] > self.U.shape[1] + self.intercept else 0)
         heads, gradient = head_and_gradient(self.U, rows * self.inverse_scale, targets, every, every)
         return {"gradient": Vectors(gradient), "heads": Vectors(pack(heads[:, :, None] * heads[:, None, :]))}

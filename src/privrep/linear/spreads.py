@@ -17,7 +17,7 @@ from privrep.data.sparse import SparseRows
 from privrep.heads.posterior import images_of
 from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
-from privrep.local.least_squares import ROUNDING, ridge_fit, sum_columns, sum_rows, users_last, without_mean
+from privrep.local.least_squares import ROUNDING, fit_ridge, move_users_last, subtract_mean, sum_columns, sum_rows
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
@@ -53,11 +53,11 @@ class HeadSpreads:
         k, free = self.factor.shape[1], int(self.mean.intercept)
         residuals = residual_targets(self.mean, X, y) / self.target_scale
         sizes = np.zeros((users, 5))
-        images = users_last(images_of(X, self.factor, self.mean, own=False))
+        images = move_users_last(images_of(X, self.factor, self.mean, own=False))
         for c in range(residuals.shape[2]):
-            targets = users_last(np.ascontiguousarray(residuals[:, :, c]))
+            targets = move_users_last(np.ascontiguousarray(residuals[:, :, c]))
             if m > free:
-                moved = without_mean(targets) if free else targets
+                moved = subtract_mean(targets) if free else targets
                 sizes[:, 0] += sum_rows(moved**2) / (m - free)
                 sizes[:, 1] += (sum_rows(targets) / m) ** 2 if free else 0.0
             if k and m > k + free:
@@ -70,8 +70,8 @@ class HeadSpreads:
         return {"spreads": Counts(np.where(cells < 0, -1, cells + WIDE_CELLS * np.arange(5)), 5 * WIDE_CELLS)}
 
     def _regressed(self, images: Array, targets: Array, m: int, k: int, free: int) -> Array:
-        P, y = (without_mean(images), without_mean(targets)) if free else (images, targets)
-        fit = ridge_fit(P, y, 1e-9, bool(free))
+        P, y = (subtract_mean(images), subtract_mean(targets)) if free else (images, targets)
+        fit = fit_ridge(P, y, 1e-9, bool(free))
         left = y - sum_columns(P * fit.heads[:, None, :])
         level = (sum_rows(targets) - sum_columns(sum_rows(images)[:, None, :] * fit.heads[:, None, :])[0]) / m
         head = sum_columns(fit.heads[:, None, :] ** 2)[0] / k

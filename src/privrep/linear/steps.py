@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from privrep.data.sparse import SparseRows
 from privrep.local.least_squares import (
     ROUNDING,
-    centred,
-    centred_targets,
-    ridge_fit,
+    centre_rows,
+    centre_targets,
+    fit_ridge,
+    move_users_last,
+    subtract_mean,
     sum_columns,
     sum_rows,
-    users_last,
-    without_mean,
 )
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
+from privrep.privacy.columns import SparseColumns
 from privrep.privacy.contributions import (
     Counts,
     CrossMoments,
     RowMoments,
-    SparseColumns,
     Summed,
     Vectors,
     pack,
@@ -78,7 +78,7 @@ class FeatureSizes:
         """(users, columns): the cell within each column's own histogram, or -1."""
         rows = values.astype(np.float64, copy=False)
         rounding = ROUNDING * np.abs(rows).max(axis=1, initial=0.0)
-        rows = centred(rows) if self.intercept else rows
+        rows = centre_rows(rows) if self.intercept else rows
         sizes = np.sqrt((rows**2).sum(axis=1) / max(values.shape[1] - self.intercept, 1))
         return octaves(np.where(sizes > rounding, sizes, 0.0))
 
@@ -107,7 +107,7 @@ class SecondMoments:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X
         m = X.shape[1]
-        rows = self.transform.rows(centred(X) if self.intercept else X)
+        rows = self.transform.rows(centre_rows(X) if self.intercept else X)
         return {"covariance": RowMoments(rows, np.full(len(X), 1 / max(m - self.intercept, 1)))}
 
 
@@ -151,13 +151,13 @@ class PairMoments:
         X: Floats = batch.X
         y: Floats = batch.y
         m = X.shape[1]
-        rows = self.transform.rows(centred(X) if self.intercept else X)
+        rows = self.transform.rows(centre_rows(X) if self.intercept else X)
         if self.normalised:
             lengths = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=2, keepdims=True))
             rows = (rows / np.maximum(lengths, np.finfo(np.float64).tiny)).astype(X.dtype)
         scale = np.full(len(X), 1 / (m * (m - 1)) if m > 1 else 0.0)
         parts = [
-            CrossMoments(rows * (centred_targets(t).T if self.intercept else t)[:, :, None].astype(X.dtype), scale)
+            CrossMoments(rows * (centre_targets(t).T if self.intercept else t)[:, :, None].astype(X.dtype), scale)
             for t in self.transform.targets(y)
         ]
         return {"moments": parts[0] if len(parts) == 1 else Summed(tuple(parts))}
@@ -185,12 +185,12 @@ class ResidualMoments:
         m = X.shape[1]
         P = projected(X, self.transform, self.U, self.intercept)
         inside = np.ascontiguousarray(P.transpose(2, 1, 0), dtype=X.dtype)
-        rows = self.transform.rows(centred(X) if self.intercept else X) - inside @ self.U.T.astype(X.dtype)
+        rows = self.transform.rows(centre_rows(X) if self.intercept else X) - inside @ self.U.T.astype(X.dtype)
         scale = np.full(len(X), 1 / (m * (m - 1)) if m > self.U.shape[1] + self.intercept + 1 else 0.0)
         parts = []
         for column in self.transform.targets(y):
-            targets = centred_targets(column) if self.intercept else users_last(column)
-            left = targets - sum_columns(P * ridge_fit(P, targets, self.ridge, self.intercept).heads[:, None, :])
+            targets = centre_targets(column) if self.intercept else move_users_last(column)
+            left = targets - sum_columns(P * fit_ridge(P, targets, self.ridge, self.intercept).heads[:, None, :])
             parts.append(CrossMoments(rows * left.T[:, :, None].astype(X.dtype), scale))
         return {"moments": parts[0] if len(parts) == 1 else Summed(tuple(parts))}
 
@@ -215,9 +215,9 @@ def pulled(X: Floats | SparseRows, transform: FeatureTransform, pull: Floats) ->
 
 def projected(X: Floats | SparseRows, transform: FeatureTransform, basis: Array, intercept: bool) -> Floats:
     """(k, m, users): transformed rows times the basis, around their user's mean if there is an intercept."""
-    matrix = transform.original(basis)
-    P = users_last(X.project(matrix) if isinstance(X, SparseRows) else X @ matrix.astype(X.dtype))
-    return without_mean(P) if intercept else P
+    matrix = transform.to_original(basis)
+    P = move_users_last(X.project(matrix) if isinstance(X, SparseRows) else X @ matrix.astype(X.dtype))
+    return subtract_mean(P) if intercept else P
 
 
 def nothing(users: int, d: int, k: int) -> Contributions:
@@ -272,19 +272,19 @@ class LeaveOneOutGradient:
     def _pull(self, P: Floats, y: Floats) -> tuple[Floats, Floats]:
         """For one target: how each row pulls at U, (k, m, users), and the heads' second moment, packed."""
         k, m, _ = P.shape
-        fit = ridge_fit(P, centred_targets(y) if self.intercept else users_last(y), self.ridge, self.intercept)
+        fit = fit_ridge(P, centre_targets(y) if self.intercept else move_users_last(y), self.ridge, self.intercept)
         heads = fit.loo_heads()
         pull = fit.loo_residuals * heads / m
         moments = [sum_rows(heads[a] * heads[b]) / m for a in range(k) for b in range(a, k)]
         moment = np.stack(moments, axis=1) * pack(np.ones((k, k)))
         # centred pulls are the same as centred rows, which are many more
-        return without_mean(pull) if self.intercept else pull, moment
+        return subtract_mean(pull) if self.intercept else pull, moment
 
     def _joined(self, X: Floats | SparseRows, P: Floats, pull: Floats, tail: Floats) -> tuple[Contributions, Floats]:
         """Gradient and tail as one contribution, and the gradient's norms."""
         gradient = pulled(X, self.transform, pull)
         if isinstance(gradient, SparseColumns):
-            return replace(gradient, tail=tail), gradient.lengths()
+            return replace(gradient, tail=tail), gradient.measure_columns()
         users, k, d = gradient.shape
         within = np.stack([np.stack([sum_rows(pull[a] * P[b]) for b in range(k)], 1) for a in range(k)], 1)
         gradient -= within.astype(gradient.dtype) @ self.U.T.astype(gradient.dtype)
@@ -319,11 +319,11 @@ class PowerStep:
         P = projected(X, self.transform, self.basis, self.intercept)
         pull = np.zeros_like(P)
         for column in self.transform.targets(y):
-            t = centred_targets(column) if self.intercept else users_last(column)
+            t = centre_targets(column) if self.intercept else move_users_last(column)
             if self.own_rows:
                 pull += t**2 * P / m
             elif m > 1:
                 weighted = t * P
                 pull += t * (sum_rows(weighted)[:, None, :] - weighted) / (m * (m - 1))
-        image = pulled(X, self.transform, without_mean(pull) if self.intercept else pull)
+        image = pulled(X, self.transform, subtract_mean(pull) if self.intercept else pull)
         return {"image": image if isinstance(image, SparseColumns) else Vectors(image.reshape(len(image), -1))}

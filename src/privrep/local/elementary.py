@@ -1,8 +1,8 @@
 """Exponential and logarithm made of additions, multiplications and divisions alone.
 
 Those are rounded the same way wherever a number stands in an array. NumPy's own `exp` and `log` may take another path
-through the last few numbers of an array, or through one that is not contiguous, and a user's number would then depend
-on who stands beside it (see `least_squares`). Correct to about ten digits, which is more than a fit on rows needs.
+through the last few numbers of an array, or through one that is not contiguous. A user's number would then depend on
+who stands beside it (see `least_squares`). Correct to about ten digits, which is more than a fit on rows needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ _LARGEST = 690.0  # 2^(690 / log 2) has an exponent of 64-bit numbers, and so ha
 
 
 def exp(x: Floats) -> Floats:
-    """e^x, for |x| up to 690 and the value there beyond."""
+    """Return e^x for an array of any shape, for |x| up to 690 and the value there beyond.
+
+    Args:
+        x: exponents, any shape.
+    """
     x = np.clip(x, -_LARGEST, _LARGEST)
     octaves = np.rint(x * (1 / math.log(2)))
     half = (x - octaves * math.log(2)) * 0.5
@@ -29,7 +33,11 @@ def exp(x: Floats) -> Floats:
 
 
 def log(x: Floats) -> Floats:
-    """The natural logarithm of positive numbers."""
+    """Return the natural logarithm, in the shape of x.
+
+    Args:
+        x: positive numbers, any shape.
+    """
     mantissa, exponent = np.frexp(x)
     small = mantissa < math.sqrt(0.5)
     mantissa, exponent = np.where(small, 2 * mantissa, mantissa), exponent - small
@@ -42,10 +50,10 @@ def log(x: Floats) -> Floats:
 
 
 def sigmoid(x: Floats) -> Floats:
-    """1 / (1 + e^-x)."""
+    """Return 1 / (1 + e^-x), in the shape of x."""
     return 1.0 / (1.0 + exp(-x))
 
 
 def softplus(x: Floats) -> Floats:
-    """log(1 + e^x), without overflow."""
+    """Return log(1 + e^x) without overflow, in the shape of x."""
     return np.maximum(x, 0.0) + log(1.0 + exp(-np.abs(x)))

@@ -1,7 +1,7 @@
-"""Positive definite systems of many users at once, by elimination, and what is read off their inverses.
+"""Positive definite systems of many users at once, by elimination, and numbers read off their inverses.
 
-Users come last, so that every operation is one long loop, and each user's numbers are a function of its own to the last
-bit: there are additions, multiplications and divisions alone, always in the same order (see `least_squares`).
+Users come last, so that every operation is one long loop. Each user's numbers are a function of its own to the last
+bit. There are additions, multiplications and divisions alone, always in the same order (see `least_squares`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Systems:
     def solve(self, right: Floats) -> Floats:
         """Return A^-1 times (n, ...)."""
         if self.pivots is None:
-            return self._times(right)
-        half = self._times(right) / self.pivots
+            return self._multiply(right)
+        half = self._multiply(right) / self.pivots
         found = half.copy()
         for i in range(1, len(half)):
             found[:i] += self.T[i, :i] * half[i]
@@ -43,16 +43,16 @@ class Systems:
             found[:i] += self.T[i, :i] * self.T[i, :i] / self.pivots[i]
         return found
 
-    def squares(self, right: Floats) -> Floats:
+    def quadratic_forms(self, right: Floats) -> Floats:
         """Return <b, A^-1 b> for each of (n, ...) b."""
-        half = self._times(right)
+        half = self._multiply(right)
         each = right * half if self.pivots is None else half * half / self.pivots
         total = each[0].copy()
         for part in each[1:]:
             total += part
         return total
 
-    def _times(self, right: Floats) -> Floats:
+    def _multiply(self, right: Floats) -> Floats:
         """Return T times (n, ...)."""
         if self.pivots is None:
             found = self.T[:, 0] * right[0]
@@ -66,10 +66,10 @@ class Systems:
 
 
 def eliminate(n: int, shape: tuple[int, ...], row: Callable[[int], Floats]) -> Systems:
-    """Return systems of n unknowns each. What is not finite stays within its user.
+    """Return systems of n unknowns each. Numbers that are not finite stay within their user.
 
-    Rows of T follow those of A in one array: of row a the columns left of the diagonal are not needed, by symmetry, and
-    those of T are zero from the pivot on, so that what a pivot changes lies in one piece.
+    Rows of T follow those of A in one array. By symmetry, the columns of row a left of the diagonal are not needed. The
+    columns of T are zero from the pivot on, so that the part that a pivot changes lies in one piece.
 
     Args:
         n: unknowns of a system.
@@ -77,7 +77,7 @@ def eliminate(n: int, shape: tuple[int, ...], row: Callable[[int], Floats]) -> S
         row: returns row a of A, from its diagonal on, (n - a, *shape).
     """
     if n > MANY:
-        return _inverted(n, shape, row)
+        return _invert(n, shape, row)
     A = np.empty((n, 2 * n, *shape))
     for a in range(n):
         A[a, a:n] = row(a)
@@ -90,7 +90,8 @@ def eliminate(n: int, shape: tuple[int, ...], row: Callable[[int], Floats]) -> S
     return Systems(A[:, n:], np.ascontiguousarray(A[np.arange(n), np.arange(n)]))
 
 
-def _inverted(n: int, shape: tuple[int, ...], row: Callable[[int], Floats]) -> Systems:
+def _invert(n: int, shape: tuple[int, ...], row: Callable[[int], Floats]) -> Systems:
+    """Return systems with their inverses by LAPACK, which is faster for many unknowns; arguments as in `eliminate`."""
     A = np.empty((n, n, *shape))
     for a in range(n):
         A[a, a:] = A[a:, a] = row(a)

@@ -1,4 +1,4 @@
-"""What everybody's data says of a user before its own targets are seen: the prior of heads. All of it is public.
+"""The prior of heads: a user's model before its own targets are seen, from everybody's releases. All of it is public.
 
 The model of user i with mean row xbar_i, for one target:
 
@@ -6,9 +6,10 @@ The model of user i with mean row xbar_i, for one target:
     b_i ~ N(0, rho s^2),   v_i ~ N(0, s^2 I),   e_ij ~ N(0, s^2)
 
 Slopes may turn around the centre instead of xbar_i (`own_origin`): then levels are those at the centre.
-mu_i is the mean row that the user would have after very many rows. Of m rows it is known as well as their mean tells:
-users' means vary by `spread` times as much as the rows of one user, along each of `axes`, and the posterior mean of
-mu_i - centre is spread / (spread + 1 / m) times that of xbar_i - centre. `context` is h in these coordinates.
+
+mu_i is the mean row that the user would have after very many rows. The mean of m rows estimates it. Users' means vary
+by `spread` times as much as the rows of one user, along each of `axes`. So the posterior mean of mu_i - centre is
+spread / (spread + 1 / m) times xbar_i - centre. `context` is h in these coordinates.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from privrep.typing import Array, Floats, Matrix, Vector
 
 @dataclass(frozen=True)
 class PriorMean:
-    """What a row's target is expected to be, from the row and the mean of its user's rows.
+    """Expected target of a row, from the row and the mean of its user's rows.
 
     Without `intercept` users have no levels: the mean is <x, slopes>, and the fields of levels are zero or empty.
     """
@@ -47,7 +48,7 @@ class PriorMean:
             raise InputError("the arrays of a prior mean do not fit each other; make it anew.")
 
     def check_rows(self, features: int, targets: int) -> None:
-        """Raise InputError unless the mean is one of rows with so many features and targets.
+        """Raise InputError unless the mean is one of rows with this many features and targets.
 
         Otherwise arrays of other shapes could be spread over rows, which would then have more targets than they have.
         """
@@ -56,19 +57,25 @@ class PriorMean:
             raise InputError(f"a prior mean of {mine} does not go with rows of {features:,} and {targets:,}.")
 
     @classmethod
-    def nothing(cls, features: int, targets: int, intercept: bool) -> PriorMean:
-        """Return the mean that is zero everywhere."""
+    def zero(cls, features: int, targets: int, intercept: bool) -> PriorMean:
+        """Return the mean that is zero everywhere.
+
+        Args:
+            features: of a row, d.
+            targets: of a row, q.
+            intercept: whether users have levels.
+        """
         d, q = features, targets
         empty = np.zeros((d, 0)), np.zeros(0), np.zeros((0, q))
         return cls(np.zeros(q), np.zeros((d, q)), np.zeros(d), np.ones(d), *empty, intercept)
 
-    def scaled(self, factor: float) -> PriorMean:
+    def scale_levels(self, factor: float) -> PriorMean:
         """Return the mean with levels, and what mean rows say of them, this many times as far from zero."""
         return replace(self, level=factor * self.level, context=factor * self.context)
 
     @property
     def fill(self) -> Array:
-        """Return what a column is taken to hold of a user without any value in it, (d,): the centre, where known."""
+        """Return the value of each column for a user without any value in it, (d,): the centre, where known."""
         return self.centre * self.located
 
     @property
@@ -77,21 +84,24 @@ class PriorMean:
         return self.level - self.centre @ (self.slopes * self.located[:, None])
 
     def context_weights(self, rows: int) -> Array:
-        """Return what the mean row of a user with this many rows counts for its level, (d, q)."""
+        """Return the weights of a user's mean row for its level, (d, q), with this many rows."""
         known = self.spread / (self.spread + 1 / rows) if rows else np.zeros_like(self.spread)
         return self.axes @ (known[:, None] * self.context)
 
     def mean_weights(self, rows: int) -> Array:
-        """Return what the mean row of a user with this many rows counts in all, (d, q); `centre` moves with it."""
+        """Return all weights of a user's mean row, (d, q), with this many rows; `centre` moves with it."""
         return self.context_weights(rows) - self.slopes * (1 - self.located)[:, None]
 
     def level_variance(self, rows: int) -> Array:
         """Return the variance of users' levels that comes from mean rows being known by this many rows alone, (q,)."""
         return (self.spread / (1 + rows * self.spread)) @ self.context**2
 
-    def unit(self, rows: float, typical: float) -> Array:
-        """Return factors of a mean row's coordinates, (r,), that give them unit variance at a typical number of rows,
-        and as much less or more weight for other numbers as their means say less or more of the user."""
+    def unit_factors(self, rows: float, typical: float) -> Array:
+        """Return factors of a mean row's coordinates, (r,).
+
+        At a typical number of rows they give the coordinates unit variance. For other numbers they give as much less or
+        more weight as those means say less or more of the user.
+        """
         return np.sqrt(self.spread + 1 / typical) / (self.spread + 1 / rows)
 
     def user_means(self, X: Floats | SparseRows) -> Array:
@@ -104,7 +114,7 @@ class PriorMean:
         """Return the mean rows that coordinates along the axes stand for, (d, r).
 
         Where axes are fewer than features, users' means do not differ in what the axes leave open. So they are the
-        shortest such rows in coordinates in which rows of one user vary alike in all directions.
+        shortest such rows, in coordinates in which rows of one user vary alike in all directions.
         """
         scale, W = transform.scale, transform.whitening
         wide = np.diag(scale) if W is None else scale[:, None] * np.linalg.pinv(W)
@@ -114,9 +124,10 @@ class PriorMean:
         """Return what slopes (d, q) make of users' mean rows, by their coordinates along the axes, (r, q)."""
         return np.asarray(self.means_at(transform).T @ (slopes * self.located[:, None]))
 
-    def left_of_means(self, X: Floats, transform: FeatureTransform) -> Array:
-        """Return what of users' mean rows is no more than the rows' own scatter, (users, 1, d): the mean row less the
-        posterior mean of mu_i. Nothing is left in columns whose centre is not known.
+    def scatter_of_means(self, X: Floats, transform: FeatureTransform) -> Array:
+        """Return the part of users' mean rows that is no more than the rows' own scatter, (users, 1, d).
+
+        It is the mean row less the posterior mean of mu_i. Nothing is left in columns whose centre is not known.
 
         Args:
             X: rows (users, m, d).
@@ -129,41 +140,46 @@ class PriorMean:
         known = self.spread / (self.spread + 1 / m)
         return moved @ (np.eye(len(self.axes)) - (self.axes * known) @ self.means_at(transform).T)
 
-    def means_along(self, X: Floats | SparseRows, origin: Array, matrix: Array) -> Array:
-        """Return users' mean rows less a public origin (d,), times a matrix (d, k): (users, 1, k).
+    def project_means(self, X: Floats | SparseRows, origin: Array, matrix: Array) -> Array:
+        """Return users' mean rows less a public origin, times a matrix: (users, 1, k).
 
         Sparse rows are not made dense: their images are averaged, a product per user.
+
+        Args:
+            X: (users, m, d), or `SparseRows`.
+            origin: (d,).
+            matrix: (d, k).
         """
         if not isinstance(X, SparseRows):
             return (self.user_means(X) - origin) @ matrix
         return np.full((1, X.shape[1]), 1 / X.shape[1]) @ X.project(matrix) - origin @ matrix
 
-    def of_slopes(self, X: Floats | SparseRows) -> Array:
-        """Return what common slopes make of every row, (users, m, q)."""
+    def apply_slopes(self, X: Floats | SparseRows) -> Array:
+        """Return what common slopes make of every row, (users, m, q), for X (users, m, d)."""
         if not self.slopes.any():
             return np.zeros((*X.shape[:2], self.slopes.shape[1]))
         slopes = X.project(self.slopes) if isinstance(X, SparseRows) else X @ self.slopes.astype(X.dtype)
         return np.asarray(slopes, dtype=np.float64)
 
-    def of_users(self, X: Floats | SparseRows) -> Array:
-        """Return the mean at every row of users with equally many, (users, m, q)."""
-        found = self.of_slopes(X) + self.constant
+    def predict_users(self, X: Floats | SparseRows) -> Array:
+        """Return the mean at every row of users with equally many, (users, m, q), for X (users, m, d)."""
+        found = self.apply_slopes(X) + self.constant
         if self.axes.shape[1] or not self.located.all():
-            found = found + self.means_along(X, self.centre * self.located, self.mean_weights(X.shape[1]))
+            found = found + self.project_means(X, self.centre * self.located, self.mean_weights(X.shape[1]))
         return found
 
     @property
     def row_weights(self) -> Array:
-        """Return what a row counts where nothing else is known of its user, (d, q)."""
+        """Return the weights of a row where nothing else is known of its user, (d, q)."""
         return self.slopes * self.located[:, None] + self.context_weights(1)
 
-    def of_rows(self, X: Any) -> Array:
+    def predict_rows(self, X: Any) -> Array:
         """Return the mean at rows (rows, d) of users of whom nothing is known but that one row each, (rows, q)."""
         weights = self.row_weights
         return np.asarray(X @ weights) + (self.level - (self.centre * self.located) @ weights)
 
-    def at_rows(self, X: Floats | SparseRows) -> Array:
-        """Return `of_rows` of the rows of users with equally many, (users, m, q)."""
+    def predict_each_row(self, X: Floats | SparseRows) -> Array:
+        """Return `predict_rows` of the rows of users with equally many, (users, m, q)."""
         weights = self.row_weights
         images = X.project(weights) if isinstance(X, SparseRows) else X @ weights.astype(X.dtype)
         return images.astype(np.float64, copy=False) + (self.level - (self.centre * self.located) @ weights)

@@ -1,4 +1,4 @@
-"""What a run learns: an estimate on its way, and the representation it ends with. Both hold public values only."""
+"""The result of a run: an estimate on its way, and the representation it ends with. Both hold public values only."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ class Estimate:
 
     @property
     def total_error(self) -> float:
+        """Return the estimated sum of squared sines between basis and truth."""
         return float(np.trace(self.error))
 
     @property
     def found(self) -> int:
-        """How many of the first columns stand out from the noise."""
+        """Return how many of the first columns stand out from the noise."""
         return int(np.argmin(np.append(np.diag(self.error) < 1, False)))
 
-    def hides(self, rank: int | None) -> bool:
-        """Whether strong directions may hide weak ones: the first is known well, and others may be missing."""
+    def may_hide(self, rank: int | None) -> bool:
+        """Return whether strong directions may hide weak ones: the first is known well, and others may be missing."""
         return bool(self.error[0, 0] < 0.1) and (rank is None or self.found < rank)
 
     def first(self, k: int) -> Estimate:
+        """Return the estimate of the first k columns."""
         return Estimate(self.basis[:, :k], self.error[:k, :k])
 
 
 @dataclass(frozen=True)
 class Ratings:
-    """What a representation of items has besides their factors, in units of a user's own spread of ratings.
+    """Parts of a representation of items beside their factors, in units of a user's own spread of ratings.
 
     A model without `level` is of an earlier version: its users' levels are their own means.
     """
@@ -64,7 +66,7 @@ class Ratings:
 
 @dataclass(frozen=True)
 class Gains:
-    """What users lose by leave-one-out, over what they lose by their own mean: logarithms of squared errors, a row.
+    """Leave-one-out losses of users over the losses of their own means: logarithms of squared errors, a row.
 
     -0.1 says that a typical user's squared error is 10% smaller than by its mean. Released, with noise.
     """
@@ -87,11 +89,11 @@ class Gains:
 
 @dataclass(frozen=True)
 class Representation:
-    """What the run learned; every field is on the billboard.
+    """Result of a run; every field is on the billboard.
 
-    Predictions use <x, matrix v>; `basis` has orthonormal columns in the coordinates of `transform`. The columns of
-    `matrix` are as long as users' heads reach in them, so that a head's coordinates are of one size and one ridge
-    treats all of them alike. Of ratings the first column of `matrix` is the items' offset.
+    Predictions use <x, matrix v>. `basis` has orthonormal columns in the coordinates of `transform`. The columns of
+    `matrix` are as long as users' heads reach in them. So a head's coordinates are of one size, and one ridge treats
+    all of them alike. In a representation of ratings the first column of `matrix` is the items' offset.
     """
 
     basis: Array  # (d, k)
@@ -117,22 +119,27 @@ class Representation:
 
     @property
     def scale(self) -> Array:
+        """Return the public scale of each feature, (d,)."""
         return self.transform.scale
 
     @property
     def matrix(self) -> Array:
-        columns = self.transform.original(self.basis * self.spread)
+        """Return the matrix of predictions in features as they come, (d, k), or (d, 1 + k) of ratings."""
+        columns = self.transform.to_original(self.basis * self.spread)
         return columns if self.ratings is None else np.column_stack([self.ratings.offset, columns])
 
     @property
     def mean_error(self) -> float:
-        """Estimated mean squared sine between truth and basis, from the noise of the releases: 1 is nothing learned."""
+        """Return the estimated mean squared sine between truth and basis: 1 is nothing learned.
+
+        It is computed from the noise of the releases.
+        """
         k = self.basis.shape[1]
         return self.error / k if k else 1.0
 
     @property
     def mostly_noise(self) -> bool:
-        """Whether the releases say that next to nothing was learned; users then fall back on what they have alone.
+        """Return whether next to nothing was learned, by the releases; users then fall back on what they have alone.
 
         Factors of items are shrunk by their noise, so that more of it does no harm.
         """
@@ -145,16 +152,19 @@ class Representation:
 
     @property
     def trust(self) -> float:
-        """How far the noise of the releases lets one believe the representation, from 1 down towards 0."""
+        """Return how far the noise of the releases lets one believe the representation, from 1 down towards 0."""
         return 1 / (1 + 30 * self.mean_error)
 
     def credit(self, rows: int) -> float:
-        """By how much a user with so many rows may divide the shared head's leave-one-out error before it chooses.
+        """Return the factor that divides the shared head's leave-one-out error before the comparison.
 
-        With few rows the best of several candidates is often good by luck, and what others found is a better judge. If
-        p users preferred the shared head where one preferred its own regression, p^3 stands for the odds beforehand,
-        against a likelihood ratio of (error / error)^(rows / 2). Without clear votes for the shared head, or without
-        votes, its noise counts against it: at a mean squared sine of 3% it must halve the error of the others.
+        A user of `rows` rows compares it with other candidates. With few rows the best of several is often good by
+        luck, and what others found is a better judge. Let p users have preferred the shared head where one preferred
+        its own regression. Then p^3 stands for the odds beforehand, against a likelihood ratio of (error / error)^(rows
+        / 2).
+
+        Without clear votes for the shared head, or without votes, its noise counts against it: at a mean squared sine
+        of 3% it must halve the error of the others.
         """
         for_it = 1.0 if self.preference is None else self.preference ** (6 / rows)
         return for_it if self.preference is not None and self.preference > 2 else min(for_it, 1.0) * self.trust
@@ -171,7 +181,19 @@ def publish(
     prior: HeadPrior | LabelPrior | None = None,
     gains: Gains | None = None,
 ) -> Representation:
-    """Post the representation, the last page of a run."""
+    """Post the representation, the last page of a run, and return it.
+
+    Args:
+        run: its billboard gets the page.
+        state: the estimate at the end.
+        transform: the coordinates of the estimate.
+        ratings: of items, beside their factors.
+        preference: users who preferred the shared head, to one who preferred its own.
+        precision: of the prior of classifiers' heads.
+        centre: of that prior, (outputs, k + 1).
+        prior: of heads.
+        gains: what the prior is worth.
+    """
     spread = np.ones(1) if state.spread is None else state.spread
     optional = {"whitening": transform.whitening, "target_scale": transform.target_scale, "centre": centre}
     facts: dict[str, float | bool] = {"error": state.total_error}
@@ -209,7 +231,7 @@ _LABEL_FACTS = ("level", "known", "new")
 
 
 def read_representation(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Representation:
-    """What `publish` posted."""
+    """Return the representation that `publish` posted, from the arrays (of shapes as in `Representation`) and facts."""
     transform = FeatureTransform(arrays["scale"], arrays.get("whitening"), arrays.get("target_scale"))
     ratings = _read_ratings(arrays, facts) if "offset" in arrays else None
     votes = facts.get("preference"), facts.get("precision"), arrays.get("centre")
@@ -225,6 +247,7 @@ _GAINS = tuple(each.name for each in fields(Gains))
 
 
 def _read_ratings(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Ratings:
+    """Return the parts beside items' factors. Raise ValueError if a number cannot be one of them."""
     ratings = Ratings(arrays["offset"], facts["residual"])
     if "ratings_level" in facts:
         level, spread, variance = (float(facts[f"ratings_{name}"]) for name in _RATING_FACTS)
@@ -237,6 +260,7 @@ def _read_ratings(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> Ra
 
 
 def _read_prior(arrays: Mapping[str, Array], facts: Mapping[str, float]) -> HeadPrior | LabelPrior:
+    """Return the prior of heads. Raise ValueError if its arrays do not fit each other or a number is impossible."""
     fields = {name: arrays[f"prior_{name}"] for name in _MEAN_ARRAYS}
     mean = PriorMean(**fields, intercept=bool(facts["prior_intercept"]))
     factor, d = arrays["prior_factor"], len(mean.slopes)

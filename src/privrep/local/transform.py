@@ -1,4 +1,4 @@
-"""Public coordinates: those in which a representation is learned, with the way there and back, and projections."""
+"""Public coordinates in which a representation is learned, with the way there and back, and projections."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from privrep.typing import Array, Floats, Matrix, Vector
 
 @dataclass(frozen=True)
 class FeatureTransform:
-    """Features are seen as z = W (x / scale), several targets as y / target_scale. All of it is public.
+    """Coordinates of features, z = W (x / scale), and of several targets, y / target_scale. All of it is public.
 
-    In good coordinates the features have about unit variance and little correlation, so that noise of the same size in
-    every coordinate does the same harm everywhere.
+    In good coordinates the features have about unit variance and little correlation. So noise of the same size in every
+    coordinate does the same harm everywhere.
     """
 
     scale: Vector  # (d,)
@@ -24,36 +24,45 @@ class FeatureTransform:
 
     @classmethod
     def plain(cls, features: int) -> FeatureTransform:
-        """The features as they come."""
+        """Return the transform that leaves features as they come."""
         return cls(np.ones(features))
 
     def rows(self, X: Floats) -> Floats:
-        """Rows, or sums of rows, (users, m, d), in X's precision; one product per user, never one for all."""
+        """Return transformed rows, or sums of rows, (users, m, d), in X's precision.
+
+        There is one product per user, never one for all.
+        """
         scaled: Floats = X * (1 / self.scale).astype(X.dtype)
         return scaled if self.whitening is None else scaled @ self.whitening.astype(X.dtype)
 
     def targets(self, y: Floats) -> Floats:
-        """Targets (users, m, q) as (q, users, m), a column at a time; those of a single column are left alone."""
+        """Return targets (users, m, q) as (q, users, m), scaled; a single column comes as it is, (1, users, m)."""
         if y.ndim == 2:
             return y[None]
         scaled = y if self.target_scale is None else y / self.target_scale
         return np.ascontiguousarray(np.moveaxis(scaled, -1, 0), dtype=y.dtype)
 
-    def original(self, basis: Array) -> Array:
-        """(d, k) for features as they come: <z, basis v> = <x, original(basis) v>."""
+    def to_original(self, basis: Array) -> Array:
+        """Return a basis (d, k) for features as they come: <z, basis v> = <x, to_original(basis) v>."""
         turned = basis if self.whitening is None else self.whitening @ basis
         return turned / self.scale[:, None]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows scaled into the ball of `radius` if they are outside it, times the transpose of a public matrix (k', d)."""
+    """Public map: rows are scaled into the ball of `radius` where they are outside it, then times a matrix.
+
+    The matrix, (k', d), is transposed. None projects nothing.
+    """
 
     matrix: Matrix | None  # None: no projection
     radius: float
 
     def __call__(self, X: Floats | SparseRows) -> Floats:
-        """(users, m, k') or (users, m, d) in single precision; a function of each user's rows, one product per user."""
+        """Return (users, m, k') or (users, m, d) in single precision, for X (users, m, d).
+
+        It is a function of each user's rows, one product per user.
+        """
         if isinstance(X, SparseRows):
             assert self.matrix is not None  # sparse rows that are not projected are made dense by the engine
             squares = X.matrix.copy()

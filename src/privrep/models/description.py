@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from privrep.data import categories as one_hot
 from privrep.data.categories import Categories
-from privrep.data.missing import Missing, indicator_names
+from privrep.data.missing import Missing, make_indicator_names
 from privrep.errors import InputError
 from privrep.linear.method import Method, Problem
 from privrep.linear.registry import DEFAULT, METHODS, check_accepted, find_method
@@ -183,7 +183,11 @@ class Columns:
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Return the names of all features: numbers, indicators of missing ones, values of categories."""
-        return (*self.features, *indicator_names(self.features, self.indicators), *one_hot.names(self.by_category))
+        return (
+            *self.features,
+            *make_indicator_names(self.features, self.indicators),
+            *one_hot.list_names(self.by_category),
+        )
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Columns:

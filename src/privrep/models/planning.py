@@ -29,7 +29,7 @@ from privrep.errors import InputError
 from privrep.linear.alternation import FOR_CLASSES, FOR_NUMBERS, AlternationSettings
 from privrep.linear.labels import HEADS, LabelsSettings
 from privrep.linear.numbers import NumbersSettings
-from privrep.privacy.accounting import epsilon_spent
+from privrep.privacy.accounting import compute_epsilon
 from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.events import Gaussian, Relation
 from privrep.privacy.ledger import Budget, noise_multiplier
@@ -125,7 +125,7 @@ def epsilon_of_releases(multiplier: float, releases: int, delta: float) -> float
         raise InputError(f"the number of releases must be at least 1. Got {releases} instead.")
     if not 0 < delta < 1:
         raise InputError(f"delta must lie strictly between 0 and 1 (1e-6 is usual). Got {delta} instead.")
-    return epsilon_spent([Gaussian(Gaussian(multiplier).noise_multiplier / math.sqrt(releases))], delta)
+    return compute_epsilon([Gaussian(Gaussian(multiplier).noise_multiplier / math.sqrt(releases))], delta)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from privrep.linear.registry import find_purposes
-from privrep.privacy.accounting import delta_left, gaussian_mu, pure_epsilons, total_mu
-from privrep.privacy.composition import most_gaussian
+from privrep.privacy.accounting import compute_delta_left, gaussian_mu, list_pure_epsilons, total_mu
+from privrep.privacy.composition import find_largest_mu
 from privrep.privacy.events import Batched, Event, Gaussian, Pure, Sampled, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Ledger, PrivacyReport
@@ -49,17 +49,17 @@ def count_releases(report: PrivacyReport) -> int:
 
 def whole_budget(report: PrivacyReport) -> float:
     """All of mu^2 that the run may spend, given what its selections set aside of delta; zero if it is pure."""
-    left = delta_left((event for _, event in report.events), report.delta)
+    left = compute_delta_left((event for _, event in report.events), report.delta)
     return gaussian_mu(report.epsilon_budget, left) ** 2 if left > 0 else 0.0
 
 
 def share_of_choices(report: PrivacyReport) -> float:
     """Of the budget: their part of epsilon if it is pure, and else the part of all mu^2 that they leave to no other."""
     whole, events = whole_budget(report), [event for _, event in report.events]
-    pures, left = pure_epsilons(events), delta_left(events, report.delta)
+    pures, left = list_pure_epsilons(events), compute_delta_left(events, report.delta)
     if not whole or not pures:
         return math.fsum(pures) / report.epsilon_budget
-    return 1 - most_gaussian(report.epsilon_budget, left, pures, math.sqrt(whole)) ** 2 / whole
+    return 1 - find_largest_mu(report.epsilon_budget, left, pures, math.sqrt(whole)) ** 2 / whole
 
 
 def share_spent(report: PrivacyReport) -> float:
@@ -72,7 +72,7 @@ def share_spent(report: PrivacyReport) -> float:
 def releases(report: PrivacyReport) -> list[Spent]:
     """Every release with its share of the budget, in the order they were charged; choices share by their epsilons."""
     total, choices = whole_budget(report), share_of_choices(report)
-    pure = math.fsum(pure_epsilons(event for _, event in report.events))
+    pure = math.fsum(list_pure_epsilons(event for _, event in report.events))
 
     def spent(name: str, event: Event) -> Spent:
         if isinstance(event, Pure):

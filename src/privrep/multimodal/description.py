@@ -120,7 +120,7 @@ class SavedPairs:
 
     @property
     def _last(self) -> Iterated:
-        return self.billboard.iterated(f"steps-{-(-self.settings.steps // self.settings.page)}")
+        return self.billboard.read_iterated(f"steps-{-(-self.settings.steps // self.settings.page)}")
 
     @property
     def noise_multiplier(self) -> float:

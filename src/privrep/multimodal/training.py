@@ -36,7 +36,7 @@ from privrep.privacy.calibration import Query
 from privrep.privacy.protocol import EVERYONE, Everyone
 from privrep.privacy.release import State
 from privrep.privacy.run import Run
-from privrep.privacy.sampling import Fixed, Poisson, Sampling, noise_multiplier_for
+from privrep.privacy.sampling import Fixed, Poisson, Sampling, plan_noise_multiplier
 from privrep.typing import Array, Singles
 
 Mechanism = Literal["bank", "batch", "inside"]
@@ -171,7 +171,7 @@ def planned_multiplier(run: Run, settings: ClipSettings, mu_squared_before: floa
         left = (run.ledger.capacity - mu_squared_before) * (1 - settings.moment)
         return math.sqrt(settings.steps / left)
     batch_level = settings.mechanism != "bank"
-    return noise_multiplier_for(budget, sampling, settings.steps, mu_squared_before, batch_level=batch_level)
+    return plan_noise_multiplier(budget, sampling, settings.steps, mu_squared_before, batch_level=batch_level)
 
 
 @dataclass(frozen=True, eq=False)

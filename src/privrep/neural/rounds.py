@@ -37,7 +37,7 @@ from privrep.privacy.protocol import Step, StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
 from privrep.typing import Singles
-from privrep.users.batching import finite_batch, padded_batches
+from privrep.users.batching import clear_non_finite, pad_batches
 
 OnLoss = Callable[[str, float], None]
 Abandon = Callable[[Sequence[Release]], bool]
@@ -139,7 +139,7 @@ def train(
     `abandon` hears the released updates after each round, and says whether that was the last.
 
     Each round is a page `{name}-{t}` that spends `mu_squared`: 1/z^2 with z the noise relative to the sensitivity. Of a
-    sample that is what it would spend if all were asked: `sampling.noise_multiplier_for` plans it.
+    sample that is what it would spend if all were asked: `sampling.plan_noise_multiplier` plans it.
     """
     if run.ledger.budget.relation != "replace-one-user":
         raise InputError("the average divides by the number of users, which is public under replace-one-user alone.")
@@ -225,7 +225,7 @@ def training_loss(step: GradientStep | LocalSgdStep, table: UserTable, standards
         standards: by which the step's rows are standardised, if they are.
     """
     some = min(WATCHED, table.n_users)
-    batch = finite_batch(next(padded_batches([table.users(0, some)], step.rows_per_user, some)))
+    batch = clear_non_finite(next(pad_batches([table.users(0, some)], step.rows_per_user, some)))
     batch = batch if standards is None else replace(batch, X=standards(batch))
     split, labels = step.split, labels_of(batch.y, step.split.classes)
     with one_thread(), torch.no_grad():

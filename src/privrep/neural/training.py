@@ -53,7 +53,7 @@ from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
-from privrep.privacy.sampling import noise_multiplier_for
+from privrep.privacy.sampling import plan_noise_multiplier
 from privrep.typing import Array, Singles, Vector, Weights
 
 CENTRE_SHARE = 0.06
@@ -290,7 +290,7 @@ def share_of_round(run: Run, settings: TrainingSettings, mu_squared: float, othe
     """What each round may spend; of samples more, since they cost less."""
     if settings.rate == 1:
         return mu_squared / settings.rounds
-    multiplier = noise_multiplier_for(run.ledger.budget, settings.rate, settings.rounds, others)
+    multiplier = plan_noise_multiplier(run.ledger.budget, settings.rate, settings.rounds, others)
     return multiplier**-2
 
 

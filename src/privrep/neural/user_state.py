@@ -29,7 +29,7 @@ from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.protocol import StepSpec, UserBatch, positions_of
 from privrep.typing import Singles
-from privrep.users.batching import batch_size, finite_batch, padded_batches
+from privrep.users.batching import choose_batch_size, clear_non_finite, pad_batches
 from privrep.users.performance import Performance
 from privrep.users.summing import map_blocks
 
@@ -194,13 +194,13 @@ def of_all(
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
     """The function of all users of a table, some at a time: their positions, and what it said, where they are."""
     rows_per_user = max(int(table.sizes.max(initial=1)), 1) if rows_per_user is None else rows_per_user
-    size = max(batch_size(rows_per_user, split.features, floats) // 4, 1)
+    size = max(choose_batch_size(rows_per_user, split.features, floats) // 4, 1)
 
     def with_positions(batch: UserBatch) -> tuple[NDArray[np.int64], Any]:
         with one_thread(), torch.no_grad():
-            return positions_of(batch), function(finite_batch(batch))
+            return positions_of(batch), function(clear_non_finite(batch))
 
-    yield from map_blocks(with_positions, padded_batches(table.blocks(), rows_per_user, size), Performance())
+    yield from map_blocks(with_positions, pad_batches(table.blocks(), rows_per_user, size), Performance())
 
 
 def descended(

@@ -1,6 +1,6 @@
-"""The public record of a run: releases, and what was computed from releases and public facts. Append-only.
+"""The public record of a run: releases, and values computed from releases and public facts. Append-only.
 
-It is what is saved, shown, resumed from, and safe to publish. Posting is atomic: a file is complete or absent.
+It is saved, shown, resumed from, and safe to publish. Posting is atomic: a file is complete or absent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Selected:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which candidate was chosen, and how. Every field is public; nothing of the losses is here."""
+    """The candidate that was chosen, and how. Every field is public; nothing of the losses is here."""
 
     index: int
     candidates: int
@@ -51,8 +51,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Iterated:
-    """Where a walk ended, after how many steps, and of each statistic how long it is and how noisy it was at a step:
-    `size`, `sigma`, `sensitivity`, `noise_multiplier`. Every field is public; the steps themselves are not here."""
+    """The state in which an iteration ended, and how noisy each statistic was at a step.
+
+    `noise` holds, for each statistic, `size` (coordinates), `sigma`, `sensitivity` and `noise_multiplier`. Every field
+    is public. The steps themselves are not here.
+    """
 
     steps: int
     state: Mapping[str, Array]
@@ -72,24 +75,29 @@ class Billboard:
     """Pages in order. With a folder every page is a file there and survives the process."""
 
     def __init__(self, folder: Path | None = None) -> None:
+        """Open a billboard, with the pages that stand in the folder.
+
+        Drafts of pages that were never posted are deleted. A folder of None keeps pages in memory.
+        """
         self._pages: dict[str, Post] = {}
         self._folder = folder
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in _unposted(folder).glob("*" + UNPOSTED):
+            for leftover in _drafts_folder(folder).glob("*" + UNPOSTED):
                 leftover.unlink()
             self._load(folder)
 
     @classmethod
     def read(cls, folder: Path) -> Billboard:
-        """The pages of a folder, which is left as it is: what is posted to it now stays in memory."""
+        """Return the pages of a folder without touching it: pages posted to this billboard stay in memory."""
         billboard = cls()
         billboard._load(folder)
         return billboard
 
     def _load(self, folder: Path) -> None:
+        """Read all pages of a folder, in the order of their numbers."""
         for path in sorted(folder.glob("*.safetensors")):
-            page = _read(path)
+            page = _read_page(path)
             self._pages[page.name] = page
 
     def __contains__(self, name: str) -> bool:
@@ -105,41 +113,60 @@ class Billboard:
         return len(self._pages)
 
     def releases(self, name: str) -> dict[str, Release]:
+        """Return the releases of a page, by statistic."""
         page = self._pages[name]
         return {key: Release(page.arrays[key], **facts) for key, facts in page.facts["releases"].items()}
 
     def post_releases(self, name: str, releases: Mapping[str, Release], *, simulation: bool = False) -> None:
-        """Publish what `release` made. Called by `Run.release` and nothing else."""
+        """Publish the releases that `release` made. Called by `Run.release` and nothing else.
+
+        Args:
+            name: of the page.
+            releases: by statistic.
+            simulation: whether the run is seeded, so that the page is marked as not private.
+        """
         facts = {k: {f: v for f, v in asdict(r).items() if f != "value"} for k, r in releases.items()}
         marked = {"releases": facts, **({"simulation": True} if simulation else {})}
         self._post(Post(name, {k: r.value for k, r in releases.items()}, marked))
 
-    def selected(self, name: str) -> Selected:
+    def read_selection(self, name: str) -> Selected:
+        """Return the keys that the selection of this page kept."""
         page = self._pages[name]
         facts = page.facts["selection"]
         return Selected(tuple(facts["keys"]), Release(page.arrays["counts"], **facts["counts"]), facts["threshold"])
 
     def post_selection(self, name: str, selected: Selected, *, simulation: bool = False) -> None:
-        """Publish what `select` kept. Called by `Run.select` and nothing else."""
+        """Publish the keys that `select` kept. Called by `Run.select` and nothing else.
+
+        Arguments are as in `post_releases`.
+        """
         counts = {f: v for f, v in asdict(selected.counts).items() if f != "value"}
         facts = {"keys": list(selected.keys), "counts": counts, "threshold": selected.threshold}
         marked = {"selection": facts, **({"simulation": True} if simulation else {})}
         self._post(Post(name, {"counts": selected.counts.value}, marked))
 
-    def choice(self, name: str) -> Choice:
+    def read_choice(self, name: str) -> Choice:
+        """Return the choice of a page."""
         return Choice(**self._pages[name].facts["choice"])
 
     def post_choice(self, name: str, choice: Choice, *, simulation: bool = False) -> None:
-        """Publish what `choose` drew. Called by `Run.choose` and nothing else."""
+        """Publish the index that `choose` drew. Called by `Run.choose` and nothing else.
+
+        Arguments are as in `post_releases`.
+        """
         self._post(Post(name, {}, {"choice": asdict(choice), **({"simulation": True} if simulation else {})}))
 
-    def iterated(self, name: str) -> Iterated:
+    def read_iterated(self, name: str) -> Iterated:
+        """Return the end of the iteration of a page. A page of another kind is an iteration of no steps."""
         page = self._pages[name]
         facts = page.facts.get("walk", {"steps": 0, "noise": {}})  # another page is a walk of no steps
         return Iterated(int(facts["steps"]), page.arrays, facts["noise"])
 
     def post_iterated(self, name: str, walk: Iterated, *, simulation: bool = False) -> None:
-        """Publish where a walk ended. Called by `Run.iterate` and nothing else."""
+        """Publish the end of an iteration. Called by `Run.iterate` and nothing else.
+
+        Arguments are as in `post_releases`.
+        """
         noise = {key: dict(facts) for key, facts in walk.noise.items()}
         marked = {"walk": {"steps": walk.steps, "noise": noise}, **({"simulation": True} if simulation else {})}
         self._post(Post(name, dict(walk.state), marked))
@@ -147,7 +174,17 @@ class Billboard:
     def post_derived(
         self, name: str, arrays: Mapping[str, Array], facts: Mapping[str, Any], *, simulation: bool = False
     ) -> Post:
-        """Publish what was computed from earlier pages and public facts alone; a page that stands is not rewritten."""
+        """Publish values computed from earlier pages and public facts alone. A page that stands is not rewritten.
+
+        Args:
+            name: of the page.
+            arrays: public arrays of any shapes, by name.
+            facts: public facts, JSON.
+            simulation: whether the run is seeded, so that the page is marked as not private.
+
+        Returns:
+            the page that stands.
+        """
         if name not in self._pages:
             marked = {"derived": dict(facts), **({"simulation": True} if simulation else {})}
             self._post(Post(name, dict(arrays), marked))
@@ -160,18 +197,19 @@ class Billboard:
             copy._post(page)
 
     def _post(self, page: Post) -> None:
+        """Write a page to the folder, if there is one, then add it. Raise InputError if a page of its name stands."""
         if page.name in self._pages:
             raise InputError(f"the billboard has a page {page.name!r} already; pages are never rewritten.")
         if self._folder is not None:
-            _write(page, self._folder / f"{len(self._pages):04d}-{page.name}.safetensors")
+            _write_page(page, self._folder / f"{len(self._pages):04d}-{page.name}.safetensors")
         self._pages[page.name] = page
 
 
 UNPOSTED = ".page.tmp"
 
 
-def _unposted(folder: Path) -> Path:
-    """Where a page is written before it is posted: where only the owner can read, and what nobody publishes.
+def _drafts_folder(folder: Path) -> Path:
+    """Return the folder where a page is written before it is posted: only the owner can read it.
 
     A process killed while it writes leaves a draw there that was not posted. It is drawn anew when the run goes on, so
     nobody may see the first.
@@ -179,9 +217,10 @@ def _unposted(folder: Path) -> Path:
     return folder.parent / "private"
 
 
-def _write(page: Post, path: Path) -> None:
-    _unposted(path.parent).mkdir(mode=0o700, exist_ok=True)
-    temporary = _unposted(path.parent) / f"{path.stem}{UNPOSTED}"
+def _write_page(page: Post, path: Path) -> None:
+    """Write a page to a draft, sync it, and move it to its path. The page is then on disk, complete."""
+    _drafts_folder(path.parent).mkdir(mode=0o700, exist_ok=True)
+    temporary = _drafts_folder(path.parent) / f"{path.stem}{UNPOSTED}"
     arrays = {key: np.ascontiguousarray(value, dtype=np.float64) for key, value in page.arrays.items()}
     save_file(arrays, str(temporary), metadata={"name": page.name, "facts": json.dumps(page.facts)})
     with open(temporary, "rb") as file:
@@ -193,7 +232,8 @@ def _write(page: Post, path: Path) -> None:
     os.close(descriptor)
 
 
-def _read(path: Path) -> Post:
+def _read_page(path: Path) -> Post:
+    """Return the page in a file. Raise InputError if it cannot be read."""
     try:
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata()

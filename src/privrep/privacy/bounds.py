@@ -1,24 +1,32 @@
-"""Clipping, the one place where it happens, and what a sum of clipped contributions is guaranteed to be.
+"""Clipping, the one place where it happens, and the guarantee of a sum of clipped contributions.
 
-Formal guarantee. Let c_i be the contributions of the users of a population and C the bound. `clipped_sum` over a
-partition of the users into blocks, added up, is sum_i w_i c_i with ||w_i c_i|| <= C for every user, plus a
-floating-point error of norm at most FLOAT_SLACK/2 * C, whatever the data, for at most MAX_USERS users. A user whose
-contribution is not finite counts as the zero vector. Hence the L2 sensitivity of the computed sum is
-    (1 + FLOAT_SLACK) * C       when one user is added or removed,
-    (1 + FLOAT_SLACK) * 2 C     when one user's rows are replaced, or
-    (1 + FLOAT_SLACK) * sqrt(2) C   when they are replaced and any two possible contributions have a non-negative inner
-                                product (`acute`: counts, positive semi-definite matrices): |a - b|^2 <= |a|^2 + |b|^2.
+Formal guarantee of sums. Let c_i be the contributions of the users of a population and C the bound. Let users be cut
+into blocks, and let the results of `clip_and_sum` over the blocks be added up.
+* The exact result is sum_i w_i c_i with ||w_i c_i|| <= C for every user.
+* The computed result differs from it by a floating-point error of norm at most FLOAT_SLACK/2 * C. This holds whatever
+  the data, for at most MAX_USERS users.
+* A user whose contribution is not finite counts as the zero vector.
+* Hence the L2 sensitivity of the computed sum is
+      (1 + FLOAT_SLACK) * C           when one user is added or removed,
+      (1 + FLOAT_SLACK) * 2 C         when one user's rows are replaced, or
+      (1 + FLOAT_SLACK) * sqrt(2) C   when they are replaced and the bound is `acute`.
+* Acute means that any two possible contributions have a non-negative inner product, as counts and positive
+  semi-definite matrices do. Then |a - b|^2 <= |a|^2 + |b|^2.
 
-A function of a whole batch of users is a sum of terms that are clipped instead of users: one term, or a term for every
-pair of rows. Of a bound with `terms_per_user` T, terms that one user can change add up to at most T times C (one term
-counts once, or as often as C as it may be long), and each changes by at most twice its length. What is computed is
-within FLOAT_SLACK/2 * C of that, so the sensitivity is (1 + FLOAT_SLACK) * 2 * T * C, whichever the relation.
+Formal guarantee of functions of a whole batch of users. Such a function is a sum of terms, one term or a term for every
+pair of rows. Terms are clipped instead of users. Let T be the `terms_per_user` of the bound.
+* Terms that one user can change add up to at most T times C. One term counts once, or as often as C as it may be long.
+* Each of them changes by at most twice its length.
+* The computed sum is within FLOAT_SLACK/2 * C of the exact one. So the sensitivity is (1 + FLOAT_SLACK) * 2 * T * C,
+  whichever the relation.
 
-Losses (`LossBound`) are bounded in each entry instead. Every entry of a user's vector is brought into [0, 1] and is
-rounded to a multiple of 1/LEVELS; a user with an entry that is not finite counts as all zeros. Sums are counted in
-levels: integers of at most MAX_USERS * LEVELS = 2^43, which float64 adds up exactly, in any order and in any blocks.
-So replacing a user moves each entry of the sum by a number in [-LEVELS, LEVELS], and adding one moves all of them by
-numbers in [0, LEVELS], without any slack.
+Formal guarantee of losses (`LossBound`), which are bounded in each entry instead.
+* Every entry of a user's vector is brought into [0, 1] and rounded to a multiple of 1/LEVELS.
+* A user with an entry that is not finite counts as all zeros.
+* Sums are counted in levels: integers of at most MAX_USERS * LEVELS = 2^43. float64 adds them up exactly, in any order
+  and in any blocks.
+* So replacing a user moves each entry of the sum by a number in [-LEVELS, LEVELS]. Adding one moves all of them by
+  numbers in [0, LEVELS]. There is no slack.
 """
 
 from __future__ import annotations
@@ -44,14 +52,13 @@ DIRECTION_ONLY = 2.0**-120  # a bound below every norm that matters: it leaves o
 
 
 class Contributions(Protocol):
-    """What a group of users would send, in factored form: never one full vector per user unless that is the cheapest.
+    """Contributions of a group of users, in factored form: no full vector per user unless that is the cheapest form.
 
-    `norms` returns, in float64, upper bounds of the exact L2 norms. `weighted_sum` returns sum_i w_i c_i in float64,
-    skipping users of weight zero even where their numbers are not finite; its rounding error is at most
-    2^-34 * sum_i w_i * norms_i. `acute` says that any two users' possible contributions have a non-negative product.
-    `terms_per_user` is None for contributions of users one by one. Kinds that are terms of a function of the whole
-    batch say how many of them one user can change. `rows_per_user` is the number of rows of each user for which those
-    were counted, None where it does not matter.
+    * `acute`: any two users' possible contributions have a non-negative inner product.
+    * `terms_per_user`: None for contributions of users one by one. For terms of a function of the whole batch, the
+      number of terms that one user can change.
+    * `rows_per_user`: the number of rows of each user for which those terms were counted. None where it does not
+      matter.
     """
 
     @property
@@ -63,13 +70,21 @@ class Contributions(Protocol):
     @property
     def rows_per_user(self) -> int | None: ...
 
-    def norms(self) -> Array: ...
+    def norms(self) -> Array:
+        """Return float64 upper bounds of the exact L2 norms, (contributions,)."""
+        ...
 
-    def weighted_sum(self, weights: Array) -> Array: ...
+    def weighted_sum(self, weights: Array) -> Array:
+        """Return sum_i w_i c_i in float64, (size,), for weights (contributions,).
+
+        Contributions of weight zero are skipped even where their numbers are not finite. The rounding error is at most
+        2^-34 * sum_i w_i * norms_i.
+        """
+        ...
 
 
-class OfUsers:
-    """What kinds of contributions of users one by one declare: they are no terms of a function of the whole batch."""
+class UserContributions:
+    """Base of contributions of users one by one: they are no terms of a function of the whole batch."""
 
     terms_per_user: ClassVar[float | None] = None
     rows_per_user: ClassVar[int | None] = None
@@ -77,7 +92,7 @@ class OfUsers:
 
 @dataclass(frozen=True)
 class Losses:
-    """What users lose by each candidate, (users, candidates), meant to lie in [0, 1]: what a choice adds up."""
+    """Losses of users by each candidate, (users, candidates), meant to lie in [0, 1]: a choice adds them up."""
 
     rows_per_user: ClassVar[int | None] = None
     values: NDArray[Any]
@@ -85,10 +100,11 @@ class Losses:
 
 @dataclass(frozen=True)
 class Bound:
-    """What an algorithm asks of the engine: clip this statistic to `norm`. It cannot assert that a norm is small.
+    """The clipping that an algorithm asks of an engine: this statistic, to `norm`, the same for every user.
 
-    `acute` asks for contributions of a kind that is acute by construction; the engine refuses any other kind.
-    `terms_per_user` asks for a function of the whole batch, of whose terms one user changes at most so many.
+    An algorithm cannot assert that a norm is small. `acute` asks for contributions of a kind that is acute by
+    construction. The engine refuses any other kind. `terms_per_user` asks for a function of the whole batch, of whose
+    terms one user changes at most this many.
     """
 
     norm: float
@@ -111,7 +127,7 @@ class Bound:
             raise InputError(f"one release has between 1 and {MAX_SIZE:,} coordinates. Got {self.size:,} instead.")
 
     def sensitivity(self, relation: Relation) -> float:
-        """Of a sum of contributions clipped to this bound; see the module's guarantee."""
+        """Return the L2 sensitivity of a sum of contributions clipped to this bound, by the module's guarantee."""
         if self.terms_per_user is not None:
             return 2.0 * self.terms_per_user * self.norm * (1 + FLOAT_SLACK)
         replaced = math.sqrt(2.0) if self.acute else 2.0
@@ -121,7 +137,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class LossBound:
-    """What the exponential mechanism asks of the engine: a loss in [0, 1] of every candidate, summed in levels."""
+    """The bound that the exponential mechanism asks of an engine: a loss in [0, 1] of every candidate."""
 
     terms_per_user: ClassVar[float | None] = None
     size: int  # candidates: a public fact of the question
@@ -131,9 +147,9 @@ class LossBound:
             raise InputError(f"one choice has between 1 and {MAX_SIZE:,} candidates. Got {self.size:,} instead.")
 
     def sensitivity(self, relation: Relation) -> float:
-        """The range over candidates, in levels, of how the totals of two neighbouring populations differ.
+        """Return the range over candidates, in levels, of the difference between totals of two neighbours.
 
-        It is what the exponential mechanism is scaled by: see `privacy.exponential`.
+        `privacy.exponential` scales its mechanism by this range.
         """
         return float(LEVELS if relation == "add-or-remove-one-user" else 2 * LEVELS)
 
@@ -146,37 +162,48 @@ class BoundedSum:
     bound: Bound | LossBound
 
     def sensitivity(self, relation: Relation) -> float:
-        """How far the computed totals of two neighbouring populations are apart, as the bound measures it."""
+        """Return how far the computed totals of two neighbouring populations may be apart, as the bound measures it."""
         return self.bound.sensitivity(relation)
 
 
-def clipped_sum(
+def clip_and_sum(
     contributions: Contributions | Losses,
     bound: Bound | LossBound,
     counted: NDArray[np.bool_] | None = None,
     users: int | None = None,
 ) -> Array:
-    """What a group of users adds to a sum under this bound; see the module's guarantee. With `counted`, those of the
-    group who count; what the others sent is not looked at. With `users`, refuses more or fewer contributions than
-    so many: a user who sent two would be clipped twice."""
+    """Return what a group of users adds to a sum under this bound, (size,); the module's guarantee holds for it.
+
+    Args:
+        contributions: of the users of the group, or the terms of a batch.
+        bound: to clip to.
+        counted: (contributions,), a mask of the users who count. The others' contributions are not looked at. None
+            counts all.
+        users: number of users who were asked. Another number of contributions is an error: a user who sent two would be
+            clipped twice.
+    """
     if isinstance(bound, LossBound):
         if not isinstance(contributions, Losses):
             raise InputError(f"a choice asks for Losses. The local step sent {type(contributions).__name__} instead.")
         values = contributions.values
         _check_users(len(values), users)
-        return _clipped_losses(values if counted is None else values[counted], bound)
+        return _clip_losses(values if counted is None else values[counted], bound)
     if isinstance(contributions, Losses):
         raise InputError("Losses are for choices. Send another kind of contributions where a sum is asked for.")
-    return _clipped_vectors(contributions, bound, counted, users)
+    return _clip_vectors(contributions, bound, counted, users)
 
 
 def _check_users(sent: int, users: int | None) -> None:
+    """Raise InputError unless as many contributions came as users were asked; None skips the check."""
     if users is not None and sent != users:
         raise InputError(f"a local step sent {sent:,} contributions of {users:,} users; it must send one of each.")
 
 
-def _clipped_losses(values: NDArray[Any], bound: LossBound) -> Array:
-    """Losses in [0, 1] of each user, in levels, summed; users with one that is not finite count as all zeros."""
+def _clip_losses(values: NDArray[Any], bound: LossBound) -> Array:
+    """Return losses (users, candidates), clipped to [0, 1], in levels, summed over users: (candidates,).
+
+    Users with a loss that is not finite count as all zeros.
+    """
     if values.ndim != 2 or values.shape[1] != bound.size:
         raise InputError(f"a local step sent losses of shape {values.shape} where (users, {bound.size}) was asked for.")
     if values.dtype != np.float32:
@@ -189,10 +216,13 @@ def _clipped_losses(values: NDArray[Any], bound: LossBound) -> Array:
     return levels.sum(axis=0, dtype=np.float64)
 
 
-def _clipped_vectors(
+def _clip_vectors(
     contributions: Contributions, bound: Bound, counted: NDArray[np.bool_] | None, users: int | None
 ) -> Array:
-    """sum_i c_i * min(1, C/||c_i||) over a group of users; contributions that are not finite count as zero."""
+    """Return sum_i c_i * min(1, C/||c_i||) over a group of users, (size,).
+
+    Contributions that are not finite count as zero. Arguments are as in `clip_and_sum`.
+    """
     if bound.acute and not contributions.acute:
         raise InputError(f"{type(contributions).__name__} is not acute by construction; ask for a bound without acute.")
     _check_terms(contributions, bound)
@@ -212,6 +242,7 @@ def _clipped_vectors(
 
 
 def _check_terms(contributions: Contributions, bound: Bound) -> None:
+    """Raise InputError unless contributions and bound agree on whether these are terms of a batch, and of how many."""
     kind, terms = type(contributions).__name__, contributions.terms_per_user
     if terms is None and bound.terms_per_user is not None:
         raise InputError(f"{kind} is of users one by one; ask for a bound without terms_per_user.")

@@ -1,5 +1,4 @@
-"""What a release will be, before anything is charged or drawn: its sensitivity, its noise, its price, and whether the
-question can be asked at all."""
+"""The plan of a release before anything is charged or drawn: sensitivity, noise, price, and whether it can be asked."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of the noise of one release."""
+    """Noise of one release: the grid's step, the sensitivity, and the noise multiplier."""
 
     step: float
     sensitivity: float
@@ -40,90 +39,148 @@ class Calibration:
 
     @property
     def sigma(self) -> float:
+        """Return the standard deviation of the noise in each coordinate."""
         return self.multiplier * self.sensitivity
 
 
 def calibrate(bound: Bound, mu_squared: float, relation: Relation, among: PlannedAudience = EVERYONE) -> Calibration:
-    """Return the noise of a release that spends so much, asked of this audience."""
+    """Return the noise of a release.
+
+    Args:
+        bound: the statistic is clipped to it.
+        mu_squared: the release spends this much.
+        relation: neighbours of the guarantee.
+        among: who is asked.
+    """
     step = grid_step(bound.norm)
-    plan = Calibration(step, sensitivity_of(bound, relation, among), noise_multiplier(mu_squared))
+    plan = Calibration(step, compute_sensitivity(bound, relation, among), noise_multiplier(mu_squared))
     if not 2.0**20 <= plan.sigma / step <= WIDEST:
         raise InputError(f"a noise multiplier of {plan.multiplier:g} is out of range; change the share of the budget.")
     return plan
 
 
-def rounding(bound: Bound) -> float:
-    """What rounding onto the grid adds to the distance of two totals: each moves by at most half of this."""
+def measure_rounding(bound: Bound) -> float:
+    """Return what rounding onto the grid adds to the distance of two totals: each moves by at most half of this."""
     return math.sqrt(bound.size) * grid_step(bound.norm)
 
 
-def sensitivity_of(bound: Bound, relation: Relation, among: PlannedAudience = EVERYONE) -> float:
-    """How far the totals of neighbours are apart, on the grid.
+def compute_sensitivity(bound: Bound, relation: Relation, among: PlannedAudience = EVERYONE) -> float:
+    """Return how far the totals of neighbours may be apart, on the grid, as an L2 norm.
 
-    About a sum over a Poisson sample: under replace-one-user twice how far a user moves a total by being in it, as the
-    proof of `privacy.loss_distributions` asks. Acute bounds gain nothing there. About all else, whole samples and
-    batches of a fixed size included, it is what the bound says (`privacy.batches`).
+    About a sum over a Poisson sample under replace-one-user it is twice the move that a user makes by being in it. The
+    proof of `privacy.loss_distributions` asks for that. Acute bounds gain nothing there. Anything else has the
+    sensitivity of its bound, whole samples and batches of a fixed size included (`privacy.batches`).
+
+    Args:
+        bound: the statistic is clipped to it.
+        relation: neighbours of the guarantee.
+        among: who is asked.
     """
     if not isinstance(among, Poisson) or bound.terms_per_user is not None:
-        return bound.sensitivity(relation) + rounding(bound)
-    moved = bound.norm * (1 + FLOAT_SLACK) + rounding(bound)
+        return bound.sensitivity(relation) + measure_rounding(bound)
+    moved = bound.norm * (1 + FLOAT_SLACK) + measure_rounding(bound)
     return 2 * moved if relation == "replace-one-user" else moved
 
 
-def events_of(page: str, queries: Mapping[str, Query], among: Everyone | Group = EVERYONE) -> dict[str, Gaussian]:
-    """Return the price of a page about everyone, or about a group, whom alone it costs: an event for each statistic."""
+def price_release(page: str, queries: Mapping[str, Query], among: Everyone | Group = EVERYONE) -> dict[str, Gaussian]:
+    """Return the price of a page about everyone or a group, whose users alone pay: an event for each statistic.
+
+    Args:
+        page: its name.
+        queries: what each statistic spends.
+        among: who is asked.
+    """
     group = among if isinstance(among, Group) else None
     return {f"{page}/{key}": Gaussian(noise_multiplier(query.mu_squared), group) for key, query in queries.items()}
 
 
-def sample_events(
+def price_sample(
     page: str, queries: Mapping[str, Query], sampling: Sampling, relation: Relation, steps: int = 1
 ) -> dict[str, Gaussian | Sampled | Batched]:
-    """One event for all statistics of a page: they are about one sample, see `privacy.sampling`. With `steps`, of so
-    many in a row, each about a sample of its own."""
+    """Return the price of a page about a sample: one event for all its statistics, see `privacy.sampling`.
+
+    Args:
+        page: its name.
+        queries: what each statistic spends.
+        sampling: how the sample is drawn.
+        relation: neighbours of the guarantee.
+        steps: number of such pages in a row, each about a sample of its own.
+    """
     together = math.fsum(query.mu_squared for query in queries.values())
     batch_level = any(query.bound.terms_per_user is not None for query in queries.values())
-    return {f"{page}/{'+'.join(queries)}": sampling.event(together, relation, batch_level, steps)}
+    return {f"{page}/{'+'.join(queries)}": sampling.make_event(together, relation, batch_level, steps)}
 
 
-def iteration_events(
+def price_iteration(
     page: str, queries: Mapping[str, Query], among: Everyone | Sampling, relation: Relation, steps: int
 ) -> dict[str, Gaussian | Sampled | Batched]:
-    """Return the price of a page of so many steps, each about everyone or about a sample of its own: one event."""
-    return sample_events(page, queries, Poisson(1) if isinstance(among, Everyone) else among, relation, steps)
+    """Return the price of a page of `steps` steps, one event; arguments as in `price_sample`.
+
+    Each step is about everyone or about a sample of its own.
+    """
+    return price_sample(page, queries, Poisson(1) if isinstance(among, Everyone) else among, relation, steps)
 
 
-def page_events(
+def price_page(
     page: str, queries: Mapping[str, Query], among: PlannedAudience, relation: Relation
 ) -> Mapping[str, Gaussian | Sampled | Batched]:
-    """Return the price of a page, whoever it is about."""
+    """Return the price of a page, whoever it is about.
+
+    Args:
+        page: its name.
+        queries: what each statistic spends.
+        among: who is asked.
+        relation: neighbours of the guarantee.
+    """
     if isinstance(among, Poisson | Fixed):
-        return sample_events(page, queries, among, relation)
-    return events_of(page, queries, among)
+        return price_sample(page, queries, among, relation)
+    return price_release(page, queries, among)
 
 
-def selection_events(page: str, mu_squared: float, delta: float) -> dict[str, Selection]:
+def price_selection(page: str, mu_squared: float, delta: float) -> dict[str, Selection]:
+    """Return the price of a selection of keys.
+
+    Args:
+        page: its name.
+        mu_squared: what the noisy counts spend.
+        delta: what is set aside for keys that one user alone holds.
+    """
     return {f"{page}/keys": Selection(noise_multiplier(mu_squared), delta)}
 
 
 def check_page(page: str, released: Release | None, sensitivity: float, size: int) -> None:
-    """Whether a page that stands answers this very question."""
+    """Raise ResumeError unless a page that stands answers this very question.
+
+    Args:
+        page: its name.
+        released: its release of the statistic; None if it has none.
+        sensitivity: of the question.
+        size: coordinates of the question.
+    """
     if (
         released is None
         or released.value.shape != (size,)
         or not math.isclose(released.sensitivity, sensitivity, rel_tol=1e-6)
     ):
-        raise another_question(page)
+        raise make_question_error(page)
 
 
-def another_question(page: str) -> ResumeError:
+def make_question_error(page: str) -> ResumeError:
+    """Return the error to raise where a page that stands answers another question."""
     return ResumeError(f"page {page!r} answers another question. Use another folder.")
 
 
 def check_step(
     step: Step, bounds: Iterable[Bound | LossBound], relation: Relation, among: PlannedAudience = EVERYONE
 ) -> None:
-    """Raise InputError unless what prices rest on holds for this step: see `users.batching`, `privacy.batches`."""
+    """Raise InputError unless the conditions of prices hold for this step: see `users.batching` and `privacy.batches`.
+
+    Args:
+        step: what users compute.
+        bounds: of each statistic.
+        relation: neighbours of the guarantee.
+        among: who is asked.
+    """
     spec = step.spec
     terms = [bound.terms_per_user for bound in bounds]
     if any(spec.batch_level != (each is not None) for each in terms):
@@ -140,7 +197,13 @@ def check_step(
 
 
 def check_batches(among: PlannedAudience, relation: Relation, users: int) -> None:
-    """Whether batches of a fixed size are of these users, and the relation is one for them."""
+    """Raise InputError unless batches of a fixed size fit the users and the relation.
+
+    Args:
+        among: who is asked; audiences other than `Fixed` pass.
+        relation: neighbours of the guarantee.
+        users: how many there are.
+    """
     if not isinstance(among, Fixed):
         return
     among.check_relation(relation)
@@ -149,6 +212,7 @@ def check_batches(among: PlannedAudience, relation: Relation, users: int) -> Non
 
 
 def check_share(mu_squared: float) -> None:
+    """Raise InputError unless a release spends a positive, finite part of mu^2."""
     if not (mu_squared > 0 and math.isfinite(mu_squared)):
         raise InputError(
             f"a release must spend a positive part of the budget. Got {mu_squared} of mu^2 instead. (A budget of delta "
@@ -157,5 +221,6 @@ def check_share(mu_squared: float) -> None:
 
 
 def check_name(page: str) -> None:
+    """Raise InputError unless a page's name has nothing but letters, digits, - and _."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", page):
         raise InputError(f"a page is named with letters, digits, - and _. Got {page!r} instead.")

@@ -1,4 +1,4 @@
-"""Sparse vectors without negative entries: see `contributions.SparseColumns`."""
+"""Contributions that are sparse: vectors most of whose columns are zero."""
 
 from __future__ import annotations
 
@@ -6,9 +6,45 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from privrep.privacy.contributions import SparseColumns
+from privrep.privacy.bounds import UserContributions
+from privrep.privacy.contributions import sum_squares
 from privrep.typing import Array
+
+
+@dataclass(frozen=True)
+class SparseColumns(UserContributions):
+    """Vectors (k, d) most of whose columns are zero, followed by a short dense `tail`.
+
+    Entry s says that column `column[s]` of user `user[s]` is `values[s]`, (k,). A user's columns differ.
+    """
+
+    acute: ClassVar[bool] = False
+    user: NDArray[np.int64]
+    column: NDArray[np.int64]
+    values: Array  # (slots, k)
+    tail: Array  # (users, p)
+    features: int
+
+    def measure_columns(self) -> Array:
+        """Return the norm of each user's vector without its tail, (users,).
+
+        It is added up entry by entry, so that a user's norm depends on no other user.
+        """
+        return np.sqrt(np.bincount(self.user, (self.values**2).sum(axis=1), minlength=len(self.tail)))
+
+    def norms(self) -> Array:
+        return np.sqrt(self.measure_columns() ** 2 + sum_squares(self.tail)) * (1 + 1e-10)
+
+    def weighted_sum(self, weights: Array) -> Array:
+        used = weights > 0
+        each = weights[self.user]
+        parts = []
+        for a in range(self.values.shape[1]):
+            values = np.where(each > 0, self.values[:, a], 0.0) * each
+            parts.append(np.bincount(self.column, values, minlength=self.features))
+        return np.concatenate([*parts, weights @ np.where(used[:, None], self.tail, 0.0)])
 
 
 @dataclass(frozen=True)
@@ -18,8 +54,9 @@ class NonNegativeColumns(SparseColumns):
     acute: ClassVar[bool] = True
 
     def norms(self) -> Array:
+        """Return upper bounds of the norms, (users,), infinite for users with a negative number: they count as zero."""
         negative = ~(self.values >= 0).all(axis=1)
         below = np.bincount(self.user[negative], minlength=len(self.tail)) > 0
         below |= ~(self.tail >= 0).all(axis=1)
-        norms = np.sqrt(self.lengths() ** 2 + (self.tail**2).sum(axis=1)) * (1 + 1e-10)
+        norms = np.sqrt(self.measure_columns() ** 2 + (self.tail**2).sum(axis=1)) * (1 + 1e-10)
         return np.where(below, np.inf, norms)

@@ -1,26 +1,31 @@
 """The privacy of Gaussian and pure releases together, in numbers: total mu, the epsilons of the pure ones, delta.
 
-Formal guarantee. Let the Gaussian releases of a run compose to mu-GDP, and let the others be pure, the i-th
-epsilon_i-DP, all chosen adaptively, in any order. Each is dominated by a pair of distributions (P, Q): its outcomes
-tell neighbours apart no better than a draw tells P from Q. For mu-GDP the pair is (N(mu, 1), N(0, 1)). For epsilon_i-DP
-it is randomised response, whose privacy loss log P/Q is +epsilon_i with P-probability e^epsilon_i / (1 + e^epsilon_i),
-and -epsilon_i otherwise (Kairouz, Oh and Viswanath 2015). Products of dominating pairs dominate adaptive compositions
-(Zhu, Dong and Wang 2022), and losses of independent draws add up, so with L(x) the sum of the +-epsilon_i of an outcome
-x of the randomised responses and A(x) its P-probability, the run is (epsilon, delta)-DP with
-    delta(epsilon) = sum over x of A(x) delta_mu(epsilon - L(x)),
-delta_mu being that of mu-GDP at any real argument, and delta_0(e) = max(0, 1 - e^e). This is exact: some mechanisms of
-those prices attain it. Either of two neighbours may be the first of the pair. One computation serves both orders,
-because the pairs are symmetric: swapping P and Q leaves the distribution of the loss as it is, for the Gaussian by
-reflection and for randomised response by exchanging its two answers.
+Formal guarantee. Let the Gaussian releases of a run compose to mu-GDP. Let the others be pure, the i-th epsilon_i-DP.
+All are chosen adaptively, in any order.
+* Each is dominated by a pair of distributions (P, Q): its outcomes tell neighbours apart no better than a draw tells P
+  from Q.
+* For mu-GDP the pair is (N(mu, 1), N(0, 1)).
+* For epsilon_i-DP it is randomised response (Kairouz, Oh and Viswanath 2015). Its privacy loss log P/Q is +epsilon_i
+  with P-probability e^epsilon_i / (1 + e^epsilon_i), and -epsilon_i otherwise.
+* Products of dominating pairs dominate adaptive compositions (Zhu, Dong and Wang 2022), and losses of independent draws
+  add up.
+* Let x be an outcome of the randomised responses, L(x) the sum of its +-epsilon_i, and A(x) its P-probability. Let
+  delta_mu be the delta of mu-GDP at any real argument, with delta_0(e) = max(0, 1 - e^e). Then the run is (epsilon,
+  delta)-DP with
+      delta(epsilon) = sum over x of A(x) delta_mu(epsilon - L(x)).
+* This is exact: some mechanisms of those prices attain it.
+* Either of two neighbours may be the first of the pair. One computation serves both orders, because the pairs are
+  symmetric. Swapping P and Q leaves the distribution of the loss as it is. For the Gaussian this is a reflection, for
+  randomised response an exchange of its two answers.
 
 Equal epsilons are grouped: of n, the number with a positive loss is binomial. Where more than MOST_OUTCOMES outcomes
-would remain, the two smallest epsilons are replaced by their sum until they do not: two releases of epsilon_1 and
+would remain, the two smallest epsilons are replaced by their sum until they do not. Two releases of epsilon_1 and
 epsilon_2 are one that is (epsilon_1 + epsilon_2)-DP. That is an upper bound, no longer exact.
 
-Rounding. `log_composed_delta` is rounded up: arguments are moved down and logarithms up by more than their errors. What
-the discrete Gaussian adds to epsilon (`privacy.noise`: less than 1e-9 of it) is paid for by MARGIN of epsilon wherever
+Rounding. `log_composed_delta` is rounded up: arguments are moved down and logarithms up by more than their errors. The
+discrete Gaussian adds less than 1e-9 of epsilon to it (`privacy.noise`). MARGIN of epsilon pays for that wherever
 Gaussian and pure releases meet. A pure release is made with a noise 1e-9 larger than its epsilon asks for
-(`privacy.exponential`), so that sums of epsilons may be compared in floating point.
+(`privacy.exponential`). So sums of epsilons may be compared in floating point.
 """
 
 from __future__ import annotations
@@ -42,21 +47,27 @@ SLACK = 1e-12  # of a sum of epsilons, relative: far below what pure releases le
 
 
 def log_composed_delta(epsilon: float, mu: float, pures: Sequence[float]) -> float:
-    """The logarithm of delta(epsilon) of the module's guarantee, rounded up; minus infinity where delta is zero."""
+    """Return the logarithm of delta(epsilon) of the module's guarantee, rounded up; minus infinity where delta is zero.
+
+    Args:
+        epsilon: at which delta is asked for.
+        mu: of all Gaussian releases together, 0 for none.
+        pures: the epsilons of the pure releases.
+    """
     if mu <= 0 and epsilon >= math.fsum(pures):
         return -math.inf
-    log_chance, loss = _outcomes(pures)
+    log_chance, loss = _list_outcomes(pures)
     left = epsilon - loss - 1e-14 * (abs(epsilon) + math.fsum(pures))
-    terms = log_chance + _log_delta_up(left, max(mu, LEAST_MU) if mu > 0 else 0.0)
+    terms = log_chance + _bound_log_delta(left, max(mu, LEAST_MU) if mu > 0 else 0.0)
     total = float(logsumexp(terms)) if np.isfinite(terms).any() else -math.inf
     return min(total + 5e-9, 0.0)  # log_chance is off by less
 
 
-def _log_delta_up(epsilon: Array, mu: float) -> Array:
-    """log delta_mu at any real arguments, rounded up.
+def _bound_log_delta(epsilon: Array, mu: float) -> Array:
+    """Return log delta_mu at real arguments (n,), rounded up.
 
-    With a, b = -epsilon/mu +- mu/2: the logarithm of Phi(a) - e^epsilon Phi(b). `error` is more than the rounding of
-    either logarithm, so adding it to the first and to the gap between them gives no less than the truth.
+    With a, b = -epsilon/mu +- mu/2 it is the logarithm of Phi(a) - e^epsilon Phi(b). `error` is more than the rounding
+    of either logarithm. Adding it to the first and to the gap between them gives no less than the truth.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         if mu <= 0:
@@ -68,10 +79,10 @@ def _log_delta_up(epsilon: Array, mu: float) -> Array:
     return np.asarray(np.where(np.isnan(up), 0.0, np.minimum(up, 0.0)))
 
 
-def _outcomes(pures: Sequence[float]) -> tuple[Array, Array]:
-    """Of the randomised responses: log A(x) and L(x) of every outcome, equal epsilons grouped."""
+def _list_outcomes(pures: Sequence[float]) -> tuple[Array, Array]:
+    """Return log A(x) and L(x) of all outcomes of the randomised responses, (outcomes,), equal epsilons grouped."""
     log_chance, loss = np.zeros(1), np.zeros(1)
-    for epsilon, count in _few(pures).items():
+    for epsilon, count in _merge_smallest(pures).items():
         positive = np.arange(count + 1)
         ways = gammaln(count + 1) - gammaln(positive + 1) - gammaln(count - positive + 1)
         log_yes, log_no = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
@@ -81,8 +92,8 @@ def _outcomes(pures: Sequence[float]) -> tuple[Array, Array]:
     return log_chance, loss
 
 
-def _few(pures: Sequence[float]) -> Counter[float]:
-    """How often each epsilon occurs, the smallest added up until there are MOST_OUTCOMES outcomes at most."""
+def _merge_smallest(pures: Sequence[float]) -> Counter[float]:
+    """Return how often each epsilon occurs, the smallest added up until there are MOST_OUTCOMES outcomes at most."""
     smallest = list(pures)
     heapq.heapify(smallest)
     counts = Counter(smallest)
@@ -95,15 +106,25 @@ def _few(pures: Sequence[float]) -> Counter[float]:
 
 
 def composition_fits(epsilon: float, delta: float, mu: float, pures: Sequence[float]) -> bool:
-    """Whether Gaussian releases of this mu and these pure ones, at least one, are together (epsilon, delta)-DP."""
+    """Return whether Gaussian releases and at least one pure one are together (epsilon, delta)-DP.
+
+    Args:
+        epsilon: of the budget.
+        delta: of the budget.
+        mu: of all Gaussian releases together, 0 for none.
+        pures: the epsilons of the pure releases.
+    """
     if mu <= 0 and math.fsum(pures) <= epsilon * (1 + SLACK):
         return True
     target = epsilon * (1 - MARGIN) if mu > 0 else epsilon
     return delta > 0 and log_composed_delta(target, mu, pures) <= math.log(delta)
 
 
-def composed_epsilon(delta: float, mu: float, pures: Sequence[float]) -> float:
-    """The smallest epsilon for which such releases are (epsilon, delta)-DP, rounded up; infinite if none is."""
+def compose_epsilon(delta: float, mu: float, pures: Sequence[float]) -> float:
+    """Return the smallest epsilon of a composition at this delta, rounded up; arguments as in `composition_fits`.
+
+    It is infinite if there is none.
+    """
     added = math.fsum(pures)
     if delta <= 0:
         return added if mu <= 0 else math.inf
@@ -113,29 +134,42 @@ def composed_epsilon(delta: float, mu: float, pures: Sequence[float]) -> float:
     high = max(added, 1e-3)
     while log_composed_delta(high, mu, pures) > wanted:
         high *= 2
-    fits = _smallest(lambda epsilon: log_composed_delta(epsilon, mu, pures) <= wanted, high)
+    fits = _find_smallest(lambda epsilon: log_composed_delta(epsilon, mu, pures) <= wanted, high)
     return fits / (1 - MARGIN) if mu > 0 else min(fits, added)
 
 
-def most_gaussian(epsilon: float, delta: float, pures: Sequence[float], limit: float) -> float:
-    """The largest mu, up to `limit`, of Gaussian releases that fit beside these pure ones, rounded down."""
+def find_largest_mu(epsilon: float, delta: float, pures: Sequence[float], limit: float) -> float:
+    """Return the largest mu, up to `limit`, that fits; arguments as in `composition_fits`. It is rounded down."""
     if not composition_fits(epsilon, delta, 0.0, pures):
         return 0.0
-    return largest(lambda mu: composition_fits(epsilon, delta, mu, pures), limit) * (1 - 1e-9)
+    return find_largest(lambda mu: composition_fits(epsilon, delta, mu, pures), limit) * (1 - 1e-9)
 
 
-def most_pure(epsilon: float, delta: float, mu: float, pures: Sequence[float]) -> float:
-    """The largest epsilon of one more pure release that fits beside Gaussian ones of this mu and these pure ones."""
+def find_largest_pure_epsilon(epsilon: float, delta: float, mu: float, pures: Sequence[float]) -> float:
+    """Return the largest epsilon of one more pure release that fits, rounded down.
+
+    Args:
+        epsilon: of the budget.
+        delta: of the budget.
+        mu: of all Gaussian releases together.
+        pures: the epsilons of the pure releases so far.
+    """
     if delta <= 0:
         return max(epsilon - math.fsum(pures), 0.0) if mu <= 0 else 0.0
     high = epsilon
     while composition_fits(epsilon, delta, mu, [*pures, high]):
         high *= 2
-    return largest(lambda more: composition_fits(epsilon, delta, mu, [*pures, more]), high) * (1 - 1e-9)
+    return find_largest(lambda more: composition_fits(epsilon, delta, mu, [*pures, more]), high) * (1 - 1e-9)
 
 
-def largest(fits: Callable[[float], bool], high: float, tolerance: float = 1e-12) -> float:
-    """The largest number up to `high`, but for the tolerance, that fits, if smaller ones do; zero if none does."""
+def find_largest(fits: Callable[[float], bool], high: float, tolerance: float = 1e-12) -> float:
+    """Return the largest number up to `high` that fits, to a relative tolerance and rounded down; zero if none does.
+
+    Args:
+        fits: whether a number fits. If it does, all smaller ones must.
+        high: no larger number is tried.
+        tolerance: relative.
+    """
     if fits(high):
         return high
     low = high
@@ -149,8 +183,8 @@ def largest(fits: Callable[[float], bool], high: float, tolerance: float = 1e-12
     return low
 
 
-def _smallest(fits: Callable[[float], bool], high: float) -> float:
-    """The smallest number up to `high`, which fits, rounded up in the twelfth digit, if all larger ones do."""
+def _find_smallest(fits: Callable[[float], bool], high: float) -> float:
+    """Return the smallest number up to `high` that fits, rounded up in the twelfth digit, where all larger ones fit."""
     low = 0.0
     while high - low > 1e-12 * high:
         middle = (low + high) / 2

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions, OfUsers
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions, UserContributions
 from privrep.privacy.bounds import Losses as Losses
 from privrep.typing import Array
 
@@ -22,32 +22,32 @@ FEW_ROWS = 1 << 9  # of them, in one matrix product
 
 
 @dataclass(frozen=True)
-class Vectors(OfUsers):
+class Vectors(UserContributions):
     """One vector per user, (users, size). For statistics no larger than the rows they were computed from."""
 
     acute: ClassVar[bool] = False
     values: NDArray[Any]
 
     def norms(self) -> Array:
-        parts = [_squares(self.values[some].astype(np.float64, copy=False)) for some in self._portions()]
+        parts = [sum_squares(self.values[some].astype(np.float64, copy=False)) for some in self._cut_users()]
         return np.sqrt(np.concatenate([np.zeros(0), *parts])) * (1 + 1e-12)
 
     def weighted_sum(self, weights: Array) -> Array:
         total = np.zeros(self.values.shape[1])
-        for some in self._portions():
+        for some in self._cut_users():
             values, each = self.values[some].astype(np.float64, copy=False), weights[some]
             total += each @ (values if each.all() else np.where(each[:, None] > 0, values, 0.0))
         return total
 
-    def _portions(self) -> Iterator[slice]:
-        """All users at once, or few where their numbers would be copied to be made float64."""
+    def _cut_users(self) -> Iterator[slice]:
+        """Yield all users at once, or few at a time where their numbers would be copied to be made float64."""
         users, size = self.values.shape
-        return _portions(users, users if self.values.dtype == np.float64 else AT_ONCE // max(size, 1))
+        return _cut_portions(users, users if self.values.dtype == np.float64 else AT_ONCE // max(size, 1))
 
 
 @dataclass(frozen=True)
-class Counts(OfUsers):
-    """Histograms: user u adds one to each of the cells `cells[u]`, an array (users, cells per user); -1 adds nothing.
+class Counts(UserContributions):
+    """Histograms: user u adds one to each of the cells `cells[u]`. `cells` is (users, cells per user); -1 adds nothing.
 
     Acute: two vectors of counts have a non-negative inner product. A user's cells must differ from each other.
     """
@@ -69,28 +69,29 @@ class Counts(OfUsers):
 
 
 @dataclass(frozen=True)
-class CrossMoments(OfUsers):
+class CrossMoments(UserContributions):
     """Z_u = scale_u * (s s^T - A^T A) with s the sum of the rows of A: the sum over pairs of different rows.
 
-    `rows` is A of all users, (users, rows, d). Sums and norms are those of the packed upper triangle (`pack`), an
-    isometry. Since s s^T and A^T A may cancel, a norm is reported as no less than 1/64 of the size of the two terms:
-    otherwise a user could make the rounding error of the sum large against its own clipped contribution.
+    `rows` holds A of each user, (users, rows, d). Sums and norms are of the packed upper triangle (`pack`), an
+    isometry. The terms s s^T and A^T A may cancel, so a norm is reported as no less than 1/64 of their size. Otherwise
+    a user could make the rounding error of the sum large against its own clipped contribution.
     """
 
     acute: ClassVar[bool] = False
     rows: NDArray[Any]
     scale: Array
 
-    def _sums(self) -> Array:
+    def _sum_rows(self) -> Array:
+        """Return the sum of each user's rows, (users, d)."""
         return self.rows.astype(np.float64, copy=False).sum(axis=1)
 
     def norms(self) -> Array:
         A = self.rows.astype(np.float64, copy=False)
-        s = self._sums()
+        s = self._sum_rows()
         gram = A @ A.transpose(0, 2, 1) if A.shape[1] <= A.shape[2] else A.transpose(0, 2, 1) @ A
-        square, cross = _squares(s), A @ s[:, :, None]
-        norm_squared = square**2 - 2 * _squares(cross) + _squares(gram)
-        mass = square + _squares(A)
+        square, cross = sum_squares(s), A @ s[:, :, None]
+        norm_squared = square**2 - 2 * sum_squares(cross) + sum_squares(gram)
+        mass = square + sum_squares(A)
         norms = self.scale * np.maximum(np.sqrt(np.maximum(norm_squared, 0.0)) + 1e-6 * mass, mass / 64)
         return np.where(np.isfinite(norm_squared), norms, np.inf)  # a term that overflowed says nothing of the others
 
@@ -98,15 +99,15 @@ class CrossMoments(OfUsers):
         used = weights > 0
         scaled = np.where(used, weights * self.scale, 0.0)
         total = np.zeros((self.rows.shape[2], self.rows.shape[2]))
-        for part in _weighted_rows(self.rows, scaled, used):
+        for part in _weight_rows(self.rows, scaled, used):
             total -= part.T @ part
-        s = np.where(used[:, None], self._sums(), 0.0) * np.sqrt(scaled)[:, None]
+        s = np.where(used[:, None], self._sum_rows(), 0.0) * np.sqrt(scaled)[:, None]
         total += s.T @ s
         return pack(total)
 
 
 @dataclass(frozen=True)
-class RowMoments(OfUsers):
+class RowMoments(UserContributions):
     """S_u = scale_u * A^T A of the rows A of each user, (users, rows, d), as packed triangles.
 
     Acute: two positive semi-definite matrices have a non-negative inner product.
@@ -119,30 +120,30 @@ class RowMoments(OfUsers):
     def norms(self) -> Array:
         A = self.rows.astype(np.float64, copy=False)
         gram = A @ A.transpose(0, 2, 1) if A.shape[1] <= A.shape[2] else A.transpose(0, 2, 1) @ A
-        return self.scale * np.sqrt(_squares(gram)) * (1 + 1e-9)
+        return self.scale * np.sqrt(sum_squares(gram)) * (1 + 1e-9)
 
     def weighted_sum(self, weights: Array) -> Array:
         total = np.zeros((self.rows.shape[2], self.rows.shape[2]))
-        for part in _weighted_rows(self.rows, weights * self.scale, weights > 0):
+        for part in _weight_rows(self.rows, weights * self.scale, weights > 0):
             total += part.T @ part
         return pack(total)
 
 
 @dataclass(frozen=True)
-class Products(OfUsers):
+class Products(UserContributions):
     """P_u = sum over the rows r of a user of left_r right_r^T, as a vector (p * q): gradients of layers, factored.
 
     `left` is (users, rows, p), `right` is (users, rows, q). A row that is absent is zero in one of them. The norm is
     taken from the Gram matrices of left and right, or from the product itself, whichever is cheaper.
 
-    Formal guarantee. Terms may cancel, so errors are measured by the mass m = sum_r |left_r| |right_r|, and a norm is
-    reported as no less than m / 64. With u = 2^-53:
-    * Norms. Gram matrices give the norm squared but for (p + q + rows^2 + 8) u m^2, at most 2^-28 m^2 within
-      GRAM_ROWS and GRAM_WIDTH. A true norm of m / 65 or more is then below the root of what is computed plus
-      33 * 2^-28 m, and a smaller one is below m / 64: adding 1e-6 m is enough for the first. The product itself gives
-      the norm but for 2 (rows + p q) u m, which 1e-6 m covers for all sizes that a release may have.
-    * Sums. At most SUM_ROWS rows of weighted terms, added up in any order, err by 2^-41.9 of their mass, and adding at
-      most 2^12 such sums to each other by 2^-41: 64 times the two is 2^-34.4 of the norms.
+    Formal guarantee. Terms may cancel, so errors are measured by the mass m = sum_r |left_r| |right_r|. A norm is
+    reported as no less than m / 64. Let u = 2^-53.
+    * Norms by Gram matrices. They give the norm squared but for (p + q + rows^2 + 8) u m^2, at most 2^-28 m^2 within
+      GRAM_ROWS and GRAM_WIDTH. A true norm of m / 65 or more is then below the root of the computed square plus 33 *
+      2^-28 m. A smaller one is below m / 64. Adding 1e-6 m is enough for the first.
+    * Norms by the product. It gives the norm but for 2 (rows + p q) u m. 1e-6 m covers that for all sizes of a release.
+    * Sums. At most SUM_ROWS rows of weighted terms, added up in any order, err by 2^-41.9 of their mass. Adding at most
+      2^12 such sums to each other errs by 2^-41. 64 times the two is 2^-34.4 of the norms.
     """
 
     acute: ClassVar[bool] = False
@@ -159,11 +160,11 @@ class Products(OfUsers):
     def norms(self) -> Array:
         (users, rows, p), q = self.left.shape, self.right.shape[2]
         small = rows <= GRAM_ROWS and p + q <= GRAM_WIDTH
-        norms = _norms_by_gram if small and rows * (p + q) <= 2 * p * q else _norms_by_product
-        size = rows * (p + q) if norms is _norms_by_gram else max(rows * (p + q), p * q)
+        norms = _compute_norms_by_gram if small and rows * (p + q) <= 2 * p * q else _compute_norms_by_product
+        size = rows * (p + q) if norms is _compute_norms_by_gram else max(rows * (p + q), p * q)
         parts = [
             norms(self.left[some].astype(np.float64), self.right[some].astype(np.float64))
-            for some in _portions(users, AT_ONCE // max(size, 1))
+            for some in _cut_portions(users, AT_ONCE // max(size, 1))
         ]
         return np.concatenate([np.zeros(0), *parts])
 
@@ -172,78 +173,57 @@ class Products(OfUsers):
         used, total = np.flatnonzero(weights > 0), np.zeros((p, q))
         left, right = (array if len(used) == users else array[used] for array in (self.left, self.right))
         left, right, each = left.reshape(-1, p), right.reshape(-1, q), np.repeat(weights[used], rows)[:, None]
-        for some in _portions(len(each), SUM_ROWS):
-            total += _weighted_product(left[some], right[some], each[some])
+        for some in _cut_portions(len(each), SUM_ROWS):
+            total += _multiply_weighted(left[some], right[some], each[some])
         return total.ravel()
 
 
-def _weighted_product(left: NDArray[Any], right: NDArray[Any], each: Array) -> Array:
-    """The sum over rows of each left_r right_r^T. Few rows are made float64 at a time, so that wide ones stay in the
-    cache, and weights go to the narrower side."""
+def _multiply_weighted(left: NDArray[Any], right: NDArray[Any], each: Array) -> Array:
+    """Return the sum over rows of each left_r right_r^T, (p, q).
+
+    Few rows are made float64 at a time, so that wide ones stay in the cache. Weights go to the narrower side.
+
+    Args:
+        left: (rows, p).
+        right: (rows, q).
+        each: weights, (rows, 1).
+    """
     total, narrow = np.zeros((left.shape[1], right.shape[1])), left.shape[1] <= right.shape[1]
-    for some in _portions(len(each), FEW_ROWS):
+    for some in _cut_portions(len(each), FEW_ROWS):
         a, b = (left[some] * each[some], right[some]) if narrow else (left[some], right[some] * each[some])
         total += a.astype(np.float64, copy=False).T @ b.astype(np.float64, copy=False)
     return total
 
 
-def _norms_by_gram(left: Array, right: Array) -> Array:
+def _compute_norms_by_gram(left: Array, right: Array) -> Array:
+    """Return upper bounds of the norms of `Products`, (users,), from Gram matrices: cheap where rows are few."""
     gram, other = left @ left.transpose(0, 2, 1), right @ right.transpose(0, 2, 1)
     mass = np.sqrt(np.diagonal(gram, axis1=1, axis2=2) * np.diagonal(other, axis1=1, axis2=2))
     gram *= other
-    return _norms_with_mass(gram.reshape(len(gram), -1).sum(axis=1), np.ascontiguousarray(mass).sum(axis=1))
+    return _raise_norms_by_mass(gram.reshape(len(gram), -1).sum(axis=1), np.ascontiguousarray(mass).sum(axis=1))
 
 
-def _norms_by_product(left: Array, right: Array) -> Array:
+def _compute_norms_by_product(left: Array, right: Array) -> Array:
+    """Return upper bounds of the norms of `Products`, (users,), from the products themselves."""
     mass = np.sqrt((left * left).sum(axis=2) * (right * right).sum(axis=2)).sum(axis=1)
-    return _norms_with_mass(_squares(left.transpose(0, 2, 1) @ right), mass)
+    return _raise_norms_by_mass(sum_squares(left.transpose(0, 2, 1) @ right), mass)
 
 
-def _norms_with_mass(squares: Array, mass: Array) -> Array:
+def _raise_norms_by_mass(squares: Array, mass: Array) -> Array:
+    """Return the roots of `squares` (users,), raised to cover rounding errors measured by `mass` (users,)."""
     norms = np.maximum(np.sqrt(np.maximum(squares, 0.0)) + 1e-6 * mass, mass / 64) * (1 + 1e-12)
     return np.where(np.isfinite(squares) & np.isfinite(mass), norms, np.inf)
 
 
 @dataclass(frozen=True)
-class SparseColumns(OfUsers):
-    """Vectors (k, d) most of whose columns are zero, followed by a short dense `tail`.
-
-    Entry s says that column `column[s]` of user `user[s]` is `values[s]`, (k,); a user's columns differ.
-    """
-
-    acute: ClassVar[bool] = False
-    user: NDArray[np.int64]
-    column: NDArray[np.int64]
-    values: Array  # (slots, k)
-    tail: Array  # (users, p)
-    features: int
-
-    def lengths(self) -> Array:
-        """Of each user's vector without the tail; added up slot by slot, so that a user's depends on no other."""
-        return np.sqrt(np.bincount(self.user, (self.values**2).sum(axis=1), minlength=len(self.tail)))
-
-    def norms(self) -> Array:
-        return np.sqrt(self.lengths() ** 2 + _squares(self.tail)) * (1 + 1e-10)
-
-    def weighted_sum(self, weights: Array) -> Array:
-        used = weights > 0
-        each = weights[self.user]
-        parts = []
-        for a in range(self.values.shape[1]):
-            values = np.where(each > 0, self.values[:, a], 0.0) * each
-            parts.append(np.bincount(self.column, values, minlength=self.features))
-        return np.concatenate([*parts, weights @ np.where(used[:, None], self.tail, 0.0)])
-
-
-@dataclass(frozen=True)
-class NonNegative(OfUsers):
-    """One vector per user without negative entries, (users, size), so acute. A user with one counts as zero."""
+class NonNegative(UserContributions):
+    """One vector per user without negative entries, (users, size), so acute; users with one count as zero."""
 
     acute: ClassVar[bool] = True
     values: Array
 
     def norms(self) -> Array:
-        norms = np.sqrt(_squares(self.values)) * (1 + 1e-12)
+        norms = np.sqrt(sum_squares(self.values)) * (1 + 1e-12)
         return np.where((self.values >= 0).all(axis=1), norms, np.inf)
 
     def weighted_sum(self, weights: Array) -> Array:
@@ -267,18 +247,22 @@ class BatchTerm:
 
 
 @dataclass(frozen=True)
-class _OfParts:
-    """Several contributions of the same users, or several terms of the same batch."""
+class _Combined:
+    """Base of several contributions of the same users, or of several terms of the same batch."""
 
     parts: tuple[Contributions, ...]
 
     @property
     def terms_per_user(self) -> float | None:
-        """If any part is of the whole batch; terms of equal number are the same terms, changed by the same users."""
+        """Return the largest number of terms of any part that is of the whole batch, None if none is.
+
+        Terms of equal number are the same terms, changed by the same users.
+        """
         return max((each for part in self.parts if (each := part.terms_per_user) is not None), default=None)
 
     @property
     def rows_per_user(self) -> int | None:
+        """Return the number of rows a user for which terms were counted. Raise InputError if parts disagree."""
         counted = {each for part in self.parts if (each := part.rows_per_user) is not None}
         if len(counted) > 1:
             raise InputError(f"terms were counted for different numbers of rows a user: {sorted(counted)}.")
@@ -286,7 +270,7 @@ class _OfParts:
 
 
 @dataclass(frozen=True)
-class Concatenated(_OfParts):
+class Concatenated(_Combined):
     """Several contributions of the same users side by side, as one vector. Acute if all of them are."""
 
     @property
@@ -294,33 +278,33 @@ class Concatenated(_OfParts):
         return all(part.acute for part in self.parts)
 
     def norms(self) -> Array:
-        return np.sqrt(_added([part.norms() ** 2 for part in self.parts])) * (1 + 1e-12)
+        return np.sqrt(_add_in_order([part.norms() ** 2 for part in self.parts])) * (1 + 1e-12)
 
     def weighted_sum(self, weights: Array) -> Array:
         return np.concatenate([part.weighted_sum(weights) for part in self.parts])
 
 
 @dataclass(frozen=True)
-class Summed(_OfParts):
+class Summed(_Combined):
     """The sum of several contributions of the same users, its norm bounded by the sum of their norms."""
 
     @property
     def acute(self) -> bool:
-        """Never, to be safe: parts of different kinds need not be acute to each other."""
+        """Return False, to be safe: parts of different kinds need not be acute to each other."""
         return False
 
     def norms(self) -> Array:
-        return _added([part.norms() for part in self.parts]) * (1 + 1e-12)
+        return _add_in_order([part.norms() for part in self.parts]) * (1 + 1e-12)
 
     def weighted_sum(self, weights: Array) -> Array:
-        return _added([part.weighted_sum(weights) for part in self.parts])
+        return _add_in_order([part.weighted_sum(weights) for part in self.parts])
 
 
 @dataclass(frozen=True)
 class NormAtMost:
-    """Whether each user's contribution is short: one number, 1/2 if its norm is at most `than`, -1/2 if it is not.
+    """One number a user: 1/2 if its contribution's norm is at most `than`, else -1/2.
 
-    So a sum over n users is their number of short ones less n/2, and replacing a user moves it by at most 1.
+    So a sum over n users is their number of short contributions less n/2, and replacing a user moves it by at most 1.
     """
 
     acute: ClassVar[bool] = False
@@ -342,30 +326,39 @@ class NormAtMost:
         return np.array([weights @ np.where(self.of.norms() <= self.than, 0.5, -0.5)])
 
 
-def _added(parts: list[Array]) -> Array:
-    """One after the other: NumPy would add many parts of a single user in another order than those of several."""
+def _add_in_order(parts: list[Array]) -> Array:
+    """Return the sum of arrays of one shape, such as (users,), one after the other.
+
+    NumPy would add many parts of a single user in another order than several users' parts.
+    """
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
     return total
 
 
-def _squares(values: Array) -> Array:
-    """(users,): the sum of squares of each user's numbers, whoever stands beside it.
+def sum_squares(values: Array) -> Array:
+    """Return the sum of squares of each user's numbers, (users,), whoever stands beside it.
 
-    Not by einsum, which cuts long sums where its buffer ends, and elsewhere for one user than for several.
+    It does not use einsum, which cuts long sums at the end of its buffer: elsewhere for one user than for several.
     """
     total: Array = (values * values).reshape(len(values), -1).sum(axis=1)
     return total
 
 
-def _portions(count: int, most: int) -> Iterator[slice]:
-    """0 to count, at most so many at a time."""
+def _cut_portions(count: int, most: int) -> Iterator[slice]:
+    """Yield slices from 0 to `count`, at most `most` at a time."""
     return (slice(start, start + max(most, 1)) for start in range(0, count, max(most, 1)))
 
 
-def _weighted_rows(rows: NDArray[Any], weights: Array, used: NDArray[np.bool_]) -> Iterator[Array]:
-    """Rows of all used users times the root of their user's weight, a bounded number at a time."""
+def _weight_rows(rows: NDArray[Any], weights: Array, used: NDArray[np.bool_]) -> Iterator[Array]:
+    """Yield rows of all used users times the root of their user's weight, a bounded number at a time.
+
+    Args:
+        rows: (users, rows, d).
+        weights: (users,).
+        used: (users,), a mask; other users' rows count as zeros.
+    """
     users, size, d = rows.shape
     flat = (np.where(used[:, None, None], rows, 0) if not used.all() else rows).reshape(-1, d)
     root = np.repeat(np.sqrt(np.where(used, weights, 0.0)), size)
@@ -375,18 +368,19 @@ def _weighted_rows(rows: NDArray[Any], weights: Array, used: NDArray[np.bool_]) 
 
 
 def packed_size(d: int) -> int:
+    """Return the length of a packed symmetric matrix (d, d)."""
     return d * (d + 1) // 2
 
 
 def pack(matrix: Array) -> Array:
-    """Upper triangles of symmetric matrices (..., d, d) as vectors, off-diagonals times sqrt 2: an isometry."""
+    """Return upper triangles of symmetric matrices (..., d, d) as vectors, off-diagonals times sqrt 2: an isometry."""
     d = matrix.shape[-1]
     rows, columns = np.triu_indices(d)
     return matrix[..., rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
 
 
 def unpack(vector: Array) -> Array:
-    """The symmetric matrix of a packed triangle."""
+    """Return the symmetric matrix (d, d) of a packed triangle, (d * (d + 1) / 2,)."""
     d = int((np.sqrt(8 * vector.shape[-1] + 1) - 1) / 2)
     rows, columns = np.triu_indices(d)
     matrix = np.zeros((d, d))

@@ -1,27 +1,30 @@
 """Draws from the discrete Gaussian: the integer x with probability proportional to f(x) = exp(-x^2 / (2 sigma^2)).
 
-Formal guarantee: for 0 < sigma <= 2^56, and bits that are uniform and independent, the draws are independent and have
-exactly this distribution, restricted to -R <= x < R for some R > 40 sigma; what is left out has a probability under
-e^-799, or e^-800 from sigma = 1 on. Floating-point numbers decide nothing that they could get wrong, as long as NumPy's
-exp is within 2^-41 of exp, relatively: hundreds of times the error that it allows itself.
+Formal guarantee. Let 0 < sigma <= 2^56, let bits be uniform and independent, and let NumPy's exp be within 2^-41 of
+exp, relatively. (That is hundreds of times the error that NumPy allows itself.)
+* The draws are independent.
+* They have exactly this distribution, restricted to -R <= x < R for some R > 40 sigma.
+* The part left out has a probability under e^-799, or e^-800 from sigma = 1 on.
+* Floating-point numbers decide nothing that they could get wrong.
 
-How. The area under height * f is covered with 2^16 rectangles, called slots, all of the same area: slot (k, l) is above
+How. The area under height * f is covered with 2^16 rectangles, called slots, all of the same area. Slot (k, l) is above
 the integers kB to (k+1)B - 1, B a power of two, from height l to l + 1. 16 bits choose a slot and log2 B bits a place x
-in it; x is kept if (x, l + U) is below the curve, U uniform on [0, 1). Slots that are below it everywhere need no U.
+in it. x is kept if (x, l + U) is below the curve, U uniform on [0, 1). Slots that are below it everywhere need no U.
 
 Proof. Bucket k has the slots from l = 0 up to at least the largest height * f in it. So a try ends with x kept with
-probability 2^-16 / B * sum over l of the part of [l, l + 1] that is below height * f(x) = 2^-16 / B * height * f(x):
-proportional to f(x). Tries are independent, so those that are kept are, and how many are kept says nothing of what they
-are: the first `size` of them are as good as any. What is computed in floating point:
+probability 2^-16 / B * sum over l of the part of [l, l + 1] that is below height * f(x). That is 2^-16 / B * height *
+f(x): proportional to f(x). Tries are independent, so the kept ones are. The number of kept tries says nothing of their
+values: the first `size` of them are as good as any. Floating point computes these:
 
-- The table. The number of slots of a bucket is rounded up, and the number of those below the curve is rounded down,
-  both after a margin of 2^-32, which is far more than f is off by wherever height * f is 1 or more.
-- Whether (x, l + U) is below the curve, in the other slots, 7 in 100. x / sigma is off by less than 2^-51 of it, half
-  its square t by less than 2^-50 t, f(x) by less than 2^-51 + 2^-41, as t exp(-t) < 1/2, and height * f(x) - l - U,
-  height being under 2^15, by less than 2^-24, the first 53 bits of U taken for all of it. If it is closer to zero than
-  that, once in 10^8 draws, decimal numbers decide, of as many digits and after as many bits of U as it takes: `_below`.
+* The table. The number of slots of a bucket is rounded up, and the number of slots below the curve is rounded down.
+  Both are rounded after a margin of 2^-32. That is far more than the error of f wherever height * f is 1 or more.
+* Whether (x, l + U) is below the curve, in the other slots, 7 in 100. x / sigma is off by less than 2^-51 of it, half
+  its square t by less than 2^-50 t. f(x) is off by less than 2^-51 + 2^-41, as t exp(-t) < 1/2. height is under 2^15,
+  so height * f(x) - l - U is off by less than 2^-24, the first 53 bits of U taken for all of it. Once in 10^8 draws it
+  is closer to zero than that. Then decimal numbers decide, of as many digits and after as many bits of U as it takes:
+  see `_is_below_curve`.
 
-Beyond R: both sides of sum f are together less than (2 + sigma / 20) e^-800; all of sum f is at least 1, and at least
+Beyond R: both sides of sum f are together less than (2 + sigma / 20) e^-800. All of sum f is at least 1, and at least
 sigma sqrt(2 pi).
 """
 
@@ -39,7 +42,7 @@ from numpy.typing import NDArray
 from privrep.typing import Array, Integers
 
 Bits = Callable[[int], bytes]
-"""That many uniform, independent bytes."""
+"""Source of a number of uniform, independent bytes."""
 
 SLOT_BITS = 16
 SLOTS = 1 << SLOT_BITS
@@ -50,7 +53,7 @@ UNSURE = 2.0**-24  # of height * f - l - U: closer to zero than this, floating p
 
 @dataclass(frozen=True)
 class Table:
-    """The slots for one sigma. Those before `edge` are below the curve; those that are left over are above it."""
+    """The slots for one sigma. Slots before `edge` are below the curve; slots that are left over are above it."""
 
     sigma: float
     height: int
@@ -60,18 +63,24 @@ class Table:
     layers: NDArray[np.uint16]
 
 
-def discrete_gaussian(sigma: float, size: int, bits: Bits) -> Integers:
-    """`size` independent draws; see the guarantee above."""
-    table = slots_of(float(sigma))
+def draw_discrete_gaussian(sigma: float, size: int, bits: Bits) -> Integers:
+    """Return independent draws, (size,), by the module's guarantee.
+
+    Args:
+        sigma: in steps of the grid, above 0 and at most 2^56.
+        size: number of draws.
+        bits: source of uniform, independent bytes.
+    """
+    table = make_table(float(sigma))
     kept, missing = [np.empty(0, dtype=np.int64)], size
     while missing > 0:
-        kept.append(_tries(table, missing + missing // 16 + 8, bits)[:missing])  # 4 in 100 are not kept
+        kept.append(_draw_kept(table, missing + missing // 16 + 8, bits)[:missing])  # 4 in 100 are not kept
         missing -= len(kept[-1])
     return np.concatenate(kept)
 
 
-def _tries(table: Table, count: int, bits: Bits) -> Integers:
-    """The draws that are kept of so many tries."""
+def _draw_kept(table: Table, count: int, bits: Bits) -> Integers:
+    """Return the draws that are kept of this many tries, `count` of them or fewer."""
     words = np.frombuffer(bits(8 * count), dtype="<i8")
     slots = words & (SLOTS - 1)
     values = table.buckets.take(slots).astype(np.int64)
@@ -80,25 +89,33 @@ def _tries(table: Table, count: int, bits: Bits) -> Integers:
     places &= (1 << table.shift) - 1
     values += places
     edge = np.flatnonzero(slots >= table.edge)
-    kept = _kept(table, values[edge], table.layers.take(slots[edge]), bits)
+    kept = _find_below_curve(table, values[edge], table.layers.take(slots[edge]), bits)
     return np.delete(values, edge[~kept])
 
 
-def _kept(table: Table, values: Integers, layers: NDArray[np.uint16], bits: Bits) -> NDArray[np.bool_]:
-    """Which of these are below the curve: l + U < height * f(x)."""
+def _find_below_curve(table: Table, values: Integers, layers: NDArray[np.uint16], bits: Bits) -> NDArray[np.bool_]:
+    """Return a mask of the tries that are below the curve: l + U < height * f(x).
+
+    Args:
+        table: of the slots.
+        values: x of each try, (tries,).
+        layers: l of each try, (tries,).
+        bits: source of U.
+    """
     uniform = np.frombuffer(bits(8 * len(values)), dtype="<u8")
-    gaps = table.height * _curve(values, table.sigma) - layers - (uniform >> np.uint64(11)) * 2.0**-53
+    gaps = table.height * _evaluate_curve(values, table.sigma) - layers - (uniform >> np.uint64(11)) * 2.0**-53
     kept: NDArray[np.bool_] = gaps > 0
     for i in np.flatnonzero(np.abs(gaps) <= UNSURE).tolist():
-        kept[i] = _below(table, int(values[i]), int(layers[i]), int(uniform[i]), bits)
+        kept[i] = _is_below_curve(table, int(values[i]), int(layers[i]), int(uniform[i]), bits)
     return kept
 
 
-def _below(table: Table, value: int, layer: int, uniform: int, bits: Bits) -> bool:
-    """Whether layer + U < height * f(value), exactly, `uniform` being the first 64 bits of U.
+def _is_below_curve(table: Table, value: int, layer: int, uniform: int, bits: Bits) -> bool:
+    """Return whether layer + U < height * f(value), exactly; `uniform` holds the first 64 bits of U.
 
-    With p digits, the gap is off by less than 10^(8 - p): the half of the square by 4 * 10^(1 - p) of it, f by 2 *
-    10^(1 - p), and all else is less than 10^5, rounded to p digits. It ends, as the gap is zero with probability zero.
+    With p digits, the gap is off by less than 10^(8 - p). The half of the square is off by 4 * 10^(1 - p) of it, f by 2
+    * 10^(1 - p). All else is less than 10^5, rounded to p digits. The loop ends, as the gap is zero with probability
+    zero.
     """
     known, digits = 64, 40
     while True:
@@ -114,19 +131,22 @@ def _below(table: Table, value: int, layer: int, uniform: int, bits: Bits) -> bo
         uniform, known, digits = uniform << 64 | int.from_bytes(bits(8), "little"), known + 64, digits + 20
 
 
-def _curve(values: Integers | Array, sigma: float) -> Array:
-    """f, up to the error in the proof above."""
+def _evaluate_curve(values: Integers | Array, sigma: float) -> Array:
+    """Return f at values (n,), up to the error in the proof above."""
     with np.errstate(over="ignore", under="ignore"):  # both are zero then
         curve: Array = np.exp(-0.5 * (values / sigma) ** 2)
     return curve
 
 
 @lru_cache(maxsize=32)
-def slots_of(sigma: float) -> Table:
-    """B is between sigma / 32 and sigma / 16, but at least 1 and at most 2^48, so that a try takes 64 bits."""
+def make_table(sigma: float) -> Table:
+    """Return the slots for one sigma.
+
+    B is between sigma / 32 and sigma / 16, but at least 1 and at most 2^48, so that a try takes 64 bits.
+    """
     shift = min(max(math.frexp(sigma)[1] - 5, 0), 64 - SLOT_BITS)
     count = math.ceil(REACH * math.ldexp(sigma, -shift)) + 1
-    ends = _curve(np.ldexp(np.arange(count + 1.0), shift), sigma)
+    ends = _evaluate_curve(np.ldexp(np.arange(count + 1.0), shift), sigma)
     height = int((SLOTS - 2 * count) / (2 * (1 + 2 * MARGIN) * ends[:-1].sum()))
     tops = np.floor(height * ends[:-1] * (1 + MARGIN)).astype(np.int64) + 1
     below = np.floor(height * ends[1:] * (1 - MARGIN)).astype(np.int64)

@@ -1,8 +1,8 @@
-"""Events: what was released, as data. `privacy.accounting` says what they cost.
+"""Events: releases as data. `privacy.accounting` says what they cost.
 
 The noise multiplier of an event is always *noise standard deviation / L2 sensitivity under the relation of the run*.
-With that convention a Gaussian release has the same privacy loss under either relation, so composition never needs to
-know the relation, and no accountant gets the chance to double (or forget to double) a sensitivity by itself.
+With that convention a Gaussian release has the same privacy loss under either relation. So composition never needs to
+know the relation. No accountant gets the chance to double (or forget to double) a sensitivity by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RELATIONS: tuple[Relation, ...] = get_args(Relation)
 class Gaussian:
     """A release with Gaussian noise of `noise_multiplier` times its L2 sensitivity; it is (1/noise_multiplier)-GDP.
 
-    With a `group`, only the users of that group were asked, and it costs the others nothing. With a `count` it is so
+    With a `group`, only the users of that group were asked, and it costs the others nothing. With a `count` it is this
     many releases, chosen adaptively or not.
     """
 
@@ -38,8 +38,10 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Selection:
-    """A list of keys released by thresholding noisy counts, as `privacy.selection` says: (1/noise_multiplier)-GDP on
-    the keys that others hold too, and `delta` of the run's delta for the keys that they do not."""
+    """A list of keys released by thresholding noisy counts, as `privacy.selection` says.
+
+    It is (1/noise_multiplier)-GDP on the keys that others hold too. The other keys cost `delta` of the run's delta.
+    """
 
     count: ClassVar[int] = 1
     noise_multiplier: float
@@ -68,7 +70,7 @@ class Sampled:
     """A release with Gaussian noise about a secret Poisson sample: every user is in it with probability `rate`.
 
     The multiplier is the noise over the sensitivity as if everyone were asked: 2C under replace-one-user, C otherwise.
-    With a `count` it is so many releases, each about a sample of its own.
+    With a `count` it is this many releases, each about a sample of its own.
     """
 
     noise_multiplier: float
@@ -82,10 +84,10 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Batched:
-    """A release with Gaussian noise about a secret batch, as `privacy.batches` says: a function of a whole Poisson
-    sample, or anything about a batch of a fixed size that is the part `rate` of the users.
+    """A release with Gaussian noise about a secret batch, as `privacy.batches` says.
 
-    The multiplier is the noise over the sensitivity of the release given the batch. With a `count` it is so many
+    It is a function of a whole Poisson sample, or anything about a batch of a fixed size, the part `rate` of the users.
+    The multiplier is the noise over the sensitivity of the release given the batch. With a `count` it is this many
     releases, each about a batch of its own.
     """
 
@@ -105,13 +107,14 @@ LEAST_SAMPLED = 0.05  # less noise than this protects nobody, and its losses are
 
 
 def check_rate(rate: float) -> None:
-    """Raise InputError unless the rate is a probability to be asked."""
+    """Raise InputError unless the rate is a probability to be asked: at least 2^-32 and at most 1."""
     whole = isinstance(rate, int | float) and not isinstance(rate, bool)
     if not (whole and 2.0**-32 <= rate <= 1):
         raise InputError(f"a sampling rate is the probability to be asked, above 0 and up to 1. Got {rate!r} instead.")
 
 
 def _check_sampled(event: Sampled | Batched) -> None:
+    """Raise InputError unless a release about a sample can be priced."""
     _check_multiplier(event.noise_multiplier)
     check_rate(event.rate)
     _check_count(event.count)
@@ -125,11 +128,13 @@ def _check_sampled(event: Sampled | Batched) -> None:
 
 
 def _check_count(count: int) -> None:
+    """Raise InputError unless the count is a whole number from 1 to MOST_RELEASES."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_RELEASES:
         raise InputError(f"one charge pays for 1 to {MOST_RELEASES:,} releases. Got {count!r} instead.")
 
 
 def _check_multiplier(noise_multiplier: float) -> None:
+    """Raise InputError unless the noise multiplier is positive and finite."""
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
         raise InputError(f"noise_multiplier must be positive and finite. Got {noise_multiplier} instead.")
 

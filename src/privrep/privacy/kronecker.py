@@ -1,4 +1,4 @@
-"""Kronecker products of two moment matrices, one of each per user: what users send to a least squares problem in U."""
+"""Kronecker products of two moment matrices, one pair a user: contributions to a least squares problem in U."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.privacy.bounds import MAX_ROWS_PER_SUM, OfUsers
+from privrep.privacy.bounds import MAX_ROWS_PER_SUM, UserContributions
 from privrep.privacy.contributions import pack
 from privrep.typing import Array
 
@@ -18,13 +18,15 @@ _FEW = 64  # users for whose sum it is worth going through the whole total
 
 
 @dataclass(frozen=True)
-class Kronecker(OfUsers):
+class Kronecker(UserContributions):
     """scale_u * (L^T L) kron (R^T R) of users' small L, (p, k), and rows R, (m, d), as packed (kd x kd) triangles.
 
-    Acute: both factors are positive semi-definite, hence so is their product, and two such matrices have a non-negative
+    Acute: both factors are positive semi-definite, hence so is their product. Two such matrices have a non-negative
     inner product. The Frobenius norm of a Kronecker product is the product of the norms, so no user's matrix is ever
-    made; a sum over users is one product of all users' L^T L with all users' R^T R. Made by `kronecker`, which brings
-    every user's L and R to a size near one, by powers of two, so that no product under- or overflows on its way.
+    made. A sum over users is one product of all users' L^T L with all users' R^T R.
+
+    Made by `make_kronecker`, which brings every user's L and R to a size near one, by powers of two. So no product
+    under- or overflows on its way.
     """
 
     acute: ClassVar[bool] = True
@@ -40,11 +42,11 @@ class Kronecker(OfUsers):
         k, d = self.left.shape[2], self.right.shape[2]
         above = np.triu_indices(k)
         total = np.zeros((len(above[0]), d * d))
-        for part in _parts(len(self.scale), d * d):
+        for part in _cut_users(len(self.scale), d * d):
             used = np.flatnonzero(weights[part] > 0)
             scaled = (weights[part] * self.scale[part])[used]
-            small = _squares(self.left[part][used])[:, *above] * scaled[:, None]
-            large = _squares(self.right[part] if len(used) == len(self.right[part]) else self.right[part][used])
+            small = _make_grams(self.left[part][used])[:, *above] * scaled[:, None]
+            large = _make_grams(self.right[part] if len(used) == len(self.right[part]) else self.right[part][used])
             total += small.T @ large.reshape(-1, d * d)
         matrix = np.empty((k, d, k, d))
         for a, b, block in zip(*above, total.reshape(-1, d, d), strict=True):
@@ -52,34 +54,43 @@ class Kronecker(OfUsers):
         return pack(matrix.reshape(k * d, k * d))
 
 
-def kronecker(left: NDArray[Any], right: NDArray[Any], scale: Array) -> Kronecker:
-    """The contributions of users with these factors; see `Kronecker`."""
-    left, left_exponent = _near_one(np.ascontiguousarray(left, dtype=np.float64))
-    right, right_exponent = _near_one(np.ascontiguousarray(right))
-    sizes = _lengths(left) * _lengths(right) * (1 + 1e-9)
+def make_kronecker(left: NDArray[Any], right: NDArray[Any], scale: Array) -> Kronecker:
+    """Return the contributions of users with these factors.
+
+    Args:
+        left: L of each user, (users, p, k).
+        right: R of each user, (users, m, d).
+        scale: (users,).
+    """
+    left, left_exponent = _scale_near_one(np.ascontiguousarray(left, dtype=np.float64))
+    right, right_exponent = _scale_near_one(np.ascontiguousarray(right))
+    sizes = _measure_grams(left) * _measure_grams(right) * (1 + 1e-9)
     return Kronecker(left, right, np.ldexp(scale, 2 * (left_exponent + right_exponent)), sizes)
 
 
-def _near_one(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Each user's numbers, the largest between 1/2 and 1 unless subnormal, and the power of two that was taken out."""
+def _scale_near_one(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return each user's numbers times a power of two, and the exponents (users,) that were taken out.
+
+    The largest number of a user is then between 1/2 and 1, unless it is subnormal. `values` is (users, rows, columns).
+    """
     largest = np.abs(values).max(axis=(1, 2), initial=0.0)
     exponent = np.maximum(np.frexp(largest)[1], np.finfo(values.dtype).minexp).astype(np.int64)
     return values * np.ldexp(1.0, -exponent).astype(values.dtype)[:, None, None], exponent
 
 
-def _lengths(rows: NDArray[Any]) -> Array:
-    """Frobenius norms of each user's R^T R."""
+def _measure_grams(rows: NDArray[Any]) -> Array:
+    """Return the Frobenius norm of each user's R^T R, (users,), for R (users, m, d)."""
     users, m, d = rows.shape
     found = np.empty(users)
-    for part in _parts(users, max(min(m, d) ** 2, m)):
+    for part in _cut_users(users, max(min(m, d) ** 2, m)):
         A = rows[part].astype(np.float64, copy=False)
-        gram = A @ A.transpose(0, 2, 1) if m <= d else _squares(A)
+        gram = A @ A.transpose(0, 2, 1) if m <= d else _make_grams(A)
         found[part] = np.sqrt((gram.reshape(len(A), -1) ** 2).sum(axis=1))
     return found
 
 
-def _squares(rows: NDArray[Any]) -> Array:
-    """R^T R of each user, one product per user, of a bounded number of rows."""
+def _make_grams(rows: NDArray[Any]) -> Array:
+    """Return R^T R of each user, (users, d, d), one product per user, of a bounded number of rows."""
     total = None
     for start in range(0, rows.shape[1], MAX_ROWS_PER_SUM):
         A = rows[:, start : start + MAX_ROWS_PER_SUM].astype(np.float64, copy=False)
@@ -88,8 +99,8 @@ def _squares(rows: NDArray[Any]) -> Array:
     return np.zeros((len(rows), rows.shape[2], rows.shape[2])) if total is None else total
 
 
-def _parts(users: int, cells: int) -> Iterator[slice]:
-    """Users in turn, few enough that `cells` numbers of each can stand together, and few enough for one sum."""
+def _cut_users(users: int, cells: int) -> Iterator[slice]:
+    """Yield slices of users, few enough that `cells` numbers of each can stand together, and few enough for one sum."""
     cells = max(cells, 1)
     step = min(max(_IN_CACHE // cells, min(_FEW, _IN_MEMORY // cells), 1), MAX_ROWS_PER_SUM)
     yield from (slice(start, start + step) for start in range(0, users, step))

@@ -18,19 +18,19 @@ from typing import Any
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import (
     LEAST_EPSILON,
-    accountant_of,
     check_budget,
     check_epsilon,
-    delta_left,
-    epsilon_spent,
+    collect_spending,
+    compute_delta_left,
+    compute_epsilon,
+    describe_accountant,
+    drop_sampled,
     gaussian_mu,
-    pure_epsilons,
-    spending,
+    list_pure_epsilons,
     total_mu,
     within_budget,
-    without_samples,
 )
-from privrep.privacy.composition import most_gaussian, most_pure
+from privrep.privacy.composition import find_largest_mu, find_largest_pure_epsilon
 from privrep.privacy.events import (
     RELATIONS,
     Batched,
@@ -47,7 +47,7 @@ FORMAT = "privrep-ledger/1"
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend, and against which change of the population: one user's rows replaced, or one user more.
+    """The budget of a run, and the change of the population that it protects: a user's rows replaced, or a user more.
 
     A delta of exactly 0 makes it pure: it takes choices alone, whose epsilons add up to at most `epsilon`.
     """
@@ -70,13 +70,13 @@ class Budget:
 
     @property
     def mu(self) -> float:
-        """The budget as mu of Gaussian differential privacy; 0 if it is pure. Splitting it means splitting mu^2."""
+        """Return the budget as mu of Gaussian differential privacy, 0 if it is pure. To split it is to split mu^2."""
         return gaussian_mu(self.epsilon, self.delta) if self.delta else 0.0
 
 
 @dataclass(frozen=True)
 class PrivacyReport:
-    """What was spent, in the words a reviewer asks for. Holds nothing but public facts."""
+    """The spending of a run, in the words a reviewer asks for. Holds nothing but public facts."""
 
     relation: Relation
     epsilon: float
@@ -90,7 +90,7 @@ class PrivacyReport:
     @property
     def unspent(self) -> float:
         """Return the share of the budget that was left: of mu^2, or of epsilon where the budget is pure."""
-        left = delta_left((event for _, event in self.events), self.delta)
+        left = compute_delta_left((event for _, event in self.events), self.delta)
         if left <= 0:
             return max(1 - self.epsilon / self.epsilon_budget, 0.0)
         if self.epsilon < LEAST_EPSILON:
@@ -108,9 +108,16 @@ class PrivacyReport:
 
 
 class Ledger:
-    """Budget and every charge against it. With a path the ledger lives on disk and survives the process."""
+    """A budget and every charge against it. With a path the ledger lives on disk and survives the process."""
 
     def __init__(self, budget: Budget, *, seeded: bool = False, path: Path | None = None) -> None:
+        """Open a ledger.
+
+        Args:
+            budget: nothing beyond it is ever charged.
+            seeded: whether noise is simulated from a seed, so that nothing is private.
+            path: of the file, made if it is not there. Raise InputError if it belongs to another run or is in use.
+        """
         self.budget = budget
         self.seeded = seeded
         self._entries: dict[str, Event] = {}
@@ -124,9 +131,9 @@ class Ledger:
     def charge(self, events: Mapping[str, Event]) -> None:
         """Spend budget for named releases, durably, or raise `BudgetExceeded` and leave everything as it was.
 
-        A name that was charged before with the same event is not charged again: that charge belongs to a release that
-        was under way when a process died and was never posted, so nothing about it has been seen. Once `posted`, or
-        drawn by this very ledger, it is refused: one charge never pays for two draws.
+        A name that was charged before with the same event is not charged again. That charge belongs to a release that
+        was under way when a process died. It was never posted, so nothing about it has been seen. Once its page is on
+        record as posted, or this very ledger has drawn it, it is refused: one charge never pays for two draws.
         """
         if self._closed:
             raise InputError("this ledger is closed: what it charged would be on no record. Open it again.")
@@ -151,13 +158,14 @@ class Ledger:
         self._drawn.update(events)
 
     def check_affordable(self, events: Mapping[str, Event]) -> None:
-        """Raise what `charge` would if these do not fit, and charge nothing: before rows are looked at for nothing."""
+        """Raise what `charge` would raise for these events, and charge nothing: no rows are looked at in vain."""
         new = {name: event for name, event in events.items() if name not in self._entries}
         if new:
             self._check_fits([*self._entries.values(), *new.values()], ", ".join(new))
 
     def _check_fits(self, events: list[Event], new: str) -> None:
-        budget, pures = self.budget, pure_epsilons(events)
+        """Raise BudgetExceeded unless all these events together are within the budget; `new` names the last ones."""
+        budget, pures = self.budget, list_pure_epsilons(events)
         if not budget.delta and len(pures) < len(events):
             raise BudgetExceeded(
                 f"releasing {new} takes Gaussian noise, and that takes a delta: a budget of delta 0 pays for choices "
@@ -166,13 +174,13 @@ class Ledger:
         if any(isinstance(event, Sampled | Batched) and event.relation != budget.relation for event in events):
             raise InputError(f"{new} is priced for another relation than this ledger's, {budget.relation}.")
         if not within_budget(events, budget.epsilon, budget.delta):
-            after = epsilon_spent(events, budget.delta)
+            after = compute_epsilon(events, budget.delta)
             raise BudgetExceeded(
                 f"releasing {new} would bring epsilon to {after:.6g}, over the budget of "
                 f"{budget.epsilon:g} at delta {budget.delta:g}. Use a larger epsilon, or ask less."
             )
 
-    def posted(self, page: str, events: Mapping[str, Event]) -> None:
+    def record_posted(self, page: str, events: Mapping[str, Event]) -> None:
         """Record that a page stands, whose releases must have been charged at these prices."""
         for name, event in events.items():
             if self._entries.get(name) != event:
@@ -181,7 +189,7 @@ class Ledger:
             self._write([{"posted": page}])
             self._posted.add(page)
 
-    def abandoned(self, page: str) -> None:
+    def record_abandoned(self, page: str) -> None:
         """Record that a page will never stand although something of it was drawn: its charges pay for no other draw."""
         if page not in self._posted:
             self._write([{"posted": page}])
@@ -189,61 +197,70 @@ class Ledger:
 
     @property
     def capacity(self) -> float:
-        """What an algorithm splits: all of mu^2 that the run may spend on Gaussian releases, selections apart, spent or
-        not.
+        """Return all of mu^2 that Gaussian releases may spend, spent or not, selections apart: algorithms split it.
 
-        A selection makes it smaller, by what it costs and by the part of delta that it sets aside, and a choice makes
-        it smaller, too. So choose and select first, then split: the same number then on every day that the run is
-        continued. Releases about samples are left out of it, and not measured by mu^2: a split of it must leave room
-        for them, which `sampling.noise_multiplier_for` then plans.
+        A selection makes it smaller, by its cost and by the part of delta that it sets aside. A choice makes it
+        smaller, too. So choose and select first, then split: the number is then the same on every day that the run is
+        continued.
+
+        Releases about samples are left out of it, and not measured by mu^2. A split of it must leave room for them,
+        which `sampling.plan_noise_multiplier` then plans.
         """
-        events = without_samples(self._entries.values())
+        events = drop_sampled(self._entries.values())
         selections = [event for event in events if isinstance(event, Selection)]
         return max(self._capacity(events) - total_mu(selections) ** 2, 0.0)
 
     def _capacity(self, events: Collection[Event]) -> float:
-        """Nothing, if selections set aside all of delta, or if there is none.
+        """Return the largest mu^2 of Gaussian releases beside these events; 0 if no delta is left.
 
-        Formal guarantee: with mu^2 within it, the run is (epsilon, delta_G + (1 + e^epsilon) delta')-DP at the epsilon
-        of the budget, delta_G being what is left of delta and the other term what selections set aside. It looks at
-        all events together, pure ones included, so the order of charges does not matter.
+        Formal guarantee. Let E be the epsilon of the budget, delta_G the delta that selections leave, and delta' as in
+        `privacy.selection`. With mu^2 within the answer,
+        * the run is (E, delta_G + (1 + e^E) delta')-DP, and the second term is what selections set aside;
+        * the order of charges does not matter, because all events are looked at together, pure ones included.
         """
-        epsilon, left, pures = self.budget.epsilon, delta_left(events, self.budget.delta), pure_epsilons(events)
+        epsilon, left, pures = (
+            self.budget.epsilon,
+            compute_delta_left(events, self.budget.delta),
+            list_pure_epsilons(events),
+        )
         if left <= 0:
             return 0.0
-        mu, sampled = gaussian_mu(epsilon, left), spending(events)
+        mu, sampled = gaussian_mu(epsilon, left), collect_spending(events)
         if sampled is not None:
-            return sampled.most_mu(epsilon, left, mu) ** 2
-        return most_gaussian(epsilon, left, pures, mu) ** 2 if pures else mu**2
+            return sampled.find_largest_mu(epsilon, left, mu) ** 2
+        return find_largest_mu(epsilon, left, pures, mu) ** 2 if pures else mu**2
 
     @property
     def remaining(self) -> float:
-        """What is left of mu^2 for releases to all users, beside samples that were asked, to four digits; a group that
-        was asked for less than others has more left."""
+        """Return the mu^2 that is left for releases to all users, beside samples that were asked, to four digits.
+
+        A group that was asked for less than others has more left.
+        """
         events = self._entries.values()
-        return max(self._capacity(events) - total_mu(without_samples(events)) ** 2, 0.0)
+        return max(self._capacity(events) - total_mu(drop_sampled(events)) ** 2, 0.0)
 
     @property
     def pure_left(self) -> float:
-        """The largest epsilon of one more choice that fits."""
+        """Return the largest epsilon of one more choice that fits."""
         events = self._entries.values()
-        left, sampled = delta_left(events, self.budget.delta), spending(events)
+        left, sampled = compute_delta_left(events, self.budget.delta), collect_spending(events)
         if sampled is not None:
-            return sampled.most_pure(self.budget.epsilon, left)
-        return most_pure(self.budget.epsilon, left, total_mu(events), pure_epsilons(events))
+            return sampled.find_largest_pure_epsilon(self.budget.epsilon, left)
+        return find_largest_pure_epsilon(self.budget.epsilon, left, total_mu(events), list_pure_epsilons(events))
 
     @property
     def epsilon(self) -> float:
-        """Epsilon spent so far, at the budget's delta; at most the budget's epsilon, because no charge goes over it."""
-        return epsilon_spent(list(self._entries.values()), self.budget.delta)
+        """Return the epsilon spent so far at the budget's delta. It is at most the budget's: no charge goes over it."""
+        return compute_epsilon(list(self._entries.values()), self.budget.delta)
 
     def report(self) -> PrivacyReport:
+        """Return the spending so far, as public facts."""
         return PrivacyReport(
             relation=self.budget.relation,
             epsilon=self.epsilon,
             delta=self.budget.delta,
             epsilon_budget=self.budget.epsilon,
-            accountant=accountant_of(list(self._entries.values())),
+            accountant=describe_accountant(list(self._entries.values())),
             events=tuple(self._entries.items()),
             seeded=self.seeded,
         )
@@ -256,12 +273,14 @@ class Ledger:
         copy.close()
 
     def close(self) -> None:
+        """Close the file. Nothing can be charged after that."""
         if self._file is not None:
             self._file.close()
             self._file = None
             self._closed = True
 
     def _header(self) -> dict[str, Any]:
+        """Return the first line of the file: the budget, and whether the run is a simulation."""
         b = self.budget
         return {
             "format": FORMAT,
@@ -272,6 +291,7 @@ class Ledger:
         }
 
     def _open(self, path: Path) -> None:
+        """Lock the file, read its charges, cut off a torn last line. A new or empty file gets its header."""
         self._file = open(path, "a+b")  # noqa: SIM115
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -300,6 +320,7 @@ class Ledger:
         self._entries, self._posted = entries, posted
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
+        """Append lines to the file, if there is one, and sync it: they are on disk when this returns."""
         if self._file is None:
             return
         self._file.seek(0, os.SEEK_END)
@@ -309,7 +330,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> Ledger:
-    """The ledger in a file, without opening the file for writing: what is charged to it now stays in memory."""
+    """Return the ledger in a file, which is never written: charges to this ledger stay in memory."""
     if not path.is_file():
         raise InputError(f"{path} does not exist: this folder holds no privrep ledger.")
     header, entries, posted, _ = _parse(path)
@@ -321,12 +342,15 @@ def read_ledger(path: Path) -> Ledger:
 
 
 def read_report(path: Path) -> PrivacyReport:
-    """The report of a ledger file."""
+    """Return the report of a ledger file."""
     return read_ledger(path).report()
 
 
 def _parse(path: Path) -> tuple[dict[str, Any] | None, dict[str, Event], set[str], int]:
-    """Header, charges, pages posted, and how many bytes are whole lines. All but a torn last line is refused if odd."""
+    """Return header, charges, pages posted, and how many bytes are whole lines.
+
+    Raise InputError for anything odd but a torn last line.
+    """
     raw = path.read_bytes()
     whole = raw.rfind(b"\n") + 1
     header: dict[str, Any] | None = None
@@ -356,11 +380,13 @@ def _parse(path: Path) -> tuple[dict[str, Any] | None, dict[str, Event], set[str
 
 
 def _describe(header: Mapping[str, Any]) -> str:
+    """Return the budget of a header in words."""
     kind = "simulation" if header["seeded"] else "private"
     return f"epsilon {header['epsilon']:g}, delta {header['delta']:g}, {header['relation']}, {kind}"
 
 
 def _sync_folder(folder: Path) -> None:
+    """Sync a folder, so that files made in it are there after a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -369,5 +395,5 @@ def _sync_folder(folder: Path) -> None:
 
 
 def noise_multiplier(mu_squared: float) -> float:
-    """The noise multiplier that spends this much of mu^2."""
+    """Return the noise multiplier that spends this much of mu^2."""
     return 1 / math.sqrt(mu_squared)

@@ -1,25 +1,33 @@
 """The one place where privacy noise is drawn: what is added to sums, and which candidate is chosen.
 
-Noise is the discrete Gaussian on a grid whose step is a power of two. What is released is an integer number of grid
-steps, so the low-order bits of floating-point arithmetic cannot tell neighbours apart (Mironov 2012). `secure_noise`
-draws it exactly, as `privacy.discrete_gaussian` proves, fed by the operating system's cryptographic generator.
+Noise is the discrete Gaussian on a grid whose step is a power of two. A release is an integer number of grid steps, so
+the low-order bits of floating-point arithmetic cannot tell neighbours apart (Mironov 2012). `secure_noise` draws it
+exactly, as `privacy.discrete_gaussian` proves, fed by the operating system's cryptographic generator.
 
-Formal guarantee, sigma in grid steps. Rounded continuous Gaussian noise would be exactly mu-GDP. The discrete Gaussian
-differs from it, at a point x with |x| <= 40 sigma, by a factor within exp(+-(40^2 + 1) / (12 sigma^2)); beyond lies a
-probability under e^-800, of which a part is never drawn. Over a run this adds at most 267 * (sum over released
-coordinates of 1 / sigma^2) to epsilon and e^(epsilon - 780) to delta. A release of `size` coordinates that spends
-mu_q^2 has sigma >= 2^35 / mu_q, so the sum is at most 267 * size * 2^-70 * mu^2, and less than 1e-9 * epsilon for size
-<= MAX_SIZE and delta <= 0.01: `gaussian_mu` leaves that much by rounding mu down, `privacy.composition` leaves it where
-there are choices, too, and `privacy.loss_distributions` where there are samples.
+Formal guarantee of noise. Let sigma be in grid steps. Rounded continuous Gaussian noise would be exactly mu-GDP.
+* At a point x with |x| <= 40 sigma, the discrete Gaussian differs from it by a factor within exp(+-(40^2 + 1) / (12
+  sigma^2)).
+* Beyond lies a probability under e^-800, of which a part is never drawn.
+* Over a run this adds at most 267 * (sum over released coordinates of 1 / sigma^2) to epsilon and e^(epsilon - 780) to
+  delta.
+* A release of `size` coordinates that spends mu_q^2 has sigma >= 2^35 / mu_q. So the sum is at most 267 * size * 2^-70
+  * mu^2.
+* That is less than 1e-9 * epsilon for size <= MAX_SIZE and delta <= 0.01. `gaussian_mu` leaves that much by rounding mu
+  down. `privacy.composition` leaves it where there are choices, too, and `privacy.loss_distributions` where there are
+  samples.
 
-Choices are drawn by `smallest`: index i with probability proportional to exp(-losses[i] / scale), for integer losses.
-`secure_noise` does it by rejection: a uniform index i is kept with probability exp(-(losses[i] - smallest) / scale), or
-else another is drawn. What is kept is then distributed as it should be, and it takes as many tries as there are
-candidates, or fewer, on average. Both steps are exact in integers (Canonne, Kamath and Steinke 2020, algorithm 1), fed
-by the operating system's cryptographic generator, so no rounding decides. OpenDP's noisy max is not used for it: what
-it promises of Gumbel noise is zero-concentrated privacy, and under pure privacy it draws another distribution.
+Formal guarantee of choices. `draw_choice` draws index i with probability proportional to exp(-losses[i] / scale), for
+integer losses.
+* `secure_noise` does it by rejection. A uniform index i is kept with probability exp(-(losses[i] - smallest) / scale),
+  or else another is drawn.
+* A kept index then has the distribution it should have. On average that takes as many tries as there are candidates, or
+  fewer.
+* Both steps are exact in integers (Canonne, Kamath and Steinke 2020), fed by the operating system's cryptographic
+  generator. So no rounding decides.
+* The noisy max of OpenDP is not used for it. For Gumbel noise it promises zero-concentrated privacy, and under pure
+  privacy it draws another distribution.
 
-Who is in a sample follows from a `key` of 32 bytes, drawn from that generator, too (`privacy.sampling`).
+The members of a sample follow from 32 bytes of `draw_key`, drawn from that generator, too (`privacy.sampling`).
 """
 
 from __future__ import annotations
@@ -33,26 +41,38 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.privacy.discrete_gaussian import discrete_gaussian
+from privrep.privacy.discrete_gaussian import draw_discrete_gaussian
 from privrep.typing import Array, Integers
 
 
 class NoiseSource(Protocol):
-    """Where randomness comes from. `seeded` says that it can be drawn again, so that nothing drawn is private."""
+    """Source of randomness. `seeded` says that it can be drawn again, so that nothing drawn is private."""
 
     @property
     def seeded(self) -> bool: ...
 
     def __call__(self, name: str, sigma: float, size: int) -> Integers:
-        """Independent discrete Gaussian draws for the release of that name, sigma in grid steps."""
+        """Return independent discrete Gaussian draws, (size,).
+
+        Args:
+            name: of the release.
+            sigma: in grid steps.
+            size: number of draws.
+        """
         ...
 
-    def smallest(self, name: str, losses: Integers, scale: int) -> int:
-        """An index, drawn with probability proportional to exp(-losses[index] / scale), for the choice of that name."""
+    def draw_choice(self, name: str, losses: Integers, scale: int) -> int:
+        """Return an index, drawn with probability proportional to exp(-losses[index] / scale).
+
+        Args:
+            name: of the choice.
+            losses: integers, (candidates,).
+            scale: in the units of the losses.
+        """
         ...
 
-    def key(self, name: str) -> bytes:
-        """32 uniform bytes for the sample of that name: a secret, which decides who is asked."""
+    def draw_key(self, name: str) -> bytes:
+        """Return 32 uniform bytes for the sample of that name: a secret, which decides who is asked."""
         ...
 
 
@@ -60,19 +80,20 @@ STEPS_PER_BOUND = 36  # the grid has 2^35 to 2^36 steps a clipping bound: totals
 
 
 def grid_step(bound: float) -> float:
-    """The power of two on whose multiples a statistic with this clipping bound is released."""
+    """Return the power of two on whose multiples a statistic with this clipping bound is released."""
     return math.ldexp(1.0, math.frexp(bound)[1] - STEPS_PER_BOUND)
 
 
 def to_grid(total: Array, step: float) -> Integers:
-    """Nearest multiples of `step`, as integers. Moves a total by at most step/2 in each coordinate."""
+    """Return the nearest multiples of `step`, as integers. A total moves by at most step/2 in each coordinate."""
     return np.rint(total / step).astype(np.int64)
 
 
 WIDEST = 2.0**56  # steps: a draw then fits 63 bits but with a probability of less than e^-8000
 
 
-def _check(sigma: float) -> None:
+def _check_sigma(sigma: float) -> None:
+    """Raise InputError unless noise of this many grid steps can be drawn in 64 bits."""
     if not 0 < sigma <= WIDEST:
         raise InputError(
             f"noise of {sigma:g} grid steps cannot be drawn in 64 bits. Spend more of the budget on a release."
@@ -80,6 +101,7 @@ def _check(sigma: float) -> None:
 
 
 def _check_choice(losses: Integers, scale: int) -> None:
+    """Raise InputError unless losses (candidates,) are integers and the scale is one that float64 holds."""
     if not (losses.ndim == 1 and len(losses) and np.issubdtype(losses.dtype, np.integer)):
         raise InputError(f"a choice is drawn from integer losses. Got {losses.dtype} of shape {losses.shape} instead.")
     if not 1 <= scale <= 2**53:  # exact in float64
@@ -93,22 +115,24 @@ class SecureNoise:
     seeded: ClassVar[bool] = False
 
     def __call__(self, name: str, sigma: float, size: int) -> Integers:
-        _check(sigma)
+        _check_sigma(sigma)
         counts = [min(DRAWS_AT_A_TIME, size - start) for start in range(0, size, DRAWS_AT_A_TIME)]
         if len(counts) <= 1:
-            return discrete_gaussian(sigma, size, os.urandom)
+            return draw_discrete_gaussian(sigma, size, os.urandom)
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # the draws are independent, whichever thread makes them
-            return np.concatenate(list(pool.map(lambda count: discrete_gaussian(sigma, count, os.urandom), counts)))
+            return np.concatenate(
+                list(pool.map(lambda count: draw_discrete_gaussian(sigma, count, os.urandom), counts))
+            )
 
-    def smallest(self, name: str, losses: Integers, scale: int) -> int:
+    def draw_choice(self, name: str, losses: Integers, scale: int) -> int:
         _check_choice(losses, scale)
         excess, bits = (losses - losses.min()).tolist(), _Bits()
         while True:
-            index = bits.below(len(excess))
-            if _happens(excess[index], scale, bits):
+            index = bits.draw_below(len(excess))
+            if _draw_bernoulli_exp(excess[index], scale, bits):
                 return index
 
-    def key(self, name: str) -> bytes:
+    def draw_key(self, name: str) -> bytes:
         return os.urandom(32)
 
 
@@ -118,8 +142,8 @@ class _Bits:
     def __init__(self) -> None:
         self._pool = self._left = 0
 
-    def below(self, end: int) -> int:
-        """Uniform on 0 to end - 1: as many bits as it takes, drawn again while they make a larger number."""
+    def draw_below(self, end: int) -> int:
+        """Return a uniform integer from 0 to end - 1, drawn again while the bits make a larger one."""
         width = (end - 1).bit_length()
         while True:
             if self._left < width:
@@ -131,20 +155,22 @@ class _Bits:
                 return drawn
 
 
-def _happens(numerator: int, denominator: int, bits: _Bits) -> bool:
-    """True with probability exp(-numerator / denominator), exactly, for non-negative integers."""
+def _draw_bernoulli_exp(numerator: int, denominator: int, bits: _Bits) -> bool:
+    """Return True with probability exp(-numerator / denominator), exactly, for non-negative integers."""
     whole, part = divmod(numerator, denominator)
-    return all(_happens_below_one(1, 1, bits) for _ in range(whole)) and _happens_below_one(part, denominator, bits)
+    return all(_draw_bernoulli_exp_fraction(1, 1, bits) for _ in range(whole)) and _draw_bernoulli_exp_fraction(
+        part, denominator, bits
+    )
 
 
-def _happens_below_one(numerator: int, denominator: int, bits: _Bits) -> bool:
-    """The same for a fraction of at most one.
+def _draw_bernoulli_exp_fraction(numerator: int, denominator: int, bits: _Bits) -> bool:
+    """Return True with probability exp(-numerator / denominator), exactly, for a fraction of at most one.
 
-    With x the fraction, the loop goes on after its k-th turn with probability x/k: it gets past it with probability
-    x^k/k!, and so ends in an odd turn with probability 1 - x + x^2/2! - x^3/3! + ... = exp(-x).
+    Let x be the fraction. The loop goes on after its k-th turn with probability x/k. So it gets past that turn with
+    probability x^k/k!, and ends in an odd turn with probability 1 - x + x^2/2! - x^3/3! + ... = exp(-x).
     """
     turn = 1
-    while bits.below(denominator * turn) < numerator:
+    while bits.draw_below(denominator * turn) < numerator:
         turn += 1
     return turn % 2 == 1
 
@@ -161,21 +187,23 @@ class SimulatedNoise:
     seeded: ClassVar[bool] = True
 
     def __call__(self, name: str, sigma: float, size: int) -> Integers:
-        _check(sigma)
+        _check_sigma(sigma)
         return np.rint(self._generator(name).normal(0.0, sigma, size)).astype(np.int64)
 
-    def smallest(self, name: str, losses: Integers, scale: int) -> int:
+    def draw_choice(self, name: str, losses: Integers, scale: int) -> int:
         _check_choice(losses, scale)
         return int(np.argmin((losses - losses.min()) / scale - self._generator(name).gumbel(size=len(losses))))
 
-    def key(self, name: str) -> bytes:
+    def draw_key(self, name: str) -> bytes:
         return self._generator(name, 256).bytes(32)  # no byte of a name is 256, so noise never has the same numbers
 
     def _generator(self, name: str, *more: int) -> np.random.Generator:
+        """Return the generator of a name: a resumed simulation draws the same."""
         return np.random.default_rng([self.seed, *name.encode(), *more])  # by name: a resumed simulation draws the same
 
 
 def simulated_noise(seed: int) -> NoiseSource:
+    """Return noise that follows from a seed. Raise InputError unless the seed is a non-negative integer."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise InputError(f"the seed of a simulation must be a non-negative integer. Got {seed!r} instead.")
     return SimulatedNoise(int(seed))

@@ -1,4 +1,4 @@
-"""The types that join methods, users and the kernel: what is asked, of whom, and what users are like."""
+"""The types that join methods, users and the kernel: questions, audiences, and public facts of users."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ Layout = Literal["by_size", "padded", "batch"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """What a step declares of itself. Engines read it before they call the step, and guess nothing.
+    """Declarations of a step about itself. Engines read them before they call the step, and guess nothing.
 
     `layout` says which users share a call:
         by_size   users with equally many rows, all of their rows.
         padded    any users, with `rows_per_user` rows each, missing ones made up. Shapes are public.
         batch     all users who are asked, in one call, padded alike. The step is a function of the whole batch.
+
     `accepts_sparse`: whether the step gets sparse rows as they are. Any other step gets dense rows.
-    `fill`: what a column holds of a user who has no value in it, of steps by size: a number, or (features,). Columns of
-    users with some values are filled by the user's own mean. NaN: the step gets such columns as NaN, and makes nothing
-    of them.
+
+    `fill`: for steps by size, the value of a column for a user who has no value in it: a number, or (features,).
+    Columns of users with some values are filled by the user's own mean. NaN: the step gets such columns as NaN, and
+    makes nothing of them.
+
     The fields below the line are how many numbers the step holds of a user. They size memory alone: the guarantee of
     `privacy.bounds` holds however users are cut into calls. No step reads them to decide what it sends.
     """
@@ -66,7 +69,7 @@ class StepSpec:
 class UserBatch:
     """Rows of several users, as a step gets them.
 
-    X           (users, rows, features), an array or sparse rows where the step accepts those.
+    X           (users, rows, features), an array or sparse rows where the step accepts them.
     y           (users, rows), or (users, rows, targets) where there are several. ABSENT where a padded row is missing.
     positions   (users,), of the users in the population, and ABSENT where nobody takes a batch row. In a whole batch
                 they are numbers in the batch, from 0. None where calls are made by size.
@@ -84,20 +87,22 @@ ABSENT = -1  # the label of a row that is missing, and the position of a batch r
 
 
 class Step(Protocol):
-    """What users compute on their own rows, given public values: a frozen dataclass of public arrays and numbers.
+    """Computation of users on their own rows, given public values: a frozen dataclass of public arrays and numbers.
 
     A call returns the contributions of the users of a batch to each statistic.
 
     By size: all users of the batch have equally many rows.
-    Padded: of a user with more rows than `rows_per_user` the step gets the first. Missing rows are zero, with ABSENT
-    for y. So are all rows of a user with a number that is not finite. `users.batching` says which users share a call.
-    In calls about a sample some batch rows are taken by nobody. What a step says of those is not counted.
+
+    Padded: a user with more rows than `rows_per_user` has the first of them in the batch. Missing rows are zero, with
+    ABSENT for y. So are all rows of a user with a number that is not finite. `users.batching` says which users share a
+    call. In calls about a sample some batch rows are taken by nobody. The step's numbers for such rows are not counted.
+
     Whole batch: the step is called once, with all users who are asked. It returns terms of a function of the batch,
     kinds of contributions that declare `terms_per_user`. It may raise. The engine then calls it with one user at a time
     and treats users for whom it raises as having no rows.
 
-    Of a step that is not of the whole batch, a user's contribution must be a function of that user's rows alone, to the
-    last bit: see `local.least_squares`.
+    If a step is not of the whole batch, a user's contribution must be a function of that user's rows alone, to the last
+    bit: see `local.least_squares`.
 
     A class whose calls also keep users apart where rows have several targets declares, in its own body,
     `several_targets: ClassVar[bool] = True`. Nodes with several targets a row refuse any other class. Subclasses do not
@@ -117,9 +122,9 @@ class Everyone:
 
 EVERYONE = Everyone()
 Audience = Everyone | Group | Sample | FixedSample
-"""Who is asked, as users are told: everyone, a group by public ids, or a secret sample that was drawn."""
+"""The audience that users are told of: everyone, a group by public ids, or a secret sample that was drawn."""
 PlannedAudience = Everyone | Group | Poisson | Fixed
-"""Who is asked, as a run is told: a sample is drawn inside of it, once it is paid for."""
+"""The audience that a run is told of: it draws a sample inside, once it is paid for."""
 
 
 def check_audience(among: Audience) -> None:
@@ -138,9 +143,9 @@ def check_planned_audience(among: PlannedAudience) -> None:
 class Facts:
     """Public facts of users' rows.
 
-    users      how many there are: public under replace-one-user, not to be used in a release otherwise.
-    features   how many features a row has: a fact of the schema.
-    targets    how many targets a row has: a fact of the schema.
+    users      number of users: public under replace-one-user, not to be used in a release otherwise.
+    features   features of a row: a fact of the schema.
+    targets    targets of a row: a fact of the schema.
     sparse     whether steps that accept them get sparse rows: a fact of how the rows are held.
     """
 
@@ -151,7 +156,7 @@ class Facts:
 
 
 class Users(Protocol):
-    """Where users live: in memory, streamed from disk, on other machines. The same algorithm code runs on each.
+    """Place where users live: in memory, streamed from disk, on other machines. The same algorithm code runs on each.
 
     They answer one question, a bounded sum, and let nothing else out.
     """
@@ -162,7 +167,13 @@ class Users(Protocol):
     def sums(
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
-        """Return every statistic of the step, clipped and summed, in one pass over the users who are asked."""
+        """Return every statistic of the step, clipped and summed, in one pass over the users who are asked.
+
+        Args:
+            step: what users compute.
+            bounds: of each statistic.
+            among: who is asked.
+        """
         ...
 
 

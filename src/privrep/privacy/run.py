@@ -19,19 +19,19 @@ from privrep.privacy.billboard import Billboard, Choice, Release
 from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import (
     Query,
-    another_question,
     check_batches,
     check_name,
     check_page,
     check_share,
     check_step,
-    events_of,
-    iteration_events,
-    page_events,
-    selection_events,
-    sensitivity_of,
+    compute_sensitivity,
+    make_question_error,
+    price_iteration,
+    price_page,
+    price_release,
+    price_selection,
 )
-from privrep.privacy.exponential import choice_events, scale_in_levels
+from privrep.privacy.exponential import compute_scale, price_choice
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.node_noise import NoisyUsers, release_by_machines
@@ -53,7 +53,9 @@ from privrep.typing import Array
 
 Planned = TypeVar("Planned", bound=PlannedAudience)
 OnRelease = Callable[[str, Step | None], None]
-"""Hears of a page that stands, and of the step that was asked; None for a selection and for steps of an iteration.
+"""A hook that hears of a page that stands, and of the step that was asked.
+
+The step is None for a selection and for steps of an iteration.
 
 A step holds public values. One whose users keep a state of their own holds that state, too, so a hook is for the eyes
 of whoever holds the rows. Nothing that the hook computes goes back to the run, nor is it written anywhere.
@@ -61,7 +63,7 @@ of whoever holds the rows. Nothing that the hook computes goes back to the run, 
 
 
 class UnknownUsers:
-    """The users of a run that has yet to select the keys by which their rows are read: they cannot be asked."""
+    """Users of a run that has yet to select the keys by which their rows are read: they cannot be asked."""
 
     @property
     def facts(self) -> Facts:
@@ -135,25 +137,26 @@ class Run:
             among: who is asked.
         """
         check_name(page)
-        relation, among = self.ledger.budget.relation, self._planned(among)
+        relation, among = self.ledger.budget.relation, self._plan_audience(among)
         check_step(step, [query.bound for query in queries.values()], relation, among)
-        events = page_events(page, queries, among, relation)
+        events = price_page(page, queries, among, relation)
         if page not in self.billboard:
-            released = self._released(page, step, queries, among)
+            released = self._make_releases(page, step, queries, among)
             self.billboard.post_releases(page, released, simulation=self.ledger.seeded)
-        self.ledger.posted(page, events)
+        self.ledger.record_posted(page, events)
         released = self.billboard.releases(page)
         for key, query in queries.items():
-            wanted = sensitivity_of(query.bound, relation, among)
+            wanted = compute_sensitivity(query.bound, relation, among)
             check_page(page, released.get(key), wanted, query.bound.size)
         if released.keys() != queries.keys():
-            raise another_question(page)
+            raise make_question_error(page)
         self.on_release(page, step)
         return released
 
-    def _released(
+    def _make_releases(
         self, page: str, step: Step, queries: Mapping[str, Query], among: PlannedAudience
     ) -> dict[str, Release]:
+        """Return new releases of a page that does not stand yet, by the way that users and audience ask for."""
         if isinstance(self.users, NoisyUsers):
             if isinstance(among, Poisson | Fixed):
                 raise InputError(
@@ -162,11 +165,11 @@ class Run:
             return release_by_machines(self.users, step, queries, self.ledger, page, among)
         if isinstance(among, Poisson | Fixed):
             return release_about_sample(self.users, step, queries, among, self.ledger, self.noise, page)
-        self.ledger.check_affordable(events_of(page, queries, among))
+        self.ledger.check_affordable(price_release(page, queries, among))
         sums = self.users.sums(step, {key: query.bound for key, query in queries.items()}, among)
         return release(sums, queries, self.ledger, self.noise, page, among)
 
-    def _planned(self, among: Planned) -> Planned | Everyone:
+    def _plan_audience(self, among: Planned) -> Planned | Everyone:
         """Return who is asked, after a check: a sample of all users is everyone."""
         check_planned_audience(among)
         if isinstance(among, Fixed):
@@ -184,14 +187,14 @@ class Run:
         among: Everyone | Sampling = EVERYONE,
         on_step: Callable[[int], None] = lambda number: None,
     ) -> State:
-        """Return where many small passes ended, under one charge and on one page: training.
+        """Return the state in which many small passes ended, under one charge and on one page: training.
 
-        The last state is what is posted and returned. A page that stands is read, as in `release`.
+        The last state is posted and returned. A page that stands is read, as in `release`.
 
         Args:
             page: names the passes.
             steps: how many there are.
-            start: the public state before the first.
+            start: the public state before the first, arrays of any shapes.
             make_step: makes the step of a pass from the state.
             queries: of one pass. `mu_squared` of a query is what one pass spends on it.
             update: makes the next state, of the same names and shapes, of public numbers alone.
@@ -203,29 +206,29 @@ class Run:
             raise InputError("the steps of an iteration ask everyone or a sample, not a group.")
         if isinstance(self.users, NoisyUsers):
             raise InputError("a walk's steps are seen by nobody on their way: it is for users whose sums are exact.")
-        relation, among = self.ledger.budget.relation, self._planned(among)
-        events = iteration_events(page, queries, among, relation, steps)
+        relation, among = self.ledger.budget.relation, self._plan_audience(among)
+        events = price_iteration(page, queries, among, relation, steps)
         if page not in self.billboard:
             asked = (steps, start, make_step, queries, update, among)
             walk = release_iterated(self.users, *asked, self.ledger, self.noise, page, on_step)
             self.billboard.post_iterated(page, walk, simulation=self.ledger.seeded)
-        self.ledger.posted(page, events)
-        walk = self.billboard.iterated(page)
+        self.ledger.record_posted(page, events)
+        walk = self.billboard.read_iterated(page)
         shapes = {key: np.shape(value) for key, value in start.items()}
         if walk.steps != steps or {key: value.shape for key, value in walk.state.items()} != shapes:
-            raise another_question(page)
+            raise make_question_error(page)
         for key, query in queries.items():
-            facts, wanted = walk.noise.get(key, {}), sensitivity_of(query.bound, relation, among)
+            facts, wanted = walk.noise.get(key, {}), compute_sensitivity(query.bound, relation, among)
             if facts.get("size") != query.bound.size or not math.isclose(facts["sensitivity"], wanted, rel_tol=1e-6):
-                raise another_question(page)
+                raise make_question_error(page)
         self.on_release(page, None)
         return dict(walk.state)
 
     def select(self, page: str, holders: Holders, mu_squared: float, delta: float) -> tuple[Key, ...]:
         """Return the keys that enough users hold, sorted; `delta` of the run's delta is set aside for the others.
 
-        Select before splitting what `ledger.capacity` then says. The keys' noisy counts are on the page:
-        `billboard.selected(page)`. A page that stands is read, as in `release`.
+        Select before splitting `ledger.capacity`. The keys' noisy counts are on the page:
+        `billboard.read_selection(page)`. A page that stands is read, as in `release`.
 
         Args:
             page: names the selection.
@@ -238,35 +241,47 @@ class Run:
         if page not in self.billboard:
             selected = select(holders, mu_squared, delta, self.ledger, self.noise, page)
             self.billboard.post_selection(page, selected, simulation=self.ledger.seeded)
-        self.ledger.posted(page, selection_events(page, mu_squared, delta))
-        selected = self.billboard.selected(page)
-        check_page(page, selected.counts, sensitivity_of(COUNTED, self.ledger.budget.relation), len(selected.keys))
+        self.ledger.record_posted(page, price_selection(page, mu_squared, delta))
+        selected = self.billboard.read_selection(page)
+        check_page(page, selected.counts, compute_sensitivity(COUNTED, self.ledger.budget.relation), len(selected.keys))
         self.on_release(page, None)
         return selected.keys
 
     def choose(self, page: str, step: Step, candidates: int, epsilon: float) -> int:
-        """The index of one of many candidates: the smaller its loss, summed over all users, the likelier.
+        """Return the index of one of many candidates: the smaller its loss, summed over all users, the likelier.
 
-        `step` returns {"losses": Losses}, the loss in [0, 1] of each user by each candidate. It costs epsilon, with no
-        delta. Choose before splitting what `ledger.capacity` then says. A page that stands is read, as in `release`.
+        It costs epsilon, with no delta. Choose before splitting `ledger.capacity`. A page that stands is read, as in
+        `release`.
+
+        Args:
+            page: names the choice.
+            step: returns {"losses": Losses}, the loss in [0, 1] of each user by each candidate.
+            candidates: how many there are.
+            epsilon: what the choice spends.
         """
         check_name(page)
         candidates, epsilon = int(candidates), float(epsilon)
-        bound, events = LossBound(candidates), choice_events(page, epsilon)
-        scale = scale_in_levels(bound, epsilon, self.ledger.budget.relation) / LEVELS
+        bound, events = LossBound(candidates), price_choice(page, epsilon)
+        scale = compute_scale(bound, epsilon, self.ledger.budget.relation) / LEVELS
         check_step(step, [bound], self.ledger.budget.relation)
         if page not in self.billboard:
             losses = self.users.sums(step, {"losses": bound})["losses"]
             choice = choose(losses, epsilon, self.ledger, self.noise, page)
             self.billboard.post_choice(page, choice, simulation=self.ledger.seeded)
-        self.ledger.posted(page, events)
-        choice = self.billboard.choice(page)
+        self.ledger.record_posted(page, events)
+        choice = self.billboard.read_choice(page)
         if choice != Choice(choice.index, candidates, epsilon, scale) or not 0 <= choice.index < candidates:
-            raise another_question(page)
+            raise make_question_error(page)
         self.on_release(page, step)
         return choice.index
 
     def derive(self, page: str, arrays: Mapping[str, Array], **facts: float | int | str | bool | list[float]) -> None:
-        """Post what was computed from the billboard and public facts."""
+        """Post values computed from the billboard and public facts.
+
+        Args:
+            page: names the values.
+            arrays: public arrays of any shapes, by name.
+            facts: public facts.
+        """
         arrays = {key: np.asarray(value) for key, value in arrays.items()}
         self.billboard.post_derived(page, arrays, facts, simulation=self.ledger.seeded)

@@ -1,4 +1,4 @@
-"""Which user holds which keys, in memory: what a private selection of keys counts."""
+"""Users and the keys that each of them holds, in memory: a private selection of keys counts these."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from privrep.data.table import factorize
 from privrep.errors import InputError
-from privrep.privacy.bounds import MAX_USERS, MAX_USERS_TIMES_BLOCKS, Bound, BoundedSum, clipped_sum
+from privrep.privacy.bounds import MAX_USERS, MAX_USERS_TIMES_BLOCKS, Bound, BoundedSum, clip_and_sum
 from privrep.privacy.contributions import Counts
-from privrep.privacy.groups import hashes
+from privrep.privacy.groups import hash_ids
 from privrep.privacy.selection import MOST_KEYS, Key
 from privrep.typing import Integers
 
@@ -29,7 +29,7 @@ class KeyHolders:
     """User u adds to the keys `places[offsets[u]:offsets[u + 1]]` of `private_keys`.
 
     Formal guarantee: the keys that a user adds to are distinct, at most MOST_KEYS, and a function of that user's rows.
-    Of more, it adds to those whose hash is smallest. Every key in `private_keys` has a user who adds to it.
+    Of more keys, it adds to the ones of smallest hash. Every key in `private_keys` has a user who adds to it.
     """
 
     private_keys: tuple[Key, ...] = field(repr=False)
@@ -38,38 +38,42 @@ class KeyHolders:
 
     @classmethod
     def from_columns(cls, users: Any, keys: Any) -> KeyHolders:
-        """From two equally long columns: arrays of NumPy or Arrow, series, lists. A row whose key is null has no key.
+        """Return the holders of two equally long columns: arrays of NumPy or Arrow, series, lists.
 
-        Keys are all integers or all texts. Numbers with a fraction part of zero count as integers, because that is
-        what integers become where some are missing.
+        A row whose key is null has no key. Keys are all integers or all texts. Numbers with a fraction part of zero
+        count as integers: integers become such numbers where some are missing.
+
+        Args:
+            users: the user of each row, (rows,).
+            keys: the key of each row, (rows,).
         """
         if len(users) != len(keys):
             raise InputError(f"every key needs a user. Got {len(users)} users and {len(keys)} keys instead.")
-        user = _codes_of_users(users)
-        names, key = _codes_of_keys(keys)
+        user = _encode_users(users)
+        names, key = _encode_keys(keys)
         user, key = user[key >= 0], key[key >= 0]
         pairs = np.sort(user * max(len(names), 1) + key)  # below 2^63 for what fits in memory
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         user, key = np.divmod(pairs, max(len(names), 1))
-        user, key = _capped(user, key, names)
+        user, key = _cap_keys(user, key, names)
         present, places = np.unique(key, return_inverse=True)
         starts = np.flatnonzero(np.diff(user, prepend=-1))
         offsets = np.append(starts, len(user)).astype(np.int64)
         return cls(tuple(names[present].tolist()), places.astype(np.int64), offsets)
 
-    def counted(self, bound: Bound) -> BoundedSum:
-        """How many users hold each key, users clipped to the bound; one zero if there are no keys."""
+    def count_keys(self, bound: Bound) -> BoundedSum:
+        """Return how many users hold each key, users clipped to the bound; one zero if there are no keys."""
         total, users, parts = np.zeros(bound.size), 0, 0
-        for cells in self._cells():
-            total += clipped_sum(Counts(cells, bound.size), bound)
+        for cells in self._pad_cells():
+            total += clip_and_sum(Counts(cells, bound.size), bound)
             users += len(cells)
             parts += 1
         if users > MAX_USERS or users * parts > MAX_USERS_TIMES_BLOCKS:
             raise InputError(f"one sum takes at most {MAX_USERS:,} users. Got {users:,} in {parts:,} parts instead.")
         return BoundedSum(total, bound)
 
-    def _cells(self) -> Iterator[Integers]:
-        """The places of users who have about as many, padded with -1 to the next power of two."""
+    def _pad_cells(self) -> Iterator[Integers]:
+        """Yield the places of users who have about as many, padded with -1 to the next power of two: (users, width)."""
         sizes = np.diff(self.offsets)
         widths = 1 << np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64)
         for width in np.unique(widths).tolist():
@@ -82,24 +86,31 @@ class KeyHolders:
                 yield np.where(inside, self.places[np.minimum(spots, len(self.places) - 1)], -1)
 
 
-def _capped(user: Integers, key: Integers, names: NDArray[Any]) -> tuple[Integers, Integers]:
-    """At most MOST_KEYS keys of each user: those of smallest hash, and of those that are equal, the smaller keys."""
+def _cap_keys(user: Integers, key: Integers, names: NDArray[Any]) -> tuple[Integers, Integers]:
+    """Return at most MOST_KEYS keys of each user: of smallest hash, the smaller key where hashes are equal.
+
+    Args:
+        user: code of the user of each pair, (pairs,), sorted.
+        key: place of the key of each pair in `names`, (pairs,).
+        names: the distinct keys.
+    """
     if not len(user):
         return user, key
     many = np.bincount(user)[user] > MOST_KEYS
     if not many.any():
         return user, key
     spots = np.flatnonzero(many)
-    chosen = spots[np.lexsort((key[spots], hashes(names[key[spots]], "keys of a user"), user[spots]))]
+    chosen = spots[np.lexsort((key[spots], hash_ids(names[key[spots]], "keys of a user"), user[spots]))]
     owner = user[chosen]
     rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
     kept = np.sort(np.concatenate([np.flatnonzero(~many), chosen[rank < MOST_KEYS]]))
     return user[kept], key[kept]
 
 
-def _codes_of_users(users: Any) -> Integers:
+def _encode_users(users: Any) -> Integers:
+    """Return the code of each row's user, (rows,). Raise InputError if a row has none."""
     try:
-        column = _arrow(users)
+        column = _to_arrow(users)
     except _NO_COLUMN:
         return factorize(list(users))[1]
     if column.null_count:
@@ -107,14 +118,14 @@ def _codes_of_users(users: Any) -> Integers:
     if not (pa.types.is_integer(column.type) or pa.types.is_string(column.type)):
         named = users.to_numpy(zero_copy_only=False) if isinstance(users, pa.Array) else users
         return factorize(named.to_numpy() if isinstance(named, pa.ChunkedArray) else named)[1]  # as a table has them
-    return _encoded(column)[1]
+    return _encode_column(column)[1]
 
 
-def _codes_of_keys(keys: Any) -> tuple[NDArray[Any], Integers]:
-    """The distinct keys, sorted, and each row's place among them, -1 where it has none."""
+def _encode_keys(keys: Any) -> tuple[NDArray[Any], Integers]:
+    """Return the distinct keys, sorted, and each row's place among them, (rows,), -1 where it has none."""
     refused = "keys must be all integers or all texts, integers of 64 bits at most. Turn them into one or the other."
     try:
-        column = _arrow(keys)
+        column = _to_arrow(keys)
         if pa.types.is_floating(column.type):
             column = column.cast(pa.int64())  # refuses numbers that are not whole
     except _NO_COLUMN:
@@ -123,22 +134,25 @@ def _codes_of_keys(keys: Any) -> tuple[NDArray[Any], Integers]:
         return np.empty(0, dtype=np.int64), np.full(len(column), -1)
     if not (pa.types.is_integer(column.type) or pa.types.is_string(column.type)):
         raise InputError(refused)
-    distinct, codes = _encoded(column)
+    distinct, codes = _encode_column(column)
     names = distinct.to_numpy(zero_copy_only=False)
     order = np.argsort(names)
     place = np.append(np.argsort(order), -1)
     return names[order], place[codes]
 
 
-def _encoded(column: Any) -> tuple[Any, Integers]:
-    """Distinct values in order of appearance, and the code of each row, -1 for null."""
+def _encode_column(column: Any) -> tuple[Any, Integers]:
+    """Return distinct values in order of appearance, and the code of each row, (rows,), -1 for null."""
     encoded = column.dictionary_encode()
     codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     return encoded.dictionary, codes
 
 
-def _arrow(values: Any) -> Any:
-    """One Arrow array, in which what pandas takes for missing is null, texts are of one type, and categories gone."""
+def _to_arrow(values: Any) -> Any:
+    """Return values as one Arrow array.
+
+    Values that pandas takes for missing are null in it, texts are of one type, and categories are decoded.
+    """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)

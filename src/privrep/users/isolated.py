@@ -1,4 +1,4 @@
-"""Users who cannot stop each other, and what their sums can be: an engine for steps that somebody else sent."""
+"""Users who cannot stop each other, and checks of their sums: an engine for steps that somebody else sent."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from privrep.users.streaming import StreamingUsers
 
 @dataclass(frozen=True)
 class IsolatedUsers:
-    """An engine whose users cannot stop each other: whoever a step fails on sends zeros.
+    """Engine whose users cannot stop each other: a user on whom a step fails sends zeros.
 
-    What a step makes of a user is the same to the last bit whether it is called with others or alone, so the others'
-    sums stay what they are. Of padded steps that is true at one batch row alone: their users
-    are set apart by the engine.
+    A step's numbers for a user are the same to the last bit whether it is called with others or alone. So the others'
+    sums stay as they are. For padded steps that is true at one batch row alone, and the engine sets their users apart.
 
-    With `strictly`, for a server that may lie: the step is asked about each user alone, and the length of what it makes
-    of that user is measured once it is clipped. So a contribution is a function of its user's rows and no longer than
-    the bound whatever the step is and whatever it says of norms; who sends more sends zeros.
+    With `strictly`, for a server that may lie, the step is asked about each user alone. The length of each user's
+    contribution is measured once it is clipped, and a user who sends more than the bound sends zeros. So a contribution
+    is a function of its user's rows and no longer than the bound. That holds for any step, whatever it says of norms.
     """
 
     users: InMemoryUsers | StreamingUsers
@@ -52,18 +51,22 @@ class IsolatedUsers:
         users = self.facts.users
         chosen = among.members(users) if isinstance(among, Sample) else np.ones(users, bool)
         self._check_public(step, bounds)
-        sums = self._sums(step, bounds, among, chosen)
+        sums = self._sum_users(step, bounds, among, chosen)
         totals = {key: one.total for key, one in sums.items()}
         check_sums(bounds, totals, users)  # as the server will, and before there is noise on them
         return sums
 
-    def _sums(
+    def _sum_users(
         self,
         step: Step,
         bounds: Mapping[str, Bound | LossBound],
         among: Everyone | Group | Sample,
         chosen: NDArray[np.bool_],
     ) -> dict[str, BoundedSum]:
+        """Return the sums of the users who are asked; `chosen` is a mask (users,) of the members of a sample.
+
+        Users are asked together where nobody fails and the server is trusted, else one by one.
+        """
         if not self.strictly:
             try:
                 return self.users.sums(step, bounds, among)
@@ -72,12 +75,12 @@ class IsolatedUsers:
                     raise InputError("the server's step fails, and on nobody's rows alone.") from None
         totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
         asked = EVERYONE if isinstance(among, Sample) else among
-        for start, block in self._blocks():
-            for key, part in _one_by_one(block, chosen[start : start + block.n_users], step, bounds, asked).items():
+        for start, block in self._number_blocks():
+            for key, part in _sum_one_by_one(block, chosen[start : start + block.n_users], step, bounds, asked).items():
                 totals[key] += part
         return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
 
-    def _blocks(self) -> Iterator[tuple[int, UserTable]]:
+    def _number_blocks(self) -> Iterator[tuple[int, UserTable]]:
         """Yield blocks of users, each with the position of its first user."""
         start = 0
         for block in self.users.table.blocks() if isinstance(self.users, InMemoryUsers) else self.users.blocks():
@@ -85,7 +88,7 @@ class IsolatedUsers:
             start += block.n_users
 
     def _check_public(self, step: Step, bounds: Mapping[str, Bound | LossBound]) -> None:
-        """Refuse a step that fails on made-up rows: that is nobody's secret."""
+        """Raise InputError for a step that fails on made-up rows: that is nobody's secret."""
         facts = self.facts
         X = np.cos(np.arange(1.0, PUBLIC_ROWS * facts.features + 1)).reshape(PUBLIC_ROWS, -1).astype(np.float32)
         y = (np.arange(PUBLIC_ROWS * facts.targets) % 2).astype(np.float64)
@@ -104,14 +107,22 @@ PUBLIC_ROWS = 8  # of a made-up user
 ALONE = Performance(workers=1)  # one user is not worth a second thread
 
 
-def _one_by_one(
+def _sum_one_by_one(
     block: UserTable,
     chosen: NDArray[np.bool_],
     step: Step,
     bounds: Mapping[str, Bound | LossBound],
     among: Everyone | Group,
 ) -> dict[str, Array]:
-    """The sums of those who are chosen, without those on whom the step fails or who send more than the bound."""
+    """Return the sums of chosen users, without users on whom the step fails or who send more than the bound.
+
+    Args:
+        block: of users.
+        chosen: (users,), a mask.
+        step: what users compute.
+        bounds: of each statistic.
+        among: everyone, or a group.
+    """
     totals: dict[str, Array] = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     for user in np.flatnonzero(chosen).tolist():
         try:
@@ -134,8 +145,15 @@ def check_sums(
     sigmas: Mapping[str, float] | None = None,
     slack: float = FLOAT_SLACK,
 ) -> None:
-    """Refuse sums that so many users cannot have made, clipped to these bounds; with noise of this size, if any.
-    `slack` is for rounding, relative to the bound."""
+    """Raise InputError for sums that users cannot have made, clipped to these bounds.
+
+    Args:
+        bounds: of each statistic.
+        sums: totals, (size,) each.
+        users: number of users who may have made them.
+        sigmas: standard deviation of the noise on each total; None for sums without noise.
+        slack: for rounding, relative to the bound.
+    """
     if set(sums) != set(bounds):
         raise InputError("it answers with other statistics than were asked for")
     for key, bound in bounds.items():

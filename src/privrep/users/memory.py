@@ -14,7 +14,7 @@ from privrep.users.summing import sum_blocks
 
 @dataclass(frozen=True)
 class InMemoryUsers:
-    """The engine of a `UserTable`."""
+    """Engine of a `UserTable`."""
 
     table: UserTable
     performance: Performance = field(default_factory=Performance)

@@ -11,24 +11,24 @@ from privrep.errors import InputError
 REGROUP_BYTES = 150 << 20
 
 
-def default_workers() -> int:
+def count_workers() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class Performance:
-    """What a caller may set freely: nothing here can change what is released, to the last bit.
+    """Settings that a caller may choose freely: nothing here can change what is released, to the last bit.
 
-    `tests/users/test_performance.py` holds it to that. A setting that moves a rounding error belongs elsewhere, even if
-    the guarantee covers the error: in which blocks users are added up follows from their rows alone.
+    `tests/users/test_performance.py` checks it. A setting that moves a rounding error belongs elsewhere, even if the
+    guarantee covers the error. Blocks in which users are added up follow from their rows alone.
 
     workers         threads of a pass.
     regroup_bytes   most bytes of rows that regrouping a file holds at a time.
     workdir         folder for temporary files; None for the system's own.
     """
 
-    workers: int = field(default_factory=default_workers)
+    workers: int = field(default_factory=count_workers)
     regroup_bytes: int = REGROUP_BYTES
     workdir: str | os.PathLike[str] | None = None
 

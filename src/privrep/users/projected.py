@@ -17,23 +17,24 @@ from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step, StepSpec, 
 from privrep.privacy.sampling import FixedSample, Sample
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
-from privrep.users.summing import finite_rows, map_blocks
+from privrep.users.summing import clean_rows, map_blocks
 
 
 def project(users: Users, projection: Projection) -> Users:
-    """Users in memory are projected once, a block at a time; all others whenever they are asked.
+    """Return users whose rows are projected: in memory once, a block at a time, all others whenever they are asked.
 
-    Formal guarantee: a user's projected rows are a function of that user's rows, to the last bit, so what is released
-    about them is released about the user, at the same price.
+    Formal guarantee:
+    * A user's projected rows are a function of that user's rows, to the last bit.
+    * So a release about them is a release about the user, at the same price.
     """
     if isinstance(users, InMemoryUsers) and projection.matrix is not None:
-        return InMemoryUsers(_projected(users.table, projection, users.performance), users.performance)
+        return InMemoryUsers(_project_table(users.table, projection, users.performance), users.performance)
     return ProjectedUsers(users, projection)
 
 
 @dataclass(frozen=True)
 class ProjectedUsers:
-    """An engine made of another."""
+    """Engine that projects the rows of another before a step sees them."""
 
     users: Users
     projection: Projection
@@ -53,7 +54,7 @@ class ProjectedUsers:
 
 @dataclass(frozen=True)
 class ProjectedStep:
-    """A step on projected rows."""
+    """Step on projected rows."""
 
     step: Step
     projection: Projection
@@ -72,24 +73,26 @@ class ProjectedStep:
         return self.step(replace(batch, X=self.projection(batch.X)))
 
 
-def _projected(table: UserTable, projection: Projection, performance: Performance) -> UserTable:
+def _project_table(table: UserTable, projection: Projection, performance: Performance) -> UserTable:
+    """Return a table of the projected rows, in single precision."""
     assert projection.matrix is not None
     X = np.empty((table.n_rows, len(projection.matrix)), np.float32)
     y = np.empty((table.n_rows, *table.y.shape[1:]), np.float32)
     row = 0
-    for some, targets in map_blocks(lambda block: _block(block, projection), table.blocks(), performance):
+    for some, targets in map_blocks(lambda block: _project_block(block, projection), table.blocks(), performance):
         X[row : row + len(some)], y[row : row + len(some)] = some, targets
         row += len(some)
     return UserTable(X, y, table.offsets - table.offsets[0], table.ids)
 
 
-def _block(block: UserTable, projection: Projection) -> tuple[NDArray[Any], NDArray[Any]]:
+def _project_block(block: UserTable, projection: Projection) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the projected rows (rows, k') of a block and its targets, both in single precision."""
     assert projection.matrix is not None
     X = np.empty((block.n_rows, len(projection.matrix)), np.float32)
     y = np.empty((block.n_rows, *block.y.shape[1:]), np.float32)
     for positions, size in block.positions_by_size():
         with np.errstate(all="ignore"):  # as for any step: a user's overflow is that user's
-            rows, targets = finite_rows(*block.group(positions, size))
+            rows, targets = clean_rows(*block.group(positions, size))
             at = (block.offsets[positions][:, None] + np.arange(size)).ravel()
             X[at] = projection(rows).reshape(len(at), -1)
             y[at] = targets.reshape(len(at), *block.y.shape[1:])

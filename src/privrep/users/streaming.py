@@ -1,10 +1,12 @@
 """Users in a Parquet or CSV file that may be larger than memory, read in blocks of whole users.
 
-Every pass reads the file from beginning to end, and the blocks are those that `UserTable.blocks` makes of the same
-rows, so results equal those of the in-memory engine bit for bit. That needs each user's rows side by side and the users
-sorted by id. A Parquet file written so is read where it is; any other is regrouped once, when it is opened, into a
-Parquet file in a temporary folder that only its owner can enter and that goes away on close. What a killed process
-leaves behind goes away when the next one regroups a file in the same place.
+Every pass reads the file from beginning to end. The blocks are those that `UserTable.blocks` makes of the same rows, so
+results equal those of the in-memory engine bit for bit. That needs each user's rows side by side and the users sorted
+by id.
+
+A Parquet file written so is read where it is. Any other is regrouped once, when it is opened, into a Parquet file in a
+temporary folder. Only its owner can enter the folder, and it goes away on close. Leftovers of a killed process go away
+when the next one regroups a file in the same place.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from privrep.data.missing import MissingCounts
-from privrep.data.readers import TableSource, assembled, checked_batches, column_values, user_ids
-from privrep.data.regroup import Rows, Seen, copy_checked, read_ahead, regroup
-from privrep.data.table import UserTable, block_rows
-from privrep.data.weights import kept_rows, row_weights
+from privrep.data.readers import TableSource, assemble, read_checked_batches, read_user_ids, read_values
+from privrep.data.regroup import Rows, RowsSeen, copy_checked, read_ahead, regroup
+from privrep.data.table import UserTable, choose_block_rows
+from privrep.data.weights import make_row_weights, thin_rows
 from privrep.errors import InputError
 from privrep.privacy.bounds import Bound, BoundedSum, LossBound
 from privrep.privacy.protocol import EVERYONE, Audience, Facts, Step
@@ -43,10 +45,10 @@ PREFIX = "privrep-rows-"  # of temporary folders
 
 
 class StreamingUsers:
-    """The engine of a file. Make one with `open`, best in a `with` block, which removes temporary files at its end."""
+    """Engine of a file. Make one with `open`, best in a `with` block, which removes temporary files at its end."""
 
     def __init__(
-        self, origin: TableSource, source: TableSource, seen: Seen, performance: Performance, files: ExitStack
+        self, origin: TableSource, source: TableSource, seen: RowsSeen, performance: Performance, files: ExitStack
     ) -> None:
         self.origin = origin  # the file that was opened
         self.source = source  # what a pass reads, that file or a temporary one: sorted by user, checked
@@ -66,19 +68,19 @@ class StreamingUsers:
         """
         performance = performance or Performance()
         workdir = performance.workdir
-        with ExitStack() as files, _full_disks_explained(workdir):
+        with ExitStack() as files, _explain_full_disks(workdir):
             grouped = source
             folder: Path | None = None
             counts = MissingCounts()
             if source.format == "csv":
-                folder = _private_folder(files, workdir)
+                folder = _make_private_folder(files, workdir)
                 grouped, seen = copy_checked(source, folder / "rows.parquet", counts)
             else:
-                seen = Seen()
-                for batch in read_ahead(checked_batches(source, counts)):
+                seen = RowsSeen()
+                for batch in read_ahead(read_checked_batches(source, counts)):
                     seen.add(batch)
             if not seen.sorted:
-                folder = folder or _private_folder(files, workdir)
+                folder = folder or _make_private_folder(files, workdir)
                 grouped, seen = regroup(
                     Rows(grouped.batches, seen.nbytes, seen.sample), source, folder, performance.regroup_bytes
                 )
@@ -94,7 +96,7 @@ class StreamingUsers:
 
     @property
     def means_to_keep(self) -> int:
-        """Return of how many columns users' means are kept with their heads: all of numbers, if one may be missing.
+        """Return the number of columns whose means are kept with users' heads: all of numbers, if one may be missing.
 
         What is kept of one user must not depend on what others miss.
         """
@@ -110,24 +112,27 @@ class StreamingUsers:
         return sum_blocks(self.blocks(), step, bounds, self.performance, among, self._users)
 
     def blocks(self, max_rows: int | None = None) -> Iterator[UserTable]:
-        """The blocks `UserTable.blocks` would give, in the same order, each in arrays of its own; y is NaN without a
-        target. Not for what leaves the users: that goes through `sums`."""
+        """Yield the blocks that `UserTable.blocks` would yield, in the same order, each in arrays of its own.
+
+        y is NaN without a target. Not for anything that leaves the users: that goes through `sums`.
+        """
         if self._closed:
             raise InputError(f"the users of {self.origin.path} were closed; open the file again.")
-        return self._blocks(max_rows or block_rows(self.facts.features, self.source.is_sparse))
+        return self._read_blocks(max_rows or choose_block_rows(self.facts.features, self.source.is_sparse))
 
-    def _blocks(self, max_rows: int) -> Iterator[UserTable]:
-        seen = Seen(sampled=False)
+    def _read_blocks(self, max_rows: int) -> Iterator[UserTable]:
+        """Yield blocks of at most `max_rows` rows. Raise InputError if the file changed since it was opened."""
+        seen = RowsSeen(sampled=False)
         window = _Window(self.source)
         for batch in read_ahead(self.source.batches()):
             window.add(batch, seen.add(batch))
             if not seen.sorted:
                 break
-            yield from window.whole_blocks(max_rows)
+            yield from window.take_blocks(max_rows)
         if (seen.sorted, seen.users, seen.rows) != (True, self._users, self.rows):
             raise InputError(f"{self.origin.path} changed while it was in use; open it again.")
         window.close()
-        yield from window.whole_blocks(max_rows, end=True)
+        yield from window.take_blocks(max_rows, end=True)
         pa.default_memory_pool().release_unused()
 
     def close(self) -> None:
@@ -157,11 +162,16 @@ class _Window:
         self._open_id: NDArray[Any] = np.empty(0)
 
     def add(self, batch: Any, begins: NDArray[np.int64]) -> None:
-        """Take the rows of a batch, without those that are left out; users who lose all of theirs stay."""
-        columns = [column_values(column) for column in batch.columns[1:]]
-        ids = user_ids(batch.column(0).take(pa.array(begins)))
+        """Take the rows of a batch, without rows that are left out; users who lose all of theirs stay.
+
+        Args:
+            batch: of Arrow, its columns as in `TableSource.columns`.
+            begins: rows of the batch at which a user begins, (users,).
+        """
+        columns = [read_values(column) for column in batch.columns[1:]]
+        ids = read_user_ids(batch.column(0).take(pa.array(begins)))
         if self._source.weight is None:
-            weights = row_weights(self._source, columns)
+            weights = make_row_weights(self._source, columns)
             self._push(columns, ids, begins, None if weights is None else weights > 0)
             return
         last = int(begins[-1]) if len(begins) else 0
@@ -177,20 +187,32 @@ class _Window:
             self._push_open(self._open_id[:0], np.empty(0, np.int64))
 
     def _push_open(self, ids: NDArray[Any], begins: NDArray[np.int64]) -> None:
-        """Add the rows of the last user so far, with those users who began in the piece that was held back last."""
+        """Add the rows of the last user so far, with the users who began in the piece that was held back last.
+
+        Args:
+            ids: of the users who begin in the piece, (users,).
+            begins: rows of the piece at which they begin, (users,).
+        """
         before = sum(len(piece[0]) for piece in self._open[:-1])
         columns = [np.concatenate(parts) for parts in zip(*self._open, strict=True)]
         if len(self._open_id):
             ids = np.concatenate([self._open_id, ids])
             begins = np.concatenate([[0], begins + before])
-        weights = row_weights(self._source, columns)
-        self._push(columns, ids, begins, None if weights is None else kept_rows(weights, begins))
+        weights = make_row_weights(self._source, columns)
+        self._push(columns, ids, begins, None if weights is None else thin_rows(weights, begins))
         self._open, self._open_id = [], ids[:0]
 
     def _push(
         self, columns: list[Floats], ids: NDArray[Any], begins: NDArray[np.int64], kept: NDArray[np.bool_] | None
     ) -> None:
-        """Add rows, or those of them that are kept; users begin at `begins`, counted before any is left out."""
+        """Add rows, or only the ones that are kept.
+
+        Args:
+            columns: of the rows, (rows,) each.
+            ids: of the users who begin in them, (users,).
+            begins: rows at which they begin, (users,), counted before any row is left out.
+            kept: (rows,), a mask of the rows that stay; None for all.
+        """
         rows = len(columns[0])
         if kept is not None:
             ends = np.concatenate([[0], np.cumsum(kept)])
@@ -200,24 +222,25 @@ class _Window:
         self._begins = np.concatenate([self._begins, begins + self._rows])
         self._rows += rows
 
-    def whole_blocks(self, max_rows: int, end: bool = False) -> Iterator[UserTable]:
-        """Blocks that later rows cannot change; all that is left if there are none."""
+    def take_blocks(self, max_rows: int, end: bool = False) -> Iterator[UserTable]:
+        """Yield blocks that later rows cannot change; all that is left at the end of the file."""
         while self._rows > max_rows or (end and len(self._begins)):
             edges = np.append(self._begins, self._rows) if end else self._begins
             users = max(int(np.searchsorted(edges, max_rows, side="right")) - 1, 1)
             if users == len(edges):
                 return  # a user with more rows than a block, whose end has not been read
-            yield self._take(users, int(edges[users]))
+            yield self._take_block(users, int(edges[users]))
 
-    def _take(self, users: int, rows: int) -> UserTable:
-        X, y = assembled(self._source, self._pop(rows), rows)
+    def _take_block(self, users: int, rows: int) -> UserTable:
+        """Return the first users of the window, who have this many rows, and drop them from it."""
+        X, y = assemble(self._source, self._pop_rows(rows), rows)
         offsets = np.append(self._begins[:users], rows)
         block = UserTable(X, y, offsets, self._ids[:users])
         self._begins, self._ids, self._rows = self._begins[users:] - rows, self._ids[users:], self._rows - rows
         return block
 
-    def _pop(self, rows: int) -> Iterator[list[Floats]]:
-        """The first rows of the window, piece by piece."""
+    def _pop_rows(self, rows: int) -> Iterator[list[Floats]]:
+        """Yield the first rows of the window, piece by piece, and drop them from it."""
         while rows:
             piece = self._pieces.popleft()
             used = [column[:rows] for column in piece]
@@ -227,10 +250,10 @@ class _Window:
             yield used
 
 
-def _private_folder(files: ExitStack, workdir: str | os.PathLike[str] | None) -> Path:
-    """A new folder that only its owner can enter, removed with all in it when `files` is closed.
+def _make_private_folder(files: ExitStack, workdir: str | os.PathLike[str] | None) -> Path:
+    """Return a new folder that only its owner can enter, removed with all in it when `files` closes.
 
-    A process that is killed cannot remove its own; the next that makes one in the same place does.
+    A lock in it says that this process lives. Folders of dead processes are removed.
     """
     if workdir is not None and not Path(workdir).is_dir():
         raise InputError(f"workdir: there is no folder {workdir}; make it or name another.")
@@ -245,7 +268,7 @@ def _private_folder(files: ExitStack, workdir: str | os.PathLike[str] | None) ->
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Folders of this user whose lock no process holds."""
+    """Remove folders of this operating system's user whose lock no process holds."""
     if sys.platform == "win32":
         return
     for folder in parent.glob(PREFIX + "*"):
@@ -256,7 +279,8 @@ def _remove_leftovers(parent: Path) -> None:
 
 
 @contextmanager
-def _full_disks_explained(workdir: str | os.PathLike[str] | None) -> Iterator[None]:
+def _explain_full_disks(workdir: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Turn errors of the operating system into an InputError that says where room is missing."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How an engine answers its one question: call a step with users, clip what each of them sends, and add it up."""
+"""The answer of an engine to its one question: call a step with users, clip each contribution, and add up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from privrep.privacy.bounds import (
     Contributions,
     LossBound,
     Losses,
-    clipped_sum,
+    clip_and_sum,
 )
 from privrep.privacy.groups import Group
 from privrep.privacy.protocol import EVERYONE, Audience, Everyone, Step, StepSpec, UserBatch, check_audience
@@ -36,14 +36,14 @@ from privrep.typing import Array
 from privrep.users.batching import (
     BATCH_CALLS,
     SMALL_CALL,
-    batch_size,
+    choose_batch_size,
+    clear_non_finite,
+    clear_users,
     cut_batches,
-    finite_batch,
-    only_user,
-    padded_batches,
-    taken_rows,
-    whole_batch,
-    without_users,
+    find_taken_rows,
+    gather_batch,
+    keep_user,
+    pad_batches,
 )
 from privrep.users.performance import Performance
 
@@ -74,7 +74,7 @@ def sum_blocks(
         raise InputError("functions of a whole batch are asked for by bounds that say how much one user touched.")
     totals = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     users = parts = 0
-    for some, portions, sums in _block_sums(blocks, step, bounds, performance, among, count):
+    for some, portions, sums in _sum_each_block(blocks, step, bounds, performance, among, count):
         users += some
         parts += 1 + portions
         for key, total in sums.items():
@@ -84,7 +84,7 @@ def sum_blocks(
     return {key: BoundedSum(totals[key], bound) for key, bound in bounds.items()}
 
 
-def _block_sums(
+def _sum_each_block(
     blocks: Iterable[UserTable],
     step: Step,
     bounds: Mapping[str, Bound | LossBound],
@@ -92,6 +92,7 @@ def _block_sums(
     among: Audience,
     count: int,
 ) -> Iterator[_BlockSums]:
+    """Yield the sums of each call, or block of calls, of the users who are asked; arguments are as in `sum_blocks`."""
     spec = step.spec
     if spec.layout == "by_size":
         if isinstance(among, Sample | FixedSample):
@@ -101,31 +102,33 @@ def _block_sums(
     if spec.batch_level:
         if isinstance(among, Group):
             raise InputError("a function of a whole batch is asked of everyone or of a sample, not of a group.")
-        batch = whole_batch(blocks, rows, _positions(among, count))
+        batch = gather_batch(blocks, rows, _list_positions(among, count))
         return iter([] if batch is None else [_sum_whole(batch, step, bounds)])
-    first, blocks = _first(blocks)
+    first, blocks = _peek(blocks)
     features, floats = 1 if first is None else first.n_features, spec.floats_per_user
     if isinstance(among, FixedSample):
         least = SMALL_CALL // (rows * features)
-        size = min(batch_size(rows, features, floats), max(-(-among.size // BATCH_CALLS), min(least, among.size)))
-        made = cut_batches(whole_batch(blocks, rows, _positions(among, count)), size)
+        size = min(
+            choose_batch_size(rows, features, floats), max(-(-among.size // BATCH_CALLS), min(least, among.size))
+        )
+        made = cut_batches(gather_batch(blocks, rows, _list_positions(among, count)), size)
     elif isinstance(among, Sample):
-        size = batch_size(rows, features, floats, among.rate * count)
-        made = padded_batches(blocks, rows, size, among.members(count))
+        size = choose_batch_size(rows, features, floats, among.rate * count)
+        made = pad_batches(blocks, rows, size, among.members(count))
     else:
-        made = padded_batches(blocks, rows, batch_size(rows, features, floats), among)
+        made = pad_batches(blocks, rows, choose_batch_size(rows, features, floats), among)
     return map_blocks(lambda batch: _sum_batch(batch, step, bounds), made, performance)
 
 
-def _positions(among: Everyone | Sample | FixedSample, count: int) -> NDArray[np.int64]:
-    """Return who is asked, in order."""
+def _list_positions(among: Everyone | Sample | FixedSample, count: int) -> NDArray[np.int64]:
+    """Return the positions of the users who are asked, in order."""
     if isinstance(among, FixedSample):
-        return among.ordered(count)
+        return among.draw_order(count)
     return np.flatnonzero(among.members(count)) if isinstance(among, Sample) else np.arange(count)
 
 
-def _first(blocks: Iterable[UserTable]) -> tuple[UserTable | None, Iterator[UserTable]]:
-    """The first block, if there is one, and all of them."""
+def _peek(blocks: Iterable[UserTable]) -> tuple[UserTable | None, Iterator[UserTable]]:
+    """Return the first block, None if there is none, and an iterator over all of them."""
     rest = iter(blocks)
     some = list(islice(rest, 1))
     return (some[0] if some else None), chain(some, rest)
@@ -151,11 +154,11 @@ def map_blocks(
     workers = performance.workers
     _keep_freed_memory()
     if workers == 1:  # a thread of its own would cost more than a small block
-        with _libraries(len(sys.modules)).limit(limits=1, user_api="blas"):
+        with _find_libraries(len(sys.modules)).limit(limits=1, user_api="blas"):
             yield from map(function, blocks)
         return
     waiting: deque[Future[Result]] = deque()
-    with _libraries(len(sys.modules)).limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+    with _find_libraries(len(sys.modules)).limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         for block in blocks:
             waiting.append(pool.submit(function, block))
             if len(waiting) > 2 * workers:
@@ -165,9 +168,12 @@ def map_blocks(
 
 
 @lru_cache(maxsize=1)
-def _libraries(modules: int) -> ThreadpoolController:
-    """Those with threads of their own. To look for them takes longer than a small pass, so it is done again only when
-    another number of modules was imported."""
+def _find_libraries(modules: int) -> ThreadpoolController:
+    """Return the libraries with threads of their own.
+
+    Looking for them takes longer than a small pass. So it is done again only when another number of modules was
+    imported.
+    """
     return ThreadpoolController()
 
 
@@ -175,8 +181,8 @@ def _keep_freed_memory() -> None:
     """Let temporaries reuse memory that this process already has.
 
     A pass allocates and frees the same few megabytes over and over. By default glibc hands each back to the kernel and
-    faults it in again, which costs as much as the arithmetic. It stops doing so for all sizes up to that of the largest
-    mapping it has seen freed, at most 32 MB: this is such a mapping, never touched. Elsewhere it does nothing.
+    faults it in again, which costs as much as the arithmetic. It stops doing so up to the size of the largest mapping
+    it has seen freed, at most 32 MB. This is such a mapping, never touched. Elsewhere it does nothing.
     """
     np.empty(31 << 20, np.uint8)
 
@@ -188,48 +194,51 @@ def _sum_block(
     bounds: Mapping[str, Bound | LossBound],
     among: Everyone | Group,
 ) -> _BlockSums:
+    """Return the clipped sums of a block's users in calls by size."""
     sums = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     chosen = among.members(block.ids) if isinstance(among, Group) else np.ones(block.n_users, dtype=bool)
     portions = 0
     with np.errstate(all="ignore"):  # a user's overflow is that user's zero contribution, not a warning that names it
         takes_sparse = block.is_sparse and spec.accepts_sparse
         floats = spec.floats_per_sparse_user if takes_sparse else spec.floats_per_user
-        for X, y in _portions(block, chosen, floats, takes_sparse):
-            contributions = step(UserBatch(*finite_rows(X, y, spec.fill)))
+        for X, y in _cut_portions(block, chosen, floats, takes_sparse):
+            contributions = step(UserBatch(*clean_rows(X, y, spec.fill)))
             portions += 1
             for key, bound in bounds.items():
-                sums[key] += clipped_sum(contributions[key], bound, users=len(X))
+                sums[key] += clip_and_sum(contributions[key], bound, users=len(X))
     return int(chosen.sum()), portions, sums
 
 
 def _sum_batch(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
+    """Return the clipped sums of the users of a padded batch."""
     with np.errstate(all="ignore"):
-        batch, taken = finite_batch(batch), taken_rows(batch)
-        contributions = _asked(step, batch)
+        batch, taken = clear_non_finite(batch), find_taken_rows(batch)
+        contributions = _ask_users(step, batch)
         counted = None if taken.all() else taken
-        sums = {key: clipped_sum(contributions[key], bound, counted, len(taken)) for key, bound in bounds.items()}
+        sums = {key: clip_and_sum(contributions[key], bound, counted, len(taken)) for key, bound in bounds.items()}
     return int(taken.sum()), 1, sums
 
 
 def _sum_whole(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> _BlockSums:
-    """The clipped terms of a function of the batch. Users on whose rows it fails alone are users without rows, at their
-    batch rows, and nobody hears of it: other users' terms stay what they are.
+    """Return the clipped terms of a function of the batch.
 
-    If it fails even then, it is an error, except where the function is one term that any user may change wholly: there
-    zero is as good a value as any other. A step that fails if no row is there is broken, and always an error.
+    Users on whose rows alone it fails become users without rows, at their batch rows, and nobody hears of it. Other
+    users' terms stay as they are. If it fails even then, that is an error, except where the function is one term that
+    any user may change wholly. There zero is as good a value as any other. A step that fails if no row is there is
+    broken, and always an error.
     """
     zeros = {key: np.zeros(bound.size) for key, bound in bounds.items()}
     users = len(batch)
     if not users:
         return 0, 1, zeros
     with np.errstate(all="ignore"):
-        batch = finite_batch(UserBatch(batch.X, batch.y, np.arange(users)))
+        batch = clear_non_finite(UserBatch(batch.X, batch.y, np.arange(users)))
         with suppress(Exception):  # whose rows it was for stays unsaid: no error below has this one as its cause
-            return users, 1, _whole_sums(batch, step, bounds)
-        failed = np.array([_fails(step, only_user(batch, row)) for row in range(users)])
-        _whole_sums(without_users(batch, np.ones(users, bool)), step, bounds)
+            return users, 1, _sum_terms(batch, step, bounds)
+        failed = np.array([_fails(step, keep_user(batch, row)) for row in range(users)])
+        _sum_terms(clear_users(batch, np.ones(users, bool)), step, bounds)
         try:
-            return users, 1, _whole_sums(without_users(batch, failed), step, bounds)
+            return users, 1, _sum_terms(clear_users(batch, failed), step, bounds)
         except Exception:
             if any(bound.terms_per_user != 1 for bound in bounds.values()):
                 raise InputError(
@@ -238,30 +247,33 @@ def _sum_whole(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBo
             return users, 1, zeros
 
 
-def _whole_sums(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> dict[str, Array]:
+def _sum_terms(batch: UserBatch, step: Step, bounds: Mapping[str, Bound | LossBound]) -> dict[str, Array]:
+    """Return the clipped terms of one call. Raise InputError if they were counted for another number of rows a user."""
     contributions, rows = step(batch), step.spec.padded_rows
     for kind in contributions.values():
         if kind.rows_per_user is not None and kind.rows_per_user != rows:
             raise InputError("terms of a batch were counted for another number of rows a user than the step has.")
-    return {key: clipped_sum(contributions[key], bound) for key, bound in bounds.items()}
+    return {key: clip_and_sum(contributions[key], bound) for key, bound in bounds.items()}
 
 
-def _asked(step: Step, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
-    """What the users of a call send. Those on whose rows the step fails are users without rows, and nobody hears of it.
+def _ask_users(step: Step, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
+    """Return the contributions of the users of a call. Users on whose rows the step fails are users without rows.
 
-    To find them it is asked about each alone, at its row of a batch of the same shape. A step that keeps something of
-    its users is then asked more than once about some: what it keeps may change by that, what it sends stays bounded.
+    Nobody hears of such users. To find them the step is asked about each alone, at its row of a batch of the same
+    shape. A step that keeps something of its users is then asked more than once about some. That may change what it
+    keeps. Its contributions stay bounded.
     """
     try:
         return step(batch)
     except Exception:
-        failed = np.array([_fails(step, only_user(batch, row)) for row in range(len(batch))])
+        failed = np.array([_fails(step, keep_user(batch, row)) for row in range(len(batch))])
         if not failed.any():
             raise
-        return step(without_users(batch, failed))
+        return step(clear_users(batch, failed))
 
 
 def _fails(step: Step, batch: UserBatch) -> bool:
+    """Return whether the step raises for this batch."""
     try:
         step(batch)
     except Exception:
@@ -269,13 +281,19 @@ def _fails(step: Step, batch: UserBatch) -> bool:
     return False
 
 
-def _portions(
+def _cut_portions(
     block: UserTable, chosen: NDArray[np.bool_], floats: int, takes_sparse: bool
 ) -> Iterator[tuple[Any, NDArray[Any]]]:
-    """Yield groups of chosen users of equal size, cut so that so many numbers of each take 32 MB at most.
+    """Yield groups of chosen users of equal size, cut so that `floats` numbers of each take 32 MB at most.
 
-    Sparse rows are made dense for a step that does not take them, and then take 32 MB at most, too, unless those of
-    one user are more. For a step that takes them they are cut by the size of the vectors it makes of them.
+    Sparse rows are made dense for a step that does not take them. They, too, then take 32 MB at most, unless one user's
+    take more. For a step that takes them they are cut by the size of the vectors it makes of them.
+
+    Args:
+        block: of users.
+        chosen: (users,), a mask.
+        floats: numbers that the step holds of a user.
+        takes_sparse: whether the step gets sparse rows as they are.
     """
     for positions, size in block.positions_by_size(chosen):
         X, y = block.group(positions, size)
@@ -286,37 +304,40 @@ def _portions(
             yield part.dense() if to_dense else part, y[start : start + users]
 
 
-def finite_rows(X: Any, y: NDArray[Any], fill: float | Array = 0.0) -> tuple[Any, NDArray[Any]]:
-    """Return rows in one layout of memory, so that rounding depends on the numbers alone, with missing values filled.
+def clean_rows(X: Any, y: NDArray[Any], fill: float | Array = 0.0) -> tuple[Any, NDArray[Any]]:
+    """Return rows and targets without missing values, and with zeros for users who have a number that is not finite.
 
-    Users with a number that is not finite become users whose rows are all zero.
+    Rows are in one layout of memory, so that rounding depends on the numbers alone.
 
     Args:
-        X: (users, m, d), or `SparseRows`. NaN is a missing value.
+        X: (users, m, d), or `SparseRows`. NaN is a missing value, to be filled.
         y: (users, m) or (users, m, q).
-        fill: what a column holds of a user who has no value in it, a number or (d,); see `StepSpec.fill`.
+        fill: the value of a column for a user who has no value in it, a number or (d,); see `StepSpec.fill`.
     """
     if isinstance(X, SparseRows):
-        return _finite_sparse_rows(fill_missing(X, fill), y)
+        return _clean_sparse_rows(fill_missing(X, fill), y)
     X, y = np.ascontiguousarray(X), np.ascontiguousarray(y)
     with np.errstate(all="ignore"):
         if np.isfinite(X.sum()) and np.isfinite(y.sum()):
             return X, y
         X = fill_missing(X, fill)
     fine = np.isfinite(X) | (np.isnan(X) & np.isnan(fill))
-    bad = ~(fine.all(axis=(1, 2)) & _finite_targets(y))
-    return np.where(bad[:, None, None], 0, X), _zeroed(y, bad)
+    bad = ~(fine.all(axis=(1, 2)) & _find_finite_targets(y))
+    return np.where(bad[:, None, None], 0, X), _set_zero(y, bad)
 
 
-def _finite_sparse_rows(X: SparseRows, y: NDArray[Any]) -> tuple[SparseRows, NDArray[Any]]:
+def _clean_sparse_rows(X: SparseRows, y: NDArray[Any]) -> tuple[SparseRows, NDArray[Any]]:
+    """Return sparse rows (users, m, d) and targets, with zeros for users who have a number that is not finite."""
     y = np.ascontiguousarray(y)
-    bad = ~(X.finite() & _finite_targets(y))
-    return (X.without(bad), _zeroed(y, bad)) if bad.any() else (X, y)
+    bad = ~(X.find_finite() & _find_finite_targets(y))
+    return (X.without(bad), _set_zero(y, bad)) if bad.any() else (X, y)
 
 
-def _finite_targets(y: NDArray[Any]) -> NDArray[np.bool_]:
+def _find_finite_targets(y: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return a mask (users,) of the users all of whose targets are finite."""
     return np.asarray(np.isfinite(y).all(axis=tuple(range(1, y.ndim))))
 
 
-def _zeroed(y: NDArray[Any], bad: NDArray[np.bool_]) -> NDArray[Any]:
+def _set_zero(y: NDArray[Any], bad: NDArray[np.bool_]) -> NDArray[Any]:
+    """Return targets y, (users, m) or (users, m, q), with zeros for the users in the mask `bad`, (users,)."""
     return np.where(bad.reshape(-1, *[1] * (y.ndim - 1)), 0, y)

@@ -38,7 +38,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Vectors
-from privrep.privacy.groups import hashes
+from privrep.privacy.groups import hash_ids
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array, Floats, Matrix
@@ -198,6 +198,6 @@ class HalfLossGradient:
         y: Floats = batch.y
         m = X.shape[1]
         size = m // 2 if self.batch is None else min(self.batch, m // 2)
-        order = np.argsort(hashes(np.arange(m), self.page), kind="stable")
+        order = np.argsort(hash_ids(np.arange(m), self.page), kind="stable")
         gradient = head_and_gradient(self.U, X, y, order[:size], order[size : 2 * size])[1]
         return {"gradient": Vectors(gradient / 2)}

@@ -29,7 +29,7 @@ from privrep.linear.methods.private_fedrep import public_count
 from privrep.linear.starts import random_basis
 from privrep.linear.steps import CELLS, octaves
 from privrep.linear.transform import CLEAR, find_transform, octave_quantile
-from privrep.local.least_squares import centred, centred_targets
+from privrep.local.least_squares import centre_rows, centre_targets
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
@@ -176,8 +176,8 @@ class ModelUpdate:
         X: Floats = batch.X
         y: Floats = batch.y
         m, d = X.shape[1:]
-        rows = self.transform.rows((centred(X) if self.intercept else X).astype(np.float64))
-        targets = centred_targets(y).T if self.intercept else y
+        rows = self.transform.rows((centre_rows(X) if self.intercept else X).astype(np.float64))
+        targets = centre_targets(y).T if self.intercept else y
         residuals = (targets - rows @ self.weights)[:, :, None]
         penalty = (self.ridge + 1e-10) * (rows**2).sum(axis=(1, 2))[:, None, None] / m + np.finfo(np.float64).tiny
         across = rows.transpose(0, 2, 1)

@@ -37,7 +37,7 @@ from privrep.linear.numbers import learn_numbers
 from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, normalised_pairs
 from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, octaves, projected
 from privrep.linear.transform import CLEAR
-from privrep.local.least_squares import centred, centred_targets, least_squares_heads, ridge_fit, users_last
+from privrep.local.least_squares import centre_rows, centre_targets, fit_least_squares, fit_ridge, move_users_last
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Release
@@ -45,7 +45,7 @@ from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, CrossMoments, Summed, Vectors, packed_size, unpack
 from privrep.privacy.groups import Group
-from privrep.privacy.kronecker import kronecker
+from privrep.privacy.kronecker import make_kronecker
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array, Floats, Matrix
@@ -306,15 +306,15 @@ class NormalEquations:
         users, m, _ = X.shape
         enough = m > 1 + self.intercept  # some rows are left to fit a head on when one is left out
         P = projected(X, self.transform, self.U, self.intercept)
-        rows = (centred(X) if self.intercept else X) @ self.transform.original(self.outside).astype(X.dtype)
+        rows = (centre_rows(X) if self.intercept else X) @ self.transform.to_original(self.outside).astype(X.dtype)
         pull, heads = np.zeros_like(P), []
         for column in self.transform.targets(y):
-            targets = centred_targets(column) if self.intercept else users_last(column)
-            fit = ridge_fit(P, targets if enough else 0 * targets, self.ridge, self.intercept)
+            targets = centre_targets(column) if self.intercept else move_users_last(column)
+            fit = fit_ridge(P, targets if enough else 0 * targets, self.ridge, self.intercept)
             pull += fit.loo_residuals * fit.loo_heads() / m
             heads.append(fit.heads.T)
         right = (np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ rows).reshape(users, -1)
-        normal = kronecker(np.stack(heads, axis=1), rows, np.full(users, 1 / max(m - self.intercept, 1)))
+        normal = make_kronecker(np.stack(heads, axis=1), rows, np.full(users, 1 / max(m - self.intercept, 1)))
         length, size = _lengths(right), normal.scale * normal.sizes
         weight = np.minimum(1.0, np.minimum(self.norm / length, self.normal_norm / size))
         weight = np.where(np.isfinite(weight), weight, 0.0)
@@ -350,17 +350,17 @@ class QuarterEquations:
         quarter, half = m // 4, m // 2
         if not quarter:
             nothing = np.zeros((users, 1, self.U.shape[1]))
-            empty = kronecker(nothing, np.zeros((users, 1, d)), np.zeros(users))
+            empty = make_kronecker(nothing, np.zeros((users, 1, d)), np.zeros(users))
             return {"normal": empty, "right": Vectors(np.zeros((users, self.U.size)))}
         X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
-        heads = least_squares_heads(np.ascontiguousarray(X[:, :quarter]) @ self.U, y[:, :quarter])
+        heads = fit_least_squares(np.ascontiguousarray(X[:, :quarter]) @ self.U, y[:, :quarter])
         rows = np.ascontiguousarray(X[:, quarter:half])
         lengths = np.sqrt((rows**2).sum(axis=2)) * _lengths(heads)[:, None]
         rows = rows * np.minimum(1.0, self.eta / lengths)[:, :, None]  # X may be the users' own
         targets = np.clip(y[:, quarter:half], -self.zeta, self.zeta) / (half - quarter)
         pull = (np.ascontiguousarray(targets)[:, None, :] @ rows)[:, 0]
         right = (heads[:, :, None] * pull[:, None, :]).reshape(users, -1)
-        normal = kronecker(heads[:, None, :], rows, np.full(users, 1 / (half - quarter)))
+        normal = make_kronecker(heads[:, None, :], rows, np.full(users, 1 / (half - quarter)))
         return {"normal": normal, "right": Vectors(right)}
 
 

@@ -28,7 +28,7 @@ from privrep.linear.method import Method, Problem
 from privrep.linear.numbers import learn_numbers
 from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, public_order
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, gradient_size
-from privrep.local.least_squares import least_squares_heads
+from privrep.local.least_squares import fit_least_squares
 from privrep.local.losses import Loss
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -236,7 +236,7 @@ def head_and_gradient(U: Array, X: Floats, y: Floats, fit: Rows, rest: Rows) -> 
     if not len(fit) or not len(rest):
         return np.zeros((users, k)), np.zeros((users, d * k))
     X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
-    heads = least_squares_heads(X.take(fit, axis=1) @ U, y.take(fit, axis=1))
+    heads = fit_least_squares(X.take(fit, axis=1) @ U, y.take(fit, axis=1))
     rows = X.take(rest, axis=1)
     residuals = y.take(rest, axis=1) - (rows @ U @ heads[:, :, None])[:, :, 0]
     pull = (residuals[:, None, :] @ rows)[:, 0] * (-2 / len(rest))

@@ -29,7 +29,7 @@ from privrep.nn.flat_module import FlatModule
 from privrep.nn.threads import rows_of
 from privrep.privacy.bounds import MAX_USERS, Bound, Contributions
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.privacy.similarities import Similarities, changed_terms
+from privrep.privacy.similarities import Similarities, count_changed_terms
 from privrep.typing import Singles
 
 
@@ -62,7 +62,7 @@ class InsideStep:
 
     def bound(self, clip: float) -> Bound:
         """With which replacing a user moves the sum by at most twice `clip`, but for rounding."""
-        terms = changed_terms(self.users * self.rows_per_user, self.rows_per_user, self._repeat)
+        terms = count_changed_terms(self.users * self.rows_per_user, self.rows_per_user, self._repeat)
         return Bound(clip / terms, self.size, terms_per_user=terms)
 
     @property
