@@ -25,8 +25,8 @@ class Agreement:
     view.
 
     Formal guarantee, for a node that holds an agreement:
-    It answers no hello that differs from the agreement in anything but the number of all users.
-    So a server can choose neither columns nor categories nor budget, and learns nothing from refusals.
+    * It answers no hello that differs from the agreement in anything but the number of all users.
+    * So a server can choose neither columns nor categories nor budget, and learns nothing from refusals.
     """
 
     task: Task

@@ -6,8 +6,8 @@ KEYS/nodes/NAME.pub               the public keys of the nodes that the server a
 OUT/NAME/node.key, OUT/NAME/ca.pem  what one node needs: to be carried there, and deleted here
 
 Formal guarantee:
-A private key is written readable by its owner alone.
-A private key that others can read is not used.
+* A private key is written readable by its owner alone.
+* A private key that others can read is not used.
 """
 
 from __future__ import annotations

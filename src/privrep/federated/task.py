@@ -5,8 +5,8 @@ with an engine that asks the nodes, and writes a model without heads. A node the
 model, in a folder of its own.
 
 Formal guarantee:
-A task holds nothing that was computed from users but their number, which is public under replace-one-user.
-Heads and ids are written on the node and nowhere else.
+* A task holds nothing that was computed from users but their number, which is public under replace-one-user.
+* Heads and ids are written on the node and nowhere else.
 """
 
 from __future__ import annotations

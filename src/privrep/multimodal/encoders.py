@@ -199,9 +199,9 @@ def features(encoder: Encoder, inputs: Any, progress: Progress | None = None) ->
     """Return embeddings of inputs, (inputs, dim), computed once by an encoder that stays as it is.
 
     Formal guarantee:
-    The features of an input are a function of that input alone, to the last bit.
-    Inputs are computed one at a time, in a product whose shape public sizes decide.
-    They are computed on one core: a single row is too little work to share.
+    * The features of an input are a function of that input alone, to the last bit.
+    * Inputs are computed one at a time, in a product whose shape public sizes decide.
+    * They are computed on one core: a single row is too little work to share.
 
     Args:
         encoder: makes rows of inputs, and embeddings of rows.

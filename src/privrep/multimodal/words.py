@@ -143,8 +143,8 @@ def word_pairs(
     """Return a row for every word of every caption; the bank is the decoder's list of words.
 
     Formal guarantee:
-    The rows of a caption are a function of that caption and its photograph alone, to the last bit.
-    Captions go through the decoder one at a time, in products whose shapes public sizes decide.
+    * The rows of a caption are a function of that caption and its photograph alone, to the last bit.
+    * Captions go through the decoder one at a time, in products whose shapes public sizes decide.
 
     Args:
         decoder: frozen and public.

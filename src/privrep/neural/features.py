@@ -5,9 +5,9 @@ the accuracy of some fifteen variants on MNIST and Fashion-MNIST, test images am
 a choice that no ledger pays for, and figures on their test images are a little flattered.
 
 Formal guarantee:
-The features of a row are a function of that row alone, to the last bit, whoever's rows stand before or beside it.
-So every product is one of a single image, of a shape that public sizes decide.
-Images are never rows of one large product, whose rounding of a row may depend on where it stands.
+* The features of a row are a function of that row alone, to the last bit, whoever's rows stand before or beside it.
+* So every product is one of a single image, of a shape that public sizes decide.
+* Images are never rows of one large product, whose rounding of a row may depend on where it stands.
 
 Rows are images as `Images.rows` makes them: height, width, channels in this order. All features of a row with a number
 that is not finite are NaN.

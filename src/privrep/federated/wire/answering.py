@@ -1,12 +1,12 @@
 """Answers of a node: one pass over its own users, clipped there, with noise of its own if that was agreed on.
 
 Formal guarantee:
-An answer is what the node's engine makes of its users, each clipped by itself.
-Whether a node answers does not depend on what its users hold.
-A step that fails on made-up rows is refused before any row is looked at.
-A user on whose rows another step fails counts as one who sends zeros (`IsolatedUsers`).
-So a user changes a sum by no more than the bound says, even if others share the node.
-How long an answer takes may depend on rows; see docs/federated.md.
+* An answer is what the node's engine makes of its users, each clipped by itself.
+* Whether a node answers does not depend on what its users hold.
+* A step that fails on made-up rows is refused before any row is looked at.
+* A user on whose rows another step fails counts as one who sends zeros (`IsolatedUsers`).
+* So a user changes a sum by no more than the bound says, even if others share the node.
+* How long an answer takes may depend on rows; see docs/federated.md.
 """
 
 from __future__ import annotations

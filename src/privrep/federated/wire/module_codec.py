@@ -1,9 +1,9 @@
 """Torch modules as data: how each layer was made, and its tensors. A list of layers says which can be sent.
 
 Formal guarantee:
-`read_module` makes nothing but layers of the list, which take rows one by one.
-`check_split` sees to it that each layer keeps the first axis, the axis of rows.
-So whatever a sender says, no row changes what is made of another.
+* `read_module` makes nothing but layers of the list, which take rows one by one.
+* `check_split` sees to it that each layer keeps the first axis, the axis of rows.
+* So whatever a sender says, no row changes what is made of another.
 """
 
 from __future__ import annotations

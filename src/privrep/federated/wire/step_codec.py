@@ -10,14 +10,14 @@ The text is a tree. Numbers, texts, booleans, None and lists are themselves; wha
   {"part": {...}}                             a torch module, see `module_codec`
 
 Formal guarantee, whatever the text says:
-`decode` imports nothing but modules of the lists in `travelling`.
-It calls nothing but the constructors of their dataclasses and of the layers in `module_codec`.
-It raises nothing but InputError.
-Fields have the types, and arrays the numbers of axes, that the dataclasses declare.
-Steps are for rows such as the node's, if `decode` was told of them.
-So a decoded step makes of each user's rows one contribution, a function of these rows alone.
-What `encode` wrote is read as it was, to the last bit. That includes the order of arrays in memory, by which products
-round.
+* `decode` imports nothing but modules of the lists in `travelling`.
+* It calls nothing but the constructors of their dataclasses and of the layers in `module_codec`.
+* It raises nothing but InputError.
+* Fields have the types, and arrays the numbers of axes, that the dataclasses declare.
+* Steps are for rows such as the node's, if `decode` was told of them.
+* So a decoded step makes of each user's rows one contribution, a function of these rows alone.
+* What `encode` wrote is read as it was, to the last bit. That includes the order of arrays in memory, by which products
+  round.
 """
 
 from __future__ import annotations

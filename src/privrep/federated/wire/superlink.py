@@ -6,9 +6,9 @@ whoever asks, and the Runtime interface hands out work. Both are closed here, an
 within the process. Nothing outlives the process.
 
 Formal guarantee, with `node_keys`:
-A request is answered only if it is signed with one of these keys.
-A node speaks for itself alone: Flower compares signature, key and node of each request (`NodeAuthMiddleware`).
-No other way to register a key is open.
+* A request is answered only if it is signed with one of these keys.
+* A node speaks for itself alone: Flower compares signature, key and node of each request (`NodeAuthMiddleware`).
+* No other way to register a key is open.
 """
 
 from __future__ import annotations

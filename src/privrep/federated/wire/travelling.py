@@ -5,8 +5,8 @@ Classes declare the rest themselves, where they are defined. Fields declare thei
 holds says which protocol it stands for (`fills`).
 
 Formal guarantee:
-A declaration counts for classes of the lists alone, and is read from the class, never from what was sent.
-What is not declared is refused.
+* A declaration counts for classes of the lists alone, and is read from the class, never from what was sent.
+* What is not declared is refused.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The engine of users who live on Flower nodes: ask every node for one sum, check what comes, add it up.
 
 Formal guarantee, with honest nodes and C the bound of a user's contribution:
-`FlowerUsers.sums` is what `privacy.bounds` promises of a sum over all users behind the answers.
-Two neighbouring populations differ on one node, whose sum is within the error of its own blocks.
-Adding up the nodes' sums, in the order of names, adds an error of users * nodes * C * 2^-54, at most 2^-14 C here.
-A node that does not answer counts as users who send zeros. Noise and divisors are public constants, so that costs
-accuracy, not privacy.
-A dishonest node of m users can move a sum by m C and no further. Longer sums, other shapes and numbers that are not
-finite are refused.
+* `FlowerUsers.sums` is what `privacy.bounds` promises of a sum over all users behind the answers.
+* Two neighbouring populations differ on one node, whose sum is within the error of its own blocks.
+* Adding up the nodes' sums, in the order of names, adds an error of users * nodes * C * 2^-54, at most 2^-14 C here.
+* A node that does not answer counts as users who send zeros. Noise and divisors are public constants, so that costs
+  accuracy, not privacy.
+* A dishonest node of m users can move a sum by m C and no further. Longer sums, other shapes and numbers that are not
+  finite are refused.
 """
 
 from __future__ import annotations

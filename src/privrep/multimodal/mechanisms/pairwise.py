@@ -7,11 +7,12 @@ is a sum of b^2 terms, each a function of two pairs, and a pair is in 2b - 1 of 
 
 Formal guarantee (`privacy.similarities`), with terms clipped to B and the terms of the b pairs that belong together to
 D B:
-Replacing a pair moves the sum by at most 2B (D + 2(b - 1)).
-With D = b and B = c/(3b - 2) that is 2c whatever b is.
-The signal may be as long as b D B + b (b - 1) B, about 2bc/3: noise per pair shrinks with b, although negatives are
-other people's.
-It takes batches of a fixed size, and linear projections without bias, of frozen features that are computed row by row.
+* Replacing a pair moves the sum by at most 2B (D + 2(b - 1)).
+* With D = b and B = c/(3b - 2) that is 2c whatever b is.
+* The signal may be as long as b D B + b (b - 1) B, about 2bc/3: noise per pair shrinks with b, although negatives are
+  other people's.
+* It takes batches of a fixed size, and linear projections without bias, of frozen features that are computed row by
+  row.
 """
 
 from __future__ import annotations
