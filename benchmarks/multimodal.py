@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from privrep.multimodal.encoders import Projection
 from privrep.multimodal.pairs import Pairs, labelled
 from privrep.multimodal.towers import TextSpace, layout_of, make_towers, normalise_rows
-from privrep.multimodal.training import ClipSettings, Mechanism, Question, plan_multiplier, train
+from privrep.multimodal.training import ClipSettings, Mechanism, Question, plan_noise_multiplier, train
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise
@@ -70,7 +70,7 @@ def private_steps(pairs: Pairs, batch: int, steps: int, mechanism: Mechanism) ->
     text: nn.Module = TextSpace(pairs.bank, DIM)
     model = make_towers(Projection(NUMBERS, DIM, 1), text, NUMBERS, pairs.bank.shape[1])
     question = Question(model, layout, settings, TEMPERATURE, 1, USERS)
-    multiplier = plan_multiplier(Run(users, Ledger(budget), Billboard(), secure_noise), settings)
+    multiplier = plan_noise_multiplier(Run(users, Ledger(budget), Billboard(), secure_noise), settings)
 
     def run() -> None:
         train(Run(users, Ledger(budget), Billboard(), secure_noise), question, model.weights(TEMPERATURE), multiplier)

@@ -30,7 +30,7 @@ from privrep.multimodal.training import (  # noqa: E402
     Question,
     choose_settings,
     move_weights,
-    plan_multiplier,
+    plan_noise_multiplier,
     start_state,
     train,
 )
@@ -264,7 +264,7 @@ def test_a_plan_spends_the_budget_and_no_more(mechanism, batch, sampling):
     data = of_captions()
     settings = ClipSettings(mechanism, steps=5, batch=batch, sampling=sampling, page=5)
     run, asked = run_on(data, epsilon=2.0), question(data, settings, learn=False)
-    multiplier = plan_multiplier(run, settings)
+    multiplier = plan_noise_multiplier(run, settings)
     train(run, asked, asked.towers.weights(0.5), multiplier)
     report = run.ledger.report()
     assert 1.99 < report.epsilon <= 2.0
@@ -278,7 +278,7 @@ def test_a_plan_spends_the_budget_and_no_more(mechanism, batch, sampling):
 @pytest.fixture
 def planned(monkeypatch):
     """Noise of steps that is said and not planned, which takes a second or two; ledgers look at it all the same."""
-    monkeypatch.setattr(dp_clip, "plan_multiplier", lambda *_: 0.3)
+    monkeypatch.setattr(dp_clip, "plan_noise_multiplier", lambda *_: 0.3)
 
 
 def simulated(**options):

@@ -24,7 +24,7 @@ from privrep.multimodal.description import SavedPairs, describe, prints_of
 from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import Pairs
 from privrep.multimodal.towers import Centred, Layout, Towers, layout_of, make_towers, release_centre
-from privrep.multimodal.training import ClipSettings, Mechanism, Question, choose_settings, plan_multiplier, train
+from privrep.multimodal.training import ClipSettings, Mechanism, Question, choose_settings, plan_noise_multiplier, train
 from privrep.privacy.ledger import Budget, PrivacyReport
 from privrep.privacy.protocol import EVERYONE
 from privrep.privacy.run import Run
@@ -126,7 +126,7 @@ class DPClip:
         """What a fit of such pairs would do: from public sizes alone. Costs nothing."""
         question, budget = self._question(pairs)
         with Run.open(InMemoryUsers(pairs.table), budget) as run:
-            multiplier = plan_multiplier(run, question.settings, self.centre * run.ledger.capacity)
+            multiplier = plan_noise_multiplier(run, question.settings, self.centre * run.ledger.capacity)
         return ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier)
 
     def settings_of(self, pairs: Pairs) -> ClipSettings:
@@ -151,7 +151,7 @@ class DPClip:
         folder, seed = None if self.run_folder is None else Path(self.run_folder), self.random_state
         with Run.open(InMemoryUsers(pairs.table), budget, seed=seed, folder=folder) as run:
             before = self.centre * run.ledger.capacity
-            multiplier = plan_multiplier(run, question.settings, before)
+            multiplier = plan_noise_multiplier(run, question.settings, before)
             if self.on_plan is not None:
                 self.on_plan(ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier))
             if before:

@@ -170,7 +170,7 @@ class Question:
             )
 
 
-def plan_multiplier(run: Run, settings: ClipSettings, mu_squared_before: float = 0.0) -> float:
+def plan_noise_multiplier(run: Run, settings: ClipSettings, mu_squared_before: float = 0.0) -> float:
     """Return the noise of every step, relative to its sensitivity.
 
     Args:

@@ -36,8 +36,10 @@ class Frozen:
     Dropout is off, and BatchNorm is a fixed scale and shift by its running statistics. A module of transformers gives
     its pooled output, or else its logits.
 
-    Formal guarantee: the features of a row are a function of that row alone, to the last bit, if the module's output
-    is a function of its input and its weights were learned from public data alone. Both are the caller's statement.
+    Formal guarantee, if the module's output is a function of its input and its weights were learned from public data
+    alone:
+    * The features of a row are a function of that row alone, to the last bit.
+    * Both conditions are the caller's statement.
 
     Args:
         module: a torch.nn.Module.

@@ -153,7 +153,7 @@ def _differentiate_kernels(layer: nn.Conv2d, inward: Tensor, outward: Tensor, us
 
 
 def count_numbers_per_row(split: Split) -> int:
-    """Return how many numbers a forward pass holds for each row: outputs of all layers."""
+    """Return how many numbers a forward pass holds for each row: its features and the outputs of all layers."""
     part, numbers = own_copy(split.representation), split.features
 
     def count(layer: nn.Module, inputs: Any, output: Any) -> None:

@@ -168,7 +168,14 @@ def _send(client: FleetHttpClient, node: Node, run_id: int, reply: Message) -> N
 
 @contextmanager
 def _open_client(address: str, key: Any, ca: Path | None, insecure: bool) -> Iterator[FleetHttpClient]:
-    """Connect to the server; every request is signed with the node's key."""
+    """Open a connection to the server; every request on it is signed with the node's key.
+
+    Args:
+        address: the server's, HOST:PORT.
+        key: the node's private key.
+        ca: the certificate of the authority that vouches for the server; None takes the system's.
+        insecure: whether to go without TLS.
+    """
     signs = NodeAuthHttpInterceptor(key, key.public_key())
     version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
     roots = None if ca is None or insecure else str(ca)
