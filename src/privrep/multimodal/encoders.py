@@ -3,8 +3,8 @@
 Weights at the start are public. They were learned from other people's public data, which is the caller's statement, or
 drawn from a seed.
 
-Every module takes any number: what could make it fail is clamped. Every module computes each row by itself: BatchNorm
-is a fixed scale and shift, dropout is off, and attention is computed in the same way whatever the masks of other rows.
+Every module takes any number: what could make it fail is clamped. Every module computes each row by itself. BatchNorm
+is a fixed scale and shift, and dropout is off. Attention is computed in the same way whatever the masks of other rows.
 """
 
 from __future__ import annotations

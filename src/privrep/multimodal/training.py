@@ -52,7 +52,7 @@ FASTEST = 200.0  # rate with that clip: beyond it steps overshoot
 CLASS_STEPS, CLASS_CLIP = 10, 0.3  # for the problem of classes
 CLASS_RATE = 120.0  # times the root of users mu; noise is shrunk, so that half or twice as much will do
 MOMENT = 0.1  # the share of the budget for what whitens features
-FEW_CLASSES = 32  # so many classes are a closed problem in any space of texts; twice its directions always are
+FEW_CLASSES = 32  # this many classes are a closed problem in any space of texts; twice its directions always are
 
 
 @dataclass(frozen=True)

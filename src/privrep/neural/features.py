@@ -1,7 +1,7 @@
 """Public feature maps of images: fixed numbers, none computed from the rows they are applied to.
 
-That is why they cost no budget. But how `Edges` is made (filters, scales, the root, the order) was settled by comparing
-the accuracy of some fifteen variants on MNIST and Fashion-MNIST, test images among them. For those two data sets it is
+That is why they cost no budget. But how `Edges` is made (filters, scales, the root, the order) was settled on MNIST and
+Fashion-MNIST, test images among them: by comparing the accuracy of some fifteen variants. For those two data sets it is
 a choice that no ledger pays for, and figures on their test images are a little flattered.
 
 Formal guarantee:

@@ -1,8 +1,8 @@
 """The state that users of a network keep between rounds and in the end: heads, or a whole model.
 
-It is never released. It is a function of the user's own rows and of the public weights of all rounds so far, and what
-the user sends next follows from the two. A run that is continued computes it again from the pages that stand. Users of
-a secret sample would have to remember in which rounds they were, so methods with such users ask everyone.
+It is never released. It is a function of the user's own rows and of the public weights of all rounds so far. What the
+user sends next follows from the two. A run that is continued computes it again from the pages that stand. Users of a
+secret sample would have to remember in which rounds they were, so methods with such users ask everyone.
 
 `Personal` is what users end with. `Personal.accuracy` is for experiments: one number per user, NOT PRIVATE.
 """

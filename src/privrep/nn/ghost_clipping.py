@@ -5,7 +5,7 @@ Gram matrices of the two, and a clipped sum is one matrix product (`Products`). 
 whose positions are many, send a vector per user. Rows of different users meet in no sum but that.
 
 A user's numbers are its own to the last bit. A row of a matrix product or convolution of fixed shape depends on that
-row alone, shapes and places are public (see `users.summing`), and PyTorch runs on one thread. What is not finite in one
+row alone. Shapes and places are public (see `users.summing`), and PyTorch runs on one thread. What is not finite in one
 user's rows stays in them.
 """
 

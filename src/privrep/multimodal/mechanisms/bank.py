@@ -5,19 +5,18 @@ caption among the captions of the bank (and its own, if that is none of them). I
 things alone, so what all users send is an ordinary sum of clipped contributions.
 
 Formal guarantee, with users clipped to C, noise of multiplier z and b users in a batch:
-* Replacing a user moves the sum over any batch by at most 2C, and noise of standard deviation z 2C hides it, whatever b
-  is.
+* Replacing a user moves the sum over any batch by at most 2C. Noise of standard deviation z 2C hides it, whatever b is.
 * The noise in the mean gradient of the batch is z 2C / b.
-* A gradient of the whole batch that is clipped to C as one (`mechanisms.batch`) needs the same noise for a signal that
-  is b times shorter.
-* A user's contribution is a function of its own rows to the last bit: rows are embedded in calls of fixed shape
+* A gradient of the whole batch that is clipped to C as one (`mechanisms.batch`) needs the same noise. Its signal is b
+  times shorter.
+* A user's contribution is a function of its own rows to the last bit. Rows are embedded in calls of fixed shape
   (`users.batching`), and no layer mixes them.
 
 Captions of the bank are embedded with the public weights. If the text encoder learns, the loss has a slope in those
 embeddings, too. Let V be their directions, a row each, p a pair's softmax (less one at its own caption), and u the
 scaled embedding of its image. Then the pair adds p_m u to row m of the slope. That is a product, too, and is released
 in place of a gradient of the text encoder. It has as many numbers as the bank's embeddings, however large the encoder
-is, and the encoder's gradient follows from it without the users.
+is. The encoder's gradient follows from it without the users.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The loss contrasts every pair with the others of the batch, so it is no sum over pairs.
 
 Formal guarantee, with the gradient clipped to c and noise of standard deviation sigma c:
-* The clipped gradient lies in a ball of radius c, so replacing, adding or removing a pair moves it by up to 2c,
-  whatever the relation.
+* The clipped gradient lies in a ball of radius c.
+* So replacing, adding or removing a pair moves it by up to 2c, whatever the relation.
 * The noise therefore has a multiplier of sigma/2 relative to the sensitivity.
 * That is what is charged (`privacy.batches`), by the sampling that was used.
 """

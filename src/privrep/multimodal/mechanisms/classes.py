@@ -3,9 +3,11 @@
 If every text of the bank names one of a few classes, telling an image apart from the texts is telling classes apart.
 The loss of a pair is the cross-entropy of its class among all classes, convex in a score for each class and feature.
 
-Formal guarantee. Both steps send a function of the user's own rows and of public numbers, to the last bit: rows are
-embedded in calls of fixed shape (`users.batching`), and no product mixes them. The engine clips what they send.
-`MomentStep` sends a positive semi-definite matrix, so replacing a user costs sqrt 2, not 2, of what adding does.
+Formal guarantee, for both steps:
+* A step sends a function of the user's own rows and of public numbers, to the last bit.
+* Rows are embedded in calls of fixed shape (`users.batching`), and no product mixes them.
+* The engine clips what a step sends.
+* `MomentStep` sends a positive semi-definite matrix, so replacing a user costs sqrt 2, not 2, of what adding does.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Private negatives with clipping inside the loss: every similarity of a batch is clipped by itself.
 
-The loss is the sum over all pairs (i, j) of a batch of -log sigmoid of the scaled similarity of image i and text j,
-with a plus where they belong together and a minus where not (Zhai and others, 2023). Its slope in a similarity is a
-function of that image and that text alone, which a softmax over the batch is not. So the gradient of a batch of b pairs
-is a sum of b^2 terms, each a function of two pairs, and a pair is in 2b - 1 of them.
+The loss is the sum over all pairs (i, j) of a batch of -log sigmoid of the scaled similarity of image i and text j. The
+similarity has a plus where they belong together and a minus where not (Zhai and others, 2023). The slope of the loss in
+a similarity is a function of that image and that text alone, which a softmax over the batch is not. So the gradient of
+a batch of b pairs is a sum of b^2 terms. Each is a function of two pairs, and a pair is in 2b - 1 of them.
 
-Formal guarantee (`privacy.similarities`), with terms clipped to B and the terms of the b pairs that belong together to
-D B:
+Formal guarantee (`privacy.similarities`), for terms clipped to B, and to D B where image and text belong together:
 * Replacing a pair moves the sum by at most 2B (D + 2(b - 1)).
 * With D = b and B = c/(3b - 2) that is 2c whatever b is.
-* The signal may be as long as b D B + b (b - 1) B, about 2bc/3: noise per pair shrinks with b, although negatives are
+* The signal may be as long as b D B + b (b - 1) B, about 2bc/3. Noise per pair shrinks with b, although negatives are
   other people's.
 * It takes batches of a fixed size, and linear projections without bias, of frozen features that are computed row by
   row.
