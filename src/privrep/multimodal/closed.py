@@ -5,7 +5,7 @@
 
 Gradients are taken in coordinates in which features vary alike, as far as the moment tells. There, noise that is equal
 in all directions costs least. All steps start from their sum so far, whose noise is known exactly: it is what every
-step adds. Parts of the sum that are little more than noise are shrunk (James and Stein, 1961) before the next gradient
+step adds. Parts of the sum that are little more than noise are shrunk (James and Stein 1961) before the next gradient
 is asked for. So a rate that would be too fast for a small budget does no harm, and none has to be tuned. All arithmetic
 on releases is public.
 """
@@ -53,7 +53,7 @@ def estimate_whitening(released: Release, features: int, users: int) -> Whitenin
     """Return the map that makes features vary alike, as far as a released moment tells.
 
     An eigenvalue that sticks out of the noise is corrected for what noise adds to it. It is also corrected for how far
-    noise turns its eigenvector (Benaych-Georges and Nadakuditi, 2011). All other directions share what is left of the
+    noise turns its eigenvector (Benaych-Georges and Nadakuditi 2011). All other directions share what is left of the
     trace, which is one for features of length one.
 
     Args:

@@ -1,4 +1,4 @@
-"""The networks of the CENTAUR paper (Shen and others, 2023), and low-rank additions to any network.
+"""The networks of the CENTAUR paper (Shen et al. 2023), and low-rank additions to any network.
 
 Weights at the start are public: drawn from names and sizes, the same on every machine and in every run.
 """

@@ -1,4 +1,4 @@
-"""The step of DP-CLIP's paper (its Algorithm 1): the CLIP loss of a whole batch, its gradient clipped as one.
+"""The step of DP-CLIP (Huang et al. 2023, Algorithm 1): the CLIP loss of a whole batch, its gradient clipped as one.
 
 The loss contrasts every pair with the others of the batch, so it is no sum over pairs.
 

@@ -1,7 +1,7 @@
 """Private negatives with clipping inside the loss: every similarity of a batch is clipped by itself.
 
 The loss is the sum over all pairs (i, j) of a batch of -log sigmoid of the scaled similarity of image i and text j. The
-similarity has a plus where they belong together and a minus where not (Zhai and others, 2023). The slope of the loss in
+similarity has a plus where they belong together and a minus where not (Zhai et al. 2023). The slope of the loss in
 a similarity is a function of that image and that text alone, which a softmax over the batch is not. So the gradient of
 a batch of b pairs is a sum of b^2 terms. Each is a function of two pairs, and a pair is in 2b - 1 of them.
 

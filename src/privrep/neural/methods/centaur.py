@@ -1,4 +1,4 @@
-"""CENTAUR as in its paper (Shen and others, 2023): shared representation, heads that users keep."""
+"""CENTAUR as in its paper (Shen et al. 2023): shared representation, heads that users keep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from privrep.typing import Singles
 def centaur(
     run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
 ) -> tuple[TrainedWeights, UserState]:
-    """Train by CENTAUR (Shen and others, 2023, Algorithms 1 and 2), with heads that users keep and fit further.
+    """Train by CENTAUR (Shen et al. 2023, Algorithms 1 and 2), with heads that users keep and fit further.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
 

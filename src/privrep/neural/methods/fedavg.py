@@ -1,4 +1,4 @@
-"""DP-FedAvg of a whole network (McMahan and others, 2018), after which users fit heads of their own."""
+"""DP-FedAvg of a whole network (McMahan et al. 2018), after which users fit heads of their own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def share_everything(split: Split) -> Split:
 
 
 def fedavg(run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int) -> TrainedWeights:
-    """Train by DP-FedAvg (McMahan and others, 2018): all weights are shared; users fine-tune heads afterwards.
+    """Train by DP-FedAvg (McMahan et al. 2018): all weights are shared; users fine-tune heads afterwards.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
 

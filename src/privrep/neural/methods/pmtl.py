@@ -1,4 +1,4 @@
-"""PMTL (Hu and others, 2021): each user keeps a network of its own, pulled towards the noisy mean of all."""
+"""PMTL (Hu et al. 2021): each user keeps a network of its own, pulled towards the noisy mean of all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from privrep.typing import Singles
 def pmtl(
     run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int, pull: float = 1.0
 ) -> tuple[TrainedWeights, UserState]:
-    """Train by PMTL (Hu and others, 2021): everyone keeps a whole network, pulled towards the noisy mean of all.
+    """Train by PMTL (Hu et al. 2021): everyone keeps a whole network, pulled towards the noisy mean of all.
 
     A user's loss is its mean cross-entropy plus pull/2 |own - mean|^2. A user sends how far its network moved in the
     round, and the mean moves by the noisy average of that.

@@ -1,4 +1,4 @@
-"""PPSGD (Bietti and others, 2022): a shared network, to whose head each user adds a head of its own."""
+"""PPSGD (Bietti et al. 2022): a shared network, to whose head each user adds a head of its own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ppsgd(
     eta: float = 0.1,
     alpha: float = 0.1,
 ) -> tuple[TrainedWeights, UserState]:
-    """Train by PPSGD (Bietti and others, 2022): everyone adds a head of their own to a shared network.
+    """Train by PPSGD (Bietti et al. 2022): everyone adds a head of their own to a shared network.
 
     In a round a user takes one step of `eta` on its own part, and then its local steps of `alpha * eta` on what is
     shared. The own parts are zero at first.
