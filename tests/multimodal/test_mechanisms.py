@@ -475,7 +475,7 @@ def test_without_clipping_it_is_the_gradient_of_the_sigmoid_loss(slots):
 @pytest.mark.parametrize("slots", [1, 3])
 def test_private_negatives_move_by_twice_the_bound_whatever_the_batch(slots):
     for users in (2, USERS, 100):
-        found = inside_step(slots, users).bound(0.7).sensitivity("replace-one-user")
+        found = inside_step(slots, users).choose_bound(0.7).sensitivity("replace-one-user")
         assert found == pytest.approx(1.4 * (1 + FLOAT_SLACK))
     step, clip = inside_step(slots), 0.05
     moved, _ = moved_by_hostile(step, step.choose_bound(clip), slots)

@@ -62,7 +62,7 @@ class EfficientNet(nn.Module):
             raise InputError(f"side must be at least 1 pixel. Got {side} instead.")
         self.size, self.side = size, side
         self.stem = nn.Sequential(net._conv_stem, net._bn0, net._swish)
-        self.blocks = nn.ModuleList(net._cut_blocks)
+        self.blocks = nn.ModuleList(net._blocks)
         self.head = nn.Sequential(net._conv_head, net._bn1, net._swish)
         _fix_norms(self)
 
