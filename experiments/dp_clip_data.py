@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from experiments.table1_data import default_data
 from privrep.data.images import Images, read_cifar, read_idx
-from privrep.multimodal.encoders import Encoder, described, efficientnet, features, minilm
+from privrep.multimodal.encoders import Encoder, describe_embeddings, efficientnet, features, minilm
 from privrep.multimodal.pairs import CIFAR10, FASHION_MNIST, CaptionedImages, prompts, read_flickr8k, split_by_image
-from privrep.nn.feature_cache import cached
+from privrep.nn.feature_cache import load_or_compute
 
 Floats = NDArray[np.float32]
 DATASETS = ("cifar10", "fashion-mnist")
@@ -118,4 +118,4 @@ def _kept(encoder: Encoder, inputs: NDArray[np.uint8] | list[str], path: Path) -
         if done % 5_000 < 64:
             print(f"{path.stem}: {done:,} of {len(inputs):,}", flush=True)
 
-    return cached(path, described(encoder, inputs), lambda: features(encoder, inputs, told))
+    return load_or_compute(path, describe_embeddings(encoder, inputs), lambda: features(encoder, inputs, told))

@@ -40,7 +40,7 @@ from privrep.estimators.clip import DPClip
 from privrep.multimodal.encoders import blank
 from privrep.multimodal.evaluation import retrieval
 from privrep.multimodal.pairs import Pairs, captioned
-from privrep.multimodal.towers import Centred, TextSpace, layout_of, mean_of, towers
+from privrep.multimodal.towers import Centred, TextSpace, layout_of, make_towers, mean_of
 from privrep.multimodal.training import ClipSettings, Mechanism, Question
 from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers
@@ -124,7 +124,7 @@ def _pairs(photographs: Photographs, bank: Singles) -> Pairs:
 def _opened(pairs: Pairs, projection: nn.Linear, space: TextSpace, mean: Singles) -> Opened:
     layout, users = layout_of(pairs), InMemoryUsers(pairs.table)
     image = nn.Sequential(Centred(mean), projection)
-    model = towers(image, space, layout.image_numbers, layout.bank.shape[1], cosine=False)
+    model = make_towers(image, space, layout.image_numbers, layout.bank.shape[1], cosine=False)
     question = Question(model, layout, PLAIN, TEMPERATURE, CAPTIONS, users.facts.users)
     return Opened(question, train_openly(users, question, model.weights(TEMPERATURE)))
 

@@ -24,7 +24,7 @@ from scipy.stats import beta, rankdata
 
 from privrep.data.table import factorize
 from privrep.errors import InputError
-from privrep.multimodal.evaluation import unit
+from privrep.multimodal.evaluation import normalise_rows
 from privrep.typing import Array
 
 FALSE_POSITIVES = 0.01
@@ -73,7 +73,7 @@ def pair_scores(
     temperature: float = 0.07,
 ) -> Array:
     """How well the encoders know each pair: the cosine of image and text, or minus the loss against a bank of texts."""
-    images, texts = unit(image_embeddings, "images"), unit(text_embeddings, "texts")
+    images, texts = normalise_rows(image_embeddings, "images"), normalise_rows(text_embeddings, "texts")
     if images.shape != texts.shape:
         raise InputError(f"every image needs one text of its size. Got shapes {images.shape} and {texts.shape}.")
     own = np.asarray((images * texts).sum(axis=1))
@@ -81,7 +81,7 @@ def pair_scores(
         return own
     if temperature <= 0:
         raise InputError(f"temperature must be positive. Got {temperature} instead.")
-    others = images @ unit(bank_embeddings, "the bank").T / temperature
+    others = images @ normalise_rows(bank_embeddings, "the bank").T / temperature
     everything = np.concatenate([own[:, None] / temperature, others], axis=1)
     return np.asarray(own / temperature - logsumexp(everything, axis=1))
 

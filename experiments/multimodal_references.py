@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.multimodal.training import Question, moved, start_state
+from privrep.multimodal.training import Question, move_weights, start_state
 from privrep.privacy.protocol import EVERYONE, Users
 from privrep.typing import Singles
 
@@ -18,12 +18,12 @@ def train_openly(users: Users, question: Question, start: Singles, clipped: bool
     """NOT PRIVATE: the steps of `training.train` on everyone, without noise, and clipped only if that is asked for."""
     settings, state = question.settings, start_state(start)
     question.check()
-    if settings.asked(users.facts.users) != EVERYONE:
+    if settings.choose_audience(users.facts.users) != EVERYONE:
         raise InputError("open training is of everyone in every step: leave batch at None.")
     for _ in range(settings.steps):
         step = question.step(state["weights"].astype(np.float32))
-        bound = question.bound(step)
+        bound = question.choose_bound(step)
         bound = bound if clipped else replace(bound, norm=NO_CLIP)
         total = users.sums(step, {"gradient": bound})["gradient"].total
-        state = moved(state, step.gradient(total / question.divisor), settings)
+        state = move_weights(state, step.to_gradient(total / question.divisor), settings)
     return (state["average"] if settings.average else state["weights"]).astype(np.float32)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from privrep.data.table import UserTable
 from privrep.heads.gradient import labels_of
-from privrep.neural.methods.fedavg import whole
+from privrep.neural.methods.fedavg import share_everything
 from privrep.neural.rounds import TrainingSettings
-from privrep.neural.user_state import Personal, UserState, descended, kept_heads, of_all
+from privrep.neural.user_state import Personal, UserState, descend, keep_heads, map_users
 from privrep.nn.flat_module import Split
 from privrep.nn.threads import rows_of
 from privrep.privacy.bounds import Bound
@@ -22,7 +22,7 @@ UNBOUNDED = 1e100  # a clipping norm that no data reaches
 
 def fedrep(users: Users, split: Split, settings: TrainingSettings, rows_per_user: int) -> tuple[Singles, UserState]:
     """FedRep (Collins et al. 2021): the same rounds with exact sums, nothing clipped and no noise. NOT PRIVATE."""
-    kept = kept_heads(split, split.head.weights(), settings, users.facts.users, rows_per_user)
+    kept = keep_heads(split, split.head.weights(), settings, users.facts.users, rows_per_user)
     weights = split.representation.weights().astype(np.float64)
     bounds = {"update": Bound(UNBOUNDED, len(weights))}
     for _ in range(settings.rounds):
@@ -33,12 +33,12 @@ def fedrep(users: Users, split: Split, settings: TrainingSettings, rows_per_user
 
 def alone(split: Split, table: UserTable, rows_per_user: int, rate: float, batch: int | None, epochs: int) -> Personal:
     """Everyone trains the same network on their own rows: nothing is shared, nothing is spent."""
-    network = whole(split).representation
+    network = share_everything(split).representation
     start, own = torch.tensor(network.weights()), torch.empty(table.n_users, network.size)
 
     def trained(users: UserBatch) -> Tensor:
-        return descended(network, start, rows_of(users.X), labels_of(users.y, split.classes), rate, batch, epochs)
+        return descend(network, start, rows_of(users.X), labels_of(users.y, split.classes), rate, batch, epochs)
 
-    for positions, found in of_all(trained, table, split, network.size, rows_per_user):
+    for positions, found in map_users(trained, table, split, network.size, rows_per_user):
         own[torch.from_numpy(positions)] = found
     return Personal(split, own[:, : split.representation.size], own[:, split.representation.size :])

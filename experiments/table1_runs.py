@@ -20,7 +20,7 @@ from privrep.heads.gradient import HeadFit
 from privrep.neural.models import initialise, lenet, mlp
 from privrep.neural.registry import METHODS as NETWORK_METHODS
 from privrep.neural.rounds import TrainedWeights, TrainingSettings
-from privrep.neural.user_state import Personal, ended, fine_tuned
+from privrep.neural.user_state import Personal, fine_tune, fit_last_heads
 from privrep.nn.flat_module import Split, split
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import BoundedSum
@@ -156,7 +156,9 @@ def run_method(
     network, slots, settings = network_of(chosen.network, clients, method), clients.slots, chosen.settings
     if method == "FedRep":
         weights, kept = fedrep(InMemoryUsers(clients.train), network, settings, slots)
-        own = _best([ended(network, weights, kept.own, fit, clients.train, slots) for fit in chosen.fits], clients)
+        own = _best(
+            [fit_last_heads(network, weights, kept.own, fit, clients.train, slots) for fit in chosen.fits], clients
+        )
         facts: dict[str, Any] = {"rounds": settings.rounds, "parameters": len(weights)}
         return measured(own, clients, tested, seconds=time.perf_counter() - start, **facts)
     run = new_run(clients.train, epsilon, seed, method)
@@ -191,7 +193,7 @@ def _endings(
         return [how.end(network, trained.weights, kept, fit, *where) for fit in chosen.fits], trained
     plain = how.end(network, trained.weights, kept, HEADS, *where)
     fits = chosen.fits if len(chosen.fits) > 1 else ()  # where a grid allows it: more than PPSGD itself does
-    further = [fine_tuned(plain.split, plain.representation, plain.heads, fit, *where) for fit in fits]
+    further = [fine_tune(plain.split, plain.representation, plain.heads, fit, *where) for fit in fits]
     return [plain, *further], trained
 
 
@@ -254,7 +256,7 @@ def run_alone(way: Alone, clients: Clients, seed: int, tested: str = "test") -> 
     clients = mapped(clients, public_maps(clients.image)[way.rows], centred=True)
     network = network_of("linear", clients, "stand-alone")
     zero, fit = torch.zeros(network.head.size), replace(LOGISTIC, ridge=way.ridge)
-    own = fine_tuned(network, torch.zeros(1, 0), zero, fit, clients.train, clients.slots)
+    own = fine_tune(network, torch.zeros(1, 0), zero, fit, clients.train, clients.slots)
     return measured(own, clients, tested, seconds=time.perf_counter() - start)
 
 

@@ -23,7 +23,7 @@ from privrep.federated.node import Host
 from privrep.federated.server import run_federation
 from privrep.federated.task import TableTask, Task
 from privrep.federated.wire.in_process import LocalNodes
-from privrep.federated.wire.messages import packed, unpacked
+from privrep.federated.wire.messages import pack, unpack
 from privrep.federated.wire.rounds import Conversation
 from privrep.federated.wire.users import FlowerUsers, NoisyFlowerUsers
 from privrep.models.description import Columns, Config
@@ -77,11 +77,11 @@ class Passed:
 
     @property
     def fields(self) -> dict[str, Any]:
-        return unpacked(self.content)[0]
+        return unpack(self.content)[0]
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        return unpacked(self.content)[1]
+        return unpack(self.content)[1]
 
     @property
     def raw(self) -> bytes:
@@ -172,14 +172,14 @@ class Federation:
 
     def greet(self, name: str) -> RecordDict:
         task = self.task.with_users(USERS).to_json()
-        return packed({"run": RUN, "name": name, "task": task, "begin": True, "noise": self.noise})
+        return pack({"run": RUN, "name": name, "task": task, "begin": True, "noise": self.noise})
 
     def engine(self) -> FlowerUsers:
         """The engine alone: nodes are told of the run, and nothing is learned yet."""
         for name, host in self.hosts.items():
-            host.hello(self.greet(name))
+            host.answer_hello(self.greet(name))
         talk = Conversation(self.wire, self.settings, self.said.append, self.greet)
-        roster = {name: self.task.facts(host.data) for name, host in self.hosts.items()}
+        roster = {name: self.task.read_facts(host.data) for name, host in self.hosts.items()}
         told = self.task.with_users(USERS)
         shape = (told.features, told.targets, told.sparse)
         if self.noise is None:
@@ -207,7 +207,7 @@ def federation(
     for name, path in zip(NODES, files, strict=False):
         (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         hosts[name] = Host(path, folder / name, lambda what: None, agreed=agreed, simulation=simulation)
-    inner = LocalNodes({name: host.app() for name, host in hosts.items()})
+    inner = LocalNodes({name: host.make_app() for name, host in hosts.items()})
     try:
         given = {**PATIENT, **settings, **({"noise": "nodes"} if settings.get("noise_nodes", 1) > 1 else {})}
         yield Federation(task, hosts, Wire(inner, fault), FederationSettings(**given), noise=noise)

@@ -22,15 +22,15 @@ from privrep.estimators import clip as dp_clip  # noqa: E402
 from privrep.estimators.clip import DPClip  # noqa: E402
 from privrep.multimodal.encoders import Projection, blank  # noqa: E402
 from privrep.multimodal.pairs import captioned, labelled  # noqa: E402
-from privrep.multimodal.towers import layout_of, towers  # noqa: E402
+from privrep.multimodal.towers import layout_of, make_towers  # noqa: E402
 from privrep.multimodal.training import (  # noqa: E402
     CAREFUL,
     LOGIT_NOISE,
     ClipSettings,
     Question,
-    moved,
-    planned_multiplier,
-    settings_for,
+    choose_settings,
+    move_weights,
+    plan_step_noise,
     start_state,
     train,
 )
@@ -97,7 +97,7 @@ def encoders():
 
 
 def question(pairs, settings, *, learn=True, slots=1, temperature=0.5):
-    model = towers(*encoders(), IMAGE, TEXT, learn)
+    model = make_towers(*encoders(), IMAGE, TEXT, learn)
     return Question(model, layout_of(pairs), settings, temperature, slots, pairs.table.n_users)
 
 
@@ -190,7 +190,7 @@ def test_so_many_weights_are_averaged(steps, average, last):
     settings = ClipSettings(steps=steps, average=average, rate=1.0, optimiser="sgd")
     state = start_state(np.zeros(1, np.float32))
     for step in range(steps):
-        state = moved(state, np.array([-float(step)]), settings)
+        state = move_weights(state, np.array([-float(step)]), settings)
     weights = np.cumsum(np.arange(steps))
     assert state["average"] == pytest.approx(weights[-last:].mean())
 
@@ -264,7 +264,7 @@ def test_a_plan_spends_the_budget_and_no_more(mechanism, batch, sampling):
     data = of_captions()
     settings = ClipSettings(mechanism, steps=5, batch=batch, sampling=sampling, page=5)
     run, asked = run_on(data, epsilon=2.0), question(data, settings, learn=False)
-    multiplier = planned_multiplier(run, settings)
+    multiplier = plan_step_noise(run, settings)
     train(run, asked, asked.towers.weights(0.5), multiplier)
     report = run.ledger.report()
     assert 1.99 < report.epsilon <= 2.0
@@ -278,7 +278,7 @@ def test_a_plan_spends_the_budget_and_no_more(mechanism, batch, sampling):
 @pytest.fixture
 def planned(monkeypatch):
     """Noise of steps that is said and not planned, which takes a second or two; ledgers look at it all the same."""
-    monkeypatch.setattr(dp_clip, "planned_multiplier", lambda *_: 0.3)
+    monkeypatch.setattr(dp_clip, "plan_step_noise", lambda *_: 0.3)
 
 
 def simulated(**options):
@@ -380,11 +380,11 @@ def test_users_with_several_pairs_learn_and_a_temperature_is_learned():
 
 @pytest.mark.parametrize("mechanism", ["bank", "batch", "inside"])
 def test_settings_are_chosen_from_public_numbers(mechanism):
-    model = towers(*encoders(), IMAGE, TEXT)
+    model = make_towers(*encoders(), IMAGE, TEXT)
     for users in (2, 24, 100_000):
-        found = settings_for(mechanism, model, users, 1.0, 0.1)
+        found = choose_settings(mechanism, model, users, 1.0, 0.1)
         assert found.mechanism == mechanism
-        assert found.asked(users) == EVERYONE or 2 <= found.batch <= 1024
+        assert found.choose_audience(users) == EVERYONE or 2 <= found.batch <= 1024
     assert (found.clip, found.sampling) == {
         "bank": (1.0, "poisson"),
         "batch": (0.1, "poisson"),
@@ -396,9 +396,9 @@ def test_a_convex_loss_is_descended_on_everyone_as_far_as_the_budget_goes():
     image, text = encoders()
     text.requires_grad_(False)
     for start, noise in ((image, CAREFUL), (blank(IMAGE, int(text(torch.zeros(1, TEXT)).shape[1])), LOGIT_NOISE)):
-        model = towers(start, text, IMAGE, TEXT, cosine=False)
-        small, large = (settings_for("bank", model, 1000, mu, 0.1) for mu in (0.01, 100.0))
-        assert small.asked(1000) == EVERYONE
+        model = make_towers(start, text, IMAGE, TEXT, cosine=False)
+        small, large = (choose_settings("bank", model, 1000, mu, 0.1) for mu in (0.01, 100.0))
+        assert small.choose_audience(1000) == EVERYONE
         assert small.rate < large.rate
         assert small.clip * small.rate * small.steps * 2 / (1000 * 0.01) == pytest.approx(noise * 0.1)
     found = DPClip(image, text, epsilon=20.0, cosine=False, random_state=1).fit(of_classes(400))

@@ -21,7 +21,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 
 from privrep.errors import InputError
 from privrep.federated import credentials
-from privrep.federated.credentials import make_keys, read_ca, read_node_key, read_node_keys, server_tls
+from privrep.federated.credentials import make_keys, read_ca, read_node_key, read_node_keys, read_server_tls
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def _handshake(certificates: Path, ca: Path, host: str) -> str:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "fed.example.org", "192.0.2.7"])
 def test_a_handshake_works_for_every_host_that_was_named_and_for_loopback(made: Path, host: str) -> None:
     assert _handshake(made / "keys", made / "carry" / "north" / "ca.pem", host) == "TLSv1.3"
-    assert server_tls(made / "keys", host).key == made / "keys" / "server.key"
+    assert read_server_tls(made / "keys", host).key == made / "keys" / "server.key"
 
 
 def test_a_handshake_fails_for_another_host_and_another_authority(made: Path, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_private_key_that_others_can_touch_is_not_used(copied: Path, open_to: 
 def _private_keys(folder: Path) -> dict[Path, Callable[[], object]]:
     node = folder / "carry" / "north" / "node.key"
     return {
-        folder / "keys" / "server.key": lambda: server_tls(folder / "keys", "localhost"),
+        folder / "keys" / "server.key": lambda: read_server_tls(folder / "keys", "localhost"),
         node: lambda: read_node_key(node),
     }
 
@@ -186,20 +186,20 @@ def test_files_of_the_server_that_are_missing_or_something_else_are_named(copied
     keys = copied / "keys"
     (keys / name).write_bytes(b"something else")
     with pytest.raises(InputError, match=rf"{name} is not a"):
-        server_tls(keys, "localhost")
+        read_server_tls(keys, "localhost")
     (keys / name).unlink()
     with pytest.raises(InputError, match=rf"there is no file .*{name}; make keys with: privrep federate keys"):
-        server_tls(keys, "localhost")
+        read_server_tls(keys, "localhost")
     (keys / name).mkdir()
     with pytest.raises(InputError, match="is a folder"):
-        server_tls(keys, "localhost")
+        read_server_tls(keys, "localhost")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_a_file_that_cannot_be_read_is_named(copied: Path) -> None:
     (copied / "keys" / "server.key").chmod(0)
     with pytest.raises(InputError, match=r"server\.key cannot be read"):
-        server_tls(copied / "keys", "localhost")
+        read_server_tls(copied / "keys", "localhost")
 
 
 def test_files_that_do_not_belong_together_are_refused(copied: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -209,18 +209,18 @@ def test_files_that_do_not_belong_together_are_refused(copied: Path, tmp_path_fa
     right = (keys / "server.key").read_bytes()
     (keys / "server.key").write_bytes((other / "keys" / "server.key").read_bytes())
     with pytest.raises(InputError, match=r"server\.key is not the key of"):
-        server_tls(keys, "localhost")
+        read_server_tls(keys, "localhost")
     (keys / "server.key").write_bytes(right)
     (keys / "ca.pem").write_bytes((other / "keys" / "ca.pem").read_bytes())
     with pytest.raises(InputError, match="is not of the authority"):
-        server_tls(keys, "localhost")
+        read_server_tls(keys, "localhost")
 
 
 def test_a_host_that_the_certificate_does_not_name_is_refused(made: Path) -> None:
     with pytest.raises(InputError, match=r"is for localhost, .*fed\.example\.org.* not for 198\.51\.100\.1; make one"):
-        server_tls(made / "keys", "198.51.100.1")
-    assert server_tls(made / "keys", "0.0.0.0")  # everywhere: nodes say which name they use
-    assert server_tls(made / "keys", "FED.example.org")
+        read_server_tls(made / "keys", "198.51.100.1")
+    assert read_server_tls(made / "keys", "0.0.0.0")  # everywhere: nodes say which name they use
+    assert read_server_tls(made / "keys", "FED.example.org")
 
 
 def test_certificates_are_for_a_year_and_then_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,17 +235,17 @@ def test_certificates_are_for_a_year_and_then_refused(tmp_path: Path, monkeypatc
     keys = tmp_path / "keys"
     make_keys(keys, tmp_path / "carry", ["a"], [])
     for Then.days in (0, 364):
-        assert server_tls(keys, "localhost")
+        assert read_server_tls(keys, "localhost")
     Then.days = 366
     with pytest.raises(InputError, match=r"ca\.pem is a certificate that expired on 20"):
-        server_tls(keys, "localhost")
+        read_server_tls(keys, "localhost")
     with pytest.raises(InputError, match="expired"):
         read_ca(tmp_path / "carry" / "a" / "ca.pem")
     with pytest.raises(InputError, match="expired"):
         make_keys(keys, tmp_path / "carry", ["b"], [])
     Then.days = -1
     with pytest.raises(InputError, match="check the clock"):
-        server_tls(keys, "localhost")
+        read_server_tls(keys, "localhost")
 
 
 def test_a_certificate_never_outlives_its_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ from privrep.federated.agreement import Agreement
 from privrep.federated.config import FederationSettings
 from privrep.federated.node import Host
 from privrep.federated.task import TableTask
-from privrep.federated.wire.messages import REFUSALS, VERSION, Answer, Question, packed, unpacked
+from privrep.federated.wire.messages import REFUSALS, VERSION, Answer, Question, pack, unpack
 from privrep.federated.wire.rounds import Conversation
 from privrep.federated.wire.users import FlowerUsers
 from privrep.linear.steps import CELLS, FeatureSizes
@@ -140,7 +140,7 @@ def test_a_node_that_was_started_anew_is_told_of_the_run(files: list[Path], tmp_
 
 def test_a_node_that_never_knows_the_run_does_not_fill_the_log(files: list[Path], tmp_path: Path) -> None:
     def lost(passed: Passed, question: dict[str, Any]) -> RecordDict:
-        return packed({"refused": "unknown-run"}) if passed.node == "b" else passed.content
+        return pack({"refused": "unknown-run"}) if passed.node == "b" else passed.content
 
     with federation(TASK, files, tmp_path, fault=lost, **QUICK) as fed:
         assert np.array_equal(asked(fed.engine()), total(fed, "ac"))
@@ -180,13 +180,13 @@ def test_a_node_that_leaves_for_good_misses_the_model_and_nothing_else(files: li
 
 def changed(**fields: Any) -> Callable[[Answer], RecordDict]:
     def change(answer: Answer) -> RecordDict:
-        return packed({"number": answer.number, "users": answer.users, **fields}, answer.sums)
+        return pack({"number": answer.number, "users": answer.users, **fields}, answer.sums)
 
     return change
 
 
 def with_sums(make: Callable[[np.ndarray], dict[str, np.ndarray]]) -> Callable[[Answer], RecordDict]:
-    return lambda answer: packed({"number": answer.number, "users": answer.users}, make(answer.sums["sizes"]))
+    return lambda answer: pack({"number": answer.number, "users": answer.users}, make(answer.sums["sizes"]))
 
 
 def spoiled(place: int, value: float) -> Callable[[Answer], RecordDict]:
@@ -198,7 +198,7 @@ def broken(answer: Answer) -> RecordDict:
 
 
 def one_more_record(answer: Answer) -> RecordDict:
-    content = answer.content()
+    content = answer.to_record()
     content["more"] = MetricRecord({"users": 12})
     return content
 
@@ -230,8 +230,8 @@ WRONG: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
     "users by a text": (changed(users="12"), "whole number"),
     "users by true": (changed(users=True), "whole number"),
     "another field": (changed(rows=1), "other fields"),
-    "a refusal": (lambda answer: packed({"refused": "failed"}), "cannot answer (failed)"),
-    "a refusal that tells": (lambda answer: packed({"refused": "user 7 is rich"}), "one of a few words"),
+    "a refusal": (lambda answer: pack({"refused": "failed"}), "cannot answer (failed)"),
+    "a refusal that tells": (lambda answer: pack({"refused": "user 7 is rich"}), "one of a few words"),
     "nothing": (lambda answer: RecordDict(), "of another kind"),
     "one record more": (one_more_record, "of another kind"),
     "no JSON": (lambda answer: written("{", b""), "damaged"),
@@ -248,7 +248,7 @@ def test_a_wrong_answer_is_left_out_and_the_next_one_counts(name: str, files: li
 
     def fault(passed: Passed, question: dict[str, Any]) -> RecordDict:
         wrong = passed.node == "b" and question["number"] == 1
-        return spoil(Answer.of(passed.content)) if wrong else passed.content
+        return spoil(Answer.from_record(passed.content)) if wrong else passed.content
 
     with federation(TASK, files, tmp_path, fault=fault) as fed:
         users = fed.engine()
@@ -263,7 +263,7 @@ def test_the_longest_sum_that_users_can_make_is_taken(files: list[Path], tmp_pat
     def fault(passed: Passed, question: dict[str, Any]) -> RecordDict:
         if passed.node != "b":
             return passed.content
-        return Answer(question["number"], NODES["b"], {"sizes": np.eye(1, SIZE)[0] * LONGEST}).content()
+        return Answer(question["number"], NODES["b"], {"sizes": np.eye(1, SIZE)[0] * LONGEST}).to_record()
 
     with federation(TASK, files, tmp_path, fault=fault) as fed:
         moved = asked(fed.engine()) - total(fed, "ac")
@@ -288,7 +288,7 @@ def test_the_longest_sum_that_users_can_make_is_taken(files: list[Path], tmp_pat
 def test_a_node_that_cannot_be_true_is_not_let_in(facts: dict[str, Any], files: list[Path], tmp_path: Path) -> None:
     def fault(passed: Passed, question: dict[str, Any]) -> RecordDict:
         lies = passed.kind == "hello" and passed.node == "c" and not question["begin"]
-        return packed({**passed.fields, **facts}) if lies else passed.content
+        return pack({**passed.fields, **facts}) if lies else passed.content
 
     with federation(TASK, files, tmp_path / "nodes", fault=fault, min_nodes=2, **QUICK) as fed:
         fed.run(tmp_path / "run")
@@ -300,7 +300,7 @@ def test_a_node_that_cannot_be_true_is_not_let_in(facts: dict[str, Any], files: 
 def test_a_lie_about_the_count_at_the_start_is_found_in_every_round(files: list[Path], tmp_path: Path) -> None:
     def fault(passed: Passed, question: dict[str, Any]) -> RecordDict:
         lies = passed.kind == "hello" and passed.node == "c" and not question["begin"]
-        return packed({**passed.fields, "users": 1000}) if lies else passed.content
+        return pack({**passed.fields, "users": 1000}) if lies else passed.content
 
     with federation(TASK, files, tmp_path / "nodes", fault=fault) as fed:
         fed.run(tmp_path / "run")
@@ -341,7 +341,7 @@ class Canned:
     def push_messages(self, messages: Any) -> list[str]:
         sent = []
         for message in messages:
-            fields = unpacked(message.content)[0]
+            fields = unpack(message.content)[0]
             sent.append(str(len(self._asked)))
             self._asked[sent[-1]] = (list(NODES)[message.metadata.dst_node_id], fields.get("number", 0))
         return sent
@@ -350,7 +350,7 @@ class Canned:
         found = []
         for name, number in map(self._asked.__getitem__, numbers):
             answer = Answer(number, NODES[name], {"sizes": self._sums[name]})
-            content = self._spoil(answer) if name == "b" else answer.content()
+            content = self._spoil(answer) if name == "b" else answer.to_record()
             found.append(SimpleNamespace(content=content, has_error=lambda: False))
         return found
 
@@ -374,7 +374,7 @@ ODD_ARRAYS: list[np.ndarray] = [
 
 def mutated(content: RecordDict, rng: np.random.Generator) -> RecordDict:
     """A good message with something wrong with it."""
-    fields, arrays = unpacked(content)
+    fields, arrays = unpack(content)
     kind = rng.integers(8)
     if kind == 0:  # bytes of the whole record
         raw = flipped(recorddict_to_proto(content).SerializeToString(), rng)
@@ -388,20 +388,20 @@ def mutated(content: RecordDict, rng: np.random.Generator) -> RecordDict:
         return written(text, save(arrays))
     if kind == 3:  # a field
         name = rng.choice([*fields, "refused", "more"])
-        return packed({**fields, str(name): ODD[rng.integers(len(ODD))]}, arrays)
+        return pack({**fields, str(name): ODD[rng.integers(len(ODD))]}, arrays)
     if kind == 4:  # a field less
         gone = rng.choice(list(fields))
-        return packed({name: value for name, value in fields.items() if name != gone}, arrays)
+        return pack({name: value for name, value in fields.items() if name != gone}, arrays)
     if kind == 5:  # an array
         name = rng.choice([*arrays, "more"])
-        return packed(fields, {**arrays, str(name): ODD_ARRAYS[rng.integers(len(ODD_ARRAYS))]})
+        return pack(fields, {**arrays, str(name): ODD_ARRAYS[rng.integers(len(ODD_ARRAYS))]})
     if kind == 6:  # numbers of an array
         new = {key: np.array(array, dtype=array.dtype) for key, array in arrays.items()}
         for array in new.values():
             if array.dtype == np.float64 and array.ndim:
                 some = rng.integers(array.size, size=rng.integers(1, 5))
                 array.ravel()[some] = rng.choice([0.0, -3.0, 40.0, np.nan, np.inf, 1e200, -1e-300], len(some))
-        return packed(fields, new)
+        return pack(fields, new)
     more = [MetricRecord({"a": 1.0}), ArrayRecord(), ConfigRecord({"text": "x"})][rng.integers(3)]
     name = ["privrep", "more"][rng.integers(2)]
     return RecordDict({**dict(content.items()), name: more})
@@ -423,14 +423,14 @@ def test_a_thousand_malformed_answers_crash_nothing_and_move_nothing_beyond_the_
     rng, said, sent = np.random.default_rng(0), list[str](), list[RecordDict]()
 
     def spoil(answer: Answer) -> RecordDict:
-        good = answer.content()
+        good = answer.to_record()
         sent.append(good)  # stands if the next line fails, as Flower would
         sent[-1] = next(made for made in iter(lambda: mutated(good, rng), None) if not same(made, good))
         return sent[-1]
 
     roster = {name: Facts(users, FEATURES, 1, False) for name, users in NODES.items()}
     settings = FederationSettings(wait=0.2, round_timeout=0.01, resend=0.005, poll=0.001)
-    talk = Conversation(Canned(sums, spoil), settings, said.append, lambda name: packed({}))
+    talk = Conversation(Canned(sums, spoil), settings, said.append, lambda name: pack({}))
     users = FlowerUsers(talk, RUN, roster, (FEATURES, 1, False))
     without, longest, taken = sums["a"] + sums["c"], 0.0, 0
     for _ in range(1000):
@@ -440,7 +440,7 @@ def test_a_thousand_malformed_answers_crash_nothing_and_move_nothing_beyond_the_
             assert np.array_equal(found, without)
             continue
         taken += 1  # nothing is wrong with it that a server could see: it is what some users could have sent
-        np.testing.assert_allclose(found, without + Answer.of(sent[-1]).sums["sizes"], atol=1e-12)
+        np.testing.assert_allclose(found, without + Answer.from_record(sent[-1]).sums["sizes"], atol=1e-12)
         moved = float(np.linalg.norm(found - without))
         assert moved <= NODES["b"] * (1 + FLOAT_SLACK) + 1e-9
         longest = max(longest, moved)
@@ -451,7 +451,7 @@ def test_a_thousand_malformed_answers_crash_nothing_and_move_nothing_beyond_the_
 def same(one: RecordDict, other: RecordDict) -> bool:
     """Whether two messages say the same."""
     try:
-        (fields, arrays), (wanted, others) = unpacked(one), unpacked(other)
+        (fields, arrays), (wanted, others) = unpack(one), unpack(other)
     except InputError:
         return False
     equal = arrays.keys() == others.keys() and all(
@@ -467,7 +467,7 @@ def test_malformed_questions_get_a_refusal_or_an_answer_and_never_a_reason(files
         good = [passed for passed in fed.wire.record if passed.way == "down" and passed.node == "a"]
         shutil.rmtree(outside / "nodes" / "a" / "model")
         rng, counts, host = np.random.default_rng(1), dict[str, int](), fed.hosts["a"]
-        app, before = host.app(), set(tmp_path.rglob("*"))
+        app, before = host.make_app(), set(tmp_path.rglob("*"))
         begin = next(passed for passed in good if passed.kind == "hello" and passed.fields["begin"])
         for number in range(400):
             passed = good[rng.integers(len(good))]
@@ -478,13 +478,13 @@ def test_malformed_questions_get_a_refusal_or_an_answer_and_never_a_reason(files
             if same(content, passed.content):
                 continue
             if number % 20 == 0:
-                host.hello(begin.content)
+                host.answer_hello(begin.content)
             kind = {"hello": "query.hello", "sums": "train.sums", "model": "query.model"}[passed.kind]
             message = Message(content, dst_node_id=1, message_type=kind)
             reply = app(
                 message, SimpleNamespace(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
             )
-            fields = unpacked(reply.content)[0]
+            fields = unpack(reply.content)[0]
             word = fields.get("refused", "answered")
             counts[word] = counts.get(word, 0) + 1
             assert set(fields) in (
@@ -514,15 +514,15 @@ def test_a_question_about_a_group_and_a_sample_at_once_is_refused_before_the_pas
         fed.engine()
         host = fed.hosts["a"]
         group = Question(RUN, 1, STEP, BOUNDS, Group("split", 0, 2))
-        assert Answer.of(host.sums(group.content())).users == NODES["a"]  # a group alone is answered
+        assert Answer.from_record(host.answer_sums(group.to_record())).users == NODES["a"]  # a group alone is answered
         assert passes
         passes.clear()
         both = replace(group, chosen=np.ones(NODES["a"], bool), rate=0.5)
         with pytest.raises(InputError, match="Ask a group or a sample, not both"):
-            host.sums(both.content())
+            host.answer_sums(both.to_record())
         noisy = replace(both, page="page-1", mu_squared={"sizes": 0.1})
         with pytest.raises(InputError, match="another kind of sums"):
-            host.sums(noisy.content())
+            host.answer_sums(noisy.to_record())
     assert not passes
 
 
@@ -657,7 +657,7 @@ def test_a_node_releases_no_more_than_its_own_ledger_allows(files: list[Path], t
 
 
 def hello(task: TableTask, noise: dict[str, Any] | None, run: str = RUN) -> RecordDict:
-    return packed({"run": run, "name": "a", "task": task.to_json(), "begin": True, "noise": noise})
+    return pack({"run": run, "name": "a", "task": task.to_json(), "begin": True, "noise": noise})
 
 
 ADDED = replace(PRIVATE, config=replace(PRIVATE.config, relation="add-or-remove-one-user", scale=(1.0,) * FEATURES))
@@ -667,7 +667,7 @@ def test_a_node_tells_its_operator_that_the_server_speaks_another_version(files:
     said: list[str] = []
     host = Host(files[0], tmp_path, said.append)
     with pytest.raises(InputError, match="different versions of privrep's wire: 1 there, 4 here"):
-        host.hello(written("{}", b"", None))
+        host.answer_hello(written("{}", b"", None))
 
 
 def test_a_node_takes_part_in_what_was_agreed_on_alone(files: list[Path], tmp_path: Path) -> None:
@@ -684,25 +684,25 @@ def test_a_node_takes_part_in_what_was_agreed_on_alone(files: list[Path], tmp_pa
             (hello(PRIVATE, {"epsilon": 5.0}, "../../elsewhere"), "other fields|name that is none"),
         ]:
             with pytest.raises(InputError, match=words):
-                host.hello(given)
+                host.answer_hello(given)
         assert not list((tmp_path / "nodes" / "a").iterdir())
-        assert unpacked(host.hello(hello(PRIVATE, {"epsilon": 5.0})))[0] == {"ready": True}
+        assert unpack(host.answer_hello(hello(PRIVATE, {"epsilon": 5.0})))[0] == {"ready": True}
         with pytest.raises(InputError, match="another run"):  # which would begin a new ledger
-            host.hello(hello(PRIVATE, {"epsilon": 5.0}, RUN[::-1]))
+            host.answer_hello(hello(PRIVATE, {"epsilon": 5.0}, RUN[::-1]))
 
 
 def test_a_run_of_a_node_keeps_its_noise_and_its_budget(files: list[Path], tmp_path: Path) -> None:
     with federation(PRIVATE, files, tmp_path / "nodes", simulation=False) as fed:
         host = fed.hosts["a"]
         with pytest.raises(InputError, match="can reproduce"):
-            host.hello(hello(TASK, {"epsilon": 5.0}))
-        assert unpacked(host.hello(hello(PRIVATE, {"epsilon": 5.0})))[0] == {"ready": True}
+            host.answer_hello(hello(TASK, {"epsilon": 5.0}))
+        assert unpack(host.answer_hello(hello(PRIVATE, {"epsilon": 5.0})))[0] == {"ready": True}
         host.close()
         with pytest.raises(InputError, match="another budget"):
-            host.hello(hello(PRIVATE, {"epsilon": 50.0}))
+            host.answer_hello(hello(PRIVATE, {"epsilon": 50.0}))
         host.close()
         with pytest.raises(InputError, match="exact sums now"):
-            host.hello(hello(PRIVATE, None))
+            host.answer_hello(hello(PRIVATE, None))
 
 
 def test_exact_sums_are_not_asked_of_nodes_with_noise_nor_noisy_ones_of_others(
@@ -886,6 +886,6 @@ def test_a_hello_that_was_not_agreed_on_is_refused_in_the_midst_of_a_run(files: 
     agreed = Agreement(PRIVATE, {"epsilon": 5.0})
     with federation(PRIVATE, files, tmp_path / "nodes", agreed=agreed, simulation=False) as fed:
         host = fed.hosts["a"]
-        host.hello(hello(PRIVATE, {"epsilon": 5.0}))
+        host.answer_hello(hello(PRIVATE, {"epsilon": 5.0}))
         with pytest.raises(InputError, match="plan for the noise"):
-            host.hello(hello(PRIVATE, None))
+            host.answer_hello(hello(PRIVATE, None))

@@ -36,9 +36,9 @@ from federation import NODES, NUMBERS, TASK, USERS, made_up, write_files
 from privrep.data.table import find_users
 from privrep.federated.config import FederationSettings
 from privrep.federated.credentials import make_keys, read_node_keys
-from privrep.federated.node import _own_key
+from privrep.federated.node import _make_own_key
 from privrep.federated.wire import supernode
-from privrep.federated.wire.messages import packed
+from privrep.federated.wire.messages import pack
 from privrep.federated.wire.rounds import Conversation
 from privrep.federated.wire.superlink import Tls, open_link
 from privrep.heads.fitting import fit_heads
@@ -251,14 +251,14 @@ def test_a_key_or_a_ca_that_is_not_known_is_one_sentence(processes: Processes, t
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_answer_that_flower_cannot_read_is_left_out(tmp_path: Path) -> None:
     """A node may store with the server whatever bytes it likes, under the name that Flower's protocol gives them."""
-    key, said = _own_key(tmp_path / "key"), list[str]()
+    key, said = _make_own_key(tmp_path / "key"), list[str]()
     spoiled = [b"Message  7\x00garbage", b"ConfigRecord  3\x00abc"]
     with open_link("127.0.0.1", 0, None, None) as link:
 
         def node() -> None:
             with (
-                supernode._client(f"127.0.0.1:{link.port}", key, None, True) as client,
-                supernode._joined(client, key, tmp_path / "number", True) as joined,
+                supernode._open_client(f"127.0.0.1:{link.port}", key, None, True) as client,
+                supernode._join(client, key, tmp_path / "number", True) as joined,
             ):
                 for data in spoiled:
                     send_garbage(client, joined, data)
@@ -269,14 +269,14 @@ def test_an_answer_that_flower_cannot_read_is_left_out(tmp_path: Path) -> None:
             link,
             FederationSettings(wait=20, round_timeout=10, resend=10, poll=0.02),
             said.append,
-            lambda name: packed({}),
+            lambda name: pack({}),
         )
         end = time.monotonic() + 20
         while not link.nodes():
             assert time.monotonic() < end
             time.sleep(0.02)
         for number in range(len(spoiled)):
-            question = packed({"number": number})
+            question = pack({"number": number})
             found = talk.collect(
                 "sums", f"question {number}", set(link.nodes()), lambda name, question=question: question,
                 lambda name, content: content, lambda names: True,
@@ -291,8 +291,8 @@ def send_garbage(client: Any, node: Any, data: bytes) -> None:
     while not (asked := client.PullMessages(PullMessagesRequest(node=node))).messages_list:
         time.sleep(0.02)
     run_id, name = asked.messages_list[0].metadata.run_id, hashlib.sha256(data).hexdigest()
-    message = supernode._fetched(client, node, run_id, asked.message_object_trees[0])
-    reply = message_to_proto(remove_content_from_message(Message(packed({}), reply_to=message)))
+    message = supernode._fetch(client, node, run_id, asked.message_object_trees[0])
+    reply = message_to_proto(remove_content_from_message(Message(pack({}), reply_to=message)))
     reply.metadata.message_id = name
     request = PushMessagesRequest(
         node=node,

@@ -252,10 +252,10 @@ def lenet_rounds(run: Run, **options: Any) -> None:
 
 
 def adapters(run: Run, kind: str = "mlp", **options: Any) -> None:
-    from privrep.neural.models import adapted, lenet, mlp
+    from privrep.neural.models import add_adapters, lenet, mlp
 
     both, raw = (mlp(8, (6, 5), 3), 8) if kind == "mlp" else (lenet(1, 16, (5,), 3), 256)
-    network("adapters", run, raw, (adapted(both[0], 2), both[1]), 1, **options)
+    network("adapters", run, raw, (add_adapters(both[0], 2), both[1]), 1, **options)
 
 
 def own_layers(run: Run) -> None:
@@ -332,7 +332,9 @@ def test_every_step_of_users_is_on_the_list() -> None:
 def test_every_array_of_the_list_declares_its_number_of_axes() -> None:
     pytest.importorskip("torch")
     listed = [*STEPS, *HELD]
-    assert {name: lacking for name in listed if (lacking := travelling.undeclared(travelling.class_of(name)))} == {}
+    assert {
+        name: lacking for name in listed if (lacking := travelling.find_undeclared(travelling.class_of(name)))
+    } == {}
     arrays = [
         (name, each)
         for name in listed
@@ -362,7 +364,7 @@ class Undeclared:
 
 def test_a_class_with_an_array_of_unknown_axes_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = ["bare", "bare_perhaps", "bare_several", "around", "twice", "otherwise", "any_array"]
-    assert travelling.undeclared(Undeclared) == lacking
+    assert travelling.find_undeclared(Undeclared) == lacking
     name = f"{__name__}:Undeclared"
     monkeypatch.setattr(travelling, "HELD", (*HELD, name))
     with pytest.raises(TypeError, match=f"arrays of {', '.join(lacking)}.$"):
@@ -542,7 +544,7 @@ def test_arrays_that_lie_far_apart_or_on_each_other_are_sent_in_order() -> None:
 def test_containers_survive_within_their_kind() -> None:
     reader = steps_module._Reader({}, None)
     value = {"a": [1, (2.0, None, "\ud800 \x00 é"), {}], "": True}
-    tree = json.loads(json.dumps(steps_module._written(value, {}, 0)))
+    tree = json.loads(json.dumps(steps_module._write_value(value, {}, 0)))
     assert reader.read(tree, 0) == value
     assert type(reader.read(tree, 0)["a"][1]) is tuple
 
@@ -852,7 +854,7 @@ def test_modules_that_lay_rows_over_each_other_are_refused(name: str, monkeypatc
     from privrep.federated.wire import module_codec as modules
 
     with monkeypatch.context() as sender:  # a sender that checks nothing
-        sender.setattr(modules, "_adapted", modules.Adapted)
+        sender.setattr(modules, "_make_adapted", modules.Adapted)
         text, arrays = encode(one_step(mixers()[name], torch.nn.Linear(4, 3), 4, 4))
     with pytest.raises(InputError, match="cannot be used"):
         decode(text, arrays)

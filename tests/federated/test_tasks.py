@@ -128,7 +128,7 @@ def published(model: Path, folder: Path) -> Path:
 def federated(task: Task, paths: Sequence[Path], folder: Path, pages: list[str]) -> tuple[Path, list[Path]]:
     """The folder of a server, and those of its nodes."""
     task = task_from_json(json.loads(json.dumps(task.to_json())))
-    total = sum(task.facts(path).users for path in paths)
+    total = sum(task.read_facts(path).users for path in paths)
     task = task_from_json(json.loads(json.dumps(task.with_users(total).to_json())))
     with ExitStack() as opened:
         nodes = [opened.enter_context(task.open(path)) for path in paths]
@@ -404,7 +404,7 @@ def test_tables_and_archives_of_images_are_read_as_arrays_are(tmp_path: Path) ->
         (table, write(written, tmp_path / "rows.parquet")),
         (images, tmp_path / "images.npz"),
     ):
-        assert task.facts(path) == Facts(6, 36, 1, False)
+        assert task.read_facts(path) == Facts(6, 36, 1, False)
         with task.open(path) as engine:
             assert isinstance(engine, InMemoryUsers)
             assert engine.facts.features == task.features
@@ -432,9 +432,9 @@ def test_neural_files_and_models_of_something_else_are_refused(tmp_path: Path) -
     cases = {"short": "rows of 5 numbers", "nameless": "no array 'users'", "torn": "NumPy archive", "gone": "no file"}
     for name, words in cases.items():
         with pytest.raises(InputError, match=words):
-            task.facts(tmp_path / f"{name}.npz")
+            task.read_facts(tmp_path / f"{name}.npz")
     with pytest.raises(InputError, match="names no columns"):
-        task.facts(write({"user": users}, tmp_path / "table.csv"))
+        task.read_facts(write({"user": users}, tmp_path / "table.csv"))
     with pytest.raises(InputError, match="with_users"), task.open(paths[0]):
         pass
     with pytest.raises(InputError, match="more users"), task.with_users(3).open(paths[0]):

@@ -219,7 +219,7 @@ def test_three_nodes_share_the_network_of_one_place_and_ask_the_sample_it_asks(t
             host.close()
     with federation(task, paths, tmp_path / "again") as fed, task.with_users(USERS).open(path) as everyone:
         users = fed.engine()
-        question = Question.of(asked.content, users.facts.features, users.facts.targets)
+        question = Question.from_record(asked.content, users.facts.features, users.facts.targets)
         drawn = set()
         for key in (b"1", b"2", b"3", b"4"):
             sample = Poisson(0.5).sample(key)

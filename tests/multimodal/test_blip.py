@@ -27,7 +27,7 @@ from experiments.dp_blip import (  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
 from privrep.multimodal.blip import answer, blip_encoders, caption, save, with_encoders  # noqa: E402
 from privrep.multimodal.pairs import CaptionedImages, split_by_image  # noqa: E402
-from privrep.nn.flat_module import FlatModule, check_module, tried  # noqa: E402
+from privrep.nn.flat_module import FlatModule, check_module, try_module  # noqa: E402
 
 WORDS = ["a red dog runs on grass", "two boys and a boat at sea", "what is this", "is it the dog or the sea there"]
 TINY = Tiny(side=32, width=16, layers=2, dim=8, words=40)
@@ -78,7 +78,7 @@ def test_every_row_is_encoded_by_itself_and_any_number_is_accepted(folders: Fold
     for encoder in blip_encoders(folders.contrast, tokens=12):
         check_module(encoder.module, encoder.name)
         rows = torch.cos(torch.arange(2.0 * encoder.numbers)).reshape(2, -1)
-        assert tried(encoder.module, rows, encoder.name, "rows").shape == (2, encoder.dim)
+        assert try_module(encoder.module, rows, encoder.name, "rows").shape == (2, encoder.dim)
         assert torch.isfinite(encoder.module(torch.full((1, encoder.numbers), torch.nan))).all()
         assert torch.isfinite(encoder.module(torch.full((1, encoder.numbers), -1e30))).all()
 

@@ -77,7 +77,7 @@ def test_the_ptb_tokenizer_cuts_as_on_the_server_and_spice_says_what_it_lacks() 
     texts = {"a": ["A man's dog, (wet)!", ""], "b": ["It doesn't\nrun."]}
     # Brackets stay: the list of punctuation has them in upper case, and the server's figures are made that way.
     expected = {"a": ["a man 's dog -lrb- wet -rrb-", ""], "b": ["it does n't run"]}
-    assert captions._ptb(tool, texts) == expected
+    assert captions._cut_tokens(tool, texts) == expected
     found = scores(dict.fromkeys(REFERENCES, "a dog"))
     assert found.tokenizer == "PTB"
     if found.spice is None:
@@ -92,14 +92,14 @@ def test_meteor_is_the_value_worked_out_by_hand(monkeypatch: pytest.MonkeyPatch,
     harmonic = recall / (0.85 + 0.15 * recall)
     expected = harmonic * (1 - 0.6 * (1 / 3) ** 0.2)  # three words in one piece
     plain = ("-m", "exact stem synonym")
-    found = captions._meteor(tool, {"a": ["nothing at all", "the dog sat quietly"]}, {"a": ["the dog sat"]}, *plain)
+    found = captions._run_meteor(tool, {"a": ["nothing at all", "the dog sat quietly"]}, {"a": ["the dog sat"]}, *plain)
     assert found == pytest.approx(expected, abs=1e-6)
     stand_in = tmp_path / "java"
     stand_in.write_text("#!/bin/sh\nexit 1\n")
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="METEOR gave no score"):
-        captions._meteor(tool, {"a": ["x"]}, {"a": ["x"]})
+        captions._run_meteor(tool, {"a": ["x"]}, {"a": ["x"]})
 
 
 def test_images_without_a_partner_and_a_missing_package_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,17 +15,17 @@ from privrep.estimators.clip import DPClip  # noqa: E402
 from privrep.multimodal.closed import (  # noqa: E402
     LEAST_KEPT,
     ClosedProblem,
-    class_directions,
-    kept_share,
-    moment_noise,
-    whitening_of,
+    compute_class_directions,
+    compute_kept_share,
+    compute_moment_noise,
+    estimate_whitening,
 )
 from privrep.multimodal.encoders import Projection, blank  # noqa: E402
 from privrep.multimodal.evaluation import zero_shot  # noqa: E402
 from privrep.multimodal.mechanisms.classes import ClosedRows, Whitening  # noqa: E402
 from privrep.multimodal.pairs import Pairs, captions_by_class, labelled  # noqa: E402
-from privrep.multimodal.towers import Layout, TextSpace, towers  # noqa: E402
-from privrep.multimodal.training import MOMENT, ClipSettings, closed, settings_for  # noqa: E402
+from privrep.multimodal.towers import Layout, TextSpace, make_towers  # noqa: E402
+from privrep.multimodal.training import MOMENT, ClipSettings, choose_settings, is_closed  # noqa: E402
 from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.billboard import Release  # noqa: E402
 from privrep.privacy.contributions import pack  # noqa: E402
@@ -65,11 +65,11 @@ def accuracy(model):
 
 
 def problem(space, whitening=None, **options):
-    model = towers(blank(FEATURES, space.out_features), space, FEATURES, TEXT, cosine=False)
+    model = make_towers(blank(FEATURES, space.out_features), space, FEATURES, TEXT, cosine=False)
     layout = Layout(FEATURES, 0, BANK, CLASS_OF_TEXT)
     whitening = whitening or Whitening(np.zeros((FEATURES, 0)), np.zeros(0), 1.0)
     common = {"steps": 4, "clip": 1.0, "rate": 2.0, "average": 0.5, "temperature": 0.1, "users": 50}
-    texts = class_directions(model, layout)
+    texts = compute_class_directions(model, layout)
     return ClosedProblem(ClosedRows(layout, None, 1), whitening, texts, **(common | options))
 
 
@@ -158,14 +158,14 @@ def test_a_start_that_knows_something_and_texts_of_no_class_are_for_descent():
 def test_many_classes_in_few_directions_are_for_descent():
     bank = np.random.default_rng(1).normal(size=(40, TEXT)).astype(np.float32)
     few, many = (
-        towers(blank(FEATURES, space.out_features), space, FEATURES, TEXT, cosine=False)
+        make_towers(blank(FEATURES, space.out_features), space, FEATURES, TEXT, cosine=False)
         for space in (TextSpace(bank, 3), TextSpace(np.eye(40, TEXT) + bank, 8))
     )
     layout = Layout(FEATURES, 0, bank, np.arange(40))
-    assert not closed(few, layout)
-    assert not closed(many, layout)
-    assert closed(few, Layout(FEATURES, 0, bank, np.arange(40) % 20))
-    assert settings_for("bank", few, 1000, 1.0, 0.1).solver == "descent"
+    assert not is_closed(few, layout)
+    assert not is_closed(many, layout)
+    assert is_closed(few, Layout(FEATURES, 0, bank, np.arange(40) % 20))
+    assert choose_settings("bank", few, 1000, 1.0, 0.1).solver == "descent"
 
 
 def test_mistakes_are_refused():
@@ -191,7 +191,7 @@ def test_weights_give_the_scores_of_classes():
     turned = np.linalg.qr(RNG.normal(size=(FEATURES, 3)))[0]
     found = problem(TextSpace(BANK), Whitening(turned, np.array([0.3, 2.0, 5.0]), 1.7))
     value = RNG.normal(size=CLASSES * FEATURES)
-    state = found.moved(found.start(), Release(value, 1e-9, 1.0, 1e-9))
+    state = found.move(found.start(), Release(value, 1e-9, 1.0, 1e-9))
     weights = state["weights"].reshape(-1, FEATURES)
     rows = RNG.normal(size=(6, FEATURES))
     whitened = found.whitening(torch.tensor(rows, dtype=torch.float32)).numpy()
@@ -208,7 +208,7 @@ def test_the_last_weights_are_averaged():
     state = found.start()
     for step in range(4):
         value = np.random.default_rng(step).normal(size=CLASSES * FEATURES)
-        state = found.moved(state, Release(value, 1e-9, 1.0, 1e-9))
+        state = found.move(state, Release(value, 1e-9, 1.0, 1e-9))
         ways.append(state["weights"])
     assert state["average"] == pytest.approx((ways[2] + ways[3]) / 2)
 
@@ -219,11 +219,11 @@ def test_parts_that_are_noise_are_shrunk():
     total = np.random.default_rng(1).normal(size=(CLASSES, FEATURES))
     total -= total.mean(axis=0)
     total[:, :2] *= 20
-    shrunk = found.shrunk(total, 1.0)
+    shrunk = found.shrink(total, 1.0)
     assert shrunk[:, :2] == pytest.approx(total[:, :2], rel=0.01)
     assert np.linalg.norm(shrunk[:, 2:]) < 0.5 * np.linalg.norm(total[:, 2:])
-    assert kept_share(np.ones(4), 100.0, 4) == LEAST_KEPT
-    assert kept_share(np.zeros(4), 1.0, 4) == 1.0
+    assert compute_kept_share(np.ones(4), 100.0, 4) == LEAST_KEPT
+    assert compute_kept_share(np.zeros(4), 1.0, 4) == 1.0
 
 
 @pytest.mark.parametrize("sigma", [1e-6, 5.0])
@@ -233,15 +233,15 @@ def test_a_moment_whitens_what_sticks_out_of_its_noise(sigma):
     turned = np.linalg.qr(np.random.default_rng(2).normal(size=(features, features)))[0]
     moment = users * turned * variances @ turned.T
     noise = sigma * np.random.default_rng(3).normal(size=features * (features + 1) // 2)
-    found = whitening_of(Release(pack(moment) + noise, sigma, 1.0, sigma), features, users)
-    after = np.array([np.linalg.norm(found.mapped(turned[:, [place]].T)) for place in range(features)])
+    found = estimate_whitening(Release(pack(moment) + noise, sigma, 1.0, sigma), features, users)
+    after = np.array([np.linalg.norm(found.map_weights(turned[:, [place]].T)) for place in range(features)])
     assert after**2 * variances == pytest.approx(np.ones(features), rel=0.35 if sigma > 1 else 0.2)
 
 
 def test_a_moment_that_is_noise_alone_whitens_nothing():
     features = 30
     noise = 1e4 * np.random.default_rng(3).normal(size=features * (features + 1) // 2)
-    found = whitening_of(Release(noise, 1e4, 1.0, 1e4), features, 100)
+    found = estimate_whitening(Release(noise, 1e4, 1.0, 1e4), features, 100)
     assert found.directions.shape[1] <= 2
 
 
@@ -252,4 +252,4 @@ def test_the_noise_of_a_moment_is_the_one_said():
     from privrep.privacy.contributions import unpack
 
     largest = np.linalg.eigvalsh(unpack(noise))[-1] / users
-    assert largest == pytest.approx(moment_noise(features, users, mu_squared), rel=0.15)
+    assert largest == pytest.approx(compute_moment_noise(features, users, mu_squared), rel=0.15)

@@ -19,7 +19,7 @@ from privrep.multimodal.encoders import (  # noqa: E402
     Encoder,
     Projection,
     clip_encoders,
-    described,
+    describe_embeddings,
     efficientnet,
     features,
     minilm,
@@ -27,7 +27,7 @@ from privrep.multimodal.encoders import (  # noqa: E402
 )
 from privrep.multimodal.modules import Pixels, ScaleShift  # noqa: E402
 from privrep.neural.features import efficientnet_features  # noqa: E402
-from privrep.nn.flat_module import FlatModule, check_module, tried  # noqa: E402
+from privrep.nn.flat_module import FlatModule, check_module, try_module  # noqa: E402
 from tiny_clip import write_clip  # noqa: E402
 
 TEXTS = ["a cat", "cat", "a a cat cat a"]
@@ -61,7 +61,7 @@ def check(encoder, inputs):
     assert rows.dtype == np.float32
     assert rows.shape == (len(inputs), encoder.numbers)
     check_module(encoder.module, "encoder")
-    found = tried(encoder.module, torch.from_numpy(rows), "encoder", "rows")
+    found = try_module(encoder.module, torch.from_numpy(rows), "encoder", "rows")
     assert found.shape == (len(inputs), encoder.dim)
     assert found.dtype == torch.float32
     assert torch.isfinite(encoder.module(torch.full((1, encoder.numbers), float("nan")))).all()
@@ -285,12 +285,12 @@ def test_the_description_names_weights_and_inputs():
     other = Encoder(Projection(2, 2, seed=2), 2, 2, encoder.prepare, "a map")
     rows = np.ones((2, 2), np.float32)
     sentences = [
-        described(encoder, rows),
-        described(other, rows),
-        described(encoder, 2 * rows),
-        described(encoder, ["ab", "c"]),
-        described(encoder, ["a", "bc"]),
+        describe_embeddings(encoder, rows),
+        describe_embeddings(other, rows),
+        describe_embeddings(encoder, 2 * rows),
+        describe_embeddings(encoder, ["ab", "c"]),
+        describe_embeddings(encoder, ["a", "bc"]),
     ]
     assert len(set(sentences)) == 5
-    assert described(encoder, rows) == sentences[0]
+    assert describe_embeddings(encoder, rows) == sentences[0]
     assert "a map" in sentences[0]

@@ -25,7 +25,7 @@ from privrep.multimodal.mechanisms.bank import BankStep  # noqa: E402
 from privrep.multimodal.mechanisms.batch import BatchStep, clip_loss  # noqa: E402
 from privrep.multimodal.mechanisms.pairwise import InsideStep, check_inside  # noqa: E402
 from privrep.multimodal.pairs import Pairs  # noqa: E402
-from privrep.multimodal.towers import Layout, layout_of, towers, unit  # noqa: E402
+from privrep.multimodal.towers import Layout, layout_of, make_towers, normalise_rows  # noqa: E402
 from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy import contributions as kinds  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK, Bound, clip_and_sum  # noqa: E402
@@ -71,7 +71,7 @@ KINDS = ["linear", "deep", "one by one", "frozen texts", "frozen images"]
 
 
 def model(kind="linear", *, learn_scale=False, cosine=True):
-    return towers(*encoders(kind), IMAGE, TEXT, learn_scale, cosine)
+    return make_towers(*encoders(kind), IMAGE, TEXT, learn_scale, cosine)
 
 
 def bank_step(kind, slots, *, free=True, learn_scale=True, cosine=True):
@@ -105,7 +105,7 @@ def vectors(contributions, users):
 
 def leaves(step):
     """Weights of images, weights of texts and the logarithm of the scale, to differentiate in."""
-    image, text, log_scale = step.towers.pieces(step.weights, step.temperature)
+    image, text, log_scale = step.towers.split_weights(step.weights, step.temperature)
     return image.requires_grad_(), text.requires_grad_(), torch.tensor(log_scale, requires_grad=True)
 
 
@@ -189,7 +189,7 @@ def test_the_gradient_in_all_weights_follows_from_the_sum(kind, free, learn_scal
     bank = plain_bank(step, text)
     loss = sum(plain_loss(step, X[user], y[user], image, text, bank, log_scale) for user in range(USERS))
     expected = differentiated(loss, [image, text, *([log_scale] if learn_scale else [])])
-    found = step.gradient(sent(step, X, y).weighted_sum(np.ones(USERS)))
+    found = step.to_gradient(sent(step, X, y).weighted_sum(np.ones(USERS)))
     assert found.shape == (step.towers.size,)
     assert found == pytest.approx(expected, abs=2e-5 * np.abs(expected).max())
 
@@ -207,7 +207,7 @@ def test_layer_by_layer_and_one_by_one_agree(kind, free):
 
 def test_vectors_are_held_of_convolutions():
     images = started(nn.Unflatten(1, (1, 1, IMAGE)), nn.Conv2d(1, 2, (1, 3)), nn.Flatten(), nn.Linear(10, DIM))
-    found = towers(images, encoders("linear")[1], IMAGE, TEXT)
+    found = make_towers(images, encoders("linear")[1], IMAGE, TEXT)
     step = BankStep(found, found.weights(TEMPERATURE), Layout(IMAGE, 0, BANK), TEMPERATURE, 1)
     assert (step.by_layers, step.spec.floats_per_user) == (True, 6 + 2)
     X, y = crowd(1, False)
@@ -229,8 +229,8 @@ def test_products_are_weighted_whichever_side_is_the_narrower(p, q, few, monkeyp
 def test_what_is_no_caption_is_a_row_that_is_absent():
     y = np.array([[0, 3, 4, 5, -1, 2.5, 1e30, np.nan, -np.inf]], dtype=np.float32)
     with_, without = (Layout(IMAGE, numbers, BANK) for numbers in (TEXT, 0))
-    assert with_.targets(y).tolist() == [[0, 3, 4, -1, -1, -1, -1, -1, -1]]
-    assert without.targets(y).tolist() == [[0, 3, -1, -1, -1, -1, -1, -1, -1]]
+    assert with_.find_targets(y).tolist() == [[0, 3, 4, -1, -1, -1, -1, -1, -1]]
+    assert without.find_targets(y).tolist() == [[0, 3, -1, -1, -1, -1, -1, -1, -1]]
     for kind in ("deep", "one by one"):
         step = bank_step(kind, 3)
         X, y = crowd(3, True)
@@ -243,9 +243,9 @@ def test_what_is_no_caption_is_a_row_that_is_absent():
 def test_the_text_of_a_row_is_its_own_or_the_banks():
     layout = Layout(2, TEXT, BANK)
     rows = torch.arange(3.0 * (2 + TEXT)).reshape(3, -1)
-    found = layout.texts(rows, torch.tensor([1, CAPTIONS, -1]))
+    found = layout.find_texts(rows, torch.tensor([1, CAPTIONS, -1]))
     assert np.array_equal(found, np.stack([BANK[1], rows[1, 2:].numpy(), np.zeros(TEXT)]))
-    assert np.array_equal(layout.images(rows), rows[:, :2])
+    assert np.array_equal(layout.take_images(rows), rows[:, :2])
 
 
 def numbers(contributions, user):
@@ -298,14 +298,14 @@ def test_a_scale_that_grows_stops_at_a_hundred():
     weights = found.weights(0.01)
     assert weights[-1] == pytest.approx(math.log(100))
     weights[-1] = 50
-    assert found.pieces(weights, 1.0)[2] == pytest.approx(math.log(100))
-    assert model().pieces(model().weights(0.5), 0.5)[2] == pytest.approx(math.log(2))
+    assert found.split_weights(weights, 1.0)[2] == pytest.approx(math.log(100))
+    assert model().split_weights(model().weights(0.5), 0.5)[2] == pytest.approx(math.log(2))
 
 
 def test_embeddings_of_nothing_have_the_right_shape():
     found = model("deep")
-    assert found.of_images(found.weights(1.0), np.zeros((0, IMAGE), np.float32)).shape == (0, DIM)
-    assert found.of_texts(found.weights(1.0), BANK).shape == (CAPTIONS, DIM)
+    assert found.embed_images(found.weights(1.0), np.zeros((0, IMAGE), np.float32)).shape == (0, DIM)
+    assert found.embed_texts(found.weights(1.0), BANK).shape == (CAPTIONS, DIM)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_embeddings_of_nothing_have_the_right_shape():
 )
 def test_encoders_that_do_not_fit_are_refused(image, text, words):
     with pytest.raises(InputError, match=words):
-        towers(image, text, IMAGE, TEXT)
+        make_towers(image, text, IMAGE, TEXT)
 
 
 # The whole batch
@@ -429,7 +429,7 @@ def test_two_batches_that_differ_in_a_user_can_be_two_bounds_apart():
     modules = [nn.Linear(DIM, DIM, bias=False) for _ in range(2)]
     for module in modules:
         nn.init.eye_(module.weight)
-    found, clip = towers(*modules, DIM, DIM), 1e-3
+    found, clip = make_towers(*modules, DIM, DIM), 1e-3
     step = BatchStep(found, found.weights(1.0), Layout(DIM, DIM, np.zeros((0, DIM), np.float32)), 1.0, 1)
     bound, sums = Bound(clip, step.size, terms_per_user=1), []
     for side in (0.01, -0.01):  # the second text on this side of the first, or on that
@@ -467,19 +467,19 @@ def test_without_clipping_it_is_the_gradient_of_the_sigmoid_loss(slots):
     step = inside_step(slots)
     X, y = crowd(slots, True)
     expected = plain_sigmoid_gradient(step, X, y)
-    assert total_of(step, step.bound(1e6), X, y) == pytest.approx(expected, abs=1e-5 * np.abs(expected).max())
+    assert total_of(step, step.choose_bound(1e6), X, y) == pytest.approx(expected, abs=1e-5 * np.abs(expected).max())
     assert np.abs(expected).max() > 0.1
-    assert np.linalg.norm(total_of(step, step.bound(1e-2), X, y)) < 0.1 * np.linalg.norm(expected)
+    assert np.linalg.norm(total_of(step, step.choose_bound(1e-2), X, y)) < 0.1 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_private_negatives_move_by_twice_the_bound_whatever_the_batch(slots):
     for users in (2, USERS, 100):
-        found = inside_step(slots, users).bound(0.7).sensitivity("replace-one-user")
+        found = inside_step(slots, users).choose_bound(0.7).sensitivity("replace-one-user")
         assert found == pytest.approx(1.4 * (1 + FLOAT_SLACK))
     step, clip = inside_step(slots), 0.05
-    moved, _ = moved_by_hostile(step, step.bound(clip), slots)
-    assert moved <= step.bound(clip).sensitivity("replace-one-user")
+    moved, _ = moved_by_hostile(step, step.choose_bound(clip), slots)
+    assert moved <= step.choose_bound(clip).sensitivity("replace-one-user")
     assert moved > clip / 4
 
 
@@ -489,22 +489,24 @@ def test_what_cannot_be_clipped_inside_is_refused():
             check_inside(found)
     first = nn.Sequential(nn.Linear(IMAGE, DIM, bias=False), nn.Linear(DIM, DIM, bias=False))
     first[0].requires_grad_(False)
-    check_inside(towers(first, encoders("linear")[1], IMAGE, TEXT))
+    check_inside(make_towers(first, encoders("linear")[1], IMAGE, TEXT))
     other = nn.Sequential(nn.Linear(IMAGE, IMAGE, bias=False), nn.Linear(IMAGE, IMAGE, bias=False))
     other[1].requires_grad_(False)
     with pytest.raises(InputError, match="two trainable linear projections"):
-        check_inside(towers(other, nn.Linear(TEXT, IMAGE, bias=False), IMAGE, TEXT))
+        check_inside(make_towers(other, nn.Linear(TEXT, IMAGE, bias=False), IMAGE, TEXT))
     with pytest.raises(InputError, match=r"at most 2,048 pairs\. Got 2,049"):
         inside_step(users=2049)
 
 
 def test_projections_of_what_is_frozen_are_clipped_inside_too():
     frozen = started(nn.Linear(IMAGE, 4), nn.Tanh()).requires_grad_(False)
-    found = towers(nn.Sequential(frozen, started(nn.Linear(4, DIM, bias=False))), encoders("linear")[1], IMAGE, TEXT)
+    found = make_towers(
+        nn.Sequential(frozen, started(nn.Linear(4, DIM, bias=False))), encoders("linear")[1], IMAGE, TEXT
+    )
     step = InsideStep(found, found.weights(TEMPERATURE), Layout(IMAGE, TEXT, BANK), TEMPERATURE, 1, USERS)
     X, y = crowd(1, True)
     expected = plain_sigmoid_gradient(step, X, y)
-    assert total_of(step, step.bound(1e6), X, y) == pytest.approx(expected, abs=1e-5 * np.abs(expected).max())
+    assert total_of(step, step.choose_bound(1e6), X, y) == pytest.approx(expected, abs=1e-5 * np.abs(expected).max())
 
 
 def test_a_layout_is_that_of_the_pairs():
@@ -514,6 +516,6 @@ def test_a_layout_is_that_of_the_pairs():
 
 
 def test_directions_have_length_one_and_zeros_stay():
-    found = unit(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-20, 0.0]]))
+    found = normalise_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-20, 0.0]]))
     assert found[:2].tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0.0, 0.0]]
     assert torch.isfinite(found).all()

@@ -24,7 +24,7 @@ from privrep.multimodal.words import (  # noqa: E402
     word_bank,
     word_pairs,
 )
-from privrep.nn.flat_module import check_module, tried  # noqa: E402
+from privrep.nn.flat_module import check_module, try_module  # noqa: E402
 
 PAD, END, BEGIN, WORDS, WIDTH = 0, 2, 3, 12, 16
 
@@ -111,7 +111,7 @@ def test_a_shift_takes_any_number_mixes_no_rows_and_begins_at_zero(decoder: Any)
     bank = word_bank(decoder)
     shift = Shift(bank, bank.directions(3), 4)
     check_module(shift, "shift")
-    tried(shift, torch.cos(torch.arange(2.0 * (WIDTH + 4))).reshape(2, -1), "shift", "rows")
+    try_module(shift, torch.cos(torch.arange(2.0 * (WIDTH + 4))).reshape(2, -1), "shift", "rows")
     assert not shift.of(photographs(2)[1]).any()
 
 

@@ -25,9 +25,9 @@ from privrep.heads.gradient import HeadFit, labels_of  # noqa: E402
 from privrep.neural import gradient_step as ghost  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.local_sgd import LocalSgdStep, is_stack, local_sgd, stack_sgd  # noqa: E402
-from privrep.neural.models import adapted, lenet, mlp  # noqa: E402
+from privrep.neural.models import add_adapters, lenet, mlp  # noqa: E402
 from privrep.nn.flat_module import FlatModule, Split, split  # noqa: E402
-from privrep.nn.ghost_clipping import numbers_per_row, supported  # noqa: E402
+from privrep.nn.ghost_clipping import count_numbers_per_row, find_obstacle  # noqa: E402
 from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
@@ -70,7 +70,7 @@ def small(name):
         case "lenet":
             return started(*lenet(1, 16, (6, 5), CLASSES), 256)
         case "adapted lenet":
-            return started(adapted(lenet(1, 16, (6, 5), CLASSES)[0], 2), nn.Linear(5, CLASSES), 256)
+            return started(add_adapters(lenet(1, 16, (6, 5), CLASSES)[0], 2), nn.Linear(5, CLASSES), 256)
     raise AssertionError(name)
 
 
@@ -191,7 +191,7 @@ def test_a_fit_that_makes_no_sense_is_refused(wrong):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_one_step_is_the_gradient_that_differentiation_gives(name):
     parts = small(name)
-    assert supported(parts) is None
+    assert find_obstacle(parts) is None
     X, y = crowd(parts.features)
     update = sent(GradientStep(**public(parts)), X, y)
     expected = np.stack([plain_update(parts, X[u], y[u], 0.3) for u in range(USERS)])
@@ -263,7 +263,7 @@ def test_users_may_be_cut_up_into_groups(monkeypatch):
     parts = small("lenet")
     X, y = crowd(parts.features)
     whole = vectors(sent(GradientStep(**public(parts)), X, y), USERS)
-    monkeypatch.setattr(ghost, "NUMBERS_AT_ONCE", 2 * SLOTS * numbers_per_row(parts))
+    monkeypatch.setattr(ghost, "NUMBERS_AT_ONCE", 2 * SLOTS * count_numbers_per_row(parts))
     assert np.allclose(
         vectors(sent(GradientStep(**public(parts)), X, y), USERS), whole, atol=1e-5 * np.abs(whole).max()
     )
@@ -309,7 +309,7 @@ class Tied(nn.Sequential):
 )
 def test_what_one_pass_cannot_differentiate_is_said(module, words):
     rank = module(torch.zeros(1, 18)).shape[1]
-    assert words in supported(split(module, nn.Linear(rank, CLASSES), 18))
+    assert words in find_obstacle(split(module, nn.Linear(rank, CLASSES), 18))
 
 
 # Nobody's depends on the others

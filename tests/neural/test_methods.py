@@ -23,7 +23,7 @@ from privrep.neural import user_state  # noqa: E402
 from privrep.neural.methods import centaur, fedavg, pmtl, ppsgd  # noqa: E402
 from privrep.neural.models import mlp  # noqa: E402
 from privrep.neural.rounds import TrainingSettings  # noqa: E402
-from privrep.neural.user_state import ended, kept_heads  # noqa: E402
+from privrep.neural.user_state import fit_last_heads, keep_heads  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
 from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
@@ -211,7 +211,7 @@ def test_ppsgd_adds_own_heads_to_a_shared_one() -> None:
     trained, kept = ppsgd.ppsgd(new_run(table), network(), PLAIN, 1e-6, SLOTS, eta=0.5, alpha=0.4)
     assert_close(trained.weights, weights)
     assert_close(kept.own, own)
-    personal = ppsgd.ended_ppsgd(network(), trained.weights, kept.own)
+    personal = ppsgd.end_ppsgd(network(), trained.weights, kept.own)
     assert_close(personal.heads, weights[-len(own[0]) :] + own)
 
 
@@ -305,7 +305,7 @@ def test_those_who_keep_something_are_all_asked_once_a_round() -> None:
     for name in KEEPING:
         with pytest.raises(InputError, match="rate of 1"):
             method(name, new_run(table), settings)
-    kept = kept_heads(parts, parts.head.weights(), PLAIN, USERS, SLOTS)
+    kept = keep_heads(parts, parts.head.weights(), PLAIN, USERS, SLOTS)
     step = kept.step(parts.representation.weights())
     X, y = np.zeros((2, SLOTS, FEATURES), np.float32), np.full((2, SLOTS), -1.0)
     step(UserBatch(X, y, np.array([3, 4])))
@@ -338,7 +338,7 @@ def test_accuracy_counts_each_users_rows_by_its_own_head() -> None:
     table, parts = population(), network()
     settings = replace(PLAIN, rounds=2)
     weights = method("fedavg", new_run(table), settings).weights
-    personal = ended(parts, weights, None, FIT, table, SLOTS)
+    personal = fit_last_heads(parts, weights, None, FIT, table, SLOTS)
     found = personal.accuracy(table)
     body, head = copy.deepcopy(parts.representation), copy.deepcopy(parts.head)
     body.load(weights[: body.size])
@@ -358,7 +358,7 @@ def test_accuracy_counts_each_users_rows_by_its_own_head() -> None:
 def test_fine_tuned_networks_of_pmtl_are_each_ones_own() -> None:
     table, parts = population(), network()
     _, kept = method("pmtl", new_run(table), PLAIN)
-    personal = pmtl.ended_pmtl(parts, kept.own, HeadFit(steps=0), table, SLOTS)
+    personal = pmtl.end_pmtl(parts, kept.own, HeadFit(steps=0), table, SLOTS)
     whole = torch.cat([personal.representation, personal.heads], dim=1)
     assert torch.equal(whole, kept.own)
     found = personal.accuracy(table)
@@ -387,7 +387,7 @@ def test_one_linear_layer_is_a_network_without_a_representation() -> None:
     parts = split(torch.nn.Identity(), torch.nn.Linear(FEATURES, CLASSES), FEATURES)
     weights = fedavg.fedavg(new_run(table), parts, PLAIN, 1e-6, SLOTS).weights
     assert weights.shape == (parts.head.size,)
-    found = ended(parts, weights, None, HeadFit(steps=200, rate=0.5), table, SLOTS).accuracy(table)
+    found = fit_last_heads(parts, weights, None, HeadFit(steps=200, rate=0.5), table, SLOTS).accuracy(table)
     assert np.nanmean(found) > 0.9
     for name in ("ppsgd", "pmtl"):
         trained, kept = getattr(FILES[name], name)(new_run(table), parts, PLAIN, 1e-6, SLOTS)

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from privrep.errors import InputError  # noqa: E402
-from privrep.neural.models import adapted, initialise, lenet, mlp  # noqa: E402
+from privrep.neural.models import add_adapters, initialise, lenet, mlp  # noqa: E402
 from privrep.nn.flat_module import FlatModule, fingerprint, fingerprints, split  # noqa: E402
-from privrep.nn.ghost_clipping import supported  # noqa: E402
+from privrep.nn.ghost_clipping import find_obstacle  # noqa: E402
 
 
 def network():
@@ -52,7 +52,7 @@ def test_other_weights_leave_the_module_as_it_was():
 def test_named_weights_of_many_users_have_the_users_first():
     part = FlatModule(network()[0])
     flat = torch.arange(2.0 * part.size).reshape(2, part.size)
-    named = part.named(flat)
+    named = part.unflatten(flat)
     assert named["0.weight"].shape == (2, 5, 6)
     assert torch.equal(torch.cat([named[name].flatten(1) for name in part.shapes], dim=1), flat)
 
@@ -152,7 +152,7 @@ def test_images_are_rows_with_channels_last():
 def test_an_adapted_network_starts_as_the_network_and_shares_little(make):
     representation, head = make()
     features = 30 if isinstance(representation[0], nn.Linear) else 512
-    whole, small = split(representation, head, features), split(adapted(representation, 2), head, features)
+    whole, small = split(representation, head, features), split(add_adapters(representation, 2), head, features)
     rows = torch.cos(torch.arange(3.0 * features)).reshape(3, features)
     assert torch.allclose(small.representation.module(rows), whole.representation.module(rows), atol=1e-6)
     assert all(".down." in name or ".up." in name for name in small.representation.shapes)
@@ -163,9 +163,9 @@ def test_an_adapted_network_starts_as_the_network_and_shares_little(make):
 
 def test_there_must_be_something_to_adapt():
     with pytest.raises(InputError, match="nothing to adapt"):
-        adapted(nn.ReLU(), 2)
+        add_adapters(nn.ReLU(), 2)
     with pytest.raises(InputError, match="at least 1"):
-        adapted(nn.Linear(3, 3), 0)
+        add_adapters(nn.Linear(3, 3), 0)
     with pytest.raises(InputError, match="too small"):
         lenet(1, 12)
 
@@ -184,7 +184,7 @@ class PositionsFirst(nn.Module):
 def test_a_layer_that_sees_rows_in_another_order_is_left_to_several_steps():
     """One pass would clip users in each other's place: the total gradient is right, each one's is not."""
     both = split(PositionsFirst(), nn.Linear(3, 2), 32)
-    assert "another order" in supported(both)
+    assert "another order" in find_obstacle(both)
 
 
 class Reduced(nn.Module):

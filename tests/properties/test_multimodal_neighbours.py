@@ -25,7 +25,7 @@ from privrep.data.table import UserTable  # noqa: E402
 from privrep.multimodal.mechanisms.bank import BankStep  # noqa: E402
 from privrep.multimodal.mechanisms.batch import BatchStep  # noqa: E402
 from privrep.multimodal.mechanisms.pairwise import InsideStep  # noqa: E402
-from privrep.multimodal.towers import Layout, Towers, towers  # noqa: E402
+from privrep.multimodal.towers import Layout, Towers, make_towers  # noqa: E402
 from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK, Bound  # noqa: E402
 from privrep.users import summing as base  # noqa: E402
@@ -53,13 +53,13 @@ def filled(module: nn.Module) -> nn.Module:
 
 def linear(learn_scale: bool = False) -> Towers:
     image, text = nn.Linear(IMAGE, DIM, bias=False), nn.Linear(TEXT, DIM, bias=False)
-    return towers(filled(image), filled(text), IMAGE, TEXT, learn_scale)
+    return make_towers(filled(image), filled(text), IMAGE, TEXT, learn_scale)
 
 
 def deep() -> Towers:
     """Of which users' gradients are had one by one."""
     image = nn.Sequential(nn.Linear(IMAGE, 4), nn.LayerNorm(4), nn.Linear(4, DIM))
-    return towers(filled(image), filled(nn.Linear(TEXT, DIM)), IMAGE, TEXT, True, False)
+    return make_towers(filled(image), filled(nn.Linear(TEXT, DIM)), IMAGE, TEXT, True, False)
 
 
 MODELS = {"layer by layer": linear(True), "one by one": deep()}
@@ -222,7 +222,7 @@ def test_functions_of_a_batch_move_by_twice_the_clip(
     users, who, found = population(rng, count), int(rng.integers(count)), linear(mechanism == "batch")
     common = (found, found.weights(0.3), LAYOUT, 0.3, SLOTS)
     step = BatchStep(*common, chunk=3) if mechanism == "batch" else InsideStep(*common, users=count)
-    bound = Bound(clip, step.size, terms_per_user=1) if isinstance(step, BatchStep) else step.bound(clip)
+    bound = Bound(clip, step.size, terms_per_user=1) if isinstance(step, BatchStep) else step.choose_bound(clip)
     before, after = (
         InMemoryUsers(table(some), Performance(1)).sums(step, {"gradient": bound})["gradient"].total
         for some in (users, [*users[:who], SWAPS[name](rng), *users[who + 1 :]])

@@ -79,7 +79,7 @@ def serve(
         raise InputError("say where the model goes: --out FOLDER.")
     _need_flower(out.with_name(f"{out.name}.federation"))
     from privrep.federated.config import read_config
-    from privrep.federated.credentials import read_node_keys, server_tls
+    from privrep.federated.credentials import read_node_keys, read_server_tls
 
     asked = read_config(config)
     folder, tls, node_keys = keys or asked.keys, None, None
@@ -91,7 +91,7 @@ def serve(
             "--node NAME"
         )
     else:
-        tls, node_keys = server_tls(folder, asked.host), read_node_keys(folder)
+        tls, node_keys = read_server_tls(folder, asked.host), read_node_keys(folder)
         note(f"Nodes that may join: {', '.join(node_keys)}")
     from privrep.federated.server import serve as run
 

@@ -130,9 +130,9 @@ def _model(asked: NeuralConfig, images: Images, table: UserTable) -> Centaur:
 
 def _unknown(train: UserTable, model: Centaur) -> int:
     """Return how many rows have a label that is no class; raise InputError if all have."""
-    from privrep.neural.checks import unknown_labels
+    from privrep.neural.checks import count_unknown_labels
 
-    return unknown_labels(train.y, model.n_classes, places=True)
+    return count_unknown_labels(train.y, model.n_classes, places=True)
 
 
 def _features(model: NetworkModel, shape: tuple[int, int, int]) -> Any:

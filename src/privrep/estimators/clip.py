@@ -23,8 +23,8 @@ from privrep.models.pairs import PAIRS
 from privrep.multimodal.description import SavedPairs, describe, prints_of
 from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import Pairs
-from privrep.multimodal.towers import Centred, Layout, Towers, centre, layout_of, towers
-from privrep.multimodal.training import ClipSettings, Mechanism, Question, planned_multiplier, settings_for, train
+from privrep.multimodal.towers import Centred, Layout, Towers, layout_of, make_towers, release_centre
+from privrep.multimodal.training import ClipSettings, Mechanism, Question, choose_settings, plan_step_noise, train
 from privrep.privacy.ledger import Budget, PrivacyReport
 from privrep.privacy.protocol import EVERYONE
 from privrep.privacy.run import Run
@@ -45,7 +45,7 @@ class ClipPlan:
     @property
     def words(self) -> str:
         asked = "everyone"
-        if self.settings.asked(self.users) != EVERYONE:
+        if self.settings.choose_audience(self.users) != EVERYONE:
             asked = (
                 f"a secret batch of {'about ' if self.settings.sampling == 'poisson' else ''}{self.settings.batch:,}"
             )
@@ -126,7 +126,7 @@ class DPClip:
         """What a fit of such pairs would do: from public sizes alone. Costs nothing."""
         question, budget = self._question(pairs)
         with Run.open(InMemoryUsers(pairs.table), budget) as run:
-            multiplier = planned_multiplier(run, question.settings, self.centre * run.ledger.capacity)
+            multiplier = plan_step_noise(run, question.settings, self.centre * run.ledger.capacity)
         return ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier)
 
     def settings_of(self, pairs: Pairs) -> ClipSettings:
@@ -140,7 +140,7 @@ class DPClip:
         budget = Budget(self.epsilon, min(1 / (2 * max(users, 1)), 0.01) if self.delta is None else self.delta)
         model = self.towers_of(layout, np.zeros(layout.image_numbers, np.float32))
         mu = budget.mu * math.sqrt(1 - self.centre)
-        settings = self.settings or settings_for(self.mechanism, model, users, mu, self.temperature, layout)
+        settings = self.settings or choose_settings(self.mechanism, model, users, mu, self.temperature, layout)
         if settings.mechanism != self.mechanism:
             raise InputError(f"settings are for {settings.mechanism!r} and the mechanism is {self.mechanism!r}.")
         question = Question(model, layout, settings, self.temperature, self.pairs_per_user, users)
@@ -151,11 +151,11 @@ class DPClip:
         folder, seed = None if self.run_folder is None else Path(self.run_folder), self.random_state
         with Run.open(InMemoryUsers(pairs.table), budget, seed=seed, folder=folder) as run:
             before = self.centre * run.ledger.capacity
-            multiplier = planned_multiplier(run, question.settings, before)
+            multiplier = plan_step_noise(run, question.settings, before)
             if self.on_plan is not None:
                 self.on_plan(ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier))
             if before:
-                mean = centre(run, question.layout, question.rows_per_user, before)
+                mean = release_centre(run, question.layout, question.rows_per_user, before)
                 question = replace(question, towers=self.towers_of(question.layout, mean))
             told = self.on_step if self.on_step is not None else lambda done: None
             self.weights_: Singles = train(run, question, question.towers.weights(self.temperature), multiplier, told)
@@ -198,11 +198,11 @@ class DPClip:
 
     def images(self, rows: NDArray[Any]) -> Singles:
         """Embeddings of images, of length one, as the encoder was trained."""
-        return _unit(self.towers_.of_images(self.weights_, np.ascontiguousarray(rows, np.float32)))
+        return _unit(self.towers_.embed_images(self.weights_, np.ascontiguousarray(rows, np.float32)))
 
     def texts(self, rows: NDArray[Any]) -> Singles:
         """Embeddings of texts, of length one, as the encoder was trained."""
-        return _unit(self.towers_.of_texts(self.weights_, np.ascontiguousarray(rows, np.float32)))
+        return _unit(self.towers_.embed_texts(self.weights_, np.ascontiguousarray(rows, np.float32)))
 
     def trained(self) -> tuple[nn.Module, nn.Module]:
         """The two modules that were passed, with the trained weights put into them; centring is before the images'."""
@@ -217,7 +217,7 @@ class DPClip:
         if self.centre:
             image = nn.Sequential(Centred(mean), image)
         numbers = (layout.image_numbers, layout.bank.shape[1])
-        return towers(image, text, *numbers, learn_scale=self.learn_temperature, cosine=self.cosine)
+        return make_towers(image, text, *numbers, learn_scale=self.learn_temperature, cosine=self.cosine)
 
     def _check(self) -> None:
         if not 0.01 <= self.temperature <= 100:

@@ -32,7 +32,7 @@ from privrep.multimodal.encoders import (
     Projection,
     blank,
     clip_encoders,
-    described,
+    describe_embeddings,
     efficientnet,
     features,
     minilm,
@@ -40,9 +40,9 @@ from privrep.multimodal.encoders import (
 )
 from privrep.multimodal.modules import Progress
 from privrep.multimodal.pairs import TEMPLATES, Pairs, captioned, captions_by_class, labelled, prompts
-from privrep.multimodal.sources import Inputs, public_texts, text_features
+from privrep.multimodal.sources import Inputs, read_public_texts, read_text_features
 from privrep.multimodal.towers import TextSpace
-from privrep.nn.feature_cache import cached
+from privrep.nn.feature_cache import load_or_compute
 from privrep.schema.clip import PairsConfig
 from privrep.typing import Singles
 
@@ -155,8 +155,8 @@ def _bank(asked: PairsConfig, sides: Sides) -> tuple[Singles, NDArray[np.int64] 
     if data.bank is None:
         return np.zeros((0, 1), np.float32), None
     if sides.text_rows is None:
-        return text_features(data.bank)
-    return sides.text_rows(public_texts(data.bank)), None
+        return read_text_features(data.bank)
+    return sides.text_rows(read_public_texts(data.bank)), None
 
 
 def _model(asked: PairsConfig, pairs: Pairs, modules: Modules) -> DPClip:
@@ -197,9 +197,9 @@ def sides_of(asked: PairsConfig, side: int, progress: Progress | None = None) ->
     def once(encoder: Encoder, inputs: Any) -> Singles:
         if cache is None:
             return features(encoder, inputs, progress)
-        of = described(encoder, inputs)
+        of = describe_embeddings(encoder, inputs)
         name = hashlib.sha256(of.encode()).hexdigest()[:16]
-        return cached(cache / f"{name}.npz", of, lambda: features(encoder, inputs, progress))
+        return load_or_compute(cache / f"{name}.npz", of, lambda: features(encoder, inputs, progress))
 
     return _wheels(asked, side, once) if asked.pretrained is None else _pretrained(asked, asked.pretrained, once)
 

@@ -26,24 +26,24 @@ from privrep.heads.store import FILE, has_heads, read_own_heads
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
 from privrep.models.networks import NETWORK, PAGE, PERSONAL, is_personal
 from privrep.neural.checks import (
+    check_classes,
     check_parameters,
     check_table,
-    class_numbers,
-    known_classes,
+    count_unknown_labels,
+    find_class_numbers,
     rows_of,
-    unknown_labels,
     warn_of_labels,
 )
 from privrep.neural.description import arguments, check_names, describe, moved_heads, plan_from_json, restore
-from privrep.neural.features import Dct, Edges, FeatureMap, Frozen, most_edges
+from privrep.neural.features import Dct, Edges, FeatureMap, Frozen, count_edges
 from privrep.neural.frozen import OnProgress
 from privrep.neural.layers import Shape
-from privrep.neural.models import adapted, lenet, mlp
+from privrep.neural.models import add_adapters, lenet, mlp
 from privrep.neural.offers import frozen_map, linear_head, offer
 from privrep.neural.plan import Options, Share, SharingPlan, plan_sharing
 from privrep.neural.rounds import OnLoss, TrainingSettings, report_loss
 from privrep.neural.training import SharedPart, learn
-from privrep.nn.flat_module import represented
+from privrep.nn.flat_module import try_representation
 from privrep.privacy.ledger import Budget, PrivacyReport
 from privrep.privacy.protocol import Step, Users
 from privrep.privacy.run import Run
@@ -108,14 +108,14 @@ class Centaur:
     def fit(self, X: Any, y: Any = None, groups: Any = None) -> Centaur:
         """Learn from rows X, their classes y and the user of each, or from a `UserTable` whose y are class numbers."""
         check_parameters(self)
-        classes, places = known_classes(self.classes, self.head), isinstance(X, UserTable)
+        classes, places = check_classes(self.classes, self.head), isinstance(X, UserTable)
         if not isinstance(X, UserTable):
-            codes = class_numbers(y, classes)
+            codes = find_class_numbers(y, classes)
             if groups is None:
                 raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users.")
             X = UserTable.from_rows(rows_of(X), codes, groups)
         check_table(X, self.image, self.features)
-        warn_of_labels(unknown_labels(X.y, classes, places=places), len(X.y), stacklevel=2)
+        warn_of_labels(count_unknown_labels(X.y, classes, places=places), len(X.y), stacklevel=2)
         return self._fit(dataclasses.replace(X, X=rows_of(X.X), y=X.y.astype(np.float64)))
 
     def _fit(self, table: UserTable) -> Centaur:
@@ -239,13 +239,13 @@ class Centaur:
     @property
     def n_classes(self) -> int:
         """How many classes there are: declared, or as many as the head has scores for."""
-        known = known_classes(self.classes, self.head)
+        known = check_classes(self.classes, self.head)
         return known if isinstance(known, int) else len(known)
 
     @property
     def classes_(self) -> NDArray[Any]:
         """The classes, in the order of the columns of `predict_proba`."""
-        known = known_classes(self.classes, self.head)
+        known = check_classes(self.classes, self.head)
         return np.arange(known) if isinstance(known, int) else np.asarray(known)
 
     def planned(self, users: int, features: int) -> SharingPlan:
@@ -276,7 +276,7 @@ class Centaur:
 
     def personalize(self, X: Any, y: Any) -> PersonalNetwork:
         """A head for a user who was not there, from that user's rows: on the user's own device, no privacy spent."""
-        codes = class_numbers(y, known_classes(self.classes, self.head))
+        codes = find_class_numbers(y, check_classes(self.classes, self.head))
         table = UserTable.from_rows(rows_of(X), codes, np.zeros(len(codes), dtype=np.int64))
         _same_features(table.n_features, self.n_features_in_)
         prepared = dataclasses.replace(table, X=self._columns(table.X, self.learned_.raw))
@@ -319,7 +319,7 @@ class Centaur:
 
     def _public_features(self, features: int) -> int:
         if self.features == "auto":
-            return features if self.image is None else most_edges(*self.image[:2])
+            return features if self.image is None else count_edges(*self.image[:2])
         return features if self.features is None else self.features.size
 
     def _map(self, plan: SharingPlan, features: int) -> FeatureMap | None:
@@ -329,7 +329,7 @@ class Centaur:
             if frozen is not None or self.image is None:
                 return frozen
             height, width, channels = self.image
-            return Edges(height, width, channels, most_edges(height, width))
+            return Edges(height, width, channels, count_edges(height, width))
         if isinstance(self.features, Frozen):
             cache, hook = self.cache or self.features.cache, self.on_progress or self.features.on_progress
             return dataclasses.replace(self.features, cache=cache, on_progress=hook)
@@ -345,9 +345,9 @@ class Centaur:
         representation, head = self._modules(features)
         if plan.share in ON_FEATURES or representation is None:
             return None
-        whole = representation if plan.share == "all" else adapted(representation, plan.rank)
+        whole = representation if plan.share == "all" else add_adapters(representation, plan.rank)
         if head is None:
-            head = linear_head(represented(whole, features).shape[1], self.n_classes)
+            head = linear_head(try_representation(whole, features).shape[1], self.n_classes)
         return whole, head
 
     def _columns(self, rows: NDArray[np.float32], raw: int) -> NDArray[np.float32]:

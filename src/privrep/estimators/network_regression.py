@@ -24,7 +24,7 @@ from privrep.heads.heads import Heads
 from privrep.heads.personal import PersonalHead
 from privrep.linear.starts import random_basis
 from privrep.models import model as models
-from privrep.neural.features import Dct, Edges, FeatureMap, Frozen, from_json, most_edges, rows_of
+from privrep.neural.features import Dct, Edges, FeatureMap, Frozen, count_edges, from_json, rows_of
 from privrep.neural.frozen import OnProgress
 from privrep.neural.plan import FeaturePlan, plan_features
 from privrep.privacy.ledger import Budget
@@ -222,7 +222,7 @@ class CentaurRegressor(PrivateFedRep):
         if image is not None and (len(image) != 3 or math.prod(image) != width):
             raise InputError(f"rows have {width} numbers, which is not an image of {tuple(image)}.")
         if given is None:
-            return None if image is None else Edges(*image, most_edges(image[0], image[1]))
+            return None if image is None else Edges(*image, count_edges(image[0], image[1]))
         if isinstance(given, Frozen):
             hook = self.on_progress or given.on_progress
             return replace(given, cache=self.cache or given.cache, on_progress=hook)
@@ -246,9 +246,9 @@ def restored_map(described: dict[str, Any], folder: Path, given: Any = None) -> 
         return ReducedMap(None if known is None else from_json(known), width, keep)
     what = f"the features of {folder} are those of {known['name']}, a module of yours"
     if given is None:
-        from privrep.neural.pretrained import named_map
+        from privrep.neural.pretrained import load_named_map
 
-        given = named_map(known)
+        given = load_named_map(known)
     if given is None:
         raise InputError(f"{what}; pass it again: CentaurRegressor.load(folder, features=module).")
     found = given if isinstance(given, Frozen) else _frozen(given, tuple(known["shape"]), None, None)

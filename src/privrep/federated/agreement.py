@@ -1,4 +1,4 @@
-"""What server and nodes agree on before a run: the task, and what the server may learn of a user of a node."""
+"""The agreement of server and nodes before a run: the task, and what the server may learn of a node's users."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from privrep.federated.task import Task
 from privrep.privacy.accounting import gaussian_epsilon
 from privrep.privacy.ledger import Budget
 
-ROUNDING = 1e-6  # of the epsilon that nodes allow the server, so that the last release fits
+ROUNDING = 1e-6  # added to the epsilon that nodes allow the server, as a share of it, so that the last release fits
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The task, and `noise`: None if the server is trusted with exact sums, else {"epsilon": of the server's view}.
+    """The task, and the noise that nodes add.
 
-    Formal guarantee: a node that holds an agreement answers no hello that differs from it in anything but the number of
-    all users, so a server can choose neither columns nor categories nor budget, and learns nothing from refusals.
+    `noise` is None if the server is trusted with exact sums. Else it is {"epsilon": ...}, the epsilon of the server's
+    view.
+
+    Formal guarantee, for a node that holds an agreement:
+    * It answers no hello that differs from the agreement in anything but the number of all users.
+    * So a server can choose neither columns nor categories nor budget, and learns nothing from refusals.
     """
 
     task: Task
@@ -30,23 +34,33 @@ class Agreement:
 
     @classmethod
     def of(cls, task: Task, settings: FederationSettings) -> Self:
-        return cls(task, server_view(task, settings))
+        """Return the agreement that a node and a server with this task and these settings both compute."""
+        return cls(task, compute_server_view(task, settings))
 
     def check(self, task: Task, noise: Any) -> None:
-        """Refuse what was not agreed on."""
-        if _plain(task) != _plain(self.task):
+        """Raise InputError if a server's hello differs from what was agreed on.
+
+        Args:
+            task: the task as the server sent it.
+            noise: the server's plan for the noise, as it came from JSON.
+        """
+        if _list_agreed_fields(task) != _list_agreed_fields(self.task):
             raise InputError(
                 "the server's task is not the one that was agreed on; see hello.json, and ask its operator."
             )
-        if not _same(noise, self.noise):
+        if not _is_same_noise(noise, self.noise):
             raise InputError("the server's plan for the noise is not what was agreed on; ask its operator.")
 
 
-def server_view(task: Task, settings: FederationSettings) -> dict[str, float] | None:
-    """What the server may learn of a user from the noisy sums of its node; None if it is trusted with exact ones.
+def compute_server_view(task: Task, settings: FederationSettings) -> dict[str, float] | None:
+    """Return what the server may learn of a user from the noisy sums of its node; None if it gets exact sums.
 
-    Every release is asked of a node at `noise_nodes` times its mu^2, so all of them are at most sqrt(noise_nodes) times
-    the budget's mu.
+    Every release is asked of a node at `noise_nodes` times its mu^2. So all releases together are at most
+    sqrt(noise_nodes) times the budget's mu. InputError says if that is more than `server_epsilon` allows, or if nodes
+    cannot add the noise.
+
+    Returns:
+        {"epsilon": ...}, at the task's delta.
     """
     if settings.noise == "server":
         return None
@@ -64,8 +78,11 @@ def server_view(task: Task, settings: FederationSettings) -> dict[str, float] | 
     return {"epsilon": epsilon}
 
 
-def _same(noise: Any, agreed: Mapping[str, float] | None) -> bool:
-    """Epsilon is computed on both machines, and may differ in its last digits."""
+def _is_same_noise(noise: Any, agreed: Mapping[str, float] | None) -> bool:
+    """Return whether two plans for the noise agree.
+
+    Epsilon is computed on both machines, and may differ in its last digits.
+    """
     if noise is None or agreed is None:
         return noise is None and agreed is None
     if not isinstance(noise, dict) or set(noise) != {"epsilon"} or not isinstance(noise["epsilon"], int | float):
@@ -73,13 +90,19 @@ def _same(noise: Any, agreed: Mapping[str, float] | None) -> bool:
     return math.isclose(noise["epsilon"], agreed["epsilon"], rel_tol=1e-9)
 
 
-def nodes_view(task: Task, noise_nodes: int, others: int) -> float:
-    """Epsilon of what is published to someone who can subtract all noise but that of so many other nodes."""
+def compute_nodes_view(task: Task, noise_nodes: int, others: int) -> float:
+    """Return the epsilon of published releases towards a node that can subtract its own noise.
+
+    Args:
+        task: the task, with the budget of the run.
+        noise_nodes: how many nodes' noise makes up what the budget asks for.
+        others: the number of nodes whose noise the observer does not know.
+    """
     budget = Budget(task.epsilon, task.delta, task.relation)
     return gaussian_epsilon(task.delta, budget.mu * math.sqrt(max(noise_nodes / others, 1.0)))
 
 
-def _plain(task: Task) -> dict[str, Any]:
-    """The task as it travels, but for the number of users, which is known when all have joined."""
+def _list_agreed_fields(task: Task) -> dict[str, Any]:
+    """Return the task's JSON fields but for the number of users, which is known only when all nodes have joined."""
     fields: dict[str, Any] = json.loads(json.dumps(task.to_json()))
     return {name: value for name, value in fields.items() if name != "users"}

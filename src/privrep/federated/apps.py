@@ -1,4 +1,4 @@
-"""A server app and a client app for those who run Flower themselves, by `flwr run` and `flower-supernode`.
+"""A server app and a client app for operators who run Flower themselves, by `flwr run` and `flower-supernode`.
 
     [tool.flwr.app.components]
     serverapp = "privrep.federated.apps:server"
@@ -38,30 +38,34 @@ class GridNodes:
         self.grid = grid
 
     def nodes(self) -> dict[str, int]:
+        """Return Flower's number of each node that is there now, by name."""
         return {f"node-{number}": number for number in self.grid.get_node_ids()}
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    asked = read_config(_path(context.run_config, "config"))
-    out = _path(context.run_config, "out")
+    """Run the server of a federation on a Grid that Flower hands in."""
+    asked = read_config(_read_path(context.run_config, "config"))
+    out = _read_path(context.run_config, "out")
     run_federation(GridNodes(grid), asked.task, out, asked.settings, None, print, print)
 
 
-def _path(config: Any, name: str) -> Path:
+def _read_path(config: Any, name: str) -> Path:
+    """Return the path that Flower's configuration has by this name; raise InputError if there is none."""
     if not isinstance(config.get(name), str):
         raise InputError(f"Flower's configuration must say {name}, a path.")
     return Path(config[name])
 
 
 def _handle(message: Message, context: Context) -> Message:
-    folder = _path(context.node_config, "folder")
+    """Answer one message with a host that is opened for it alone."""
+    folder = _read_path(context.node_config, "folder")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.chmod(folder, 0o700)
     simulation = context.node_config.get("simulation") is True
-    host = Host(_path(context.node_config, "data"), folder, print, simulation=simulation)
+    host = Host(_read_path(context.node_config, "data"), folder, print, simulation=simulation)
     try:
-        return host.app()(message, context)
+        return host.make_app()(message, context)
     finally:
         host.close()
 

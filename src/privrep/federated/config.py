@@ -1,6 +1,6 @@
-"""From the configuration of `privrep federate` to the task that travels to the nodes, and how a federation is run.
+"""Reading the configuration of `privrep federate`: the task that travels to the nodes, and the settings of the run.
 
-The latter are public numbers that decide when a round goes on, and who adds the noise.
+The settings are public numbers that decide when a round goes on, and who adds the noise.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ NoiseBy = Literal["server", "nodes"]
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """Of a run over nodes. A round ends when all nodes have answered, or `round_timeout` after it began if at least
-    `min_users` are behind the answers; with fewer it waits on, `wait` in all, and then nothing is released.
+    """Settings of a run over nodes.
 
-    With noise of the "nodes", `noise_nodes` of them are taken to add theirs: as many must answer in every round.
+    A round ends when all nodes have answered. After `round_timeout` it also ends if at least `min_users` users are
+    behind the answers. With fewer it waits on, `wait` in all, and then nothing is released.
+
+    With noise = "nodes", `noise_nodes` of them are taken to add theirs: at least as many must answer in every round.
     """
 
-    min_users: int = 1  # behind the answers of a round
-    min_nodes: int = 1  # that must have joined before the run begins; all that join later are left out
+    min_users: int = 1  # users behind the answers of a round
+    min_nodes: int = 1  # nodes that must have joined before the run begins; later ones are left out
     wait: float = 600.0  # seconds: for nodes at the start, and for a round in all
     round_timeout: float = 60.0
     resend: float = 10.0  # seconds after which a node that is silent is asked again
@@ -42,7 +44,7 @@ class FederationSettings:
     noise: NoiseBy = "server"
     noise_nodes: int = 1
     server_epsilon: float | None = None  # the most that a node lets the server learn; None: what the run needs
-    most_users: int = MAX_USERS  # of one node: who says it has more is left out
+    most_users: int = MAX_USERS  # users of one node: a node that says it has more is left out
 
     def __post_init__(self) -> None:
         for name in ("min_users", "most_users", "min_nodes", "noise_nodes"):
@@ -63,7 +65,7 @@ class FederationSettings:
 
 @dataclass(frozen=True)
 class FederateConfig:
-    """A file that was read."""
+    """The contents of a configuration file: task, settings, address and the folder of keys."""
 
     task: Task
     settings: FederationSettings
@@ -76,13 +78,16 @@ def read_config(path: Path) -> FederateConfig:
     """Return the settings in a TOML file; every mistake is one sentence that names the key."""
     asked = FederateFile.read(path)
     if isinstance(asked.model, SharedTable):
-        task = _table_task(asked.privacy, asked.model)
+        task = _make_table_task(asked.privacy, asked.model)
     else:
-        task = _neural_task(asked.privacy, asked.model, asked.training)
-    return FederateConfig(task, _settings(asked.federation), asked.server.host, asked.server.port, asked.server.keys)
+        task = _make_neural_task(asked.privacy, asked.model, asked.training)
+    return FederateConfig(
+        task, _read_settings(asked.federation), asked.server.host, asked.server.port, asked.server.keys
+    )
 
 
-def _settings(federation: Federation) -> FederationSettings:
+def _read_settings(federation: Federation) -> FederationSettings:
+    """Return the settings of the section [federation]."""
     try:
         return FederationSettings(**federation.given())
     except InputError as error:
@@ -92,7 +97,8 @@ def _settings(federation: Federation) -> FederationSettings:
 # Tables
 
 
-def _table_task(privacy: RelationBudget, model: SharedTable) -> Task:
+def _make_table_task(privacy: RelationBudget, model: SharedTable) -> Task:
+    """Return the task of a table from the sections [privacy] and [model]."""
     from privrep.federated.task import TableTask
 
     lists = model.categories or {}
@@ -101,10 +107,10 @@ def _table_task(privacy: RelationBudget, model: SharedTable) -> Task:
         targets=(model.target,) if isinstance(model.target, str) else tuple(model.target),
         features=tuple(model.features or ()),
         categorical=tuple(lists),
-        categories=_categories(lists),
-        classes=_classes(model),
+        categories=_check_categories(lists),
+        classes=_check_classes(model),
         missing=model.missing,
-        indicators=_indicators(model),
+        indicators=_find_indicators(model),
         weight=model.weight or "",
     )
     config = Config(
@@ -114,7 +120,7 @@ def _table_task(privacy: RelationBudget, model: SharedTable) -> Task:
         relation=privacy.relation or "replace-one-user",
         intercept=model.intercept,
         safety_net=model.safety_net,
-        scale=_scale(model.scale, columns),
+        scale=_check_scale(model.scale, columns),
         seed=privacy.seed,
         method=model.method,
         configuration=model.configuration,
@@ -124,7 +130,8 @@ def _table_task(privacy: RelationBudget, model: SharedTable) -> Task:
     return TableTask(config, columns)
 
 
-def _indicators(model: SharedTable) -> tuple[int, ...]:
+def _find_indicators(model: SharedTable) -> tuple[int, ...]:
+    """Return the places of the features whose missing values get an indicator column, in order."""
     numbers = list(model.features or ())
     for name in model.missing_indicator or ():
         if name not in numbers:
@@ -132,14 +139,16 @@ def _indicators(model: SharedTable) -> tuple[int, ...]:
     return tuple(sorted({numbers.index(name) for name in model.missing_indicator or ()}))
 
 
-def _categories(given: Mapping[str, Any]) -> tuple[Categories, ...]:
+def _check_categories(given: Mapping[str, Any]) -> tuple[Categories, ...]:
+    """Return the declared list of values of each categorical column; raise InputError if a list is wrong."""
     try:
         return tuple(check_lists(given).values())
     except InputError as error:
         raise InputError(f"model.{error}") from None
 
 
-def _classes(model: SharedTable) -> Categories:
+def _check_classes(model: SharedTable) -> Categories:
+    """Return the declared classes of a classification, none of a regression; raise InputError if they are wrong."""
     if model.task == "regression":
         for name in ("classes", "loss"):
             if name in model.model_fields_set:
@@ -153,8 +162,8 @@ def _classes(model: SharedTable) -> Categories:
         raise InputError(f"model.{error}") from None
 
 
-def _scale(given: Mapping[str, Any] | None, columns: Columns) -> tuple[float, ...] | None:
-    """Return the public size of each feature, in their order."""
+def _check_scale(given: Mapping[str, Any] | None, columns: Columns) -> tuple[float, ...] | None:
+    """Return the public size of each feature, in the order of the features; None if no sizes were declared."""
     if given is None:
         return None
     if columns.categorical:
@@ -172,7 +181,8 @@ def _scale(given: Mapping[str, Any] | None, columns: Columns) -> tuple[float, ..
 # Networks
 
 
-def _neural_task(privacy: RelationBudget, model: SharedNetwork, training: Training) -> Task:
+def _make_neural_task(privacy: RelationBudget, model: SharedNetwork, training: Training) -> Task:
+    """Return the task of a network from the sections [privacy], [model] and [training]."""
     try:
         from privrep.federated.neural_task import NeuralTask
     except ImportError:
@@ -187,7 +197,7 @@ def _neural_task(privacy: RelationBudget, model: SharedNetwork, training: Traini
         seed=privacy.seed,
         representation=None if model.network == "none" else model.network,
         image=None if model.image is None else (model.image[0], model.image[1], model.image[2]),
-        feature_map=_feature_map(model),
+        feature_map=_make_feature_map(model),
         columns=None if told is None else Columns(told.user, (told.target,), tuple(told.features)),
         rounds=training.rounds,
         training=training.given("rounds"),
@@ -195,7 +205,8 @@ def _neural_task(privacy: RelationBudget, model: SharedNetwork, training: Traini
     )
 
 
-def _feature_map(model: SharedNetwork) -> Any:
+def _make_feature_map(model: SharedNetwork) -> Any:
+    """Return the public map of images that the section [model] names: a map, "auto", or None for none."""
     from privrep.neural.features import Dct, Edges
 
     name, kept = model.features or "auto", {} if model.keep is None else {"keep": model.keep}

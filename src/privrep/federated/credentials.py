@@ -1,11 +1,13 @@
-"""Keys and certificates of a federation: who the server is, and which nodes it lets in.
+"""Keys and certificates of a federation: they show who the server is, and which nodes it lets in.
 
 KEYS/ca.pem, KEYS/ca.key          the authority that vouches for the server; its key is needed here alone
 KEYS/server.pem, KEYS/server.key  the server's certificate, for the hosts it names
 KEYS/nodes/NAME.pub               the public keys of the nodes that the server accepts
 OUT/NAME/node.key, OUT/NAME/ca.pem  what one node needs: to be carried there, and deleted here
 
-Formal guarantee: a private key is written readable by its owner alone, and one that others can read is not used.
+Formal guarantee:
+* A private key is written readable by its owner alone.
+* A private key that others can read is not used.
 """
 
 from __future__ import annotations
@@ -50,10 +52,19 @@ class ServerTls:
 
 
 def make_keys(keys: Path, out: Path, nodes: Sequence[str], hosts: Sequence[str]) -> bool:
-    """Keys for these nodes and, where there are none yet, an authority and a server certificate for these hosts.
+    """Make keys for nodes and, where there are none yet, an authority and a server certificate.
 
-    Called again it adds nodes; with hosts the server gets a new certificate for these, from the same authority. Returns
-    whether the server got one. What is wrong with names, hosts or the folder is found before anything is made.
+    Called again it adds nodes. With hosts the server gets a new certificate for these, from the same authority. What is
+    wrong with names, hosts or the folder is found before anything is made.
+
+    Args:
+        keys: the server's folder of keys.
+        out: the folder with one folder for each new node, to be carried there.
+        nodes: names of new nodes.
+        hosts: names or addresses under which nodes reach the server.
+
+    Returns:
+        Whether the server got a new certificate.
     """
     if not nodes and not hosts:
         raise InputError("name the nodes that may join: --node NAME, once for each.")
@@ -77,8 +88,9 @@ def make_keys(keys: Path, out: Path, nodes: Sequence[str], hosts: Sequence[str])
 
 
 def _check_new(keys: Path, out: Path, nodes: Sequence[str], hosts: Sequence[str], new: bool) -> None:
+    """Raise InputError if a name, a host or a folder would stop `make_keys` half way."""
     for host in hosts:
-        if _address(host) is None and not _HOST.fullmatch(host):
+        if _parse_address(host) is None and not _HOST.fullmatch(host):
             raise InputError(f"--host must be the name or the IP address of the server, without a port. Got {host!r}.")
     for place, name in enumerate(nodes):
         if not _NAME.fullmatch(name):
@@ -96,12 +108,13 @@ def _check_new(keys: Path, out: Path, nodes: Sequence[str], hosts: Sequence[str]
 
 
 def _make_authority(keys: Path) -> None:
+    """Make the authority's key and its certificate, which it signs itself."""
     key, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "privrep federation")])
     made = (
-        _certificate(name, name, key.public_key(), key.public_key(), now + VALID)
+        _begin_certificate(name, name, key.public_key(), key.public_key(), now + VALID)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(_make_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA384())
     )
     _write_key(keys / "ca.key", key, serialization.PrivateFormat.PKCS8)
@@ -109,16 +122,16 @@ def _make_authority(keys: Path) -> None:
 
 
 def _make_server(keys: Path, hosts: Sequence[str]) -> None:
-    """For these hosts and this machine itself; no longer valid than the authority is."""
+    """Make the server's key and certificate, for these hosts and this machine, valid no longer than the authority."""
     authority, ca_key = _read_certificate(keys / "ca.pem"), _read_pem_key(keys / "ca.key")
     key = ec.generate_private_key(ec.SECP384R1())
-    names = [_general_name(host) for host in dict.fromkeys((*LOOPBACK, *hosts))]
+    names = [_make_general_name(host) for host in dict.fromkeys((*LOOPBACK, *hosts))]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "privrep server")])
     ends = min(datetime.now(UTC) + VALID, authority.not_valid_after_utc)
     made = (
-        _certificate(subject, authority.subject, key.public_key(), ca_key.public_key(), ends)
+        _begin_certificate(subject, authority.subject, key.public_key(), ca_key.public_key(), ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_make_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(ca_key, hashes.SHA384())
@@ -127,13 +140,22 @@ def _make_server(keys: Path, hosts: Sequence[str]) -> None:
     _write(keys / "server.pem", made.public_bytes(serialization.Encoding.PEM))
 
 
-def _certificate(
+def _begin_certificate(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
     issuer_key: ec.EllipticCurvePublicKey,
     ends: datetime,
 ) -> x509.CertificateBuilder:
+    """Return a certificate that is not signed yet.
+
+    Args:
+        subject: the name of the certificate's owner.
+        issuer: the name of the authority.
+        key: the owner's public key.
+        issuer_key: the authority's public key.
+        ends: when the certificate expires; it is valid from now, less an hour for clocks that differ.
+    """
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -147,7 +169,8 @@ def _certificate(
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _make_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    """Return what a key may be used for: to sign certificates alone, or to sign messages alone."""
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         content_commitment=False,
@@ -161,12 +184,14 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _general_name(host: str) -> x509.GeneralName:
-    address = _address(host)
+def _make_general_name(host: str) -> x509.GeneralName:
+    """Return a host as certificates name it: an IP address or a name."""
+    address = _parse_address(host)
     return x509.DNSName(host) if address is None else x509.IPAddress(address)
 
 
-def _address(host: str) -> IPv4Address | IPv6Address | None:
+def _parse_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that a text is, or None if it is a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -174,11 +199,12 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
+    """Write a private key, without a password, readable by its owner alone."""
     _write(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 
 
 def _write(path: Path, data: bytes) -> None:
-    """A file for the owner's eyes only, all of it or nothing."""
+    """Write a file for the owner's eyes alone, all of it or nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
@@ -192,8 +218,13 @@ def _write(path: Path, data: bytes) -> None:
 # Reading them
 
 
-def server_tls(keys: Path, host: str) -> ServerTls:
-    """The server's files, after a look at all of them: what is wrong is found before anybody connects."""
+def read_server_tls(keys: Path, host: str) -> ServerTls:
+    """Check all of the server's files before anybody connects, and return their paths.
+
+    Args:
+        keys: the server's folder of keys.
+        host: the address to listen at, which the certificate must name unless it stands for all addresses.
+    """
     tls = ServerTls(keys / "ca.pem", keys / "server.pem", keys / "server.key")
     authority, certificate = _read_certificate(tls.ca), _read_certificate(tls.certificate)
     _check_belongs(_read_pem_key(tls.key), certificate, tls.key, tls.certificate)
@@ -207,14 +238,14 @@ def server_tls(keys: Path, host: str) -> ServerTls:
 
 
 def read_ca(path: Path) -> bytes:
-    """The authority's certificate, as a node uses it to know the server by."""
+    """Return the authority's certificate as PEM, by which a node knows the server."""
     _read_certificate(path)
-    return _bytes(path)
+    return _read_bytes(path)
 
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A node's private key, in OpenSSH's format."""
-    data = _private_bytes(path)
+    """Read a node's private key, in OpenSSH's format and on the curve P-384."""
+    data = _read_private_bytes(path)
     try:
         key = serialization.load_ssh_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -225,10 +256,10 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def read_node_keys(keys: Path) -> dict[str, bytes]:
-    """The public keys of all nodes that are let in, by their names; no key may have two."""
+    """Return the public keys of all nodes that are let in, by name; raise InputError if two names have one key."""
     found: dict[str, bytes] = {}
     for path in sorted((keys / "nodes").glob("*.pub")):
-        data = _public_bytes(path)
+        data = _read_public_key(path)
         twin = next((name for name, known in found.items() if known == data), None)
         if twin is not None:
             raise InputError(f"{path} holds the key of node {twin}; a node is to have a key of its own.")
@@ -238,9 +269,9 @@ def read_node_keys(keys: Path) -> dict[str, bytes]:
     return found
 
 
-def _public_bytes(path: Path) -> bytes:
-    """A node's public key as PEM, which is how Flower names nodes."""
-    data = _bytes(path)
+def _read_public_key(path: Path) -> bytes:
+    """Return a node's public key as PEM, by which Flower names nodes."""
+    data = _read_bytes(path)
     try:
         key = serialization.load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
@@ -252,8 +283,8 @@ def _public_bytes(path: Path) -> bytes:
 
 
 def _read_certificate(path: Path) -> x509.Certificate:
-    """A certificate that is valid now."""
-    data = _bytes(path)
+    """Read a certificate; raise InputError unless it is valid now."""
+    data = _read_bytes(path)
     try:
         found = x509.load_pem_x509_certificate(data)
         starts, ends = found.not_valid_before_utc, found.not_valid_after_utc
@@ -268,7 +299,8 @@ def _read_certificate(path: Path) -> x509.Certificate:
 
 
 def _read_pem_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    data = _private_bytes(path)
+    """Read a private key in PEM format."""
+    data = _read_private_bytes(path)
     try:
         key = serialization.load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -277,17 +309,26 @@ def _read_pem_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _check_belongs(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, path: Path, of: Path) -> None:
+    """Raise InputError unless a key is the one of a certificate.
+
+    Args:
+        key: the private key.
+        certificate: the certificate.
+        path: the key's file, for the error sentence.
+        of: the certificate's file, for the error sentence.
+    """
     if key.public_key() != certificate.public_key():
         raise InputError(f"{path} is not the key of {of}; restore both, or {_ANEW}.")
 
 
 def _check_host(certificate: x509.Certificate, host: str, path: Path) -> None:
+    """Raise InputError unless a certificate names a host."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         raise InputError(f"{path} names no host at all; {_ANEW}.") from None
     listed = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
-    wanted = str(_address(host) or host).lower()
+    wanted = str(_parse_address(host) or host).lower()
     if wanted not in [name.lower() for name in listed]:
         raise InputError(
             f"{path} is for {', '.join(listed)}, not for {host}; make one with: privrep federate keys {path.parent} "
@@ -295,15 +336,16 @@ def _check_host(certificate: x509.Certificate, host: str, path: Path) -> None:
         )
 
 
-def _private_bytes(path: Path) -> bytes:
-    """A private key; refused if anybody but its owner could have read it."""
-    data = _bytes(path)
+def _read_private_bytes(path: Path) -> bytes:
+    """Return the bytes of a private key; raise InputError if anybody but its owner can read the file."""
+    data = _read_bytes(path)
     if os.stat(path).st_mode & 0o077:
         raise InputError(f"{path} is a private key that others can read; run chmod 600 {path}, or make a new one.")
     return data
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
+    """Return all bytes of a file; raise InputError if it cannot be read."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
-"""A node's own heads of a neural model, the server away: predictions by them, and heads for users who come later.
+"""A node's own heads of a neural model without the server: predictions, and heads for users who come later.
 
-Files are those that the node's task reads (`federated.neural_task`). Nothing here is released: rows, heads and
-predictions stay on the node, and no privacy is spent.
+Files are read as by the node's task (`federated.neural_task`). Nothing here is released: rows, heads and predictions
+stay on the node, and no privacy is spent.
 """
 
 from __future__ import annotations
@@ -29,21 +29,27 @@ from privrep.neural.features import check_finite
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of the rows of a file, in its order. Private: heads made them."""
+    """Predictions for the rows of a file, in its order. They are private: heads made them."""
 
     users: NDArray[Any]
-    classes: NDArray[Any]  # predicted, one for each row
-    names: NDArray[Any]  # of the columns of `probabilities`
-    probabilities: NDArray[np.float64] | None
+    classes: NDArray[Any]  # (rows,), predicted
+    names: NDArray[Any]  # (classes,), names of the columns of `probabilities`
+    probabilities: NDArray[np.float64] | None  # (rows, classes)
 
 
 def predict(folder: Path, path: Path, probabilities: bool = False) -> Predictions:
-    """The class of each row by its user's own head, as `Centaur.predict` has it; FOLDER is a node's."""
-    task, model = _opened(folder)
+    """Return the class of each row by its user's own head, as `Centaur.predict` does.
+
+    Args:
+        folder: the node's folder.
+        path: a file of rows; labels are not needed.
+        probabilities: whether to return the probability of each class, too.
+    """
+    task, model = _open_model(folder)
     advice = f"privrep node personalize {folder} FILE"
     if model.heads_ is None:
         raise InputError(f"{folder / 'model'} holds no heads (private/); make some with: {advice}")
-    rows, users = _rows(task, path, kind_of(model.heads_.ids) == "text")
+    rows, users = _read_rows(task, path, kind_of(model.heads_.ids) == "text")
     _check_width(rows, model, path)
     check_kinds(model.heads_.ids, users, path, folder)
     unknown = np.flatnonzero(find_users(model.heads_.ids, users) < 0)
@@ -59,18 +65,23 @@ def predict(folder: Path, path: Path, probabilities: bool = False) -> Prediction
 
 
 def personalize(folder: Path, path: Path, replace: bool = False) -> Joined:
-    """Heads for the users of a file, from their rows and the public part, joined to those of the node's folder.
+    """Make heads for the users of a file from their rows and the public part, and add them to the node's heads.
 
-    A user who has one gets another only with `replace`. On an error the heads are what they were.
+    On an error the heads stay what they were.
+
+    Args:
+        folder: the node's folder.
+        path: a file of rows with labels.
+        replace: whether users who have a head get another.
     """
-    task, model = _opened(folder)
+    task, model = _open_model(folder)
     text = model.heads_ is not None and kind_of(model.heads_.ids) == "text"
-    table = task.table(path, text_ids=text)
+    table = task.read_rows(path, text_ids=text)
     return join_heads(model, table, folder / "model", path=path, shown=folder, again=replace)
 
 
-def _opened(folder: Path) -> tuple[NeuralTask, Centaur]:
-    """The task and the model of a node's folder."""
+def _open_model(folder: Path) -> tuple[NeuralTask, Centaur]:
+    """Return the task and the model of a node's folder; raise InputError if the folder is damaged."""
     hello, model = folder / "hello.json", folder / "model"
     if not hello.is_file():
         raise InputError(
@@ -91,10 +102,16 @@ def _opened(folder: Path) -> tuple[NeuralTask, Centaur]:
 # Rows whose labels are not asked for
 
 
-def _rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """The rows of a file and the user of each, in its order; labels, where there are any, are not read."""
+def _read_rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return the rows of a file, (rows, numbers), and the user of each row; labels are not read.
+
+    Args:
+        task: the node's task, which says how files are read.
+        path: a table or a NumPy archive.
+        text_ids: whether ids of a CSV file are texts in any case.
+    """
     if not path.name.lower().endswith(".npz"):
-        rows, users = _table_rows(task, path, text_ids)
+        rows, users = _read_table_rows(task, path, text_ids)
     elif task.image is not None:
         arrays = read_arrays(path, ("images", "writers"))
         pixels, users = arrays["images"], arrays["writers"]
@@ -109,8 +126,9 @@ def _rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.floa
     return rows, users
 
 
-def _table_rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    columns = task.columns_for(path)
+def _read_table_rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return the rows of a table and the user of each row, in its order."""
+    columns = task.find_columns(path)
     how: Any = {"numeric": columns.features, "missing": REFUSE}
     source = TableSource(path, columns.user, None, columns.features, text_ids, **how)
     users, rows = [], []
@@ -121,6 +139,7 @@ def _table_rows(task: NeuralTask, path: Path, text_ids: bool) -> tuple[NDArray[n
 
 
 def _check_width(rows: NDArray[Any], model: Centaur, path: Path) -> None:
+    """Raise InputError unless rows have as many numbers as the model takes."""
     if rows.shape[1] != model.n_features_in_:
         raise InputError(
             f"{path} has rows of {rows.shape[1]:,} numbers, and the model takes rows of {model.n_features_in_:,}; give "

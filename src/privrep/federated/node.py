@@ -33,7 +33,7 @@ from privrep.federated.credentials import is_loopback, read_node_key
 from privrep.federated.run_log import write_private
 from privrep.federated.task import Task, task_from_json
 from privrep.federated.wire.answering import answer
-from privrep.federated.wire.messages import Question, Refusal, packed, refusal, unpacked
+from privrep.federated.wire.messages import Question, Refusal, make_refusal, pack, unpack
 from privrep.federated.wire.users import check_facts
 from privrep.privacy.ledger import Budget
 from privrep.privacy.protocol import Facts, Users
@@ -41,14 +41,17 @@ from privrep.privacy.run import Run
 from privrep.users.isolated import IsolatedUsers
 
 Say = Callable[[str], None]
-_RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # a run's name, which is a folder's, too
-_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)  # a node's, which is shown
+_RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # the name of a run, and of its folder
+_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)  # the name of a node, which is shown
 
 
 @dataclass
 class Host:
-    """Who answers for the users of one file. `agreed` is what alone it takes part in; without it, what the server says
-    is taken on trust. `simulation` allows noise of its own that the server can reproduce."""
+    """The process that answers for the users of one file.
+
+    With `agreed`, it takes part in a run of that agreement alone. Without it, what the server says is taken on trust.
+    `simulation` allows noise of its own that the server can reproduce.
+    """
 
     data: Path
     folder: Path
@@ -63,75 +66,91 @@ class Host:
     _facts: Facts | None = None
 
     def __post_init__(self) -> None:
-        if self.agreed is not None:  # what is wrong with the file is found here, and not by the server's questions
-            self._facts = _checked(self.agreed.task.facts(self.data))
+        if self.agreed is not None:  # mistakes in the file are found here, and not by the server's questions
+            self._facts = _require_facts(self.agreed.task.read_facts(self.data))
 
-    def app(self) -> ClientApp:
-        """A Flower client app of this host. What goes wrong is said here, and one word of it to the server."""
+    def make_app(self) -> ClientApp:
+        """Return a Flower client app of this host. What goes wrong is said here, and one word of it to the server."""
         app = ClientApp()
-        app.query("hello")(self._answering(self.hello, "refused"))
-        app.train("sums")(self._answering(self.sums, "refused"))
-        app.query("model")(self._answering(self.model, "failed"))
+        app.query("hello")(self._make_handler(self.answer_hello, "refused"))
+        app.train("sums")(self._make_handler(self.answer_sums, "refused"))
+        app.query("model")(self._make_handler(self.keep_model, "failed"))
         return app
 
-    def _answering(
+    def _make_handler(
         self, function: Callable[[RecordDict], RecordDict], otherwise: Refusal
     ) -> Callable[[Message, Context], Message]:
-        def call(message: Message, context: Context) -> Message:
+        """Return a function that answers messages, with a refusal of one word in place of an error.
+
+        Args:
+            function: makes the content of an answer from the content of a message.
+            otherwise: the word for errors that say what is wrong with the message or the disk.
+        """
+
+        def handle(message: Message, context: Context) -> Message:
+            """Return the answer to a message, or a refusal."""
             try:
                 content = function(message.content)
             except _UnknownRun:
-                content = refusal("unknown-run")
+                content = make_refusal("unknown-run")
             except _NoData as error:
                 self.say(f"not answered: {error}")
-                content = refusal("no-data")
+                content = make_refusal("no-data")
             except (PrivrepError, OSError) as error:
                 self.say(f"not answered: {error}")
-                content = refusal(otherwise)
+                content = make_refusal(otherwise)
             except Exception as error:
                 self.say(f"not answered: {type(error).__name__}: {error}")
-                content = refusal("failed")
+                content = make_refusal("failed")
             return Message(content, reply_to=message)
 
-        return call
+        return handle
 
-    def hello(self, content: RecordDict) -> RecordDict:
-        """Learn what a run is about, and say how many users there are. Once all nodes are known, open the rows."""
-        fields, arrays = unpacked(content)
+    def answer_hello(self, content: RecordDict) -> RecordDict:
+        """Learn what a run is about, and answer how many users there are. Once all nodes are known, open the rows."""
+        fields, arrays = unpack(content)
         if set(fields) != {"run", "name", "task", "begin", "noise"} or arrays:
             raise InputError("the server's hello has other fields than this version of privrep knows.")
-        if not _is(_RUN, fields["run"]) or not _is(_NAME, fields["name"]):
+        if not _matches(_RUN, fields["run"]) or not _matches(_NAME, fields["name"]):
             raise InputError("the server calls its run, or this node, by a name that is none.")
         self._check_folder(fields["run"])
         task = task_from_json(fields["task"])
         if not fields["begin"]:
             self.close()
-            self.say(f"asked to take part as {fields['name']}: {_words(task, fields['noise'])}")
+            self.say(f"asked to take part as {fields['name']}: {_describe_run(task, fields['noise'])}")
         self._check_task(task, fields["run"], fields["noise"])
         if not fields["begin"]:
-            return packed(asdict(self._facts or self._counted(task)))
+            return pack(asdict(self._facts or self._count_facts(task)))
         if self.run != fields["run"] or self._users is None:
             self._open(task, fields)
             write_private(self.folder / "hello.json", fields)
-        return packed({"ready": True})
+        return pack({"ready": True})
 
-    def _counted(self, task: Task) -> Facts:
+    def _count_facts(self, task: Task) -> Facts:
+        """Return the facts of this node's file; raise _NoData if the task cannot be opened with it."""
         try:
-            return _checked(task.facts(self.data))
+            return _require_facts(task.read_facts(self.data))
         except (PrivrepError, OSError) as error:
             raise _NoData(str(error)) from None
 
     def _open(self, task: Task, fields: Mapping[str, Any]) -> None:
+        """Open the rows for a run that the server's hello describes, and the run of own noise, if there is one."""
         self.close()
         self._check_task(task, fields["run"], fields["noise"])
         users: Any = self._files.enter_context(task.open(self.data))
         self._users = IsolatedUsers(users, strictly=fields["noise"] is not None)
         if fields["noise"] is not None:
-            self._own = self._own_run(task, fields["run"], str(fields["name"]), fields["noise"])
+            self._own = self._open_own_run(task, fields["run"], str(fields["name"]), fields["noise"])
         self.run = fields["run"]
 
     def _check_task(self, task: Task, run: str, noise: Any) -> None:
-        """Refuse what this node was not started for."""
+        """Raise InputError if the server asks for something that this node was not started for.
+
+        Args:
+            task: the task as the server sent it.
+            run: the name of the run.
+            noise: the server's plan for the noise, as it came from JSON.
+        """
         if self.agreed is not None:
             self.agreed.check(task, noise)
         if task.seed is not None and not self.simulation:
@@ -147,8 +166,15 @@ class Host:
         if task.relation != "replace-one-user":
             raise InputError("a node says how many users it has, so noise of its own goes with replace-one-user alone.")
 
-    def _own_run(self, task: Task, run: str, name: str, noise: Mapping[str, Any]) -> Run:
-        """Of this node's own releases: a page that stands is never drawn again."""
+    def _open_own_run(self, task: Task, run: str, name: str, noise: Mapping[str, Any]) -> Run:
+        """Open the ledger and billboard of this node's own releases: a page that stands is never drawn again.
+
+        Args:
+            task: the task of the run.
+            run: the name of the run.
+            name: the name of this node, from which noise of a simulation is seeded.
+            noise: the plan for the noise; its epsilon is the budget, unless the agreement names another.
+        """
         folder = self.folder / "noise" / run
         folder.parent.mkdir(exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
@@ -158,15 +184,15 @@ class Host:
         assert self._users is not None
         return self._files.enter_context(Run.open(self._users, budget, seed=seed, folder=folder))
 
-    def sums(self, content: RecordDict) -> RecordDict:
-        """One pass over the users."""
-        asked = unpacked(content)[0].get("run")
+    def answer_sums(self, content: RecordDict) -> RecordDict:
+        """Answer a question with sums over this node's users, in one pass over their rows."""
+        asked = unpack(content)[0].get("run")
         if self._users is None or asked != self.run:
             self._come_back(asked)
         users = self._users
         assert users is not None
-        question = Question.of(content, users.facts.features, users.facts.targets)
-        return answer(question, users, self._own).content()
+        question = Question.from_record(content, users.facts.features, users.facts.targets)
+        return answer(question, users, self._own).to_record()
 
     def _come_back(self, run: Any) -> None:
         """Open the rows of a run that an earlier process of this node took part in."""
@@ -176,10 +202,13 @@ class Host:
             raise _UnknownRun
         self._open(task_from_json(fields["task"]), fields)
 
-    def model(self, content: RecordDict) -> RecordDict:
-        """Keep the public model, and make the heads of this node's users. What the server hears depends on what it sent
-        alone: whether heads could be made of the rows is for this node's log."""
-        fields, arrays = unpacked(content)
+    def keep_model(self, content: RecordDict) -> RecordDict:
+        """Keep the public model, and make the heads of this node's users.
+
+        What the server hears depends on what it sent alone. Whether heads could be made of the rows is for this node's
+        log.
+        """
+        fields, arrays = unpack(content)
         if set(fields) != {"run", "task", "files"} or not isinstance(fields["files"], list):
             raise InputError("the server's model has other fields than this version of privrep knows.")
         self._check_folder(fields["run"])
@@ -187,15 +216,16 @@ class Host:
             task = task_from_json(fields["task"])
             if self.agreed is not None:
                 self.agreed.check(task, self.agreed.noise)
-            new = _written(self.folder, fields["files"], arrays)
+            new = _write_model(self.folder, fields["files"], arrays)
             task.check_own(new)
             self._keep(task, fields["run"], new)
         self.kept = True
-        return packed({"kept": True})
+        return pack({"kept": True})
 
     def _keep(self, task: Task, run: str, new: Path) -> None:
+        """Put the model in its place, with heads if they can be made; a file that has none says so in the log."""
         try:
-            with self._opened(task, run) as users:
+            with self._open_users(task, run) as users:
                 heads = f"with the heads of {task.keep(new, users):,} users (yours alone)"
         except Exception as error:
             heads = f"WITHOUT HEADS ({error}): mend the file, and make them with privrep node personalize"
@@ -204,18 +234,22 @@ class Host:
         os.replace(new, self.folder / "model")
         self.say(f"the model is in {self.folder / 'model'}, {heads}")
 
-    def _opened(self, task: Task, run: str) -> AbstractContextManager[Users]:
-        """The users, who may be there already."""
+    def _open_users(self, task: Task, run: str) -> AbstractContextManager[Users]:
+        """Return the users of a run, who may be open already."""
         if self._users is not None and self.run == run:
             return nullcontext(self._users.users)
         return task.open(self.data)
 
     def _has_model(self, run: str) -> bool:
+        """Return whether the folder holds the model of this run."""
         known = self.folder / "run.json"
         return (self.folder / "model" / "model.json").is_file() and json.loads(known.read_text()) == {"run": run}
 
     def _check_folder(self, run: str) -> None:
-        """A folder is for one run, so that what a server can learn is not multiplied by runs that it starts."""
+        """Raise InputError if the folder belongs to another run.
+
+        A folder is for one run, so that what a server can learn is not multiplied by runs that it starts.
+        """
         if not isinstance(run, str) or not _RUN.fullmatch(run):
             raise InputError("the server's run has a name that is none.")
         if (self.folder / "model").exists() and not self._has_model(run):
@@ -227,16 +261,17 @@ class Host:
             )
 
     def close(self) -> None:
+        """Close the rows and the run of own noise."""
         self._files.close()
         self._users = self._own = self.run = None
 
 
 class _NoData(Exception):
-    """The file is not one that the task can be opened with."""
+    """The error of a file with which the task cannot be opened."""
 
 
 class _UnknownRun(Exception):
-    """The server asks about a run that this process was not told of: it was started anew."""
+    """The error of a question about a run that this process was not told of: it was started anew."""
 
 
 def join(
@@ -252,9 +287,19 @@ def join(
     give_up: float = math.inf,
     say: Say,
 ) -> None:
-    """Answer for the users of a file until the model has come and the heads are made; see `Host` for the rest.
+    """Answer for the users of a file until the model has come and the heads are made; see `Host`.
 
-    A server that is away is waited for, `give_up` seconds at most.
+    Args:
+        address: the server's, HOST:PORT.
+        data: the file of users.
+        folder: the node's folder, which nobody else can read.
+        key: the node's private key; None makes one in the folder.
+        ca: the certificate of the authority that vouches for the server.
+        insecure: whether to go without TLS, to a server on this machine alone.
+        agreed: the only run to take part in; None trusts the server.
+        simulation: whether noise may be reproducible.
+        give_up: seconds to wait for a server that is away.
+        say: told what happens.
     """
     from privrep.federated.wire.supernode import run_node
 
@@ -270,9 +315,9 @@ def join(
     host = Host(data, folder, say, agreed, simulation)
     try:
         run_node(
-            host.app(),
+            host.make_app(),
             address,
-            read_node_key(key) if key is not None else _own_key(folder / "node.key"),
+            read_node_key(key) if key is not None else _make_own_key(folder / "node.key"),
             folder / "flower-number",
             ca=ca,
             insecure=insecure,
@@ -284,8 +329,16 @@ def join(
         host.close()
 
 
-def _written(folder: Path, names: list[Any], arrays: Mapping[str, NDArray[Any]]) -> Path:
-    """The files of a model, in a new folder beside where it will be. Names are of files of a model folder alone."""
+def _write_model(folder: Path, names: list[Any], arrays: Mapping[str, NDArray[Any]]) -> Path:
+    """Write the files of a model that was sent to a new folder beside the model's place, and return it.
+
+    Only names of files of a model folder are taken; InputError says if there is another.
+
+    Args:
+        folder: the node's folder.
+        names: names of the files, as the server sent them.
+        arrays: bytes of each file, as "file.0", "file.1" and so on.
+    """
     new = folder / "model.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(mode=0o700, parents=True)
@@ -305,12 +358,13 @@ def _written(folder: Path, names: list[Any], arrays: Mapping[str, NDArray[Any]])
     return new
 
 
-def _is(pattern: re.Pattern[str], name: Any) -> bool:
+def _matches(pattern: re.Pattern[str], name: Any) -> bool:
+    """Return whether a value is a text that the whole pattern describes."""
     return isinstance(name, str) and pattern.fullmatch(name) is not None
 
 
-def _own_key(path: Path) -> Any:
-    """The key by which a server that lets anyone in knows this node again."""
+def _make_own_key(path: Path) -> Any:
+    """Return the key by which a server that lets anyone in knows this node again; make it once."""
     if not path.is_file():
         key = ec.generate_private_key(ec.SECP384R1())
         form, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -320,12 +374,12 @@ def _own_key(path: Path) -> Any:
 
 
 def _seed_of(seed: int, name: str) -> int:
-    """Of a simulated node: every node's noise is its own."""
+    """Return the seed of a simulated node, so that the noise of every node is its own."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "little")
 
 
-def _words(task: Task, noise: Any) -> str:
-    """What a run means for the users of this node."""
+def _describe_run(task: Task, noise: Any) -> str:
+    """Return a sentence that says what a run means for the users of this node."""
     seeded = ", SEEDED NOISE: A SIMULATION, NOT PRIVATE" if task.seed is not None else ""
     told = "the server sees exact sums of this node's users"
     if isinstance(noise, dict) and isinstance(noise.get("epsilon"), int | float):
@@ -335,6 +389,7 @@ def _words(task: Task, noise: Any) -> str:
     return f"epsilon {task.epsilon:g}, delta {task.delta:g}, {task.relation}{seeded}; {told}"
 
 
-def _checked(facts: Facts) -> Facts:
+def _require_facts(facts: Facts) -> Facts:
+    """Return facts of this node; raise InputError if a server would not take them."""
     check_facts(facts)
     return facts

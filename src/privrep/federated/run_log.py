@@ -1,4 +1,4 @@
-"""What the operator of a server keeps beside a run: its name, who takes part, and what happened."""
+"""Files that the operator of a server keeps beside a run: its name, who takes part, and what happened."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ Say = Callable[[str], None]
 
 
 class RunLog:
-    """What the operator keeps: the run's name, the roster, the log."""
+    """The operator's files of one run, in MODEL.federation/: run.json, roster.json and the log."""
 
     def __init__(self, folder: Path, say: Say) -> None:
+        """Make the folder beside the model's, readable by its owner alone.
+
+        Args:
+            folder: the folder of the model.
+            say: called with every line of the log, for the operator's screen.
+        """
         self._said = say
         self.place = folder.with_name(folder.name + ".federation")
         self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -32,7 +38,10 @@ class RunLog:
         self.run = ""
 
     def claim(self, task: Task, settings: FederationSettings) -> None:
-        """The run of this folder: a new one, or the one that stands if it is about the same."""
+        """Name a new run of this folder, or continue the run that stands there.
+
+        A run stands for one task and one plan for the noise. InputError says if the folder holds a run with others.
+        """
         path = self.place / "run.json"
         asked = json.loads(
             json.dumps({"task": task.to_json(), "noise": settings.noise, "noise_nodes": settings.noise_nodes})
@@ -51,23 +60,26 @@ class RunLog:
         self.run = hashlib.sha256(seed.encode()).hexdigest()[:16]
         write_private(path, {"run": self.run, **asked})
 
-    def roster(self) -> dict[str, Facts]:
+    def read_roster(self) -> dict[str, Facts]:
+        """Return the facts of each node that takes part, by name; nothing if no roster was kept yet."""
         path = self.place / "roster.json"
         if not path.is_file():
             return {}
         return {name: read_facts(fields) for name, fields in json.loads(path.read_text()).items()}
 
     def keep_roster(self, roster: Mapping[str, Facts]) -> None:
+        """Write the facts of each node that takes part, so that a restarted server goes on with the same nodes."""
         write_private(self.place / "roster.json", {name: asdict(facts) for name, facts in sorted(roster.items())})
 
     def say(self, what: str) -> None:
+        """Append a line to the log with the time, and show it to the operator."""
         with open(self.place / "log", "a", encoding="utf-8") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n")
         self._said(what)
 
 
 def write_private(path: Path, data: Mapping[str, Any]) -> None:
-    """JSON for the owner's eyes, whole and on the disk, or not at all."""
+    """Write data as JSON for the owner's eyes alone, whole and synced to the disk, or not at all."""
     temporary = path.with_suffix(".tmp")
     with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump(data, file, indent=1)

@@ -1,4 +1,4 @@
-"""Run a federation in one process, by the same apps and messages without a network, and split one file for it."""
+"""Run a federation in one process, with the same apps and messages but no network; split one file among its nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,18 @@ def simulate(
     say: Callable[[str], None],
     on_page: Callable[[str], None],
 ) -> None:
-    """One node for each file. The model is in `folder`, what each node keeps in folder.nodes/NAME."""
+    """Run server and nodes in this process, one node for each file.
+
+    The model is written to `folder`, and each node's own files to folder.nodes/NAME.
+
+    Args:
+        task: what is learned.
+        data: one file of users for each node.
+        folder: the model's folder.
+        settings: when a round goes on, and who adds the noise.
+        say: told what happens on the server.
+        on_page: told the name of each release.
+    """
     places = folder.with_name(folder.name + ".nodes")
     with ExitStack() as open_:
         apps = {}
@@ -40,22 +51,29 @@ def simulate(
             name = f"node-{number:0{len(str(len(data)))}d}"
             place = places / name
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            host = Host(path, place, say=_silent, simulation=True)
+            host = Host(path, place, say=_say_nothing, simulation=True)
             open_.callback(host.close)
-            apps[name] = host.app()
+            apps[name] = host.make_app()
         nodes = LocalNodes(apps)
         open_.callback(nodes.grid.close)
         run_federation(nodes, task, folder, settings, len(apps), say, on_page)
 
 
-def _silent(what: str) -> None:
+def _say_nothing(what: str) -> None:
+    """Ignore what a node says."""
     pass
 
 
 def split_by_user(path: Path, user: str, nodes: int, folder: Path) -> list[Path]:
-    """Files in this folder, one for each node: the first user in the order of the ids goes to the first, and so on.
+    """Write one file for each node, and return their paths; the same file is always split the same way.
 
-    The same file is always dealt the same way. `user` is the column of the ids; of an .npz archive, the array.
+    Users are dealt in the order of their ids: the first to the first node, the second to the second, and so on.
+
+    Args:
+        path: a CSV file, a Parquet file or a NumPy archive, .npz.
+        user: the column of users' ids; of an archive, the array.
+        nodes: how many files to write, 1 or more.
+        folder: where to write them, as node-1, node-2 and so on.
     """
     if nodes < 1:
         raise InputError(f"--nodes must be 1 or more. Got {nodes} instead.")
@@ -68,17 +86,17 @@ def split_by_user(path: Path, user: str, nodes: int, folder: Path) -> list[Path]
     parts = [folder / f"node-{number}.{kind}" for number in range(1, nodes + 1)]
     if kind == "parquet":
         rows = pq.read_table(path)
-        where = _nodes_of(rows[user].to_numpy(zero_copy_only=False), nodes, path)
+        where = _assign_nodes(rows[user].to_numpy(zero_copy_only=False), nodes, path)
         for number, part in enumerate(parts):
             pq.write_table(rows.filter(pa.array(where == number)), part)
         return parts
     dialect = find_file_dialect(path, user)
     header, *lines = read_text_rows(path, dialect)
     place = header.index(user)
-    where = _nodes_of(np.array([line[place] for line in lines]), nodes, path)
+    where = _assign_nodes(np.array([line[place] for line in lines]), nodes, path)
     with ExitStack() as files:
         how: Any = {"lineterminator": "\n", "delimiter": dialect.delimiter}
-        writers = [csv.writer(files.enter_context(_text(part)), **how) for part in parts]
+        writers = [csv.writer(files.enter_context(_open_text(part)), **how) for part in parts]
         for writer in writers:
             writer.writerow(header)
         for number, line in zip(where.tolist(), lines, strict=True):
@@ -86,12 +104,13 @@ def split_by_user(path: Path, user: str, nodes: int, folder: Path) -> list[Path]
     return parts
 
 
-def _text(path: Path) -> Any:
+def _open_text(path: Path) -> Any:
+    """Open a file to write CSV to; bytes that are no UTF-8 pass through."""
     return open(path, "w", newline="", encoding="utf-8", errors="surrogateescape")
 
 
 def _deal_arrays(path: Path, user: str, nodes: int, folder: Path) -> list[Path]:
-    """Of an archive: arrays with an entry for each row are dealt, others go to all nodes."""
+    """Split a NumPy archive: arrays with one entry per row are dealt among the nodes, others go to all of them."""
     try:
         with np.load(path) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -99,7 +118,7 @@ def _deal_arrays(path: Path, user: str, nodes: int, folder: Path) -> list[Path]:
         raise InputError(f"{path} cannot be read as a NumPy archive ({str(error).splitlines()[0]}).") from None
     if user not in arrays or arrays[user].ndim != 1:
         raise InputError(f"{path} has no list {user!r}, which names the user of each row.")
-    where, parts = _nodes_of(arrays[user], nodes, path), []
+    where, parts = _assign_nodes(arrays[user], nodes, path), []
     for number in range(nodes):
         parts.append(folder / f"node-{number + 1}.npz")
         chosen = where == number
@@ -108,8 +127,14 @@ def _deal_arrays(path: Path, user: str, nodes: int, folder: Path) -> list[Path]:
     return parts
 
 
-def _nodes_of(ids: NDArray[Any], nodes: int, path: Path) -> NDArray[np.int64]:
-    """The node of each row, from 0."""
+def _assign_nodes(ids: NDArray[Any], nodes: int, path: Path) -> NDArray[np.int64]:
+    """Return the node of each row, from 0, (rows,).
+
+    Args:
+        ids: the user of each row, (rows,).
+        nodes: how many nodes there are; InputError if users are fewer.
+        path: the file, for error sentences.
+    """
     try:
         users, place = np.unique(ids, return_inverse=True)
     except TypeError:

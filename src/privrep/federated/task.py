@@ -1,9 +1,12 @@
-"""What a federation learns, as public facts: they travel from the server to the nodes, and no code with them.
+"""The task of a federation: what is learned, as public facts that travel from the server to the nodes. No code travels.
 
-A node opens its own file by the task, so that steps see its users' rows as a fit of one file would; the server learns
-with an engine that asks the nodes, and writes a model without heads; a node makes its users' heads with that model, in
-a folder of its own. Formal guarantee: a task holds nothing that was computed from users, but for their number, which
-is public under replace-one-user; heads and ids are written on the node and nowhere else.
+A node opens its own file by the task, so that steps see its users' rows as a fit of one file would. The server learns
+with an engine that asks the nodes, and writes a model without heads. A node then makes its users' heads with that
+model, in a folder of its own.
+
+Formal guarantee:
+* A task holds nothing that was computed from users but their number, which is public under replace-one-user.
+* Heads and ids are written on the node and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from privrep.data.categories import check_classes, check_lists
-from privrep.data.readers import TableSource, read_checked_batches
+from privrep.data.readers import TableSource
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.fitting import fit_heads
@@ -39,7 +42,7 @@ LONGEST = 400  # characters of a sentence about what was sent
 
 
 class Task(Protocol):
-    """What is learned; see `TableTask` and `privrep.federated.neural_task.NeuralTask`."""
+    """The task of a federation; see `TableTask` and `privrep.federated.neural_task.NeuralTask`."""
 
     @property
     def relation(self) -> Relation: ...
@@ -51,12 +54,12 @@ class Task(Protocol):
     def seed(self) -> int | None: ...
     @property
     def file_shape(self) -> tuple[int, int, bool]:
-        """Numbers and targets of a row of a node's file, and whether it is sparse: what `facts` must say."""
+        """Return the numbers and targets of a row of a node's file, and whether it is sparse."""
         ...
 
     @property
     def features(self) -> int:
-        """How many numbers steps see of a row; of a neural task only `with_users` can tell."""
+        """Return how many numbers steps see of a row; a neural task can tell after `with_users` alone."""
         ...
 
     @property
@@ -65,36 +68,45 @@ class Task(Protocol):
     def sparse(self) -> bool: ...
 
     def to_json(self) -> dict[str, Any]:
-        """The task as it travels to the nodes."""
+        """Return the task as it travels to the nodes."""
         ...
 
-    def facts(self, path: Path) -> Facts:
-        """What is in a node's file. Whatever is wrong with it is one sentence."""
+    def read_facts(self, path: Path) -> Facts:
+        """Return how many users and columns a node's file has; raise InputError if the file does not suit the task."""
         ...
 
     def with_users(self, total: int) -> Task:
-        """The task of so many users on all nodes together, which decides how rows are prepared."""
+        """Return the task for this number of users on all nodes, which decides how rows are prepared."""
         ...
 
     def open(self, path: Path) -> AbstractContextManager[Users]:
-        """On a node: the users of a file, as steps see their rows."""
+        """Open a node's file, and return its users with rows as steps see them."""
         ...
 
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
-        """On the server: begin or continue the run of a folder, and finish it as a model without heads.
+        """Begin or continue the run of a folder on the server, and finish it as a model without heads.
 
         A folder that holds the finished model of this very task stays as it is, and nothing is spent.
+
+        Args:
+            users: the users on all nodes.
+            folder: the run's folder, which becomes the model's.
+            on_page: told the name of each release.
         """
         ...
 
     def check_own(self, folder: Path) -> None:
-        """Whether a folder holds a model of this task, without a look at any row."""
+        """Raise InputError unless a folder holds a model of this task; no row is looked at."""
         ...
 
     def keep(self, folder: Path, users: Users) -> int:
-        """On a node: make and write the heads of the users of `open`, to the folder of the published model; how many.
+        """Make and write the heads of a node's users, and return how many there are.
 
         Called again, it does the same work and leaves the same file.
+
+        Args:
+            folder: the published model on the node, where the heads are written.
+            users: what `open` gave.
         """
         ...
 
@@ -107,7 +119,7 @@ class TableTask:
     columns: Columns
 
     def __post_init__(self) -> None:
-        columns = _checked_columns(self.columns, labels=self.config.loss is not None)
+        columns = _check_columns(self.columns, labels=self.config.loss is not None)
         object.__setattr__(self, "columns", columns)  # the dataclass is frozen; this is its construction
         self.config.check(self.features)
         loss_of(self.config, columns)
@@ -152,6 +164,7 @@ class TableTask:
         return bool(self.columns.categorical)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the settings and columns as JSON values."""
         described: dict[str, Any] = json.loads(
             json.dumps({"config": asdict(self.config), "columns": asdict(self.columns)})
         )
@@ -159,22 +172,25 @@ class TableTask:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """Read a task that was sent; raise InputError if a field is missing, unknown or of another type."""
         check_names(given, ("kind", "config", "columns"), "a task of a table")
         config = Config(**read_fields(Config, given["config"], "config"))
         return cls(config, read_columns(given["columns"]))
 
-    def facts(self, path: Path) -> Facts:
-        users = [pc.unique(batch.column(0)) for batch in read_checked_batches(self._source(path))]
+    def read_facts(self, path: Path) -> Facts:
+        """Count the users of a node's file; raise InputError if a row of it cannot be read by the task."""
+        users = [pc.unique(batch.column(0)) for batch in read_checked_batches(self._make_source(path))]
         count = int(pc.count_distinct(pa.chunked_array(users)).as_py())
         return Facts(count, self.features, self.targets, self.sparse)
 
     def with_users(self, total: int) -> TableTask:
+        """Return the task itself: how rows of a table are prepared does not depend on the number of users."""
         return self
 
     @contextmanager
     def open(self, path: Path) -> Iterator[Users]:
-        """Rows are held in memory where they fit, and read from disk in every pass where not: to the same bits."""
-        with StreamingUsers.open(self._source(path)) as users:
+        """Open a node's file: rows in memory where they fit, else read from disk in every pass, to the same bits."""
+        with StreamingUsers.open(self._make_source(path)) as users:
             stored = len(users.source.columns) - 1
             each = users.source.dtype.itemsize + (4 if users.facts.sparse else 0)
             if users.rows * stored * each > IN_MEMORY:
@@ -183,13 +199,15 @@ class TableTask:
             [table] = users.blocks(1 << 62)
         yield InMemoryUsers(table)
 
-    def _source(self, path: Path) -> TableSource:
+    def _make_source(self, path: Path) -> TableSource:
+        """Return the reader of a file's columns, with the task's lists and its rule for missing values."""
         columns = self.columns
         lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
         lists |= {"missing": columns.policy, "weight": columns.weight or None, "numeric": columns.features}
         return TableSource(path, columns.user, columns.targets, columns.features, **lists)
 
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
+        """Learn the representation on the server; see `Task.learn`."""
         if (folder / "model.json").is_file():
             self.check_own(folder)
             return
@@ -198,42 +216,44 @@ class TableTask:
         models.finish(fitted, folder)
 
     def keep(self, folder: Path, users: Users) -> int:
+        """Fit and write the heads of a node's users, and return how many there are; see `Task.keep`."""
         self.check_own(folder)
-        model, config = self.own_model(folder), self.config
+        model, config = self.load_own_model(folder), self.config
         heads = fit_heads(
-            user_blocks(users),
+            iterate_blocks(users),
             model.representation,
             intercept=config.intercept,
             safety_net=config.safety_net,
             loss=model.loss,
-            keep_means=means_to_keep(users, self.columns),
+            keep_means=count_means_to_keep(users, self.columns),
         )
         write_heads(heads, folder)
         return len(heads.ids)
 
     def check_own(self, folder: Path) -> None:
-        model = self.own_model(folder)
+        """Raise InputError unless a folder holds a model of this task, for as many features."""
+        model = self.load_own_model(folder)
         if (model.representation.ratings is not None) != self.config.ratings:
-            raise other_task(folder)
+            raise make_other_task_error(folder)
         if len(model.representation.matrix) != self.features:
             raise InputError(f"{folder} holds a representation of other features than the task names; fetch it again.")
 
-    def own_model(self, folder: Path) -> models.Model:
-        """The model of a folder, if it is of this task."""
+    def load_own_model(self, folder: Path) -> models.Model:
+        """Return the model of a folder; raise InputError if it is of another task."""
         model = models.load(folder)
         if (model.config, model.columns) != (self.config, self.columns):
-            raise other_task(folder)
+            raise make_other_task_error(folder)
         return model
 
 
 def task_from_json(given: Mapping[str, Any]) -> Task:
-    """The task that was sent. Whatever is wrong with it is an InputError: nothing of it is taken on trust."""
+    """Read a task that was sent, and take nothing of it on trust: whatever is wrong with it is an InputError."""
     try:
         kind = read_mapping(given, "a task").get("kind")
         if kind == "table":
             return TableTask.from_json(given)
         if kind == "neural":
-            return _neural(given)
+            return _read_neural_task(given)
     except InputError as error:
         text = str(error)
         raise InputError(text if len(text) <= LONGEST else f"{text[:LONGEST]}...") from None
@@ -248,7 +268,8 @@ def read_columns(given: Any) -> Columns:
     return Columns(**read_fields(Columns, given, "columns", classes))
 
 
-def _neural(given: Mapping[str, Any]) -> Task:
+def _read_neural_task(given: Mapping[str, Any]) -> Task:
+    """Read a neural task that was sent; raise InputError if PyTorch is not installed."""
     try:
         from privrep.federated.neural_task import NeuralTask
     except ImportError:
@@ -256,8 +277,8 @@ def _neural(given: Mapping[str, Any]) -> Task:
     return NeuralTask.from_json(given)
 
 
-def user_blocks(users: Users) -> Iterator[UserTable]:
-    """The rows of users that are on this machine, in blocks."""
+def iterate_blocks(users: Users) -> Iterator[UserTable]:
+    """Return the rows of users on this machine, in blocks; raise InputError for users elsewhere."""
     if isinstance(users, InMemoryUsers):
         return users.table.blocks()
     if isinstance(users, StreamingUsers):
@@ -265,19 +286,23 @@ def user_blocks(users: Users) -> Iterator[UserTable]:
     raise InputError("heads are made where their users' rows are: keep takes the users that open gave.")
 
 
-def means_to_keep(users: Users, columns: Columns) -> int:
-    """Return of how many columns the means of users on this machine are kept: all of numbers, or none."""
+def count_means_to_keep(users: Users, columns: Columns) -> int:
+    """Return for how many columns each user's means are kept.
+
+    These are all columns of numbers if values may be missing, or none.
+    """
     if isinstance(users, StreamingUsers):
         return users.means_to_keep
     return len(columns.features) if columns.missing != "refuse" else 0
 
 
-def other_task(folder: Path) -> InputError:
+def make_other_task_error(folder: Path) -> InputError:
+    """Return the error for a folder that holds a finished model of another task."""
     return InputError(f"{folder} holds a finished model of another task. Choose another folder.")
 
 
 def check_users(task: Task, users: Users) -> None:
-    """Refuse an engine whose rows are not those the task speaks of."""
+    """Raise InputError unless users' rows have the shape that the task speaks of."""
     facts = users.facts
     if (facts.features, facts.targets, facts.sparse) != (task.features, task.targets, task.sparse):
         raise InputError(
@@ -286,8 +311,13 @@ def check_users(task: Task, users: Users) -> None:
         )
 
 
-def _checked_columns(columns: Columns, labels: bool) -> Columns:
-    """The columns, if all that nodes must agree on is declared."""
+def _check_columns(columns: Columns, labels: bool) -> Columns:
+    """Return the columns; raise InputError unless everything that nodes must agree on is declared.
+
+    Args:
+        columns: the columns as they were given or sent.
+        labels: whether the target is a class, and not a number.
+    """
     if not columns.user or not columns.targets or not (columns.features or columns.categorical):
         raise InputError("a federation must name its columns: the user, the targets and the features.")
     names = (columns.user, *columns.targets, *columns.features, *columns.categorical)

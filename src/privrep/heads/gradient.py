@@ -96,7 +96,7 @@ def is_linear(head: FlatModule) -> bool:
 
 def linear_parts(heads: Tensor, head: FlatModule) -> tuple[Tensor, Tensor | None]:
     """Weights (users, classes, rank) and biases (users, 1, classes) of heads that are linear."""
-    named = head.named(heads)
+    named = head.unflatten(heads)
     bias = named.get("bias")
     return named["weight"], None if bias is None else bias[:, None, :]
 

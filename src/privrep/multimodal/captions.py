@@ -1,7 +1,7 @@
-"""How good generated captions and answers are, against what people wrote. Not private: computed on data.
+"""Scores of generated captions and answers against what people wrote. Not private: computed on data.
 
-BLEU, ROUGE-L and CIDEr (the -D form, as on the COCO server) are those of pycocoevalcap, METEOR is the jar that comes
-with it. The tokenizer (Stanford's PTB) and METEOR need Java; without it captions are cut into lower-case words without
+BLEU, ROUGE-L and CIDEr (the -D form, as on the COCO server) are computed by pycocoevalcap; METEOR is the jar that comes
+with it. The tokenizer (Stanford's PTB) and METEOR need Java. Without it captions are cut into lower-case words without
 punctuation, which can move figures in the third place, and METEOR is left out. What is left out is None, with a reason.
 """
 
@@ -50,26 +50,35 @@ class CaptionScores:
 def caption_scores(
     references: Mapping[Hashable, Sequence[str]], generated: Mapping[Hashable, str], meteor: bool = True
 ) -> CaptionScores:
-    """Scores of one generated caption per image against its references; `meteor=False` saves its ten seconds' start."""
+    """Return scores of one generated caption per image against its references.
+
+    Args:
+        references: captions that people wrote, at least one for each image.
+        generated: one caption for each image, by the same keys.
+        meteor: whether to run METEOR, which takes ten seconds to start.
+    """
     _check(references, generated)
-    tool = _tool("pycocoevalcap", "eval captions")
+    tool = _import_tool("pycocoevalcap", "eval captions")
     java = shutil.which("java") is not None
     texts = {str(n): list(references[key]) for n, key in enumerate(references)}
     said = {str(n): [generated[key]] for n, key in enumerate(references)}
-    people, machine = (_ptb(tool, lines) if java else _words(lines) for lines in (texts, said))
+    people, machine = (_cut_tokens(tool, lines) if java else _cut_words(lines) for lines in (texts, said))
     if not any(line for lines in people.values() for line in lines):
         raise InputError("the references hold no word at all; give captions that people wrote.")
-    score, missing = _pure(people, machine), dict[str, str]()
-    score["meteor"] = _meteor(tool, people, machine) if meteor and java else None
+    score, missing = _score_in_python(people, machine), dict[str, str]()
+    score["meteor"] = _run_meteor(tool, people, machine) if meteor and java else None
     if score["meteor"] is None:
         missing["meteor"] = _NO_JAVA if meteor else "METEOR was not asked for."
-    score["spice"], reason = _spice(tool, people, machine) if java else (None, "SPICE runs on Java, which is not here.")
+    score["spice"], reason = (
+        _run_spice(tool, people, machine) if java else (None, "SPICE runs on Java, which is not here.")
+    )
     if reason:
         missing["spice"] = reason
     return CaptionScores(**score, tokenizer="PTB" if java else "words", missing=missing)
 
 
 def _check(references: Mapping[Hashable, Sequence[str]], generated: Mapping[Hashable, str]) -> None:
+    """Raise InputError unless every image has references and a generated caption."""
     if not references:
         raise InputError("there are no images to score; give at least one with its references.")
     if set(references) != set(generated):
@@ -82,29 +91,32 @@ def _check(references: Mapping[Hashable, Sequence[str]], generated: Mapping[Hash
             raise InputError(f"the generated caption of image {key} must be one text.")
 
 
-def _tool(name: str, purpose: str) -> Any:
+def _import_tool(name: str, purpose: str) -> Any:
+    """Import a package; raise InputError if it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
         raise InputError(f"to {purpose} a package is missing; install it with: {INSTALL}") from error
 
 
-def _folder(tool: Any, name: str) -> Path:
+def _find_folder(tool: Any, name: str) -> Path:
+    """Return the path of a folder within a package."""
     return Path(next(iter(tool.__path__))) / name
 
 
-def _words(texts: Lines) -> Lines:
+def _cut_words(texts: Lines) -> Lines:
+    """Return each text as lower-case words without punctuation, joined by spaces."""
     return {key: [" ".join(_WORD.findall(text.lower())) for text in lines] for key, lines in texts.items()}
 
 
-def _ptb(tool: Any, texts: Lines) -> Lines:
-    """Tokens of Stanford's tokenizer, in lower case, without punctuation, as the COCO server cuts captions."""
+def _cut_tokens(tool: Any, texts: Lines) -> Lines:
+    """Return tokens of Stanford's tokenizer, in lower case, without punctuation, as the COCO server cuts captions."""
     punctuation = set(import_module("pycocoevalcap.tokenizer.ptbtokenizer").PUNCTUATIONS)
     flat = [" ".join(text.split()) for lines in texts.values() for text in lines]
     program = ("-cp", "stanford-corenlp-3.4.1.jar", "edu.stanford.nlp.process.PTBTokenizer")
     found = subprocess.run(
         ["java", *program, "-preserveLines", "-lowerCase", "-encoding", "UTF-8"],
-        cwd=_folder(tool, "tokenizer"),
+        cwd=_find_folder(tool, "tokenizer"),
         input="".join(f"{line}\n" for line in flat),
         capture_output=True,
         encoding="utf-8",
@@ -116,43 +128,64 @@ def _ptb(tool: Any, texts: Lines) -> Lines:
     return {key: [next(tokens) for _ in lines] for key, lines in texts.items()}
 
 
-def _pure(people: Lines, machine: Lines) -> dict[str, Any]:
+def _score_in_python(people: Lines, machine: Lines) -> dict[str, Any]:
+    """Return BLEU, ROUGE-L and CIDEr, which need no Java.
+
+    Args:
+        people: the references' tokens, by image.
+        machine: the generated caption's tokens, by image.
+    """
     bleu = import_module("pycocoevalcap.bleu.bleu").Bleu(4).compute_score(people, machine, verbose=0)[0]
     rouge = import_module("pycocoevalcap.rouge.rouge").Rouge().compute_score(people, machine)[0]
     cider = import_module("pycocoevalcap.cider.cider").Cider().compute_score(people, machine)[0]
     return {"bleu": tuple(map(float, bleu)), "rouge_l": float(rouge), "cider": float(cider)}
 
 
-def _meteor(tool: Any, people: Lines, machine: Lines, *options: str) -> float:
-    """METEOR 1.5 for English: the statistics of every image, then the score of all of them together."""
+def _run_meteor(tool: Any, people: Lines, machine: Lines, *options: str) -> float:
+    """Return METEOR 1.5 for English: the statistics of every image, then the score of all of them together.
+
+    Args:
+        tool: the package pycocoevalcap.
+        people: the references' tokens, by image.
+        machine: the generated caption's tokens, by image.
+        options: further arguments of the jar.
+    """
     command = ["java", "-Xmx2G", "-jar", "meteor-1.5.jar", "-", "-", "-stdio", "-l", "en", "-norm", *options]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     try:
-        with subprocess.Popen(command, cwd=_folder(tool, "meteor"), encoding="utf-8", **pipes) as jar:
-            asked, answers = _piped(jar.stdin), _piped(jar.stdout)
+        with subprocess.Popen(command, cwd=_find_folder(tool, "meteor"), encoding="utf-8", **pipes) as jar:
+            asked, answers = _check_pipe(jar.stdin), _check_pipe(jar.stdout)
             counts = []
             for key in people:
-                print(_joined("SCORE", *people[key], *machine[key]), file=asked, flush=True)
+                print(_join("SCORE", *people[key], *machine[key]), file=asked, flush=True)
                 counts.append(answers.readline().strip())
-            print(_joined("EVAL", *counts), file=asked, flush=True)
+            print(_join("EVAL", *counts), file=asked, flush=True)
             return [float(answers.readline()) for _ in range(len(counts) + 1)][-1]
     except (OSError, ValueError) as error:
         raise InputError("METEOR gave no score; check that Java can use 2 GB of memory, or leave it out.") from error
 
 
-def _piped(stream: IO[str] | None) -> IO[str]:
+def _check_pipe(stream: IO[str] | None) -> IO[str]:
+    """Return an open pipe; raise ValueError if there is none."""
     if stream is None:
         raise ValueError("no pipe")
     return stream
 
 
-def _joined(*parts: str) -> str:
+def _join(*parts: str) -> str:
+    """Return parts as one line of METEOR's protocol."""
     return " ||| ".join(part.replace("|||", " ") for part in parts)
 
 
-def _spice(tool: Any, people: Lines, machine: Lines) -> tuple[float | None, str]:
-    """The score, or None and why: its models come with no package, and nothing is downloaded here."""
-    folder = _folder(tool, "spice/lib")
+def _run_spice(tool: Any, people: Lines, machine: Lines) -> tuple[float | None, str]:
+    """Return SPICE's score, or None and why: its models come with no package, and nothing is downloaded here.
+
+    Args:
+        tool: the package pycocoevalcap.
+        people: the references' tokens, by image.
+        machine: the generated caption's tokens, by image.
+    """
+    folder = _find_folder(tool, "spice/lib")
     if not all((folder / f"stanford-corenlp-3.6.0{part}.jar").exists() for part in ("", "-models")):
         return None, _NO_SPICE.format(folder)
     try:
@@ -174,10 +207,11 @@ _CONTRACTIONS = {word.replace("'", ""): word for word in _CONTRACTED.split()}
 
 
 def normal_answer(answer: str) -> str:
-    """An answer as the VQA evaluation compares it.
+    """Return an answer as the VQA evaluation compares it.
 
-    Lower case; no full stops but decimal points, no commas inside numbers, other punctuation but apostrophes and colons
-    as a space; number words to ten as digits; no articles; common contractions with their apostrophe.
+    It is in lower case, without articles. Full stops stay as decimal points alone, commas inside numbers go, and other
+    punctuation but apostrophes and colons is a space. Number words to ten are digits. Common contractions have their
+    apostrophe.
     """
     text = answer.lower().replace("’", "'")
     text = re.sub(r"(?<=\d),(?=\d)", "", text)
@@ -188,29 +222,35 @@ def normal_answer(answer: str) -> str:
 
 
 def exact_match(answers: Sequence[str], truths: Sequence[str]) -> float:
-    """The share of answers that equal the truth, both as `normal_answer` makes them."""
-    _same_length(answers, truths)
-    return sum(map(_equal, answers, truths)) / len(answers)
+    """Return the share of answers that equal the truth, both as `normal_answer` makes them."""
+    _check_lengths(answers, truths)
+    return sum(map(_is_equal, answers, truths)) / len(answers)
 
 
 def vqa_score(answers: Sequence[str], humans: Sequence[Sequence[str]]) -> float:
-    """The mean of min(1, how many people gave this answer / 3).
+    """Return the mean of min(1, how many people gave this answer / 3).
 
-    Over all people of a question; the challenge's server averages over leaving one of ten out, which gives slightly
+    All people of a question count. The challenge's server averages over leaving one of ten out, which gives slightly
     less where one to three agree.
+
+    Args:
+        answers: one for each question.
+        humans: the answers that people gave to each question.
     """
-    _same_length(answers, humans)
+    _check_lengths(answers, humans)
     if any(isinstance(said, str) or not said for said in humans):
         raise InputError("each question needs a list of the answers that people gave; one is empty or a single text.")
-    agreeing = (sum(_equal(answer, one) for one in said) for answer, said in zip(answers, humans, strict=True))
+    agreeing = (sum(_is_equal(answer, one) for one in said) for answer, said in zip(answers, humans, strict=True))
     return sum(min(1.0, people / 3) for people in agreeing) / len(answers)
 
 
-def _equal(answer: str, truth: str) -> bool:
+def _is_equal(answer: str, truth: str) -> bool:
+    """Return whether two answers are the same to the VQA evaluation."""
     return normal_answer(answer) == normal_answer(truth)
 
 
-def _same_length(answers: Sequence[Any], truths: Sequence[Any]) -> None:
+def _check_lengths(answers: Sequence[Any], truths: Sequence[Any]) -> None:
+    """Raise InputError unless there is one truth for each answer."""
     if isinstance(answers, str) or isinstance(truths, str):
         raise InputError("answers and truths must be lists of texts. Got a single text instead.")
     if not answers or len(answers) != len(truths):

@@ -1,10 +1,10 @@
-"""A DP-CLIP model in public facts: what a run must agree in to be continued, and what a model is made of again.
+"""A DP-CLIP model in public facts, by which a run is continued and a model is made of its folder again.
 
 Modules are not written: code that a folder brings along could do anything. A hash of their weights is kept, so that a
 run goes on, and a model is loaded, with the very modules it was made with. Of the private rows nothing is described but
 how many users there are and how long rows are. The trained weights are on the last page of steps of the billboard.
 
-What reads a description raises ValueError, LookupError or TypeError where it is not whole.
+Functions that read a description raise ValueError, LookupError or TypeError where it is not whole.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LATER = {"solver": "descent", "moment": 0.0}  # settings that older folders do 
 
 
 class Parameters(Protocol):
-    """What a fit was asked for: the parameters of `DPClip`."""
+    """The parameters of a fit, as `DPClip` has them."""
 
     random_state: int | None
 
@@ -44,13 +44,13 @@ class Parameters(Protocol):
 
 
 def describe(model: Parameters, question: Question, budget: Budget, unit: str) -> Described:
-    """Return all public facts of a fit.
+    """Return all public facts of a fit, as JSON values.
 
     Args:
         model: the parameters of the fit.
         question: what is asked in a step, and the sizes of rows.
-        budget: of the fit.
-        unit: of privacy, "user" or "pair".
+        budget: the budget of the fit.
+        unit: the unit of privacy, "user" or "pair".
     """
     bank, layout = np.ascontiguousarray(question.layout.bank), question.layout
     described = {
@@ -62,7 +62,7 @@ def describe(model: Parameters, question: Question, budget: Budget, unit: str) -
         "config": {
             "epsilon": float(budget.epsilon),
             "delta": float(budget.delta),
-            "settings": _described(question.settings),
+            "settings": _settings_to_json(question.settings),
             "seed": None if model.random_state is None else int(model.random_state),
             **{name: getattr(model, name) for name in _SAME},
         },
@@ -71,8 +71,8 @@ def describe(model: Parameters, question: Question, budget: Budget, unit: str) -
     return dict(json.loads(json.dumps(described)))
 
 
-def _described(settings: ClipSettings) -> Described:
-    """Return the settings as files keep them: those that came later are named where they are not what they were."""
+def _settings_to_json(settings: ClipSettings) -> Described:
+    """Return the settings as files keep them: later ones are named only where they are not what they were before."""
     return {key: value for key, value in asdict(settings).items() if key not in _LATER or value != _LATER[key]}
 
 
@@ -91,6 +91,7 @@ class SavedPairs:
 
     @property
     def settings(self) -> ClipSettings:
+        """Return the settings of the steps."""
         fields: Mapping[str, Any] = self.described["config"]["settings"]
         return ClipSettings(**{**fields, "betas": tuple(fields["betas"])})
 
@@ -128,14 +129,19 @@ class SavedPairs:
         return float(self._last.noise["gradient"]["noise_multiplier"])
 
     def weights(self, size: int) -> Singles:
-        """Return where the last walk ended: the trained weights."""
+        """Return the trained weights, (size,): the ones that the last step ended with, or their average."""
         weights = np.asarray(self._last.state["average" if self.settings.average else "weights"], np.float32)
         if weights.shape != (size,) or not np.isfinite(weights).all():
             raise ValueError("its weights are of other encoders")
         return weights
 
     def check_modules(self, given: Prints, folder: Path) -> None:
-        """Raise InputError unless these are the modules of the fit but for what was trained, which the folder has."""
+        """Raise InputError unless these are the modules of the fit, but for the trained weights, which the folder has.
+
+        Args:
+            given: hashes of the encoders that were passed, by side.
+            folder: the model's folder, for error sentences.
+        """
         for side, prints in given.items():
             if prints["frozen"] != self.described["modules"][side]["frozen"]:
                 raise InputError(

@@ -1,4 +1,4 @@
-"""How good embeddings of images and texts are. Nothing here is private: all of it is computed on data as they are.
+"""Measures of embeddings of images and texts. Nothing here is private: all of it is computed on data as they are.
 
 Publishing a figure measured on people's own rows tells something of these people; measure on public rows, or keep it.
 """
@@ -42,15 +42,22 @@ def zero_shot(
     class_of_text: Sequence[int] | NDArray[Any],
     labels: NDArray[Any],
 ) -> ZeroShot:
-    """Not private: computed on data. Each image gets the class whose texts it is nearest to by cosine.
+    """Return how many images are classified right by the texts they are nearest to. Not private: computed on data.
 
-    A class with several texts (an ensemble of prompts) is the mean of their unit embeddings, normalised.
+    Each image gets the class whose texts it is nearest to by cosine. A class with several texts (an ensemble of
+    prompts) is the mean of their unit embeddings, normalised.
+
+    Args:
+        image_embeddings: (images, dim).
+        text_embeddings: (texts, dim).
+        class_of_text: the class of each text, from 0, (texts,).
+        labels: the right class of each image, (images,).
     """
-    images, texts = unit(image_embeddings, "images"), unit(text_embeddings, "texts")
+    images, texts = normalise_rows(image_embeddings, "images"), normalise_rows(text_embeddings, "texts")
     owners, wanted = np.asarray(class_of_text), np.asarray(labels)
-    _fit(images, texts)
-    _each(owners, len(texts), "class_of_text", "text")
-    _each(wanted, len(images), "labels", "image")
+    _check_sizes(images, texts)
+    _check_one_each(owners, len(texts), "class_of_text", "text")
+    _check_one_each(wanted, len(images), "labels", "image")
     if not len(images) or not len(texts):
         raise InputError("there are no images to classify, or no texts to classify them by; give both.")
     classes = int(owners.max()) + 1
@@ -59,7 +66,7 @@ def zero_shot(
         raise InputError(f"classes must be numbered from 0 and each have a text; class {missing[:1]} has none.")
     means = np.zeros((classes, texts.shape[1]))
     np.add.at(means, owners, texts)
-    predicted = (images @ unit(means, "classes").T).argmax(axis=1)
+    predicted = (images @ normalise_rows(means, "classes").T).argmax(axis=1)
     return ZeroShot(float((predicted == wanted).mean()), predicted.astype(np.int64))
 
 
@@ -69,14 +76,20 @@ def retrieval(
     image_of_text: Sequence[int] | NDArray[Any],
     at: Sequence[int] = RECALL_AT,
 ) -> Recall:
-    """Not private: computed on data. Recall among the first k by cosine; every image needs a text.
+    """Return recall among the first k by cosine, both ways. Not private: computed on data.
 
-    What is as near as the right answer counts as nearer: embeddings that are all the same find nothing.
+    A wrong answer as near as the right one counts as nearer: embeddings that are all the same find nothing.
+
+    Args:
+        image_embeddings: (images, dim).
+        text_embeddings: (texts, dim).
+        image_of_text: the image of each text, (texts,); every image needs a text.
+        at: the numbers k.
     """
-    images, texts = unit(image_embeddings, "images"), unit(text_embeddings, "texts")
+    images, texts = normalise_rows(image_embeddings, "images"), normalise_rows(text_embeddings, "texts")
     owner = np.asarray(image_of_text)
-    _fit(images, texts)
-    _each(owner, len(texts), "image_of_text", "text")
+    _check_sizes(images, texts)
+    _check_one_each(owner, len(texts), "image_of_text", "text")
     if not len(images) or not np.array_equal(np.unique(owner), np.arange(len(images))):
         raise InputError(f"image_of_text must name each of {len(images):,} images at least once, and no other.")
     own = (images[owner] * texts).sum(axis=1)
@@ -100,44 +113,66 @@ def linear_probe(
     test_labels: NDArray[Any],
     strength: float = 1.0,
 ) -> float:
-    """Not private: computed on data. Accuracy of a logistic regression on embeddings, each number standardised.
+    """Return the accuracy of a logistic regression on embeddings. Not private: computed on data.
 
-    Mean and deviation are those of the training rows; `strength` is scikit-learn's C.
+    Each number is standardised by the mean and deviation of the training rows.
+
+    Args:
+        train: embeddings to learn from, (rows, dim).
+        train_labels: their classes, (rows,).
+        test: embeddings to measure on, (others, dim).
+        test_labels: their classes, (others,).
+        strength: scikit-learn's C, larger for less regularisation.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    known, new = _finite(train, "train"), _finite(test, "test")
-    _fit(known, new)
-    _each(np.asarray(train_labels), len(known), "train_labels", "row")
-    _each(np.asarray(test_labels), len(new), "test_labels", "row")
+    known, new = _check_finite(train, "train"), _check_finite(test, "test")
+    _check_sizes(known, new)
+    _check_one_each(np.asarray(train_labels), len(known), "train_labels", "row")
+    _check_one_each(np.asarray(test_labels), len(new), "test_labels", "row")
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=2_000))
     return float(probe.fit(known, train_labels).score(new, test_labels))
 
 
-def unit(embeddings: NDArray[Any], what: str) -> Array:
-    """Rows of length one; a row of zeros stays."""
-    found = _finite(embeddings, what)
+def normalise_rows(embeddings: NDArray[Any], what: str) -> Array:
+    """Return rows of length one, (rows, dim) in float64; a row of zeros stays.
+
+    Args:
+        embeddings: (rows, dim), finite.
+        what: their name in error sentences.
+    """
+    found = _check_finite(embeddings, what)
     length = np.linalg.norm(found, axis=1, keepdims=True)
     return np.asarray(found / np.where(length > 0, length, 1.0))
 
 
-def _finite(values: NDArray[Any], what: str) -> Array:
+def _check_finite(values: NDArray[Any], what: str) -> Array:
+    """Return rows as float64; raise InputError unless they are rows of finite numbers."""
     found = np.asarray(values, dtype=np.float64)
     if found.ndim != 2 or not np.isfinite(found).all():
         raise InputError(f"{what} must be rows of finite numbers. Got shape {found.shape}; leave out what is not.")
     return found
 
 
-def _fit(left: Array, right: Array) -> None:
+def _check_sizes(left: Array, right: Array) -> None:
+    """Raise InputError unless both embeddings have equally many numbers."""
     if left.shape[1] != right.shape[1]:
         raise InputError(
             f"embeddings must have one size. Got {left.shape[1]} and {right.shape[1]} numbers; project both to one."
         )
 
 
-def _each(values: NDArray[Any], count: int, name: str, what: str) -> None:
+def _check_one_each(values: NDArray[Any], count: int, name: str, what: str) -> None:
+    """Raise InputError unless there is one integer for each of `count` images, texts or rows.
+
+    Args:
+        values: meant to be (count,).
+        count: how many there must be.
+        name: the name of the values in error sentences.
+        what: the name of what each belongs to.
+    """
     if values.shape != (count,) or values.dtype.kind not in "iu":
         raise InputError(
             f"{name} must be one integer for each {what}, {count:,}. Got {values.dtype} of shape {values.shape}."

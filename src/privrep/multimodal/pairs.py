@@ -1,7 +1,7 @@
 """Pairs of image and text as rows of users, and the public lists of texts that they are contrasted with.
 
-A row holds the numbers of an image, then, for a free caption, those of its text. The target of a row is the number of
-its caption in the `bank`, a public list; the length of the bank says that the caption is in the row itself.
+A row holds the numbers of an image, then, for a free caption, the numbers of its text. The target of a row is the
+number of its caption in the `bank`, a public list. The length of the bank says that the caption is in the row itself.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ FASHION_MNIST = (
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Users' pairs, and the public bank of texts.
+    """The pairs of users, and the public bank of texts.
 
     The unit of privacy is a user of `table`, with all pairs that the user holds; the relation is replace-one-user.
     """
 
     table: UserTable
     image_numbers: int
-    text_numbers: int  # of a free caption in the row; 0 where all captions come from the bank
+    text_numbers: int  # numbers of a free caption in the row; 0 where all captions come from the bank
     bank: Singles  # (texts, numbers of a text), public
-    unit: Unit = "user"  # what the owner of the data calls a user of the table: for the record
+    unit: Unit = "user"  # the data owner's word for a user of the table: for the record
     classes: NDArray[np.int64] | None = None  # (texts,): which class each text names, where every one names one; public
 
     def __post_init__(self) -> None:
@@ -109,15 +109,20 @@ class Pairs:
 
     @property
     def free(self) -> int:
-        """The target of a row that holds its own caption."""
+        """Return the target of a row that holds its own caption."""
         return len(self.bank)
 
     def images(self, X: NDArray[Any]) -> NDArray[Any]:
-        """The images of table rows, (rows, numbers)."""
+        """Return the images of table rows, (rows, numbers)."""
         return X[..., : self.image_numbers]
 
     def texts(self, X: NDArray[Any], y: NDArray[Any]) -> Singles:
-        """The texts of table rows, (rows, numbers). A row whose target is no text has NaN, whoever made the table."""
+        """Return the texts of table rows, (rows, numbers); NaN for a row whose target is no text.
+
+        Args:
+            X: table rows, (rows, numbers).
+            y: their targets, (rows,).
+        """
         result = np.full((len(X), self.bank.shape[1]), np.nan, dtype=np.float32)
         listed = (y >= 0) & (y < len(self.bank)) & (y == np.floor(y))
         result[listed] = self.bank[y[listed].astype(np.int64)]
@@ -134,14 +139,22 @@ def labelled(
     caption_of: Sequence[int] | Sequence[Sequence[int]],
     users: Users | None = None,
 ) -> Pairs:
-    """Images (n, numbers) with a caption of their class: `caption_of[class]` is its row of the bank, or several.
+    """Return pairs of images with captions of their classes.
 
-    Of several, pairs take turns, each user from a place of their own. Formal guarantee: which caption a pair has is a
-    function of its user's id (without `users`, of the pair's place) and of that user's own pairs. Without `users` every
-    pair is a unit of privacy by itself.
+    A class may have several captions. Then its pairs take turns, each user from a place of their own.
+
+    Formal guarantee: the caption of a pair is a function of its user's id (without `users`, of the pair's place) and of
+    that user's own pairs.
+
+    Args:
+        images: (n, numbers).
+        labels: the class of each image, from 0, (n,).
+        bank: features of public texts, (texts, numbers).
+        caption_of: for each class its row of the bank, or several.
+        users: the user of each image, (n,); None makes every pair a unit of privacy by itself.
     """
-    rows, texts = _rows(images, "images"), _rows(bank, "the bank")
-    choices = _choices(caption_of, len(texts))
+    rows, texts = _check_rows(images, "images"), _check_rows(bank, "the bank")
+    choices = _check_choices(caption_of, len(texts))
     found = np.asarray(labels)
     if found.shape != (len(rows),) or found.dtype.kind not in "iu":
         raise InputError(
@@ -153,38 +166,46 @@ def labelled(
             f"label {found[wrong[0]]} of row {wrong[0]} is none of the {len(choices)} classes; "
             "correct it or leave the row out."
         )
-    groups = _groups(users, len(rows))
+    groups = _check_users(users, len(rows))
     sizes = np.array([len(choice) for choice in choices])
     padded = np.array([np.resize(choice, sizes.max()) for choice in choices])
-    y = padded[found, _turns(groups, users is None) % sizes[found]]
+    y = padded[found, _count_turns(groups, users is None) % sizes[found]]
     table = UserTable.from_rows(rows, y.astype(np.float32), groups)
-    return Pairs(table, rows.shape[1], 0, texts, "pair" if users is None else "user", _class_of(choices, len(texts)))
+    return Pairs(
+        table, rows.shape[1], 0, texts, "pair" if users is None else "user", _find_classes(choices, len(texts))
+    )
 
 
 def captioned(
     images: NDArray[Any], captions: NDArray[Any], bank: NDArray[Any] | None = None, users: Users | None = None
 ) -> Pairs:
-    """Images (n, numbers) with free captions (n, numbers of a text), and a public bank of other texts, if any.
+    """Return pairs of images with free captions. A caption may not be in the bank unless it is public.
 
-    Without `users` every pair is a unit of privacy by itself. A caption may not be in the bank unless it is public.
+    Args:
+        images: (n, numbers).
+        captions: the text of each image, (n, numbers of a text).
+        bank: features of other, public texts, (texts, numbers of a text), if there are any.
+        users: the user of each image, (n,); None makes every pair a unit of privacy by itself.
     """
-    rows, texts = _rows(images, "images"), _rows(captions, "captions")
+    rows, texts = _check_rows(images, "images"), _check_rows(captions, "captions")
     if len(rows) != len(texts):
         raise InputError(f"every image needs one caption. Got {len(rows):,} images and {len(texts):,} captions.")
-    public = np.zeros((0, texts.shape[1]), np.float32) if bank is None else _rows(bank, "the bank")
+    public = np.zeros((0, texts.shape[1]), np.float32) if bank is None else _check_rows(bank, "the bank")
     y = np.full(len(rows), len(public), dtype=np.float32)
-    table = UserTable.from_rows(np.concatenate([rows, texts], axis=1), y, _groups(users, len(rows)))
+    table = UserTable.from_rows(np.concatenate([rows, texts], axis=1), y, _check_users(users, len(rows)))
     return Pairs(table, rows.shape[1], texts.shape[1], public, "pair" if users is None else "user")
 
 
-def _rows(values: NDArray[Any], what: str) -> Singles:
+def _check_rows(values: NDArray[Any], what: str) -> Singles:
+    """Return values as float32 rows; raise InputError unless they are rows of numbers."""
     found = np.asarray(values)
     if found.ndim != 2 or not found.shape[1] or found.dtype.kind not in "fiub":
         raise InputError(f"{what} must be rows of numbers, (rows, numbers). Got {found.dtype} of shape {found.shape}.")
     return np.ascontiguousarray(found, dtype=np.float32)
 
 
-def _choices(caption_of: Sequence[int] | Sequence[Sequence[int]], texts: int) -> list[NDArray[np.int64]]:
+def _check_choices(caption_of: Sequence[int] | Sequence[Sequence[int]], texts: int) -> list[NDArray[np.int64]]:
+    """Return the rows of the bank that each class has; raise InputError if one is not there."""
     choices = [np.atleast_1d(np.asarray(choice)) for choice in caption_of]
     if not choices:
         raise InputError("caption_of names no class; give every class its rows of the bank.")
@@ -199,7 +220,7 @@ def _choices(caption_of: Sequence[int] | Sequence[Sequence[int]], texts: int) ->
     return choices
 
 
-def _class_of(choices: list[NDArray[np.int64]], texts: int) -> NDArray[np.int64] | None:
+def _find_classes(choices: list[NDArray[np.int64]], texts: int) -> NDArray[np.int64] | None:
     """Return the class of each text; None if a text is of no class, or of several."""
     named = np.concatenate(choices)
     if not np.array_equal(np.sort(named), np.arange(texts)):
@@ -209,7 +230,8 @@ def _class_of(choices: list[NDArray[np.int64]], texts: int) -> NDArray[np.int64]
     return found
 
 
-def _groups(users: Users | None, count: int) -> Users:
+def _check_users(users: Users | None, count: int) -> Users:
+    """Return the user of each pair, (count,); without users every pair is one."""
     if users is None:
         return np.arange(count)
     if len(users) != count:
@@ -217,8 +239,15 @@ def _groups(users: Users | None, count: int) -> Users:
     return users
 
 
-def _turns(groups: Users, places: bool) -> NDArray[np.int64]:
-    """Where each row's turn stands: the place of its user, then one further for each earlier row of that user."""
+def _count_turns(groups: Users, places: bool) -> NDArray[np.int64]:
+    """Return the turn of each row, (rows,), by which it takes one of its class's captions.
+
+    A user's first turn follows from its id, and each further row of the user is one turn later.
+
+    Args:
+        groups: the user of each row, (rows,).
+        places: whether every row is a user, whose turn is its place.
+    """
     if places:
         return np.arange(len(groups), dtype=np.int64)
     ids, codes = factorize(groups)
@@ -231,7 +260,12 @@ def _turns(groups: Users, places: bool) -> NDArray[np.int64]:
 
 
 def prompts(classes: Sequence[str], templates: Sequence[str] = TEMPLATES) -> tuple[list[str], NDArray[np.int64]]:
-    """Every class in every template, class after class, and the class of each text."""
+    """Return every class in every template, class after class, and the class of each text.
+
+    Args:
+        classes: names of classes.
+        templates: sentences with one {} for the class.
+    """
     if not classes or not templates:
         raise InputError("prompts need at least one class and one template.")
     bad = [template for template in templates if template.count("{}") != 1]
@@ -242,7 +276,11 @@ def prompts(classes: Sequence[str], templates: Sequence[str] = TEMPLATES) -> tup
 
 
 def captions_by_class(class_of_text: NDArray[np.int64]) -> list[list[int]]:
-    """For each class the texts it has in a bank: what `labelled` takes as `caption_of`."""
+    """Return for each class the texts it has in a bank: what `labelled` takes as `caption_of`.
+
+    Args:
+        class_of_text: (texts,), from 0.
+    """
     return [np.flatnonzero(class_of_text == label).tolist() for label in range(int(class_of_text.max()) + 1)]
 
 
@@ -258,13 +296,14 @@ class CaptionedImages:
         return len(self.ids)
 
     def take(self, rows: NDArray[np.int64]) -> CaptionedImages:
+        """Return the photographs of these rows, with their captions."""
         chosen = rows.tolist()
         return CaptionedImages(
             self.pixels[rows], tuple(self.ids[row] for row in chosen), tuple(self.captions[row] for row in chosen)
         )
 
     def flat(self) -> tuple[list[str], NDArray[np.int64]]:
-        """All captions, image after image, and the image of each."""
+        """Return all captions, image after image, and the image of each."""
         sizes = [len(some) for some in self.captions]
         return [text for some in self.captions for text in some], np.repeat(np.arange(len(sizes)), sizes)
 
@@ -272,11 +311,16 @@ class CaptionedImages:
 def read_flickr8k(
     folder: str | os.PathLike[str], most: int | None = None, progress: Callable[[int], None] | None = None
 ) -> CaptionedImages:
-    """Flickr8k from images_112px.tar and captions.csv.gz (image, caption), images in the order of their names.
+    """Read Flickr8k from images_112px.tar and captions.csv.gz (image, caption), images in the order of their names.
 
-    `most` stops after so many. Images without a caption, or captions without an image, are an error.
+    Images without a caption, or captions without an image, are an error.
+
+    Args:
+        folder: where both files are.
+        most: how many images to read; None: all.
+        progress: told how many images are read.
     """
-    captions = _captions(Path(folder) / "captions.csv.gz")
+    captions = _read_captions(Path(folder) / "captions.csv.gz")
     path = Path(folder) / "images_112px.tar"
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
@@ -289,7 +333,7 @@ def read_flickr8k(
             if unpaired:
                 raise InputError(f"{unpaired[0]} of {folder} has an image or captions, not both; fetch it again.")
             for place, name in enumerate(names):
-                image = _decoded(archive, members[name])
+                image = _decode(archive, members[name])
                 if pixels is None:
                     pixels = np.empty((len(names), *image.shape), dtype=np.uint8)
                 if image.shape != pixels.shape[1:]:
@@ -304,7 +348,8 @@ def read_flickr8k(
     return CaptionedImages(pixels, tuple(names), tuple(tuple(captions[name]) for name in names))
 
 
-def _captions(path: Path) -> dict[str, list[str]]:
+def _read_captions(path: Path) -> dict[str, list[str]]:
+    """Return the captions of each image of captions.csv.gz."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
     try:
@@ -319,7 +364,8 @@ def _captions(path: Path) -> dict[str, list[str]]:
     return captions
 
 
-def _decoded(archive: tarfile.TarFile, member: tarfile.TarInfo) -> NDArray[np.uint8]:
+def _decode(archive: tarfile.TarFile, member: tarfile.TarInfo) -> NDArray[np.uint8]:
+    """Return an image of an archive, (height, width, 3)."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -332,9 +378,14 @@ def _decoded(archive: tarfile.TarFile, member: tarfile.TarInfo) -> NDArray[np.ui
 
 
 def split_by_image(data: CaptionedImages, sizes: Sequence[int], seed: int) -> list[CaptionedImages]:
-    """Disjoint parts of these numbers of images, an image with all its captions in one part.
+    """Return disjoint parts of captioned images, an image with all its captions in one part.
 
     The same seed and the same names give the same parts on every machine: images come in the order of a hash of both.
+
+    Args:
+        data: the photographs.
+        sizes: how many images each part has.
+        seed: public.
     """
     if any(size < 0 for size in sizes) or sum(sizes) > len(data):
         raise InputError(f"parts of {', '.join(map(str, sizes))} images do not fit into {len(data):,}; lower them.")

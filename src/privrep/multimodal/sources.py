@@ -1,4 +1,4 @@
-"""What the config of `privrep fit-clip` names, read: images or features of them, labels or captions, users."""
+"""Reading what the config of `privrep fit-clip` names: images or features of them, labels or captions, users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from privrep.schema.clip import (
 )
 from privrep.typing import Singles
 
-HELD_OUT_SEED = 0  # of Flickr8k's images, by their names: public
+HELD_OUT_SEED = 0  # public: it draws held-out images of Flickr8k, by their names
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,26 +39,26 @@ class Inputs:
 
 
 def read_inputs(data: PairSource) -> tuple[Inputs, Inputs | None]:
-    """The users' pairs, and those to measure with, if the config names some."""
+    """Return the users' pairs, and the pairs to measure with, if the config names some."""
     if isinstance(data, FlickrPairs):
         found = read_flickr8k(data.path, data.most)
         held = 0 if data.test is None or data.test.held_out is None else data.test.held_out
         parts = split_by_image(found, [max(len(found) - held, 0), held], HELD_OUT_SEED)
-        return _captioned(parts[0]), _captioned(parts[1]) if held else None
-    train = _users_named(_read(data), data)
+        return _make_inputs(parts[0]), _make_inputs(parts[1]) if held else None
+    train = _add_users(_read(data), data)
     if data.test is None:
         return train, None
     return train, _read(data.model_copy(update={**data.test.given(), "unit": "pair"}))
 
 
-def public_texts(bank: Path) -> list[str]:
-    """The captions of a text file, a line each."""
-    lines = [line.strip() for line in _lines(bank)]
+def read_public_texts(bank: Path) -> list[str]:
+    """Return the captions of a text file, a line each."""
+    lines = [line.strip() for line in _read_lines(bank)]
     return [line for line in lines if line]
 
 
-def text_features(bank: Path) -> tuple[Singles, NDArray[np.int64] | None]:
-    """Features of public texts from a NumPy archive, and the class of each, where it tells."""
+def read_text_features(bank: Path) -> tuple[Singles, NDArray[np.int64] | None]:
+    """Return features of public texts from a NumPy archive, (texts, numbers), and the class of each, where it tells."""
     arrays = readers.read_arrays(bank, ("texts",), ("classes",))
     classes = arrays.get("classes")
     return arrays["texts"].astype(np.float32), None if classes is None else classes.astype(np.int64)
@@ -68,16 +68,18 @@ ImagePairs = IdxPairs | CifarPairs | ArchivePairs | FolderPairs | ParquetPairs
 
 
 def _read(data: FeaturePairs | ImagePairs) -> Inputs:
+    """Return the pairs of a source, with labels as places among the config's classes."""
     if isinstance(data, FeaturePairs):
-        return _features(data)
+        return _read_features(data)
     classes = list(data.classes or ())
-    found = _images(data, classes)
+    found = _read_images(data, classes)
     place = np.array([*(classes.index(name) if name in classes else -1 for name in found.names), -1])
     pixels = found.pixels[..., 0] if found.pixels.ndim == 4 and found.pixels.shape[3] == 1 else found.pixels
     return Inputs(pixels, place[found.labels], users=found.users if data.unit == "user" else None)
 
 
-def _images(data: ImagePairs, names: list[str]) -> readers.Images:
+def _read_images(data: ImagePairs, names: list[str]) -> readers.Images:
+    """Return the images and labels of a source, by the reader of its kind."""
     if isinstance(data, IdxPairs):
         return readers.read_idx(data.images, data.labels, data.transpose, names)
     if isinstance(data, CifarPairs):
@@ -93,7 +95,8 @@ def _images(data: ImagePairs, names: list[str]) -> readers.Images:
     return readers.read_image_parquet(data.path, columns.image, columns.label, user, size, data.colour)
 
 
-def _features(data: FeaturePairs) -> Inputs:
+def _read_features(data: FeaturePairs) -> Inputs:
+    """Return features of images, with labels or captions, from a NumPy archive."""
     arrays = readers.read_arrays(data.path, ("images",), ("labels", "captions", "users"))
     labels, captions = arrays.get("labels"), arrays.get("captions")
     if (labels is None) == (captions is None):
@@ -104,11 +107,12 @@ def _features(data: FeaturePairs) -> Inputs:
     return Inputs(arrays["images"], None if labels is None else labels.astype(np.int64), captions=captions, users=users)
 
 
-def _users_named(inputs: Inputs, data: FeaturePairs | ImagePairs) -> Inputs:
+def _add_users(inputs: Inputs, data: FeaturePairs | ImagePairs) -> Inputs:
+    """Return the pairs with the user of each; raise InputError if the source names no users and they are needed."""
     if data.unit == "pair":
         return inputs
     named = None if isinstance(data, ArchivePairs | FolderPairs | ParquetPairs) else data.users
-    users = inputs.users if named is None else np.array(_lines(named))
+    users = inputs.users if named is None else np.array(_read_lines(named))
     if users is None:
         where = data.images if isinstance(data, IdxPairs) else data.path
         raise InputError(f'data.unit is "user", and {where} names no users; name them in data.users.')
@@ -117,12 +121,14 @@ def _users_named(inputs: Inputs, data: FeaturePairs | ImagePairs) -> Inputs:
     return Inputs(inputs.images, inputs.labels, inputs.captions, users=users)
 
 
-def _captioned(found: CaptionedImages) -> Inputs:
+def _make_inputs(found: CaptionedImages) -> Inputs:
+    """Return captioned photographs as pairs, each photograph a user."""
     texts, image_of = found.flat()
     return Inputs(found.pixels, captions=texts, image_of=image_of, users=image_of)
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file in UTF-8."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
     try:

@@ -1,11 +1,11 @@
 """Two encoders and a temperature as one model with flat public weights, and how rows are images and texts.
 
-The weights are those of the image encoder, then of the text encoder, then the logarithm of the scale of similarities if
-it is learned. What has `requires_grad=False` is frozen: public, and in no release.
+The weights are the image encoder's, then the text encoder's, then the logarithm of the scale of similarities if it is
+learned. What has `requires_grad=False` is frozen: public, and in no release.
 
 Cached features get a common scale: of length one, less the mean of all users', of length one again. Features of a
 frozen network have a large mean in common, which tells no image from another. Their mean is released once, charged like
-everything else; what is done with it is public arithmetic on every row by itself.
+everything else. All arithmetic on the mean is public, and on every row by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from privrep.errors import InputError
 from privrep.multimodal.pairs import Pairs
-from privrep.nn.flat_module import FlatModule, check_module, tried
+from privrep.nn.flat_module import FlatModule, check_module, try_module
 from privrep.nn.threads import own_copy
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
@@ -30,9 +30,9 @@ from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.typing import Array, Singles
 
-MOST_SCALE = 100.0  # of similarities, as in CLIP
+MOST_SCALE = 100.0  # the largest scale of similarities, as in CLIP
 CENTRE_PAGE = "centre"
-MOST_DIRECTIONS = 64  # of a space of texts, if nobody says otherwise
+MOST_DIRECTIONS = 64  # the most directions of a space of texts, if nobody says otherwise
 AT_ONCE = 256  # rows of a forward pass that nobody differentiates
 
 
@@ -41,13 +41,13 @@ class Layout:
     """Public facts of rows: how many numbers are an image's, and the public texts that a target names."""
 
     image_numbers: int
-    text_numbers: int  # of a caption in the row; 0 where all captions are in the bank
+    text_numbers: int  # numbers of a caption in the row; 0 where all captions are in the bank
     bank: Singles
     classes: NDArray[np.int64] | None = None  # the class of each text of the bank, where texts name classes
 
     @property
     def free(self) -> int:
-        """The target of a row that holds its own caption."""
+        """Return the target of a row that holds its own caption."""
         return len(self.bank)
 
     @property
@@ -55,17 +55,29 @@ class Layout:
         """Return how many classes the texts of the bank name; 0 if they name none."""
         return 0 if self.classes is None else int(self.classes.max()) + 1
 
-    def targets(self, y: NDArray[Any]) -> NDArray[np.int64]:
-        """The caption of each row, -1 where there is none: absent rows, and rows whose target is no caption."""
+    def find_targets(self, y: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the caption of each row, of y's shape; -1 where there is none.
+
+        Absent rows have none, and neither have rows whose target is no caption.
+
+        Args:
+            y: targets as numbers, of any shape.
+        """
         most = self.free if self.text_numbers else self.free - 1
         good = (y >= 0) & (y <= most) & (y == np.floor(y))
         return np.where(good, y, -1).astype(np.int64)
 
-    def images(self, rows: Tensor) -> Tensor:
+    def take_images(self, rows: Tensor) -> Tensor:
+        """Return the images of rows, (rows, image numbers)."""
         return rows[:, : self.image_numbers].contiguous()
 
-    def texts(self, rows: Tensor, targets: Tensor) -> Tensor:
-        """The text of each row; zeros where it has none."""
+    def find_texts(self, rows: Tensor, targets: Tensor) -> Tensor:
+        """Return the text of each row, (rows, numbers of a text); zeros where it has none.
+
+        Args:
+            rows: images and, for free captions, texts, (rows, numbers).
+            targets: the caption of each row, (rows,).
+        """
         found = torch.zeros(len(rows), self.bank.shape[1])
         listed = (targets >= 0) & (targets < self.free)
         found[listed] = torch.from_numpy(self.bank)[targets[listed]]
@@ -76,12 +88,16 @@ class Layout:
 
 
 def layout_of(pairs: Pairs) -> Layout:
+    """Return the public facts of rows of these pairs."""
     return Layout(pairs.image_numbers, pairs.text_numbers, pairs.bank, pairs.classes)
 
 
 @dataclass(frozen=True, eq=False)
 class Towers:
-    """The model. `cosine` says that embeddings of images count by their direction alone; those of texts always do."""
+    """Both encoders as one model.
+
+    `cosine` says that embeddings of images count by their direction alone; embeddings of texts always do.
+    """
 
     image: FlatModule
     text: FlatModule
@@ -94,24 +110,43 @@ class Towers:
         return self.image.size + self.text.size + self.learn_scale
 
     def weights(self, temperature: float) -> Singles:
-        """The modules' own, as they are now."""
+        """Return the modules' own weights, as they are now, (size,)."""
         scale = [np.float32(-math.log(temperature))] if self.learn_scale else []
         return np.concatenate([self.image.weights(), self.text.weights(), np.array(scale, np.float32)])
 
-    def pieces(self, weights: Singles, temperature: float) -> tuple[Tensor, Tensor, float]:
-        """Weights of images, weights of texts, and the logarithm of the scale."""
+    def split_weights(self, weights: Singles, temperature: float) -> tuple[Tensor, Tensor, float]:
+        """Return the image encoder's weights, the text encoder's, and the logarithm of the scale.
+
+        Args:
+            weights: of both encoders, and of the scale if it is learned, (size,).
+            temperature: 1 over the scale where it is not learned.
+        """
         image, both = self.image.size, self.image.size + self.text.size
         log_scale = float(weights[both]) if self.learn_scale else -math.log(temperature)
         return torch.tensor(weights[:image]), torch.tensor(weights[image:both]), min(log_scale, math.log(MOST_SCALE))
 
-    def of_images(self, weights: Singles, rows: Singles, temperature: float = 1.0) -> Singles:
-        return _embedded(self.image, self.pieces(weights, temperature)[0], rows, self.dim)
+    def embed_images(self, weights: Singles, rows: Singles, temperature: float = 1.0) -> Singles:
+        """Return embeddings of images, (rows, dim), not normalised.
 
-    def of_texts(self, weights: Singles, rows: Singles, temperature: float = 1.0) -> Singles:
-        return _embedded(self.text, self.pieces(weights, temperature)[1], rows, self.dim)
+        Args:
+            weights: of both encoders, (size,).
+            rows: of images, (rows, image numbers).
+            temperature: is not used for embeddings.
+        """
+        return _embed(self.image, self.split_weights(weights, temperature)[0], rows, self.dim)
+
+    def embed_texts(self, weights: Singles, rows: Singles, temperature: float = 1.0) -> Singles:
+        """Return embeddings of texts, (rows, dim), not normalised.
+
+        Args:
+            weights: of both encoders, (size,).
+            rows: of texts, (rows, text numbers).
+            temperature: is not used for embeddings.
+        """
+        return _embed(self.text, self.split_weights(weights, temperature)[1], rows, self.dim)
 
 
-def towers(
+def make_towers(
     image: nn.Module,
     text: nn.Module,
     image_numbers: int,
@@ -119,13 +154,22 @@ def towers(
     learn_scale: bool = False,
     cosine: bool = True,
 ) -> Towers:
-    """Both modules, checked: layers known to carry one user's data to another are refused, and sizes must fit."""
+    """Return both encoders as one model; raise InputError if a layer mixes users, or sizes do not fit.
+
+    Args:
+        image: takes rows of `image_numbers` numbers.
+        text: takes rows of `text_numbers` numbers.
+        image_numbers: of an image.
+        text_numbers: of a text.
+        learn_scale: whether the scale of similarities is learned.
+        cosine: whether embeddings of images count by their direction alone.
+    """
     dims = []
     for what, module, numbers in (("image encoder", image, image_numbers), ("text encoder", text, text_numbers)):
         check_module(module, what)
         module.eval()
         rows = torch.cos(torch.arange(2.0 * numbers)).reshape(2, numbers)
-        out = tried(module, rows, what, f"rows of {numbers} numbers")
+        out = try_module(module, rows, what, f"rows of {numbers} numbers")
         if out.ndim != 2:
             raise InputError(f"the {what} must give each row a vector. Got shape {tuple(out.shape)} for 2 rows.")
         dims.append(int(out.shape[1]))
@@ -136,12 +180,20 @@ def towers(
     return Towers(FlatModule(image), FlatModule(text), dims[0], learn_scale, cosine)
 
 
-def unit(rows: Tensor) -> Tensor:
-    """Directions; a row of zeros stays one."""
+def normalise_rows(rows: Tensor) -> Tensor:
+    """Return the direction of each row, (rows, dim); a row of zeros stays one."""
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
 
-def _embedded(part: FlatModule, flat: Tensor, rows: Singles, dim: int) -> Singles:
+def _embed(part: FlatModule, flat: Tensor, rows: Singles, dim: int) -> Singles:
+    """Return what an encoder makes of rows, (rows, dim), some at a time.
+
+    Args:
+        part: the encoder.
+        flat: its weights, (size,).
+        rows: (rows, numbers).
+        dim: of embeddings.
+    """
     part = own_copy(part)  # steps of other threads copy the module, which must not hold these weights meanwhile
     with torch.no_grad():
         some = [part(flat, torch.from_numpy(rows[start : start + AT_ONCE])) for start in range(0, len(rows), AT_ONCE)]
@@ -150,37 +202,46 @@ def _embedded(part: FlatModule, flat: Tensor, rows: Singles, dim: int) -> Single
 
 @dataclass(frozen=True, eq=False)
 class CentreStep:
-    """Users send the mean of their images' features, each of length one."""
+    """The step that releases a centre: users send the mean of their images' features, each of length one."""
 
     layout: Layout
     rows_per_user: int
 
     @property
     def spec(self) -> StepSpec:
+        """Return how rows are laid out, and how many floats a user takes."""
         held = self.layout.image_numbers
         return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=held)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         rows = batch.X[..., : self.layout.image_numbers].astype(np.float64)
         lengths = np.sqrt((rows * rows).sum(axis=2, keepdims=True))
-        there = (self.layout.targets(batch.y) >= 0)[..., None]
+        there = (self.layout.find_targets(batch.y) >= 0)[..., None]
         rows *= np.where(there & (lengths > 0), 1 / np.where(lengths > 0, lengths, 1), 0)
         return {"sum": Vectors(rows.sum(axis=1) / np.maximum(there.sum(axis=1), 1))}
 
 
-def centre(run: Run, layout: Layout, rows_per_user: int, mu_squared: float) -> Singles:
-    """The mean of all users' features of length one, released for this much of the budget."""
+def release_centre(run: Run, layout: Layout, rows_per_user: int, mu_squared: float) -> Singles:
+    """Return the mean of all users' features of length one, (numbers,), released for this much of the budget.
+
+    Args:
+        run: the run whose ledger is charged.
+        layout: what rows hold.
+        rows_per_user: how many rows of a user count.
+        mu_squared: the budget of the release.
+    """
     query = Query(Bound(1.0, layout.image_numbers), mu_squared)
     released = run.release(CENTRE_PAGE, CentreStep(layout, rows_per_user), {"sum": query})["sum"]
     return mean_of(released.value, run.users.facts.users)
 
 
 def mean_of(total: Array, users: int) -> Singles:
+    """Return a mean, (numbers,), from a released sum over users."""
     return (total / users).astype(np.float32)
 
 
 class Centred(nn.Module):
-    """Rows of features, of length one, less a public mean, of length one again."""
+    """A module that takes rows of features: of length one, less a public mean, of length one again."""
 
     mean: Tensor
 
@@ -189,18 +250,25 @@ class Centred(nn.Module):
         self.register_buffer("mean", torch.tensor(mean))
 
     def forward(self, rows: Tensor) -> Tensor:
-        return unit(unit(rows) - self.mean)
+        """Return centred rows, (rows, features)."""
+        return normalise_rows(normalise_rows(rows) - self.mean)
 
 
 class TextSpace(nn.Linear):
-    """The directions in which the public texts of a bank differ most: their features less their mean, `dim` principal
-    components of them, equally long on average over the bank. Public, and frozen.
+    """A public, frozen map of texts' features to the directions in which the texts of a bank differ most.
 
-    Without `dim` there are MOST_DIRECTIONS at most. Texts of classes cost no more in more directions: what is learned
-    has one score for each class, whatever the directions of its texts (`multimodal.closed`).
+    It takes their features less their mean, and gives `dim` principal components of them, equally long on average over
+    the bank. Without `dim` there are MOST_DIRECTIONS at most. Texts of classes cost no more in more directions: one
+    score is learned for each class, whatever the directions of its texts (`multimodal.closed`).
     """
 
     def __init__(self, bank: NDArray[Any], dim: int | None = None) -> None:
+        """Find the directions of a bank.
+
+        Args:
+            bank: features of public texts, (texts, numbers).
+            dim: how many directions; fewer if the texts have fewer.
+        """
         dim = MOST_DIRECTIONS if dim is None else dim
         texts = np.asarray(bank, np.float64)
         mean = texts.mean(axis=0)

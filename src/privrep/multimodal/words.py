@@ -1,15 +1,15 @@
 """A frozen captioner that learns privately which words photographs of one kind call for.
 
 A decoder says the next word by a softmax over a public list: the word's vector times its own state, plus the word's
-bias. Here users teach what to add to that state: a linear map of few numbers of the photograph, along few directions of
-the word vectors. It begins at zero, with the public captioner as it is, and the loss is convex in it.
+bias. Here users teach what to add to that state. It is a linear map of few numbers of the photograph, along few
+directions of the word vectors. It begins at zero, with the public captioner as it is, and the loss is convex in it.
 
 To tell the next word apart from all others is to tell a caption apart from a public bank: what `DPClip` does with
 `mechanism="bank"`. A row is a word of a caption: the decoder's state before it, the photograph's numbers, and as target
-the number of the word. So users, clipping, budget, run folders and saving are those of `DPClip`. Decoders are BLIP's
-(`BlipTextLMHeadModel`, the `text_decoder` of a BlipForConditionalGeneration) or what has its parts.
+the number of the word. So users, clipping, budget, run folders and saving are the same as for `DPClip`. Decoders are
+BLIP's (`BlipTextLMHeadModel`, the `text_decoder` of a BlipForConditionalGeneration) or modules with its parts.
 
-States of a decoder are computed once, from one caption and its photograph alone; like features they are as private as
+States of a decoder are computed once, from one caption and its photograph alone. Like features they are as private as
 what they were computed from. Generating with what was learned is post-processing.
 """
 
@@ -36,7 +36,7 @@ STEPS = 6
 CLIP = 0.1
 LOGIT_NOISE = 0.35  # standard deviation that noise may add to the logit of a word
 FASTEST = 400.0  # rate: beyond it steps overshoot
-_LARGEST = 1e4  # of a state's numbers, and of a photograph's
+_LARGEST = 1e4  # the largest number that counts of a state, and of a photograph
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class WordBank:
     """The last layer of a decoder as a public bank of texts, a text being a word.
 
     `DPClip` takes directions of texts alone. So every vector and its bias get one number more, which makes all equally
-    long; the state's part there is zero, and logits are the decoder's own.
+    long. The state's part there is zero, and logits are the decoder's own.
     """
 
     vectors: Singles  # (words, width)
@@ -63,13 +63,13 @@ class WordBank:
         return np.column_stack([own, rest]).astype(np.float32)
 
     def directions(self, rank: int, weights: NDArray[Any] | None = None) -> Singles:
-        """Return (width, rank): principal directions of the words' vectors, in which they differ equally.
+        """Return principal directions of the words' vectors, (width, rank), in which they differ equally.
 
         Adding a column times a to a state moves the logits of all words by a/sqrt(rank) in the mean square.
 
         Args:
-            rank: of directions; fewer if the vectors have fewer.
-            weights: (words,), how much each word counts: frequencies in public captions. None: all equally.
+            rank: how many directions; fewer if the vectors have fewer.
+            weights: how much each word counts, (words,): frequencies in public captions. None: all equally.
         """
         share = np.ones(len(self.vectors)) if weights is None else np.asarray(weights, np.float64)
         share = share / share.sum()
@@ -80,21 +80,29 @@ class WordBank:
 
 
 def word_bank(decoder: Any) -> WordBank:
-    """Return the last layer of a decoder."""
+    """Return the last layer of a decoder as a bank of words."""
     last = decoder.cls.predictions.decoder
     biases = np.zeros(len(last.weight)) if last.bias is None else last.bias.detach().numpy()
     return WordBank(last.weight.detach().numpy().copy(), np.asarray(biases, np.float32).copy())
 
 
 class Shift(nn.Module):
-    """Rows (r, width + numbers), a state and a photograph's numbers, to the shifted state as the bank has it.
+    """A module from a state and a photograph's numbers, rows (r, width + numbers), to the shifted state.
 
-    Trainable is the map of a photograph's numbers to the directions alone; it begins at zero.
+    States are given as the bank has its words. Trainable is the map of a photograph's numbers to the directions alone;
+    it begins at zero.
     """
 
     directions: Tensor
 
     def __init__(self, bank: WordBank, directions: Singles, numbers: int) -> None:
+        """Make a shift of zero.
+
+        Args:
+            bank: the words of the decoder.
+            directions: of states, (width, rank), along which the shift goes.
+            numbers: how many numbers a photograph has.
+        """
         super().__init__()
         self.width, self.length = bank.vectors.shape[1], bank.length
         self.map = nn.Linear(numbers, directions.shape[1], bias=False)
@@ -102,13 +110,14 @@ class Shift(nn.Module):
         self.register_buffer("directions", torch.tensor(directions))
 
     def forward(self, rows: Tensor) -> Tensor:
+        """Return shifted states (r, width + 2) of rows."""
         rows = torch.nan_to_num(rows).clamp(-_LARGEST, _LARGEST)
         shifted = rows[:, : self.width] + self.map(rows[:, self.width :]) @ self.directions.T
         ends = torch.tensor([1.0, 0.0]).expand(len(rows), 2)
         return torch.cat([shifted, ends], dim=1) * self.length
 
     def of(self, photographs: NDArray[Any]) -> Tensor:
-        """Return (n, width): what is added to states, from the numbers (n, numbers) of photographs."""
+        """Return what is added to states, (n, width), from the numbers (n, numbers) of photographs."""
         with torch.no_grad():
             result: Tensor = self.map(torch.tensor(photographs, dtype=torch.float32)) @ self.directions.T
         return result
@@ -133,16 +142,17 @@ def word_pairs(
 ) -> Pairs:
     """Return a row for every word of every caption; the bank is the decoder's list of words.
 
-    Formal guarantee: the rows of a caption are a function of that caption and its photograph alone, to the last bit.
-    Captions go through the decoder one at a time, in products whose shapes public sizes decide.
+    Formal guarantee:
+    * The rows of a caption are a function of that caption and its photograph alone, to the last bit.
+    * Captions go through the decoder one at a time, in products whose shapes public sizes decide.
 
     Args:
         decoder: frozen and public.
-        seen: (photographs, places, width), what the decoder attends to.
-        numbers: (photographs, k), what the shift is a linear map of.
-        captions: of these photographs.
-        users: (photographs,), whose each photograph is; None: every photograph is a user.
-        progress: is told how many captions are done.
+        seen: what the decoder attends to, (photographs, places, width).
+        numbers: what the shift is a linear map of, (photographs, k).
+        captions: captions of these photographs.
+        users: the user of each photograph, (photographs,); None: every photograph is a user.
+        progress: told how many captions are done.
     """
     bank, owners = word_bank(decoder), np.arange(len(seen)) if users is None else np.asarray(users)
     if not len(seen) == len(numbers) == len(owners) or len(captions.photograph) != len(captions.ids):
@@ -156,7 +166,7 @@ def word_pairs(
     for place in range(len(captions.ids)):
         photograph, kept = int(captions.photograph[place]), there[place]
         rows = result[end : end + int(kept.sum())]
-        found = _states(decoder, seen[photograph], captions.ids[place], captions.padding)
+        found = _compute_states(decoder, seen[photograph], captions.ids[place], captions.padding)
         rows[:, :width], rows[:, width:] = found[kept], numbers[photograph]
         end += len(rows)
         if progress is not None:
@@ -165,8 +175,15 @@ def word_pairs(
     return labelled(result, captions.ids[:, 1:][there], bank.rows, range(len(bank.vectors)), of_rows)
 
 
-def _states(decoder: Any, seen: NDArray[Any], ids: NDArray[np.int64], padding: int) -> Singles:
-    """Return (tokens - 1, width): the state before each token but the first."""
+def _compute_states(decoder: Any, seen: NDArray[Any], ids: NDArray[np.int64], padding: int) -> Singles:
+    """Return the state before each token but the first, (tokens - 1, width).
+
+    Args:
+        decoder: frozen and public.
+        seen: what it attends to, (places, width).
+        ids: the tokens of one caption, (tokens,).
+        padding: the token that stands for none.
+    """
     given = torch.from_numpy(ids[None])
     image = torch.tensor(seen[None], dtype=torch.float32)
     with one_thread(), torch.inference_mode():
@@ -180,8 +197,8 @@ def shift_settings(users: int, mu: float) -> ClipSettings:
     """Return settings of the steps, from public numbers.
 
     T steps of rate r on everyone, clipped to C, leave noise of standard deviation 2 C r T / (users mu) in every weight.
-    Photographs' numbers are of length one and words of length one along the directions, in the mean square: that is the
-    noise of a logit, too. The rate keeps it at LOGIT_NOISE, or at FASTEST if that is less.
+    Photographs' numbers have length one, and so have words along the directions, in the mean square. So that is the
+    noise of a logit, too. The rate keeps it at LOGIT_NOISE, or is FASTEST if that is less.
 
     Args:
         users: how many there are.
@@ -204,12 +221,12 @@ def describe(
 
     Args:
         decoder: frozen.
-        seen: (photographs, places, width).
-        added: (photographs, width), `Shift.of` their numbers; None: the decoder as it is.
-        longest: in tokens.
+        seen: what the decoder attends to, (photographs, places, width).
+        added: `Shift.of` the photographs' numbers, (photographs, width); None: the decoder as it is.
+        longest: the most tokens of a caption.
         beams: how many captions are followed at once.
-        never: tokens that are not said, as the one for words that are not in the list.
-        at_a_time: photographs.
+        never: tokens that are not said, such as the one for words that are not in the list.
+        at_a_time: photographs that are computed together.
     """
     config, result = decoder.config, list[list[int]]()
     most = min(longest, int(config.max_position_embeddings) - 1)
@@ -218,7 +235,7 @@ def describe(
         image = torch.tensor(seen[some], dtype=torch.float32)
         first = torch.full((len(image), 1), int(config.bos_token_id))
         shift = torch.zeros(1) if added is None else added[some].repeat_interleave(beams, dim=0)[:, None]
-        with torch.inference_mode(), _shifted(decoder, shift):
+        with torch.inference_mode(), _add_shift(decoder, shift):
             found = decoder.generate(
                 input_ids=first,
                 encoder_hidden_states=image,
@@ -230,16 +247,18 @@ def describe(
                 eos_token_id=config.sep_token_id,
                 pad_token_id=config.pad_token_id,
             )
-        result += [_ended(row[1:], int(config.sep_token_id)) for row in found.tolist()]
+        result += [_cut_end(row[1:], int(config.sep_token_id)) for row in found.tolist()]
     return result
 
 
-def _ended(ids: list[int], end: int) -> list[int]:
+def _cut_end(ids: list[int], end: int) -> list[int]:
+    """Return tokens up to the first one that ends a caption."""
     return ids[: ids.index(end)] if end in ids else ids
 
 
 @contextmanager
-def _shifted(decoder: Any, shift: Tensor) -> Iterator[None]:
+def _add_shift(decoder: Any, shift: Tensor) -> Iterator[None]:
+    """Add a shift to every state of a decoder within the block."""
     handle = decoder.cls.predictions.transform.register_forward_hook(lambda layer, inputs, output: output + shift)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What is refused before anything is spent: rows, labels and settings that cannot be used, each in one sentence."""
+"""Checks before anything is spent: rows, labels and settings that cannot be used are refused, each in one sentence."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ from privrep.privacy.sampling import Poisson
 from privrep.typing import Floats
 
 NETWORKS = ("mlp", "lenet")
-FEW_CLASSES = 10  # that a sentence lists
+FEW_CLASSES = 10  # the most that a sentence lists
 
 
-def class_numbers(y: Any, classes: int | Sequence[Hashable]) -> NDArray[np.float64]:
+def find_class_numbers(y: Any, classes: int | Sequence[Hashable]) -> NDArray[np.float64]:
     """Return the place of each label among the classes, (rows,); -1 for a label that is no class.
 
-    Where classes are a number, a whole number that is too large is that number: see `unknown_labels`.
+    Where classes are a number, a whole number that is too large is that number: see `count_unknown_labels`.
+
+    Args:
+        y: a label for each row, (rows,).
+        classes: a number of classes, or their names.
     """
     if y is None:
         raise InputError("fit takes rows, their classes and the user of each: fit(X, y, groups).")
@@ -42,10 +46,17 @@ def class_numbers(y: Any, classes: int | Sequence[Hashable]) -> NDArray[np.float
     names = range(int(classes)) if isinstance(classes, int | np.integer) else classes
     known = {name: float(code) for code, name in enumerate(names)}
     counted = isinstance(names, range)
-    return np.array([_number(label, known, counted) for label in labels], dtype=np.float64)
+    return np.array([_find_class(label, known, counted) for label in labels], dtype=np.float64)
 
 
-def _number(label: Any, known: Mapping[Hashable, float], counted: bool) -> float:
+def _find_class(label: Any, known: Mapping[Hashable, float], counted: bool) -> float:
+    """Return the place of a label among the classes, -1 for a label that is none.
+
+    Args:
+        label: of any kind; a number written as text is that number.
+        known: the place of each class, by its name.
+        counted: whether classes are a number; then a whole number that is too large gives that number.
+    """
     plain = label.item() if isinstance(label, np.generic) else label
     try:
         if isinstance(plain, str) and plain not in known:
@@ -58,13 +69,13 @@ def _number(label: Any, known: Mapping[Hashable, float], counted: bool) -> float
     return float(len(known)) if counted and whole and plain >= len(known) else -1.0
 
 
-def unknown_labels(codes: Floats, classes: int | Sequence[Hashable], *, places: bool) -> int:
-    """Return how many labels are none of the classes; raise InputError if all are, or if a class number is too large.
+def count_unknown_labels(codes: Floats, classes: int | Sequence[Hashable], *, places: bool) -> int:
+    """Return how many labels are none of the classes; raise InputError if all are, or a class number is too large.
 
-    Whether it raises depends on the labels, what it says on the declared classes alone: it quotes no label.
+    Whether it raises depends on the labels. What it says depends on the declared classes alone: it quotes no label.
 
     Args:
-        codes: (rows,), as `class_numbers` returns them, or class numbers of a `UserTable`.
+        codes: as `find_class_numbers` returns them, or class numbers of a `UserTable`, (rows,).
         classes: as declared.
         places: whether the codes were given as class numbers, and not as labels.
     """
@@ -93,14 +104,25 @@ def unknown_labels(codes: Floats, classes: int | Sequence[Hashable], *, places: 
 
 
 def warn_of_labels(unknown: int, rows: int, stacklevel: int) -> None:
-    """Say how many rows are left out, to whoever holds them."""
+    """Warn whoever holds the rows how many of them are left out.
+
+    Args:
+        unknown: rows whose label is none of the classes.
+        rows: all rows.
+        stacklevel: of the caller, as `warnings.warn` counts.
+    """
     if unknown:
         said = f"{unknown:,} of {rows:,} rows have a label that is none of the classes, and are left out"
         warnings.warn(f"{said} (not private: for your screen)", UnknownLabels, stacklevel=stacklevel + 1)
 
 
-def known_classes(classes: Any, head: nn.Module | None) -> int | list[Hashable]:
-    """How many classes there are, or their names: as declared, or as many as a linear head has scores for."""
+def check_classes(classes: Any, head: nn.Module | None) -> int | list[Hashable]:
+    """Return how many classes there are, or their names; raise InputError unless they are public and at least two.
+
+    Args:
+        classes: as declared; None takes as many as the head has scores for.
+        head: the module of heads, if one was passed.
+    """
     if classes is None and isinstance(head, nn.Linear):
         return head.out_features
     if classes is None:
@@ -119,7 +141,7 @@ def known_classes(classes: Any, head: nn.Module | None) -> int | list[Hashable]:
 
 
 def check_parameters(model: Any) -> None:
-    """Those of `Centaur` that need no data to be refused."""
+    """Raise InputError for parameters of `Centaur` that no data could make right."""
     for name in ("epsilon", "delta"):
         value = getattr(model, name)
         if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
@@ -147,6 +169,13 @@ def check_parameters(model: Any) -> None:
 
 
 def _check_modules(representation: Any, head: Any, pretrained: bool) -> None:
+    """Raise InputError unless representation and head are modules, or names, that go together.
+
+    Args:
+        representation: a module, the name of a network, or None.
+        head: a module or None.
+        pretrained: whether the representation was trained on public data.
+    """
     if isinstance(representation, str) and representation not in NETWORKS:
         raise InputError(
             f"representation must be a torch module or one of {', '.join(NETWORKS)}. Got {representation!r} instead."
@@ -162,6 +191,7 @@ def _check_modules(representation: Any, head: Any, pretrained: bool) -> None:
 
 
 def _check_image(image: Any, features: Any) -> None:
+    """Raise InputError unless the size of images and the public map are of their kinds."""
     if features is not None and features != "auto" and not isinstance(features, FeatureMap):
         raise InputError("features must be a map of privrep.neural.features (Edges, Dct, Frozen), None, or 'auto'.")
     if image is None:
@@ -172,20 +202,26 @@ def _check_image(image: Any, features: Any) -> None:
 
 
 def check_table(table: UserTable, image: tuple[int, int, int] | None, features: Any) -> None:
-    """Whether there is something to learn from, and whether rows are what the settings say."""
+    """Raise InputError unless there is something to learn from, and rows are what the settings say.
+
+    Args:
+        table: the users' rows.
+        image: (height, width, channels) of images, or None.
+        features: a public map, "auto" or None.
+    """
     if table.is_sparse or table.n_targets > 1 or table.n_features < 1:
         raise InputError("rows must be a dense array of numbers with one label each.")
     if table.n_users < 2:
         raise InputError("privacy of users needs users: give `groups` at least two of them.")
     if image is not None and math.prod(image) != table.n_features:
         raise InputError(f"rows have {table.n_features} numbers, which is not an image of {tuple(image)}.")
-    taken = _taken(features)
+    taken = _count_taken(features)
     if taken is not None and taken != table.n_features:
         raise InputError(f"the feature map takes rows of {taken} numbers, and these have {table.n_features}.")
 
 
-def _taken(features: Any) -> int | None:
-    """How many numbers of a row a public map takes."""
+def _count_taken(features: Any) -> int | None:
+    """Return how many numbers of a row a public map takes; None if there is no map yet."""
     if features is None or features == "auto":
         return None
     sizes = features.shape if isinstance(features, Frozen) else (features.height, features.width, features.channels)
@@ -193,6 +229,7 @@ def _taken(features: Any) -> int | None:
 
 
 def check_scores(both: Split, classes: int) -> None:
+    """Raise InputError unless the head gives one score for each class."""
     if both.classes != classes:
         raise InputError(
             f"the head gives {both.classes} scores and there are {classes} classes; give it one score for each class."

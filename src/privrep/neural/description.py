@@ -19,11 +19,11 @@ from torch import nn
 from privrep.errors import InputError
 from privrep.heads.gradient import HeadFit
 from privrep.heads.neural import ALONE, CANDIDATES, NEVER, OwnHeads, losses_of_nobody
-from privrep.neural.checks import known_classes
+from privrep.neural.checks import check_classes
 from privrep.neural.features import FeatureMap, Frozen, from_json
 from privrep.neural.layers import Leading, Shape, directions_split, linear_split
 from privrep.neural.plan import SharingPlan
-from privrep.neural.pretrained import EFFICIENTNET, named_map
+from privrep.neural.pretrained import EFFICIENTNET, load_named_map
 from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import PriorHeads, SharedPart
 from privrep.nn.flat_module import fingerprints, split
@@ -72,7 +72,7 @@ def describe(model: Parameters, plan: SharingPlan, users: int, features: int) ->
     config = {
         "representation": module,
         "head": None if model.head is None else fingerprints(model.head),
-        "classes": known_classes(model.classes, model.head),
+        "classes": check_classes(model.classes, model.head),
         "epsilon": float(model.epsilon),
         "delta": float(model.delta),
         "share": model.share,
@@ -249,7 +249,7 @@ def _public_map(folder: Path, known: Any, given: FeatureMap | None) -> FeatureMa
     settings = {name: value for name, value in known.items() if name not in ("all", "frozen")}
     if settings["map"] != "frozen":
         return from_json(settings)
-    given = named_map(settings) if given is None else given
+    given = load_named_map(settings) if given is None else given
     what = f"the features of {folder} are those of {settings['name']}, a module of yours"
     _check_same(what, given.module if isinstance(given, Frozen) else None, known, "all", "features")
     return given

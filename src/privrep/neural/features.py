@@ -1,15 +1,16 @@
 """Public feature maps of images: fixed numbers, none computed from the rows they are applied to.
 
-That is why they cost no budget. But how `Edges` is made (filters, scales, the root, the order) was settled by comparing
-the accuracy of some fifteen variants on MNIST and Fashion-MNIST, test images among them: for those two data sets it is
+That is why they cost no budget. But how `Edges` is made (filters, scales, the root, the order) was settled on MNIST and
+Fashion-MNIST, test images among them: by comparing the accuracy of some fifteen variants. For those two data sets it is
 a choice that no ledger pays for, and figures on their test images are a little flattered.
 
-Formal guarantee: the features of a row are a function of that row alone, to the last bit, whoever's rows stand before
-or beside it. So every product is one of a single image, of a shape that public sizes decide; images are never rows of
-one large product, whose rounding of a row may depend on where it stands.
+Formal guarantee:
+* The features of a row are a function of that row alone, to the last bit, whoever's rows stand before or beside it.
+* So every product is one of a single image, of a shape that public sizes decide.
+* Images are never rows of one large product, whose rounding of a row may depend on where it stands.
 
-Rows are images as `Images.rows` makes them: height, width, channels in this order. All features of a row with
-a number that is not finite are NaN.
+Rows are images as `Images.rows` makes them: height, width, channels in this order. All features of a row with a number
+that is not finite are NaN.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.neural.frozen import Frozen as Frozen
-from privrep.neural.frozen import load_torch, marked
+from privrep.neural.frozen import load_torch, mark_not_finite
 from privrep.typing import Singles
 
 ORIENTATIONS = 8
 EDGES = 256  # features of images, if nothing else is asked for
-LITE_MEAN, LITE_DEVIATION = 127 / 255, 128 / 255  # what EfficientNet-Lite was trained with, on every channel
-_FREQUENCIES = 12  # of local averages, along an axis
+LITE_MEAN, LITE_DEVIATION = 127 / 255, 128 / 255  # as in EfficientNet-Lite's training, on every channel
+_FREQUENCIES = 12  # the most frequencies of local averages, along an axis
 _AT_A_TIME = 1 << 22  # numbers of windows held at once
 
 
@@ -46,7 +47,7 @@ class _Scale:
     deviation: float
     wavelength: float
     stride: int
-    later: int  # how much later than the finest scale its coefficients come
+    later: int  # added to its frequencies in the order of coefficients: coarse scales come later
 
 
 SCALES = (_Scale(7, 1.5, 4.0, 2, 0), _Scale(13, 3.0, 9.0, 4, 2))
@@ -56,7 +57,7 @@ SCALES = (_Scale(7, 1.5, 4.0, 2, 0), _Scale(13, 3.0, 9.0, 4, 2))
 class Dct:
     """The `keep` lowest frequencies of an orthonormal two-dimensional cosine transform (DCT-II), in zigzag order.
 
-    The features for a smaller `keep` are the first of those for a larger one, to the last bit.
+    The features for a smaller `keep` are the first of the features for a larger one, to the last bit.
     """
 
     height: int
@@ -69,34 +70,38 @@ class Dct:
 
     @property
     def size(self) -> int:
+        """Return how many features a row gets."""
         return self.keep
 
     def __call__(self, rows: NDArray[Any]) -> Singles:
-        images = _images(self, rows)
-        down, across = _cosines(self.height), _cosines(self.width)
-        order = _zigzag(self.height, self.width, self.channels)[: self.keep]
+        """Return the features (n, keep) of rows (n, height * width * channels)."""
+        images = _to_images(self, rows)
+        down, across = _make_cosines(self.height), _make_cosines(self.width)
+        order = _order_zigzag(self.height, self.width, self.channels)[: self.keep]
         result = np.empty((len(images), self.keep), dtype=np.float32)
         with np.errstate(invalid="ignore", over="ignore"):
-            for some in _blocks(len(images), images[0].size if len(images) else 1):
+            for some in _cut_blocks(len(images), images[0].size if len(images) else 1):
                 planes = np.ascontiguousarray(images[some].transpose(0, 3, 1, 2))
                 result[some] = (down @ planes @ across.T).reshape(len(planes), -1)[:, order]
-        return marked(result, rows)
+        return mark_not_finite(result, rows)
 
     def describe(self) -> str:
-        return f"the {self.keep} lowest frequencies of the cosine transform of {_sizes(self)}"
+        """Return what the map is, for sentences."""
+        return f"the {self.keep} lowest frequencies of the cosine transform of {_describe_sizes(self)}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the map's settings, from which `from_json` makes it again."""
         return {"map": "dct", **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Edges:
-    """How strong edges are at each orientation, and roughly where: first-order scattering in cosine coordinates.
+    """The strength of edges at each orientation, and roughly where: first-order scattering in cosine coordinates.
 
-    The root of the modulus of Gabor filters at two scales and eight orientations, applied to the brightness (the mean
-    of the channels), then its lowest frequencies over places and over orientations, which are local averages in other
-    coordinates. The slowest come first, so that the features for a smaller `keep` are the first of those for a larger
-    one, to the last bit.
+    Gabor filters at two scales and eight orientations are applied to the brightness (the mean of the channels). The
+    root of their modulus is taken, then its lowest frequencies over places and over orientations, which are local
+    averages in other coordinates. The slowest come first. So the features for a smaller `keep` are the first of the
+    features for a larger one, to the last bit.
     """
 
     height: int
@@ -105,28 +110,32 @@ class Edges:
     keep: int = 128
 
     def __post_init__(self) -> None:
-        _check(self, sum(frequencies(self.height, self.width, scale)[0].size for scale in SCALES) * ORIENTATIONS)
+        _check(self, sum(list_frequencies(self.height, self.width, scale)[0].size for scale in SCALES) * ORIENTATIONS)
 
     @property
     def size(self) -> int:
+        """Return how many features a row gets."""
         return self.keep
 
     def __call__(self, rows: NDArray[Any]) -> Singles:
-        images = _images(self, rows)
-        order = _slowest_first(self.height, self.width)[: self.keep]
+        """Return the features (n, keep) of rows (n, height * width * channels)."""
+        images = _to_images(self, rows)
+        order = _order_slowest_first(self.height, self.width)[: self.keep]
         result = np.empty((len(images), self.keep), dtype=np.float32)
-        most = max(_places(self.height, self.width, scale) * scale.side**2 for scale in SCALES)
+        most = max(_count_places(self.height, self.width, scale) * scale.side**2 for scale in SCALES)
         with np.errstate(invalid="ignore", over="ignore"):
-            for some in _blocks(len(images), most):
-                plane = _brightness(images[some])
-                parts = [_coefficients(plane, scale) for scale in SCALES]
+            for some in _cut_blocks(len(images), most):
+                plane = _average_channels(images[some])
+                parts = [_compute_coefficients(plane, scale) for scale in SCALES]
                 result[some] = np.concatenate(parts, axis=1)[:, order]
-        return marked(result, rows)
+        return mark_not_finite(result, rows)
 
     def describe(self) -> str:
-        return f"{self.keep} averages of oriented edges at {len(SCALES)} scales of {_sizes(self)}"
+        """Return what the map is, for sentences."""
+        return f"{self.keep} averages of oriented edges at {len(SCALES)} scales of {_describe_sizes(self)}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the map's settings, from which `from_json` makes it again."""
         return {"map": "edges", **asdict(self)}
 
 
@@ -134,7 +143,7 @@ FeatureMap = Dct | Edges | Frozen
 
 
 def from_json(settings: Mapping[str, Any], module: Any = None) -> FeatureMap:
-    """The map that wrote these settings; a frozen one needs its module again."""
+    """Return the map that wrote these settings; a frozen one needs its module again."""
     given = dict(settings)
     kind = given.pop("map", None)
     try:
@@ -152,7 +161,13 @@ def from_json(settings: Mapping[str, Any], module: Any = None) -> FeatureMap:
 
 
 def rows_of(X: Any) -> NDArray[np.float32]:
-    """Return X as float32 rows; numbers that float32 cannot hold become infinite, and their rows count for nothing."""
+    """Return X as float32 rows, (rows, numbers); raise InputError unless it holds numbers alone.
+
+    Numbers that float32 cannot hold become infinite, and their rows count for nothing.
+
+    Args:
+        X: (rows, numbers), of any kind that NumPy reads.
+    """
     try:
         with np.errstate(over="ignore"):
             rows = np.ascontiguousarray(np.asarray(X), dtype=np.float32)
@@ -169,12 +184,12 @@ def rows_of(X: Any) -> NDArray[np.float32]:
 def check_finite(
     values: NDArray[Any], path: str | os.PathLike[str], users: NDArray[Any] | None = None, first: int = 1
 ) -> None:
-    """Raise InputError if a row has a number that is none: it would make a class of nothing.
+    """Raise InputError if a row has a number that is not finite: its class would be made of nothing.
 
     Args:
         values: (rows, numbers).
-        path: of the file, for sentences.
-        users: of each row, where rows are not in the order of the file.
+        path: the file, for error sentences.
+        users: the user of each row, where rows are not in the order of the file.
         first: the number of the first row.
     """
     bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
@@ -184,9 +199,11 @@ def check_finite(
 
 
 def efficientnet_features(images: NDArray[np.uint8], size: int = 112) -> Singles:
-    """(n, 1280): pooled features of EfficientNet-Lite0 trained on ImageNet, of images resized to `size` pixels.
+    """Return pooled features of EfficientNet-Lite0 trained on ImageNet, (n, 1280), one image at a time.
 
-    Images are (n, height, width, 3) or, in grey, (n, height, width). One image at a time, as everything here.
+    Args:
+        images: (n, height, width, 3) or, in grey, (n, height, width).
+        size: pixels of a side that images are resized to.
     """
     torch = load_torch()
     from privrep.nn.threads import one_thread
@@ -222,34 +239,39 @@ def load_efficientnet(size: int) -> Any:
 
 
 def _check(chosen: Dct | Edges, most: int) -> None:
+    """Raise InputError unless a map's sizes are positive and it keeps at most `most` features."""
     if min(chosen.height, chosen.width, chosen.channels) < 1:
-        raise InputError(f"height, width and channels must be at least 1. Got {_sizes(chosen)} instead.")
+        raise InputError(f"height, width and channels must be at least 1. Got {_describe_sizes(chosen)} instead.")
     if not 1 <= chosen.keep <= most:
-        raise InputError(f"keep must lie between 1 and {most:,} for {_sizes(chosen)}. Got {chosen.keep} instead.")
+        raise InputError(
+            f"keep must lie between 1 and {most:,} for {_describe_sizes(chosen)}. Got {chosen.keep} instead."
+        )
 
 
-def _sizes(chosen: Dct | Edges) -> str:
+def _describe_sizes(chosen: Dct | Edges) -> str:
+    """Return the size of images, for sentences."""
     return f"{chosen.height} x {chosen.width} images" + (
         f" of {chosen.channels} channels" if chosen.channels > 1 else ""
     )
 
 
-def _images(chosen: Dct | Edges, rows: NDArray[Any]) -> Singles:
-    """(n, height, width, channels)."""
+def _to_images(chosen: Dct | Edges, rows: NDArray[Any]) -> Singles:
+    """Return rows as images, (n, height, width, channels)."""
     wanted = chosen.height * chosen.width * chosen.channels
     if rows.ndim != 2 or rows.shape[1] != wanted:
-        raise InputError(f"{_sizes(chosen)} are rows of {wanted:,} numbers. Got shape {rows.shape} instead.")
+        raise InputError(f"{_describe_sizes(chosen)} are rows of {wanted:,} numbers. Got shape {rows.shape} instead.")
     flat = np.ascontiguousarray(rows, dtype=np.float32)
     return flat.reshape(len(rows), chosen.height, chosen.width, chosen.channels)
 
 
-def _blocks(count: int, each: int) -> Iterator[slice]:
+def _cut_blocks(count: int, each: int) -> Iterator[slice]:
+    """Return slices of images that are computed together; `each` is how many numbers one image takes."""
     step = max(_AT_A_TIME // each, 1)
     return (slice(start, start + step) for start in range(0, count, step))
 
 
-def _brightness(images: Singles) -> Singles:
-    """(n, height, width): the mean of the channels, one after the other."""
+def _average_channels(images: Singles) -> Singles:
+    """Return the brightness, (n, height, width): the mean of the channels, added one after the other."""
     total = images[..., 0].copy()
     for channel in range(1, images.shape[3]):
         total += images[..., channel]
@@ -257,16 +279,19 @@ def _brightness(images: Singles) -> Singles:
 
 
 @cache
-def _cosines(size: int) -> Singles:
-    """(frequencies, places): an orthonormal DCT-II."""
+def _make_cosines(size: int) -> Singles:
+    """Return an orthonormal DCT-II, (frequencies, places)."""
     waves = np.cos(np.pi * np.arange(size)[:, None] * (np.arange(size) + 0.5) / size) * math.sqrt(2 / size)
     waves[0] /= math.sqrt(2)
     return waves.astype(np.float32)
 
 
 @cache
-def _zigzag(height: int, width: int, channels: int) -> NDArray[np.int64]:
-    """Positions in (channels, height, width), flat: diagonals of frequencies in turning directions, channels inmost."""
+def _order_zigzag(height: int, width: int, channels: int) -> NDArray[np.int64]:
+    """Return positions in (channels, height, width), flat, in zigzag order.
+
+    Diagonals of frequencies follow each other in turning directions, with channels inmost.
+    """
     pairs = sorted(
         ((i, j) for i in range(height) for j in range(width)),
         key=lambda pair: (sum(pair), pair[(sum(pair) + 1) % 2]),
@@ -274,25 +299,35 @@ def _zigzag(height: int, width: int, channels: int) -> NDArray[np.int64]:
     return np.array([(c * height + i) * width + j for i, j in pairs for c in range(channels)])
 
 
-def _places(height: int, width: int, scale: _Scale) -> int:
+def _count_places(height: int, width: int, scale: _Scale) -> int:
+    """Return at how many places the filters of a scale are applied."""
     return -(-height // scale.stride) * -(-width // scale.stride)
 
 
-def frequencies(height: int, width: int, scale: _Scale) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Frequencies down and across of the local averages of one scale, flat."""
+def list_frequencies(height: int, width: int, scale: _Scale) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the frequencies down and across of the local averages of one scale, two lists of equal length.
+
+    Args:
+        height: pixels of images.
+        width: pixels of images.
+        scale: the filters.
+    """
     down, across = (min(-(-size // scale.stride), _FREQUENCIES) for size in (height, width))
     i, j = np.meshgrid(np.arange(down), np.arange(across), indexing="ij")
     return i.ravel(), j.ravel()
 
 
-def most_edges(height: int, width: int) -> int:
+def count_edges(height: int, width: int) -> int:
     """Return how many edges are looked at by default: small images have fewer."""
-    return min(EDGES, ORIENTATIONS * sum(frequencies(height, width, scale)[0].size for scale in SCALES))
+    return min(EDGES, ORIENTATIONS * sum(list_frequencies(height, width, scale)[0].size for scale in SCALES))
 
 
 @cache
-def _filters(scale: _Scale) -> Singles:
-    """(side * side, 2 * orientations): cosine waves, then sine waves, of mean zero and length one."""
+def _make_filters(scale: _Scale) -> Singles:
+    """Return Gabor filters, (side * side, 2 * orientations), of mean zero and length one.
+
+    Cosine waves come first, then sine waves.
+    """
     across, down = np.meshgrid(*2 * [np.arange(scale.side) - scale.side // 2])
     window = np.exp(-(across**2 + down**2) / (2 * scale.deviation**2))
     waves: tuple[list[Any], list[Any]] = ([], [])
@@ -305,8 +340,11 @@ def _filters(scale: _Scale) -> Singles:
 
 
 @cache
-def _turns() -> tuple[Singles, NDArray[np.int64]]:
-    """(orientations, frequencies): an orthonormal real Fourier transform over the half circle; the frequencies."""
+def _make_turns() -> tuple[Singles, NDArray[np.int64]]:
+    """Return an orthonormal real Fourier transform over the half circle, and its frequencies.
+
+    The first is (orientations, frequencies), the second (frequencies,).
+    """
     rates = np.array([0, *(rate for rate in range(1, ORIENTATIONS // 2) for _ in range(2)), ORIENTATIONS // 2])
     sines = np.arange(ORIENTATIONS) % 2 == 0  # cosine, then sine, of each rate but the first and the last
     sines[0] = False
@@ -316,33 +354,41 @@ def _turns() -> tuple[Singles, NDArray[np.int64]]:
 
 
 @cache
-def _averages(height: int, width: int, scale: _Scale) -> Singles:
-    """(frequencies, places): cosine waves over the places where filters are applied."""
-    i, j = frequencies(height, width, scale)
-    down, across = (_cosines(-(-size // scale.stride)) for size in (height, width))
+def _make_averages(height: int, width: int, scale: _Scale) -> Singles:
+    """Return cosine waves over the places where filters are applied, (frequencies, places)."""
+    i, j = list_frequencies(height, width, scale)
+    down, across = (_make_cosines(-(-size // scale.stride)) for size in (height, width))
     return np.ascontiguousarray((down[i][:, :, None] * across[j][:, None, :]).reshape(len(i), -1))
 
 
-def _coefficients(plane: Singles, scale: _Scale) -> Singles:
-    """(n, frequencies * orientations) of images (n, height, width), one product for each image."""
+def _compute_coefficients(plane: Singles, scale: _Scale) -> Singles:
+    """Return coefficients, (n, frequencies * orientations), of images, one product for each image.
+
+    Args:
+        plane: brightness, (n, height, width).
+        scale: the filters.
+    """
     n, height, width = plane.shape
     margin = scale.side // 2
     padded = np.pad(plane, ((0, 0), (margin, margin), (margin, margin)))
     windows = sliding_window_view(padded, (scale.side, scale.side), axis=(1, 2))
     places = np.ascontiguousarray(windows[:, :: scale.stride, :: scale.stride]).reshape(n, -1, scale.side**2)
-    waves = places @ _filters(scale)
+    waves = places @ _make_filters(scale)
     squares = waves * waves
     strengths = np.sqrt(np.sqrt(squares[:, :, :ORIENTATIONS] + squares[:, :, ORIENTATIONS:]))
-    return (_averages(height, width, scale) @ strengths @ _turns()[0]).reshape(n, -1)
+    return (_make_averages(height, width, scale) @ strengths @ _make_turns()[0]).reshape(n, -1)
 
 
 @cache
-def _slowest_first(height: int, width: int) -> NDArray[np.int64]:
-    """Coefficients by their frequency over places plus twice that over orientations, coarse scales later."""
+def _order_slowest_first(height: int, width: int) -> NDArray[np.int64]:
+    """Return the order of coefficients: by their frequency over places plus twice their frequency over orientations.
+
+    Coefficients of coarse scales come later.
+    """
     keys: list[tuple[int, ...]] = []
     for number, scale in enumerate(SCALES):
-        i, j = frequencies(height, width, scale)
+        i, j = list_frequencies(height, width, scale)
         for down, across in zip(i.tolist(), j.tolist(), strict=True):
-            for rate in _turns()[1].tolist():
+            for rate in _make_turns()[1].tolist():
                 keys.append((down + across + 2 * rate + scale.later, number, rate, down, across, len(keys)))
     return np.array([key[-1] for key in sorted(keys)])

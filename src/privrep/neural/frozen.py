@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.nn.feature_cache import cached, owners_folder
+from privrep.nn.feature_cache import load_or_compute, make_private_folder
 from privrep.typing import Singles
 
-OUTPUTS = ("pooler_output", "image_embeds", "logits")  # of transformers: the first that is there
+OUTPUTS = ("pooler_output", "image_embeds", "logits")  # names of transformers; the first that is there is taken
 _AT_A_TIME = 64  # rows between two reports of progress
 
 
 class OnProgress(Protocol):
-    """Told how many rows are done, of how many."""
+    """A function that is told how many rows are done, of how many."""
 
     def __call__(self, done: int, rows: int, /) -> None: ...
 
@@ -36,8 +36,10 @@ class Frozen:
     Dropout is off, and BatchNorm is a fixed scale and shift by its running statistics. A module of transformers gives
     its pooled output, or else its logits.
 
-    Formal guarantee: the features of a row are a function of that row alone, to the last bit, if the module's output
-    is a function of its input and its weights were learned from public data alone. Both are the caller's statement.
+    Formal guarantee, if the module's output is a function of its input and its weights were learned from public data
+    alone:
+    * The features of a row are a function of that row alone, to the last bit.
+    * Both conditions are the caller's statement.
 
     Args:
         module: a torch.nn.Module.
@@ -66,38 +68,51 @@ class Frozen:
         cache: str | os.PathLike[str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> Self:
-        """Return the map of a module, tried on public rows of this shape: see `measure`."""
+        """Return the map of a module, tried on public rows of this shape: see `measure`.
+
+        Args:
+            module: a torch.nn.Module.
+            shape: of a row: (numbers,), or (height, width, channels).
+            name: what sentences call it; None: the name of its class.
+            cache: a folder in which features are kept.
+            on_progress: told how many rows are done.
+        """
         return cls(module, name or type(module).__name__, shape, measure(module, shape), cache, on_progress)
 
     def __call__(self, rows: NDArray[Any]) -> Singles:
-        """Return the features (rows, size) of rows; all of a row with a number that is not finite are NaN."""
+        """Return the features of rows, (rows, size); all of a row with a number that is not finite are NaN.
+
+        Args:
+            rows: (rows, numbers).
+        """
         wanted = math.prod(self.shape)
         if rows.ndim != 2 or rows.shape[1] != wanted:
             raise InputError(f"{self.name} takes rows of {wanted:,} numbers. Got shape {rows.shape} instead.")
         rows = np.ascontiguousarray(rows, dtype=np.float32)
         if self.cache is None:
-            return self._computed(rows)
-        folder, of = owners_folder(self.cache), self._sentence(rows)
+            return self._compute(rows)
+        folder, of = make_private_folder(self.cache), self._describe_rows(rows)
         path = folder / f"{hashlib.sha256(of.encode()).hexdigest()[:32]}.npz"
-        found = cached(path, of, lambda: self._computed(rows))
+        found = load_or_compute(path, of, lambda: self._compute(rows))
         if found.shape != (len(rows), self.size):
             raise InputError(f"{path} has numbers of shape {found.shape}, which are not these features; delete it.")
         return found
 
-    def _computed(self, rows: Singles) -> Singles:
+    def _compute(self, rows: Singles) -> Singles:
         """Return features, one row at a time on one thread: a row is too little work to share among cores."""
         load_torch()
         from privrep.nn.threads import one_thread
 
         with one_thread():
-            return self._one_by_one(rows)
+            return self._apply_one_by_one(rows)
 
-    def _one_by_one(self, rows: Singles) -> Singles:
+    def _apply_one_by_one(self, rows: Singles) -> Singles:
+        """Return features (rows, size), and report progress."""
         self.module.eval()
         result = np.empty((len(rows), self.size), dtype=np.float32)
         for place, row in enumerate(rows):
             if np.isfinite(row).all():  # others are marked below
-                features = _applied(self.module, row, self.shape)
+                features = _apply(self.module, row, self.shape)
                 if features.size != self.size:
                     raise InputError(
                         f"{self.name} must give {self.size:,} features of a row. Got {features.size:,} instead."
@@ -106,10 +121,13 @@ class Frozen:
             done = place + 1
             if self.on_progress is not None and (done % _AT_A_TIME == 0 or done == len(rows)):
                 self.on_progress(done, len(rows))
-        return marked(result, rows)
+        return mark_not_finite(result, rows)
 
-    def _sentence(self, rows: Singles) -> str:
-        """Say of which module, with which layers and numbers, and of which rows features are: what a cache compares."""
+    def _describe_rows(self, rows: Singles) -> str:
+        """Return a sentence that identifies features, which a cache compares.
+
+        It has hashes of the module's layers and numbers, and of the rows.
+        """
         from privrep.nn.flat_module import fingerprint
 
         layers = "\n".join(f"{n} {type(m).__module__}.{type(m).__qualname__}" for n, m in self.module.named_modules())
@@ -120,22 +138,24 @@ class Frozen:
         return f"{self.size} features by layers {made_of} with numbers {numbers} of rows {given.hexdigest()[:32]}"
 
     def describe(self) -> str:
+        """Return what the map is, for sentences."""
         return f"the {self.size} outputs of {self.name}, frozen"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the map's settings, from which `features.from_json` makes it again with its module."""
         return {"map": "frozen", "name": self.name, "shape": list(self.shape), "size": self.size}
 
 
 def measure(module: Any, shape: tuple[int, ...], what: str = "module") -> int:
     """Return how many features a frozen module gives; raise InputError if it cannot be a public map of rows.
 
-    It is tried in evaluation mode on public rows, one at a time, as it will be applied: it must take any number, say
+    It is tried in evaluation mode on public rows, one at a time, as it will be applied. It must take any number, say
     the same of a row twice, and keep nothing of it. That finds mistakes, not intent.
 
     Args:
         module: a torch.nn.Module.
         shape: of a row, as `Frozen` has it.
-        what: the module is called in refusals.
+        what: the module's name in error sentences.
     """
     torch = load_torch()
     module.eval()
@@ -144,11 +164,11 @@ def measure(module: Any, shape: tuple[int, ...], what: str = "module") -> int:
     waves = np.cos(np.arange(count, dtype=np.float32))
     taken = f"rows of {count} numbers" if len(shape) == 1 else f"images of {shape}"
     try:
-        first, again = _applied(module, waves, shape), _applied(module, waves, shape)
+        first, again = _apply(module, waves, shape), _apply(module, waves, shape)
     except Exception as error:
         raise InputError(f"the {what} cannot take {taken}: {(str(error) or repr(error)).splitlines()[0]}") from None
     try:
-        others = [_applied(module, np.full(count, f, np.float32), shape) for f in (0.0, 0.5, 1e30, -1e30)]
+        others = [_apply(module, np.full(count, f, np.float32), shape) for f in (0.0, 0.5, 1e30, -1e30)]
     except Exception as error:
         raise InputError(
             f"the {what} fails on some numbers ({(str(error) or repr(error)).splitlines()[0]}), so one user's rows "
@@ -163,8 +183,14 @@ def measure(module: Any, shape: tuple[int, ...], what: str = "module") -> int:
     return int(first.size)
 
 
-def _applied(module: Any, row: Singles, shape: tuple[int, ...]) -> Singles:
-    """Return the features of one row, (features,)."""
+def _apply(module: Any, row: Singles, shape: tuple[int, ...]) -> Singles:
+    """Return the features of one row, (features,).
+
+    Args:
+        module: a torch.nn.Module, in evaluation mode.
+        row: (numbers,).
+        shape: of the row; images are given channels first.
+    """
     torch = load_torch()
     given = np.moveaxis(row.reshape(shape), -1, 0) if len(shape) == 3 else row.reshape(shape)
     with torch.inference_mode():
@@ -176,8 +202,13 @@ def _applied(module: Any, row: Singles, shape: tuple[int, ...]) -> Singles:
         return np.asarray(found.to(torch.float32).numpy(), dtype=np.float32).ravel()
 
 
-def marked(result: Singles, rows: NDArray[Any]) -> Singles:
-    """Return the result with NaN for rows that are not finite, whatever a map would have made of them."""
+def mark_not_finite(result: Singles, rows: NDArray[Any]) -> Singles:
+    """Return the result, with NaN for rows that are not finite, whatever a map would have made of them.
+
+    Args:
+        result: features, (rows, size), which are changed in place.
+        rows: what they were computed from, (rows, numbers).
+    """
     result[~np.isfinite(rows).all(axis=1)] = np.nan
     return result
 

@@ -9,9 +9,9 @@ from torch import nn
 from privrep.errors import InputError
 from privrep.neural.checks import check_scores
 from privrep.neural.frozen import Frozen, OnProgress, measure
-from privrep.neural.models import adapted, initialise
+from privrep.neural.models import add_adapters, initialise
 from privrep.neural.plan import ADAPTER_RANKS, Options, Share
-from privrep.nn.flat_module import FlatModule, represented, with_head
+from privrep.nn.flat_module import FlatModule, try_representation, with_head
 
 _TAKES_IMAGES = "it takes images, and what is trained takes rows"
 
@@ -45,7 +45,7 @@ def offer(
     try:
         if stays and frozen is not None and len(frozen.shape) > 1:
             raise InputError(_TAKES_IMAGES)
-        middle = represented(representation, features)
+        middle = try_representation(representation, features)
     except InputError as error:
         if stays:
             return Options(found.classes, found.features, frozen=found.frozen, untrained=_first_sentence(error))
@@ -71,7 +71,7 @@ def _hint(representation: nn.Module, pretrained: bool) -> str:
 def _adapters(representation: nn.Module) -> tuple[tuple[int, int], ...]:
     """Return (rank, parameters) of each kind of adapters; none where no layer can have one."""
     try:
-        return tuple((rank, FlatModule(adapted(representation, rank)).size) for rank in ADAPTER_RANKS)
+        return tuple((rank, FlatModule(add_adapters(representation, rank)).size) for rank in ADAPTER_RANKS)
     except InputError:
         return ()
 

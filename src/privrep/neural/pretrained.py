@@ -17,13 +17,14 @@ PIXELS = 112  # side that images are resized to
 
 
 class _Pooled(nn.Module):
-    """Pooled features (1, 1280) of images (1, channels, height, width) from 0 to 1, grey ones in three channels."""
+    """A module from images (1, channels, height, width), from 0 to 1, to pooled features (1, 1280)."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the features of an image; a grey one has its channel three times."""
         colours = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
         resized = functional.interpolate(colours, (PIXELS, PIXELS), mode="bilinear", align_corners=False)
         found: Tensor = self.network.extract_features((resized - LITE_MEAN) / LITE_DEVIATION)
@@ -49,6 +50,6 @@ def efficientnet(
     return Frozen.of(module, tuple(image), name=EFFICIENTNET, cache=cache, on_progress=on_progress)
 
 
-def named_map(settings: dict[str, Any]) -> Frozen | None:
+def load_named_map(settings: dict[str, Any]) -> Frozen | None:
     """Return the frozen map that these settings of a folder name; None if its module is somebody's own."""
     return efficientnet(tuple(settings["shape"])) if settings.get("name") == EFFICIENTNET else None

@@ -34,18 +34,27 @@ class NetworkMethod(Protocol):
         """Return the shared weights, and what users kept of their own: (users, size), or None.
 
         Args:
-            run: The run whose ledger is charged.
-            split: The network, as a representation and a head.
-            settings: Rounds, clipping norm, steps and heads.
-            mu_squared: What each round spends.
-            rows_per_user: Rows of a user that a round looks at.
+            run: the run whose ledger is charged.
+            split: the network, as a representation and a head.
+            settings: rounds, clipping norm, steps and heads.
+            mu_squared: what each round spends.
+            rows_per_user: rows of a user that a round looks at.
         """
         ...
 
     def end(
         self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
     ) -> Personal:
-        """Return what users have after the last round, from the shared weights and what they kept."""
+        """Return what users have after the last round.
+
+        Args:
+            split: the network, as a representation and a head.
+            weights: the shared weights, (size,).
+            own: what users kept of their own, (users, size), or None.
+            fit: how heads are fitted.
+            table: the users' rows.
+            rows_per_user: rows of a user that a fit looks at.
+        """
         ...
 
 

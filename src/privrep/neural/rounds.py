@@ -26,7 +26,7 @@ from privrep.neural.gradient_step import GradientStep
 from privrep.neural.local_sgd import LocalSgdStep
 from privrep.neural.standard_step import Standards, StandardStep
 from privrep.nn.flat_module import Split
-from privrep.nn.ghost_clipping import supported
+from privrep.nn.ghost_clipping import find_obstacle
 from privrep.nn.optimiser import Optimiser
 from privrep.nn.threads import one_thread, own_copy, rows_of
 from privrep.privacy.billboard import Release
@@ -120,7 +120,7 @@ def local_step(
     """What users do in a round: one pass for all where they take one step on all their rows, if the layers allow it."""
     common = (split, weights, head_start, settings.head_fit, settings.step_size, rows_per_user)
     once = settings.epochs == 1 and (settings.batch is None or settings.batch >= rows_per_user)
-    if once and supported(split) is None:
+    if once and find_obstacle(split) is None:
         return GradientStep(*common)
     return LocalSgdStep(*common, settings.batch, settings.epochs)
 
@@ -152,12 +152,12 @@ def train(
         update = released["update"]
         updates.append(update)
         facts.append(_facts(update, clip, asked / settings.unit))
-        optimiser = optimiser.moved(update.value * (settings.unit / asked))
+        optimiser = optimiser.move(update.value * (settings.unit / asked))
         if settings.quantile is not None:
             short = 0.5 + float(released["short"].value[0]) / asked
             clip *= math.exp(-settings.quantile_rate * (min(max(short, 0.0), 1.0) - settings.quantile))
             if clip > GREW * least:
-                optimiser, least = optimiser.settled(), clip
+                optimiser, least = optimiser.settle(), clip
             least = min(least, clip)
         if abandon is not None and abandon(updates):
             break

@@ -18,13 +18,13 @@ from privrep.errors import InputError
 from privrep.typing import Singles
 
 
-def cached(path: str | os.PathLike[str], of: str, make: Callable[[], Singles]) -> Singles:
+def load_or_compute(path: str | os.PathLike[str], of: str, make: Callable[[], Singles]) -> Singles:
     """Return what `make` returns, kept in a NumPy archive that its owner alone can read.
 
     A file of something else is an error, never an answer.
 
     Args:
-        path: of the archive; its folder is made if it is not there.
+        path: the archive; its folder is made if it is not there.
         of: a sentence that says what the numbers are. It is kept with them, and compared.
         make: computes the numbers where there is no file.
     """
@@ -47,7 +47,7 @@ def cached(path: str | os.PathLike[str], of: str, make: Callable[[], Singles]) -
     return result
 
 
-def owners_folder(folder: str | os.PathLike[str]) -> Path:
+def make_private_folder(folder: str | os.PathLike[str]) -> Path:
     """Make a folder that its owner alone can enter; raise InputError if one stands that others can."""
     path = Path(folder)
     try:

@@ -37,19 +37,25 @@ class FlatModule:
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
+        """Return the shape of each trainable parameter, by name, in the order of the flat weights."""
         return {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
 
     @cached_property
     def size(self) -> int:
+        """Return how many trainable weights there are."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def weights(self) -> Singles:
-        """The module's own, as they are now."""
+        """Return a copy of the module's own weights, as they are now, (size,)."""
         flat = [p.detach().reshape(-1) for p in self.module.parameters() if p.requires_grad]
         return np.asarray(torch.cat(flat).numpy() if flat else np.zeros(0), dtype=np.float32).copy()
 
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters by name; `flat` may have a leading dimension of users, which they then have, too."""
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the parameters by name, as views of flat weights.
+
+        Args:
+            flat: (size,), or (users, size); then parameters have the leading dimension of users, too.
+        """
         ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()]).tolist()
         pieces = torch.tensor_split(flat, ends[:-1], dim=-1) if self.shapes else ()
         return {
@@ -58,13 +64,18 @@ class FlatModule:
         }
 
     def __call__(self, flat: Tensor, rows: Tensor) -> Tensor:
-        """The module's output for these rows, with these weights."""
-        result: Tensor = functional_call(self.module, self.named(flat), (rows,))
+        """Return the module's output for these rows, with these weights.
+
+        Args:
+            flat: (size,).
+            rows: (rows, features).
+        """
+        result: Tensor = functional_call(self.module, self.unflatten(flat), (rows,))
         return result
 
     def load(self, flat: Singles) -> None:
-        """Put the weights into the module itself."""
-        named = self.named(torch.from_numpy(np.ascontiguousarray(flat, dtype=np.float32)))
+        """Put weights, (size,), into the module itself."""
+        named = self.unflatten(torch.from_numpy(np.ascontiguousarray(flat, dtype=np.float32)))
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
                 if name in named:
@@ -73,7 +84,7 @@ class FlatModule:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Both parts, fitted to each other: rows (r, features) -> (r, rank) -> (r, classes)."""
+    """Two parts that fit each other, a representation and a head: rows (r, features) -> (r, rank) -> (r, classes)."""
 
     representation: FlatModule
     head: FlatModule
@@ -83,16 +94,22 @@ class Split:
 
 
 def split(representation: nn.Module, head: nn.Module, features: int) -> Split:
-    """Both modules, checked: layers known to carry data from one user to another are refused, and sizes must fit."""
-    return with_head(representation, head, represented(representation, features), features)
+    """Return both modules as one network; raise InputError if a layer mixes users, or sizes do not fit.
+
+    Args:
+        representation: takes rows of `features` numbers.
+        head: takes what the representation gives.
+        features: numbers of a row.
+    """
+    return with_head(representation, head, try_representation(representation, features), features)
 
 
-def represented(representation: nn.Module, features: int) -> Tensor:
+def try_representation(representation: nn.Module, features: int) -> Tensor:
     """Return what a module that may be trained makes of two public rows; raise InputError if it may not."""
     check_module(representation, "representation")
     representation.eval()
     rows = torch.cos(torch.arange(2.0 * features)).reshape(2, features)  # public, and of no special kind
-    middle = tried(representation, rows, "representation", f"rows of {features} numbers")
+    middle = try_module(representation, rows, "representation", f"rows of {features} numbers")
     if middle.ndim != 2:
         raise InputError(
             f"the representation must give each row a vector. Got an output of shape {tuple(middle.shape)} for 2 rows "
@@ -102,17 +119,17 @@ def represented(representation: nn.Module, features: int) -> Tensor:
 
 
 def with_head(representation: nn.Module, head: nn.Module, middle: Tensor, features: int) -> Split:
-    """Return both modules; raise InputError if the head does not fit.
+    """Return both modules as one network; raise InputError if the head does not fit.
 
     Args:
-        representation: checked.
+        representation: a module that was checked.
         head: any module.
-        middle: what `represented` returned, (2, rank).
+        middle: what `try_representation` returned, (2, rank).
         features: numbers of a row.
     """
     check_module(head, "head")
     head.eval()
-    out = tried(head, middle.detach(), "head", f"representations of {middle.shape[1]} numbers")
+    out = try_module(head, middle.detach(), "head", f"representations of {middle.shape[1]} numbers")
     if out.ndim != 2 or out.shape[1] < 2:
         raise InputError(f"the head must give each row a score for each class. Got shape {tuple(out.shape)} instead.")
     if not FlatModule(head).size:
@@ -120,7 +137,17 @@ def with_head(representation: nn.Module, head: nn.Module, middle: Tensor, featur
     return Split(FlatModule(representation), FlatModule(head), features, int(middle.shape[1]), int(out.shape[1]))
 
 
-def tried(module: nn.Module, rows: Tensor, what: str, given: str) -> Tensor:
+def try_module(module: nn.Module, rows: Tensor, what: str, given: str) -> Tensor:
+    """Return what a module makes of public rows; raise InputError if it cannot keep users apart.
+
+    It must give one output for each row, take any number, compute every row by itself and change none of its buffers.
+
+    Args:
+        module: in evaluation mode.
+        rows: public, (rows, numbers).
+        what: the module's name in error sentences.
+        given: the rows' name there.
+    """
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
         with torch.no_grad():
@@ -151,10 +178,17 @@ def tried(module: nn.Module, rows: Tensor, what: str, given: str) -> Tensor:
 
 
 def _mixes(module: nn.Module, row: Tensor) -> bool:
-    """Whether what the module makes of a row changes with the others, at any place among few or more of them (where
-    that is quick). It finds mistakes, not intent: that a module takes rows one by one is its owner's statement.
+    """Return whether what the module makes of a row changes with the other rows.
 
-    Numbers of every size, and none at all: a sum, a mean, a smallest or largest number of all rows takes one of these.
+    The row is tried at both ends of a few rows, and of more of them where that is quick. This finds mistakes, not
+    intent: that a module takes rows one by one is its owner's statement.
+
+    Other rows hold numbers of every size, and none at all. A sum, a mean, a smallest or largest number of all rows
+    takes one of these.
+
+    Args:
+        module: in evaluation mode.
+        row: public, (numbers,).
     """
     small = sum(parameter.numel() for parameter in module.parameters()) < MANY_WEIGHTS
     waves = torch.sin(torch.arange(1.0, 1.0 + len(row)))
@@ -172,15 +206,16 @@ def _mixes(module: nn.Module, row: Tensor) -> bool:
 
 
 def check_module(module: nn.Module, what: str) -> None:
-    """Refuse layers that mix rows of different users, keep something of them, or draw random numbers."""
+    """Raise InputError for layers that mix rows of different users, keep something of them, or draw random numbers."""
     for name, layer in module.named_modules():
-        reason = _reason(layer)
+        reason = _find_reason(layer)
         if reason is not None:
             kind = type(layer).__name__
             raise InputError(f"the {what}'s layer {name or '(itself)'!r} is a {kind}: {reason}")
 
 
-def _reason(layer: nn.Module) -> str | None:
+def _find_reason(layer: nn.Module) -> str | None:
+    """Return why a layer cannot be part of a network here, or None if it can."""
     checks: list[tuple[Callable[[Any], bool], str]] = [
         (
             lambda m: isinstance(m, _Normalisation) and not isinstance(m, nn.modules.instancenorm._InstanceNorm),
@@ -203,12 +238,17 @@ def _reason(layer: nn.Module) -> str | None:
 
 
 def fingerprints(module: nn.Module) -> dict[str, str]:
-    """Return the hash of all numbers of a module, and that of its frozen ones."""
+    """Return the hash of all numbers of a module, and the hash of its frozen ones."""
     return {"all": fingerprint(module, trainable=True), "frozen": fingerprint(module, trainable=False)}
 
 
 def fingerprint(module: nn.Module, *, trainable: bool) -> str:
-    """Return a hash of the module's names, sizes and numbers; of what is trainable the numbers count if `trainable`."""
+    """Return a hash of a module's names, sizes and numbers.
+
+    Args:
+        module: any module.
+        trainable: whether the numbers of trainable parameters count, too.
+    """
     found = hashlib.sha256()
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     frozen |= {name for name, _ in module.named_buffers()}

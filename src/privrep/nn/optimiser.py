@@ -11,7 +11,7 @@ from privrep.typing import Array
 
 
 class ServerSettings(Protocol):
-    """What the optimiser reads of the settings of the rounds, which are a dataclass."""
+    """The settings that the optimiser reads, of any dataclass that has them."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -31,7 +31,7 @@ class ServerSettings(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Optimiser:
-    """The server's, in float64: weights, and averages of past updates and of their squares."""
+    """The server's optimiser, in float64: weights, and averages of past updates and of their squares."""
 
     settings: ServerSettings
     weights: Array
@@ -39,12 +39,13 @@ class Optimiser:
     second: Array | None = None
     steps: int = 0
 
-    def settled(self) -> Optimiser:
-        """With a smaller rate, and at rest."""
+    def settle(self) -> Optimiser:
+        """Return the optimiser with a smaller rate, and at rest; itself if the rate stays as it is."""
         slower = replace(self.settings, server_rate=self.settings.server_rate * self.settings.settle)
         return self if slower == self.settings else Optimiser(slower, self.weights)
 
-    def moved(self, update: Array) -> Optimiser:
+    def move(self, update: Array) -> Optimiser:
+        """Return the optimiser after one step along an averaged update, (size,), by the server's rule."""
         s, first, second = self.settings, self.first, self.second
         steps = self.steps + 1
         if s.server == "sgd":

@@ -17,11 +17,11 @@ from privrep.nn.flat_module import FlatModule
 _lock = threading.Lock()
 
 
-_outside: list[int] = []  # how many threads PyTorch had outside, once for each thread that is within
+_outside: list[int] = []  # PyTorch's threads outside, once for each thread that is within
 
 
 class _Within(threading.local):
-    yes = False  # whether this thread is within `one_thread`
+    yes = False  # this thread is within `one_thread`
 
 
 _within = _Within()
@@ -29,8 +29,11 @@ _within = _Within()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch computes on the calling thread alone: engines have a thread for each core, and sums cut up among threads
-    would round by the number of cores. Restores what was set outside, also for threads that start later."""
+    """Let PyTorch compute on the calling thread alone within the block.
+
+    Engines have a thread for each core, and sums cut up among threads would round by the number of cores. At the end
+    the setting is what it was outside, also for threads that start later.
+    """
     if _within.yes:
         yield
         return
@@ -48,12 +51,21 @@ def one_thread() -> Iterator[None]:
 
 
 def own_copy(part: FlatModule) -> FlatModule:
-    """The part with a module of its own, its tensors shared: a call swaps weights in, so threads must not share one."""
+    """Return the part with a module of its own, its tensors shared: threads must not share a module.
+
+    A call of a part swaps weights into its module, where another thread's call would find them.
+    """
     module = part.module
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return FlatModule(copy.deepcopy(module, shared))
 
 
 def rows_of(X: NDArray[Any]) -> Tensor:
-    """A float32 copy in PyTorch's own memory, whose alignment, by which products may round, is always the same."""
+    """Return a float32 copy of rows in PyTorch's own memory.
+
+    Its alignment, by which products may round, is always the same.
+
+    Args:
+        X: numbers of any shape, which the copy keeps.
+    """
     return torch.tensor(X, dtype=torch.float32)

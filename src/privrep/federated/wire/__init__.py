@@ -1,1 +1,1 @@
-"""Users on other machines, reached through Flower: local steps travel as data, clipped sums come back."""
+"""The federation's connection: local steps travel as data through Flower, clipped sums come back."""

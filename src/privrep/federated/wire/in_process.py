@@ -1,4 +1,4 @@
-"""Nodes in this process, behind Flower's Grid: the same messages and apps without a network, for simulations."""
+"""Nodes in this process behind Flower's Grid, for simulations: the same messages and apps without a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN = 1  # Flower's number of the run; there is one
 
 
 class LocalGrid(Grid):
-    """Sends a message by calling the node's app, in a thread of its own for each node."""
+    """A Grid that delivers a message by calling the node's app, in a thread of its own for each node."""
 
     def __init__(self, apps: Mapping[int, ClientApp]) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, SUPERLINK_NODE_ID
@@ -26,6 +26,7 @@ class LocalGrid(Grid):
         self._replies: dict[str, Future[Message]] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand messages to the apps of their nodes, and return a name for each."""
         sent = []
         for message in messages:
             number = message.metadata.dst_node_id
@@ -37,6 +38,7 @@ class LocalGrid(Grid):
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are ready, of these names; each is delivered once."""
         done = [name for name in message_ids if name in self._replies and self._replies[name].done()]
         replies = [self._replies[name] for name in done]
         for name in done:
@@ -44,13 +46,16 @@ class LocalGrid(Grid):
         return [reply.result() for reply in replies]
 
     def get_node_ids(self) -> list[int]:
+        """Return the numbers of all nodes."""
         return list(self._apps)
 
     def close(self) -> None:
+        """Stop the nodes' threads; messages that wait are dropped."""
         for threads in self._threads.values():
             threads.shutdown(cancel_futures=True)
 
     def set_run(self, run: Run) -> None:
+        """Set the run that Flower asks for."""
         self._run = run
 
     @property
@@ -60,9 +65,19 @@ class LocalGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
+        """Return a message to a node, as Flower's own Grid makes it.
+
+        Args:
+            content: what it says.
+            message_type: the kind of message, "query.hello" for example.
+            dst_node_id: the node's number.
+            group_id: Flower's label of messages that belong together.
+            ttl: seconds for which it is valid.
+        """
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Deliver messages, wait for their replies, and return the ones that came in time."""
         sent = self.push_messages(messages)
         wait([self._replies[name] for name in sent], timeout)
         return self.pull_messages(sent)
@@ -76,4 +91,5 @@ class LocalNodes:
         self.grid = LocalGrid({number: apps[name] for name, number in self._numbers.items()})
 
     def nodes(self) -> dict[str, int]:
+        """Return Flower's number of each node, by name."""
         return dict(self._numbers)

@@ -1,4 +1,4 @@
-"""Which addresses are of this machine alone."""
+"""Addresses of this machine alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is sent to this host stays on this machine. Of names, localhost alone is taken to."""
+    """Return whether data sent to this host stays on this machine; of names, localhost alone is taken to."""
     if host == "localhost":
         return True
     try:

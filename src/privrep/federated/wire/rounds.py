@@ -1,4 +1,7 @@
-"""Ask nodes and wait for them: who is silent is asked again, who is late or wrong is left out, and the log says so."""
+"""Questions to nodes, and waiting for answers.
+
+A node that is silent is asked again, one that is late or wrong is left out, and the log says so.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from privrep.errors import InputError
-from privrep.federated.wire.messages import Answer, Question, refused
+from privrep.federated.wire.messages import Answer, Question, read_refusal
 
 TYPES = {"hello": "query.hello", "sums": "train.sums", "model": "query.model"}
 Kept = TypeVar("Kept")
 
 
 class Pace(Protocol):
-    """Seconds, and how many users it takes: see `federated.config.FederationSettings`."""
+    """Seconds to wait, and how many users and nodes it takes; see `federated.config.FederationSettings`."""
 
     @property
     def min_users(self) -> int: ...
@@ -35,19 +38,22 @@ class Pace(Protocol):
 
 
 class Nodes(Protocol):
-    """Where the nodes are: a SuperLink (`link`) or this very process (`grid`)."""
+    """The place where nodes are: a SuperLink (`superlink`) or this very process (`in_process`)."""
 
     @property
     def grid(self) -> Grid: ...
 
     def nodes(self) -> dict[str, int]:
-        """Those that are there now: Flower's number of each, by name."""
+        """Return Flower's number of each node that is there now, by name."""
         ...
 
 
 @dataclass
 class Conversation:
-    """With the nodes of a run. `greet` makes the content of a hello, for nodes that do not know the run."""
+    """The questions and answers between a server and the nodes of a run.
+
+    `greet` makes the content of a hello, for nodes that do not know the run.
+    """
 
     nodes: Nodes
     pace: Pace
@@ -57,28 +63,38 @@ class Conversation:
     _forgiven: set[str] = field(default_factory=set)  # answered too late, and not in time since
     _late: dict[str, str] = field(default_factory=dict)  # message -> node that did not answer it in time
 
-    def answers(
+    def ask_sums(
         self,
         what: str,
         questions: Mapping[str, Question],
         users: Mapping[str, int],
         accept: Callable[[str, Answer], Answer],
     ) -> dict[str, Answer]:
-        """What the nodes answer, as soon as all have, or as enough have and the time is up."""
+        """Return nodes' answers, as soon as all have come, or enough have and the time is up.
+
+        Args:
+            what: the question's name in the log.
+            questions: the question to each node, by name.
+            users: how many users each node has.
+            accept: checks a node's answer, and raises InputError to leave it out.
+        """
         contents: dict[int, RecordDict] = {}  # most nodes get the very same question, which is written down once
 
         def content(name: str) -> RecordDict:
+            """Return the question to a node as a message; nodes with the same question share one."""
             question = questions[name]
             if id(question) not in contents:
-                contents[id(question)] = question.content()
+                contents[id(question)] = question.to_record()
             return contents[id(question)]
 
         def enough(names: set[str]) -> bool:
+            """Return whether answers of these nodes are enough to go on with."""
             some = sum(users[name] for name in names)
             return some >= self.pace.min_users and len(names) >= self.pace.noise_nodes
 
         def read(name: str, reply: RecordDict) -> Answer:
-            return accept(name, Answer.of(reply))
+            """Return a node's checked answer from its reply."""
+            return accept(name, Answer.from_record(reply))
 
         found = self.collect("sums", what, set(questions), content, read, enough)
         behind, all_users = sum(users[name] for name in found), sum(users.values())
@@ -102,10 +118,22 @@ class Conversation:
         enough: Callable[[set[str]], bool],
         everyone: bool = False,
     ) -> dict[str, Kept]:
-        """Ask these nodes, by name, until all have answered; or, once the time of a round is over, enough of them.
+        """Ask nodes until all have answered; or, once the time of a round is over, until enough have.
 
-        Those that were missing last time are asked, too, but, unless `everyone` is waited for, not waited for: until
-        they are heard of, be it too late. An answer that `read` refuses is left out.
+        Nodes that were missing last time are asked, too. They are not waited for until they are heard of, be it too
+        late, unless `everyone` is. An answer that `read` refuses is left out.
+
+        Args:
+            kind: of message: "hello", "sums" or "model".
+            what: the question's name in the log.
+            names: the nodes to ask.
+            content: makes the content of a message to a node.
+            read: makes a result of a node's reply; InputError leaves the node out.
+            enough: says whether answers of these nodes are enough.
+            everyone: whether to wait for nodes that were missing, too.
+
+        Returns:
+            What `read` made of the replies, by node.
         """
         if everyone:
             self._missing.clear()
@@ -131,7 +159,7 @@ class Conversation:
 
     @property
     def missing(self) -> set[str]:
-        """Who did not answer last time."""
+        """Return the nodes that did not answer last time."""
         return set(self._missing)
 
     def forgive(self, name: str) -> None:
@@ -140,13 +168,13 @@ class Conversation:
             self._forgiven.add(name)
             self._missing.discard(name)
 
-    def greeted(self, name: str, number: int) -> None:
+    def greet_again(self, name: str, number: int) -> None:
         """Tell a node that came back what the run is about. Its answer is not waited for."""
-        self.nodes.grid.push_messages([_message(self.greet(name), number, "hello", self.pace.wait)])
+        self.nodes.grid.push_messages([_make_message(self.greet(name), number, "hello", self.pace.wait)])
 
 
 class _Round:
-    """One question under way."""
+    """One question under way: which nodes are waited for, and what was found."""
 
     def __init__(self, talk: Conversation, kind: str, what: str, content: Any, read: Any, waiting: set[str]) -> None:
         self._talk, self._kind, self._what, self._content, self._read = talk, kind, what, content, read
@@ -156,13 +184,13 @@ class _Round:
         self._greeted: set[str] = set()
 
     def ask_again(self) -> None:
-        """Those that are there and were not asked, or long ago."""
+        """Ask the nodes that are there and were not asked, or were asked long ago."""
         there, now, pace = self._talk.nodes.nodes(), time.monotonic(), self._talk.pace
         for name in sorted(self.waiting & set(there)):
             if now - self._when.get(name, -1e9) < pace.resend:
                 continue
             again = name in self._when
-            message = _message(self._content(name), there[name], self._kind, pace.wait)
+            message = _make_message(self._content(name), there[name], self._kind, pace.wait)
             sent = list(self._talk.nodes.grid.push_messages([message]))
             if sent and sent[0]:
                 self._asked[sent[0]] = name
@@ -171,7 +199,7 @@ class _Round:
                 self._talk.say(f"{self._what}: asked {name} again")
 
     def hear(self) -> None:
-        """Answers are fetched one by one: one that Flower cannot read is nobody else's trouble."""
+        """Fetch the answers that have come, one by one: one that Flower cannot read is nobody else's trouble."""
         late, say = self._talk._late, self._talk.say
         for number in [*self._asked, *late]:
             try:
@@ -196,9 +224,10 @@ class _Round:
                 self._take(name, content)
 
     def _take(self, name: str, content: RecordDict) -> None:
+        """Take a node's reply: keep its answer, greet a node that does not know the run, or leave the node out."""
         say = self._talk.say
         try:
-            reason = refused(content)
+            reason = read_refusal(content)
             if reason is None:
                 self.found[name] = self._read(name, content)
                 self._talk._forgiven.discard(name)
@@ -210,7 +239,7 @@ class _Round:
             number = self._talk.nodes.nodes().get(name)
             if number is not None:
                 say(f"{name} came back")
-                self._talk.greeted(name, number)
+                self._talk.greet_again(name, number)
             if name not in self._greeted:  # at once, but not over and over
                 self._greeted.add(name)
                 self._when.pop(name, None)
@@ -220,10 +249,18 @@ class _Round:
         self.waiting.discard(name)
 
     def forget(self) -> None:
-        """Answers that come now come too late."""
+        """Remember which nodes are still silent: answers that come now come too late."""
         self._talk._late.update({number: name for number, name in self._asked.items() if name in self.waiting})
         self._asked.clear()
 
 
-def _message(content: RecordDict, number: int, kind: str, ttl: float) -> Message:
+def _make_message(content: RecordDict, number: int, kind: str, ttl: float) -> Message:
+    """Return a message to a node.
+
+    Args:
+        content: what it says.
+        number: Flower's number of the node.
+        kind: "hello", "sums" or "model".
+        ttl: seconds for which it is valid, 1 at least.
+    """
     return Message(content, dst_node_id=number, message_type=TYPES[kind], ttl=max(ttl, 1.0))

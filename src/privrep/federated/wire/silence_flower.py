@@ -17,5 +17,5 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # names every request
 
 
 def hush(level: int = logging.CRITICAL) -> None:
-    """Flower's own log, of less than this, stays unwritten: what happens to nodes is said in our own words."""
+    """Silence Flower's own log below this level; what happens to nodes is said in privrep's own words."""
     logging.getLogger("flwr").setLevel(level)

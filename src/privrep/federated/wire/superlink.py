@@ -1,13 +1,14 @@
-"""Flower's SuperLink inside this process: the door that nodes knock at, and the Grid that the server speaks through.
+"""Flower's SuperLink inside this process: the door that nodes knock at, and the Grid through which the server speaks.
 
 Flower's own application answers, with its TLS, its signatures of nodes and its store of messages. Of its interfaces
-only the Fleet, which nodes use, is reachable from outside: the Control interface starts runs and registers nodes for
-whoever asks, and the Runtime interface hands out work, so both are closed here, and what they would do is done by calls
+only the Fleet, which nodes use, is reachable from outside. The Control interface starts runs and registers nodes for
+whoever asks, and the Runtime interface hands out work. Both are closed here, and what they would do is done by calls
 within the process. Nothing outlives the process.
 
-Formal guarantee: with `node_keys`, a request is answered only if it is signed with one of these keys, and a node speaks
-for itself alone: Flower compares signature, key and node of each request (`NodeAuthMiddleware`), and no other way to
-register a key is open.
+Formal guarantee, with `node_keys`:
+* A request is answered only if it is signed with one of these keys.
+* A node speaks for itself alone: Flower compares signature, key and node of each request (`NodeAuthMiddleware`).
+* No other way to register a key is open.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from privrep.errors import InputError
 from privrep.federated.wire.loopback import is_loopback
 
 OPEN = "/v1/fleet/"  # paths that are reachable from outside
-MOST_BYTES = 1 << 27  # of one request: a sum of 16 million numbers
+MOST_BYTES = 1 << 27  # the longest request: a sum of 16 million numbers
 BEATS = 5.0  # seconds between two signs of life of the server's own task
 
 
 @dataclass(frozen=True)
 class Tls:
-    """Files of the server's certificate."""
+    """The files of the server's certificate and its key."""
 
     certificate: Path
     key: Path
@@ -62,6 +63,13 @@ class Link:
     """A SuperLink that is up, and one Flower run in it. Make it with `open_link`."""
 
     def __init__(self, state: Any, port: int, names: dict[int, str] | None) -> None:
+        """Start the one run of a SuperLink.
+
+        Args:
+            state: Flower's store of nodes and messages.
+            port: the port on which nodes reach the SuperLink.
+            names: names of the nodes that are let in, by Flower's number; None where anyone is.
+        """
         self.port = port
         self._state, self._names, self._beat = state, names, 0.0
         run_id = state.create_run(
@@ -79,26 +87,27 @@ class Link:
         self.grid.set_run(state.get_run_info(run_ids=[run_id])[0])
 
     def nodes(self) -> dict[str, int]:
-        """The nodes that are there now: Flower's number of each, by name."""
-        self.alive()
+        """Return Flower's number of each node that is there now, by name."""
+        self.keep_alive()
         found = self._state.get_node_info(node_ids=list(self._state.get_nodes(self.grid.run.run_id)))
         names = self._names
         if names is None:
-            return {_name_of(node.public_key): node.node_id for node in found}
+            return {_name_node(node.public_key): node.node_id for node in found}
         return {names[node.node_id]: node.node_id for node in found if node.node_id in names}
 
-    def alive(self) -> None:
+    def keep_alive(self) -> None:
         """Tell Flower that the run goes on; to be called now and then."""
         if time.monotonic() - self._beat > BEATS:
             self._state.acknowledge_task_heartbeat(self._task)
             self._beat = time.monotonic()
 
     def finish(self) -> None:
+        """Tell Flower that the run is over."""
         self._state.finish_task(self._task, sub_status=SubStatus.COMPLETED, details="")
 
 
 class InProcessGrid(HttpGrid):
-    """Flower's Grid, its requests answered by the same handlers without a way over the network."""
+    """Flower's Grid, with its requests answered by the same handlers without a way over the network."""
 
     def __init__(self, state: Any, task: Any) -> None:
         super().__init__(token="in-process")
@@ -110,18 +119,21 @@ class InProcessGrid(HttpGrid):
         return self._handlers
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies that have come whole; Flower's own waits for parts of one, a second at a time. One that cannot be
-        read is an error, once."""
+        """Return the replies that have come whole. One that cannot be read is an error, once.
+
+        Flower's own Grid waits for parts of a reply, a second at a time.
+        """
         wanted = list(message_ids)
         new = [number for number in wanted if number not in self._arriving]
         if new:
             found = self._handlers.PullMessages(PullAppMessagesRequest(message_ids=new))
             for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
                 self._arriving[message.metadata.reply_to_message_id] = tree
-        whole = (self._whole(number) for number in wanted if number in self._arriving)
+        whole = (self._assemble(number) for number in wanted if number in self._arriving)
         return [message for message in whole if message is not None]
 
-    def _whole(self, number: str) -> Message | None:
+    def _assemble(self, number: str) -> Message | None:
+        """Return a reply if all of its parts are there, else None."""
         tree, run_id = self._arriving[number], self.run.run_id
         parts = {}
         for part in iterate_object_tree(tree):
@@ -168,20 +180,26 @@ class _Handlers:
 
 @contextmanager
 def open_link(host: str, port: int, tls: Tls | None, node_keys: Mapping[str, bytes] | None) -> Iterator[Link]:
-    """Listen at this address (port 0: any that is free) until the block is left. `node_keys` are the public keys of the
-    nodes that may join, by name; None lets anyone in, and is for loopback alone, as is `tls` None."""
+    """Listen at this address until the block is left.
+
+    Args:
+        host: the address; without certificate and keys, this machine's own alone.
+        port: its port; 0 takes any that is free.
+        tls: the server's certificate and key; None goes without TLS.
+        node_keys: public keys of the nodes that may join, by name; None lets anyone in.
+    """
     if (tls is None or node_keys is None) and not is_loopback(host):
         raise InputError(
             f"without TLS and node keys a server listens on loopback alone (127.0.0.1). Got {host} instead."
         )
     silence_flower.hush()
-    listening = _bound(host, port)
+    listening = _bind(host, port)
     try:
         app = create_app()
         app.state.enable_supernode_auth = node_keys is not None
         state = app.state.linkstate_factory.state()
-        names = None if node_keys is None else {_registered(state, key): name for name, key in node_keys.items()}
-        server = _serving(_FleetAlone(app), tls)
+        names = None if node_keys is None else {_register(state, key): name for name, key in node_keys.items()}
+        server = _make_server(_FleetAlone(app), tls)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:
@@ -196,7 +214,8 @@ def open_link(host: str, port: int, tls: Tls | None, node_keys: Mapping[str, byt
         listening.close()
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at this address; raise InputError if it cannot."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.socket(found[0], socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -209,7 +228,8 @@ def _bound(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _serving(app: Any, tls: Tls | None) -> uvicorn.Server:
+def _make_server(app: Any, tls: Tls | None) -> uvicorn.Server:
+    """Return the server of an application that no one runs yet, with TLS if there is a certificate."""
     files: dict[str, Any] = {} if tls is None else {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     settings = uvicorn.Config(
         app,
@@ -225,25 +245,29 @@ def _serving(app: Any, tls: Tls | None) -> uvicorn.Server:
 
 
 def _wait_until_up(server: uvicorn.Server, thread: threading.Thread) -> None:
+    """Wait until the server answers; raise InputError if its thread ends before."""
     while not server.started:
         if not thread.is_alive():
             raise InputError("the server did not start; check its certificate and key.")
         time.sleep(0.01)
 
 
-def _registered(state: Any, key: bytes) -> int:
+def _register(state: Any, key: bytes) -> int:
+    """Let a node with this public key in, and return Flower's number of it."""
     number: int = state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL)
     return number
 
 
-def _name_of(key: bytes) -> str:
-    """Of a node that nobody named."""
+def _name_node(key: bytes) -> str:
+    """Return a name for a node that nobody named, from its key."""
     return f"node-{hashlib.sha256(key).hexdigest()[:12]}"
 
 
 class _FleetAlone:
-    """An application of which nothing but the Fleet interface is there, for requests that are not too long: Flower
-    reads all of one before it looks at the signature."""
+    """An application that passes on nothing but requests to the Fleet interface, if they are not too long.
+
+    Flower reads all of a request before it looks at the signature.
+    """
 
     def __init__(self, app: Any) -> None:
         self._app = app

@@ -1,11 +1,12 @@
-"""What may travel to nodes: classes of steps and of what they are made of, one line each, and what their fields hold.
+"""Classes that may travel to nodes: steps and what they are made of, one line each, and what their fields hold.
 
-Classes declare the rest themselves, where they are defined: fields their types, arrays their number of axes
-(`typing.Axes`), steps whether rows may have several targets (`privacy.protocol.Step`), and a class that a step
+Classes declare the rest themselves, where they are defined. Fields declare their types, and arrays their number of axes
+(`typing.Axes`). Steps declare whether rows may have several targets (`privacy.protocol.Step`). A class that a step
 holds says which protocol it stands for (`fills`).
 
-Formal guarantee: a declaration counts for classes of the lists alone, and is read from the class, never from what was
-sent. What is not declared is refused.
+Formal guarantee:
+* A declaration counts for classes of the lists alone, and is read from the class, never from what was sent.
+* What is not declared is refused.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ TABLE_STEPS = (
     "privrep.linear.steps:ResidualMoments",
     "privrep.linear.steps:SecondMoments",
 )
-"""What a node can be asked for of a table: steps whose users have equally many rows."""
+"""Steps that a node can be asked for of a table: their users have equally many rows."""
 
 NETWORK_STEPS = (
     "privrep.neural.training:MeanRow",
@@ -75,10 +76,10 @@ NETWORK_STEPS = (
     "privrep.neural.rounds:MeasuredStep",
     "privrep.neural.standard_step:StandardStep",
 )
-"""What a node can be asked for of networks: steps whose calls have a fixed shape."""
+"""Steps that a node can be asked for of networks: their calls have a fixed shape."""
 
 STEPS = TABLE_STEPS + NETWORK_STEPS
-"""What a node can be asked for."""
+"""All steps that a node can be asked for."""
 
 HELD = (
     "privrep.linear.nets:RandomNet",
@@ -97,11 +98,11 @@ HELD = (
     "privrep.neural.rounds:Round",
     "privrep.nn.flat_module:Split",
 )
-"""What steps are made of."""
+"""Classes that steps are made of."""
 
 PART = "privrep.nn.flat_module:FlatModule"  # travels as layers and weights, see `module_codec`
 SPLIT = "privrep.nn.flat_module:Split"  # its parts are tried on rows without numbers
-STANDARDS = "privrep.neural.standard_step:Standards"  # of the rows that a step gets
+STANDARDS = "privrep.neural.standard_step:Standards"  # the scale of the rows that a step gets
 ENCODED = "privrep.linear.class_steps:Encoded"  # makes a target of each class
 LOSS = "privrep.local.losses:Loss"  # its number of classes is bounded
 
@@ -115,11 +116,11 @@ INNER_STEPS = {
     "privrep.neural.rounds:MeasuredStep": NETWORK_STEPS,
     "privrep.neural.standard_step:StandardStep": NETWORK_STEPS,
 }
-"""Which steps a step that is made of another can hold."""
+"""The steps that a step can hold, for each step that is made of another."""
 
 
 def name_of(value: object) -> str:
-    """Return the name of a value's class, as the lists have it, or nothing if it is on none."""
+    """Return the name of a value's class as the lists have it, or an empty text if it is on none."""
     kind = type(value)
     name = f"{kind.__module__}:{kind.__qualname__}"
     return name if (name in STEPS or name in HELD or name == PART) and class_of(name) is kind else ""
@@ -140,29 +141,31 @@ def fields_of(name: str) -> dict[str, Any]:
         TypeError: the class has an array without a number of axes, and cannot be on a list.
     """
     kind = class_of(name)
-    if lacking := undeclared(kind):
+    if lacking := find_undeclared(kind):
         raise TypeError(f"{name} cannot travel. Declare with privrep.typing.Axes the arrays of {', '.join(lacking)}.")
-    return _hints(kind)
+    return _read_hints(kind)
 
 
-def undeclared(kind: type) -> list[str]:
+def find_undeclared(kind: type) -> list[str]:
     """Return the fields of a dataclass that may hold an array and do not declare its number of axes."""
-    return [each for each, declared in _hints(kind).items() if _has_bare_array(declared)]
+    return [each for each, declared in _read_hints(kind).items() if _has_bare_array(declared)]
 
 
-def _hints(kind: Any) -> dict[str, Any]:
+def _read_hints(kind: Any) -> dict[str, Any]:
+    """Return the declared type of each field of a dataclass, in order."""
     hints = get_type_hints(kind, include_extras=True)
     return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
 
 
 def _has_bare_array(declared: Any) -> bool:
-    if _declared_array(declared) is not None:
+    """Return whether a declared type may hold an array without a declared number of axes."""
+    if _read_declared_array(declared) is not None:
         return False
     bare = declared is np.ndarray or get_origin(declared) is np.ndarray
     return bare or any(_has_bare_array(each) for each in get_args(declared))
 
 
-def _declared_array(declared: Any) -> tuple[int, str] | None:
+def _read_declared_array(declared: Any) -> tuple[int, str] | None:
     """Return the number of axes and the kinds of numbers of a declared array, or None if this is not exactly one."""
     if get_origin(declared) is not Annotated:
         return None
@@ -184,9 +187,15 @@ def takes_several_targets(name: str) -> bool:
 
 
 def fits(value: Any, declared: Any, holder: str) -> bool:
-    """Return whether a field of the class `holder` that declares this type may have this value."""
-    array = _declared_array(declared)
-    if array is not None:  # of the kind that is declared: a mask of integers would be a list of places
+    """Return whether a field may have a value, by its declared type.
+
+    Args:
+        value: what was sent for the field.
+        declared: the type that the field's class declares.
+        holder: the name of that class, as the lists have it.
+    """
+    array = _read_declared_array(declared)
+    if array is not None:  # only the declared kind of numbers: a mask of integers would be a list of places
         return type(value) is np.ndarray and value.ndim == array[0] and value.dtype.kind in array[1]
     origin = get_origin(declared)
     if origin in (Union, types.UnionType):
@@ -204,10 +213,10 @@ def fits(value: Any, declared: Any, holder: str) -> bool:
         return isinstance(value, bool | np.bool_)
     if declared is Step:
         return name_of(value) in INNER_STEPS[holder]
-    return declared is not None and (declared is type(value) or declared is _filled(value))
+    return declared is not None and (declared is type(value) or declared is _find_protocol(value))
 
 
-def _filled(value: Any) -> type | None:
+def _find_protocol(value: Any) -> type | None:
     """Return the protocol that a held value's class declares in its own body to stand for."""
     found = vars(type(value)).get("fills") if name_of(value) in HELD else None
     return found if isinstance(found, type) else None

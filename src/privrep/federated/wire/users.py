@@ -1,11 +1,13 @@
 """The engine of users who live on Flower nodes: ask every node for one sum, check what comes, add it up.
 
-Formal guarantee, with honest nodes: `FlowerUsers.sums` is what `privacy.bounds` promises of a sum over all
-users behind the answers. Two neighbouring populations differ on one node, whose sum is within the error of its own
-blocks; adding up the nodes' sums, in the order of their names, adds an error of users * nodes * C * 2^-54, at most
-2^-14 C here. A node that does not answer counts as users who send zeros: noise and divisors are public constants, so
-that costs accuracy, not privacy. A dishonest node of m users can move a sum by m C and no further: longer sums, other
-shapes and numbers that are not finite are refused.
+Formal guarantee, with honest nodes and C the bound of a user's contribution:
+* `FlowerUsers.sums` is what `privacy.bounds` promises of a sum over all users behind the answers.
+* Two neighbouring populations differ on one node, whose sum is within the error of its own blocks.
+* Adding up the nodes' sums, in the order of names, adds an error of users * nodes * C * 2^-54, at most 2^-14 C here.
+* A node that does not answer counts as users who send zeros. Noise and divisors are public constants, so that costs
+  accuracy, not privacy.
+* A dishonest node of m users can move a sum by m C and no further. Longer sums, other shapes and numbers that are not
+  finite are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ MAX_USERS_TIMES_NODES = 2**40
 
 
 def read_facts(fields: Mapping[str, Any]) -> Facts:
-    """Return what a node says of itself when it joins: public facts, the same for the whole run."""
+    """Return a node's facts from its answer to a hello: public numbers, the same for the whole run."""
     whole = all(type(fields.get(name)) is int for name in ("users", "features", "targets"))
     if set(fields) != {"users", "features", "targets", "sparse"} or not whole:
         raise InputError("a node's facts are its numbers of users, features and targets, and whether it is sparse.")
@@ -48,18 +50,27 @@ def read_facts(fields: Mapping[str, Any]) -> Facts:
 
 
 def check_facts(facts: Facts) -> None:
-    """Raise InputError unless a node may have so many users, and rows of this shape."""
+    """Raise InputError unless a node may have this number of users, and rows of this shape."""
     if not (1 <= facts.users <= MAX_USERS and facts.features >= 1 and facts.targets >= 1):
         raise InputError(f"a node has 1 to {MAX_USERS:,} users, and features and targets. Got {facts} instead.")
 
 
 class FlowerUsers:
-    """Users on the nodes of a roster, the server being trusted with the sums of each. `shape` is that of the rows as
-    steps see them: features, targets, whether they are sparse."""
+    """Users on the nodes of a roster, for a server that is trusted with the sums of each node."""
 
     def __init__(
         self, conversation: Conversation, run: str, roster: Mapping[str, Facts], shape: tuple[int, int, bool]
     ) -> None:
+        """Take the nodes of a run; raise InputError if they do not go together.
+
+        Their rows must have one shape, and their users must not be too many for one sum.
+
+        Args:
+            conversation: asks nodes, and waits for answers.
+            run: the name of the run.
+            roster: the facts of each node, by name.
+            shape: features, targets and sparsity of rows as steps see them.
+        """
         self.roster = dict(sorted(roster.items()))
         self._conversation, self._run, self._numbers = conversation, run, counter(1)
         if not self.roster:
@@ -75,17 +86,29 @@ class FlowerUsers:
     def sums(
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
-        """One trip to every node, however many statistics."""
+        """Return clipped sums over all users behind the answers, in one trip to every node, however many statistics.
+
+        Args:
+            step: what each user computes.
+            bounds: the bound of each statistic.
+            among: who is asked.
+        """
         check_audience(among)
         if step.spec.batch_level or isinstance(among, FixedSample):
             raise InputError("batches of a fixed size, and functions of whole batches, need all rows in one place.")
-        group, sample = _group(among), among if isinstance(among, Sample) else None
+        group, sample = _find_group(among), among if isinstance(among, Sample) else None
         question = Question(self._run, next(self._numbers), step, bounds, group)
-        answers = self._answers(question, sample, partial(check_sums, bounds))
-        return {key: BoundedSum(self._added(answers, key, bound.size), bound) for key, bound in bounds.items()}
+        answers = self._ask(question, sample, partial(check_sums, bounds))
+        return {key: BoundedSum(self._add_up(answers, key, bound.size), bound) for key, bound in bounds.items()}
 
-    def _answers(self, question: Question, sample: Sample | None, check: Any) -> dict[str, Answer]:
-        """The answers that are what they should be, by node."""
+    def _ask(self, question: Question, sample: Sample | None, check: Any) -> dict[str, Answer]:
+        """Return the answers that are what they should be, by node.
+
+        Args:
+            question: what every node is asked.
+            sample: the users who are asked, of whom each node is told its own; None asks all.
+            check: raises InputError if sums of this number of users cannot be what was asked for.
+        """
         asked = dict.fromkeys(self.roster, question)
         if sample is not None:
             ends = np.cumsum([facts.users for facts in self.roster.values()])
@@ -96,6 +119,7 @@ class FlowerUsers:
             }
 
         def accept(name: str, answer: Answer) -> Answer:
+            """Return a node's answer; raise InputError if it is to another question, or about other users."""
             users = self.roster[name].users
             if answer.number != question.number:
                 raise InputError("it answers another question")
@@ -105,9 +129,10 @@ class FlowerUsers:
             return answer
 
         sizes = {name: facts.users for name, facts in self.roster.items()}
-        return self._conversation.answers(f"question {question.number}", asked, sizes, accept)
+        return self._conversation.ask_sums(f"question {question.number}", asked, sizes, accept)
 
-    def _added(self, answers: Mapping[str, Answer], key: str, size: int) -> Array:
+    def _add_up(self, answers: Mapping[str, Answer], key: str, size: int) -> Array:
+        """Return the sum of all answers to one statistic, (size,), in the order of nodes' names."""
         total = np.zeros(size)
         for name in self.roster:  # in the order of names, whoever came first
             if name in answers:
@@ -116,10 +141,10 @@ class FlowerUsers:
 
 
 class NoisyFlowerUsers(FlowerUsers, NoisyUsers):
-    """Users on nodes that add noise themselves, each on its own ledger's account: the server sees noisy sums alone.
+    """Users on nodes that add noise themselves, charged to each node's own ledger: the server sees noisy sums alone.
 
-    Every node is asked for `noise_nodes` times the mu^2 of the query, so that the noise of so many of them makes up
-    what the query asks for; that many must answer. Where more answer there is more noise than needed: the release says
+    Every node is asked for `noise_nodes` times the mu^2 of the query. So the noise of `noise_nodes` nodes makes up what
+    the query asks for, and that many must answer. Where more answer there is more noise than needed; the release says
     how much.
     """
 
@@ -131,6 +156,15 @@ class NoisyFlowerUsers(FlowerUsers, NoisyUsers):
         shape: tuple[int, int, bool],
         noise_nodes: int,
     ) -> None:
+        """Take the nodes of a run; raise InputError if fewer joined than must add noise.
+
+        Args:
+            conversation: asks nodes, and waits for answers.
+            run: the name of the run.
+            roster: the facts of each node, by name.
+            shape: features, targets and sparsity of rows as steps see them.
+            noise_nodes: how many nodes' noise makes up what a query asks for.
+        """
         super().__init__(conversation, run, roster, shape)
         self.noise_nodes = noise_nodes
         if noise_nodes > len(self.roster):
@@ -139,6 +173,7 @@ class NoisyFlowerUsers(FlowerUsers, NoisyUsers):
     def sums(
         self, step: Step, bounds: Mapping[str, Bound | LossBound], among: Audience = EVERYONE
     ) -> dict[str, BoundedSum]:
+        """Raise InputError: nodes that add the noise give no exact sums."""
         raise InputError(
             "nodes that add the noise release no exact sums: choices and samples are for a trusted server."
         )
@@ -151,20 +186,31 @@ class NoisyFlowerUsers(FlowerUsers, NoisyUsers):
         relation: Relation,
         among: Everyone | Group = EVERYONE,
     ) -> dict[str, Noisy]:
-        """See `privacy.node_noise.NoisyUsers`."""
+        """Return noisy sums and their noise; see `privacy.node_noise.NoisyUsers`.
+
+        Args:
+            page: the release's name, by which nodes keep their answers.
+            step: what each user computes.
+            queries: the bound and the mu^2 of each statistic.
+            relation: which populations are neighbours.
+            among: who is asked.
+        """
         shares = {key: query.mu_squared * self.noise_nodes for key, query in queries.items()}
         sigmas = {key: calibrate(queries[key].bound, share, relation).sigma for key, share in shares.items()}
         bounds = {key: query.bound for key, query in queries.items()}
         check_audience(among)
-        question = Question(self._run, next(self._numbers), step, bounds, _group(among), page=page, mu_squared=shares)
-        answers = self._answers(question, None, partial(check_sums, bounds, sigmas=sigmas))
+        question = Question(
+            self._run, next(self._numbers), step, bounds, _find_group(among), page=page, mu_squared=shares
+        )
+        answers = self._ask(question, None, partial(check_sums, bounds, sigmas=sigmas))
         if len(answers) < self.noise_nodes:
             raise InputError(f"{len(answers)} nodes added noise, and {self.noise_nodes} must; nothing was released.")
         return {
-            key: Noisy(self._added(answers, key, bounds[key].size), sigma * math.sqrt(len(answers)))
+            key: Noisy(self._add_up(answers, key, bounds[key].size), sigma * math.sqrt(len(answers)))
             for key, sigma in sigmas.items()
         }
 
 
-def _group(among: Audience) -> Group | None:
+def _find_group(among: Audience) -> Group | None:
+    """Return the group that is asked, or None for everyone."""
     return among if isinstance(among, Group) else None

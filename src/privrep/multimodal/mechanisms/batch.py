@@ -1,9 +1,12 @@
-"""DP-CLIP's own step (Algorithm 1): the CLIP loss of a whole batch, its gradient clipped as one.
+"""The step of DP-CLIP (Huang et al. 2023, Algorithm 1): the CLIP loss of a whole batch, its gradient clipped as one.
 
-The loss contrasts every pair with the others of the batch, so it is no sum over pairs. Formal guarantee: the clipped
-gradient lies in a ball of radius c, so that replacing, adding or removing a pair moves it by up to 2c, whatever the
-relation. Noise of standard deviation sigma c therefore has a multiplier of sigma/2 relative to the sensitivity, and
-that is what is charged (`privacy.batches`), by the sampling that was used.
+The loss contrasts every pair with the others of the batch, so it is no sum over pairs.
+
+Formal guarantee, with the gradient clipped to c and noise of standard deviation sigma c:
+* The clipped gradient lies in a ball of radius c.
+* So replacing, adding or removing a pair moves it by up to 2c, whatever the relation.
+* The noise therefore has a multiplier of sigma/2 relative to the sensitivity.
+* That is what is charged (`privacy.batches`), by the sampling that was used.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from privrep.multimodal.towers import Layout, Towers, unit
+from privrep.multimodal.towers import Layout, Towers, normalise_rows
 from privrep.nn.flat_module import FlatModule
 from privrep.nn.threads import rows_of
 from privrep.privacy.bounds import Contributions
@@ -28,8 +31,10 @@ from privrep.typing import Singles
 
 @dataclass(frozen=True, eq=False)
 class BatchStep:
-    """The gradient of the CLIP loss of all pairs of a batch. `chunk` is how many rows are differentiated at a time: it
-    bounds memory, and leaves the gradient what it is."""
+    """The gradient of the CLIP loss of all pairs of a batch.
+
+    `chunk` is how many rows are differentiated at a time: it bounds memory, and leaves the gradient what it is.
+    """
 
     towers: Towers
     weights: Singles
@@ -49,51 +54,73 @@ class BatchStep:
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         flat = rows_of(batch.X).flatten(0, 1)
-        targets = torch.from_numpy(self.layout.targets(batch.y)).flatten()
+        targets = torch.from_numpy(self.layout.find_targets(batch.y)).flatten()
         there = targets >= 0
-        return {"gradient": BatchTerm(self._gradient(flat[there], targets[there]).numpy())}
+        return {"gradient": BatchTerm(self._compute_gradient(flat[there], targets[there]).numpy())}
 
-    def _gradient(self, rows: Tensor, targets: Tensor) -> Tensor:
+    def _compute_gradient(self, rows: Tensor, targets: Tensor) -> Tensor:
+        """Return the gradient in all weights, (size,); zero for fewer than two pairs.
+
+        Args:
+            rows: of all pairs of the batch, (pairs, numbers).
+            targets: the caption of each, (pairs,).
+        """
         if len(rows) < 2:  # nothing to tell apart
             return torch.zeros(self.size)
         towers, (image_weights, text_weights, log_scale) = (
             self.towers,
-            self.towers.pieces(self.weights, self.temperature),
+            self.towers.split_weights(self.weights, self.temperature),
         )
-        images, texts = self.layout.images(rows), self.layout.texts(rows, targets)
+        images, texts = self.layout.take_images(rows), self.layout.find_texts(rows, targets)
         with torch.no_grad():
             a, b = (
-                torch.cat([part(flat, source[some]) for some in self._chunks(len(rows))])
+                torch.cat([part(flat, source[some]) for some in self._cut_chunks(len(rows))])
                 for part, flat, source in ((towers.image, image_weights, images), (towers.text, text_weights, texts))
             )
         left, right, scale = a.requires_grad_(), b.requires_grad_(), torch.tensor(log_scale, requires_grad=True)
         with torch.enable_grad():
             slopes = torch.autograd.grad(clip_loss(left, right, scale, towers.cosine), [left, right, scale])
         pieces = [
-            self._through(towers.image, image_weights, images, slopes[0]),
-            self._through(towers.text, text_weights, texts, slopes[1]),
+            self._pull_back(towers.image, image_weights, images, slopes[0]),
+            self._pull_back(towers.text, text_weights, texts, slopes[1]),
         ]
         return torch.cat([*pieces, slopes[2].reshape(1)] if towers.learn_scale else pieces)
 
-    def _through(self, part: FlatModule, flat: Tensor, source: Tensor, slope: Tensor) -> Tensor:
-        """The gradient in a part's weights from the slope in its embeddings, some rows at a time."""
+    def _pull_back(self, part: FlatModule, flat: Tensor, source: Tensor, slope: Tensor) -> Tensor:
+        """Return the gradient in a part's weights from the slope in its embeddings, some rows at a time.
+
+        Args:
+            part: an encoder.
+            flat: its weights, (weights,).
+            source: its rows, (rows, numbers).
+            slope: of the loss in its embeddings, (rows, dim).
+        """
         total = torch.zeros_like(flat)
         if part.size:
             leaf = flat.clone().requires_grad_()
-            for some in self._chunks(len(source)):
+            for some in self._cut_chunks(len(source)):
                 with torch.enable_grad():
                     total += torch.autograd.grad(part(leaf, source[some]), leaf, slope[some])[0]
         return total
 
-    def _chunks(self, rows: int) -> Iterator[slice]:
+    def _cut_chunks(self, rows: int) -> Iterator[slice]:
+        """Return slices of rows that are differentiated together."""
         return (slice(start, start + self.chunk) for start in range(0, rows, self.chunk))
 
-    def gradient(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
+    def to_gradient(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what was released, (size,): it is the gradient in all weights."""
         return released
 
 
 def clip_loss(images: Tensor, texts: Tensor, log_scale: Tensor, cosine: bool = True) -> Tensor:
-    """The mean over pairs of the cross-entropies of image to text and of text to image."""
-    logits = (unit(images) if cosine else images) @ unit(texts).T * log_scale.exp()
+    """Return the mean over pairs of the cross-entropies of image to text and of text to image.
+
+    Args:
+        images: embeddings, (pairs, dim).
+        texts: embeddings, (pairs, dim), in the order of the images.
+        log_scale: the logarithm of the scale of similarities.
+        cosine: whether embeddings of images count by their direction alone.
+    """
+    logits = (normalise_rows(images) if cosine else images) @ normalise_rows(texts).T * log_scale.exp()
     own = torch.arange(len(logits))
     return (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2

@@ -3,9 +3,11 @@
 If every text of the bank names one of a few classes, telling an image apart from the texts is telling classes apart.
 The loss of a pair is the cross-entropy of its class among all classes, convex in a score for each class and feature.
 
-Formal guarantee. Both steps send a function of the user's own rows and of public numbers, to the last bit: rows are
-embedded in calls of fixed shape (`users.batching`), and no product mixes them. The engine clips what they send.
-`MomentStep` sends a positive semi-definite matrix, so replacing a user costs sqrt 2, not 2, of what adding does.
+Formal guarantee, for both steps:
+* A step sends a function of the user's own rows and of public numbers, to the last bit.
+* Rows are embedded in calls of fixed shape (`users.batching`), and no product mixes them.
+* The engine clips what a step sends.
+* `MomentStep` sends a positive semi-definite matrix, so replacing a user costs sqrt 2, not 2, of what adding does.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privrep.multimodal.towers import Layout, unit
+from privrep.multimodal.towers import Layout, normalise_rows
 from privrep.nn.threads import one_thread, rows_of
 from privrep.privacy.bounds import Contributions
 from privrep.privacy.contributions import Products, RowMoments
@@ -36,15 +38,16 @@ class Whitening:
 
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor]:
+        """Return the directions, (features, k), and what they get beyond `rest`, (k, features)."""
         longer = (self.directions * (self.scales - self.rest)).T
         return torch.tensor(self.directions, dtype=torch.float32), torch.tensor(longer, dtype=torch.float32)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the directions of P row, (rows, features)."""
+        """Return the directions of rows after P, (rows, features)."""
         into, back = self._tensors
-        return unit(self.rest * rows + (rows @ into) @ back)
+        return normalise_rows(self.rest * rows + (rows @ into) @ back)
 
-    def mapped(self, weights: Array) -> Array:
+    def map_weights(self, weights: Array) -> Array:
         """Return weights P, (outputs, features): weights on rows, from weights on whitened rows."""
         longer = (self.directions * (self.scales - self.rest)).T
         return np.asarray(self.rest * weights + (weights @ self.directions) @ longer)
@@ -52,10 +55,10 @@ class Whitening:
 
 @dataclass(frozen=True, eq=False)
 class ClosedRows:
-    """How rows are read: their images' features of length one, and their classes. All of it is public."""
+    """The reading of rows: their images' features of length one, and their classes. All of it is public."""
 
     layout: Layout
-    before: nn.Module | None  # what features pass before the linear map: they are centred, or nothing is done
+    before: nn.Module | None  # applied before the linear map: it centres features; None does nothing
     rows_per_user: int
 
     @property
@@ -66,20 +69,22 @@ class ClosedRows:
 
     @property
     def spec(self) -> StepSpec:
+        """Return how rows are laid out, and how many floats a user takes."""
         held = 2 * self.layout.image_numbers * self.rows_per_user
         return StepSpec(layout="padded", rows_per_user=self.rows_per_user, floats_per_user=held)
 
     def read(self, batch: UserBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features (rows, features), zero where there is no pair, classes (rows,) and shares (users, rows).
+        """Return features, classes and shares of a batch of users.
 
+        Features are (rows, features), zero where there is no pair; classes are (rows,), shares (users, rows of a user).
         The shares of a user's pairs add up to one.
         """
-        targets = torch.from_numpy(self.layout.targets(batch.y))
+        targets = torch.from_numpy(self.layout.find_targets(batch.y))
         there = targets >= 0
         shares = there.float() / there.sum(dim=1, keepdim=True).clamp_min(1)
-        rows = self.layout.images(rows_of(batch.X).flatten(0, 1))
+        rows = self.layout.take_images(rows_of(batch.X).flatten(0, 1))
         with torch.no_grad():
-            rows = unit(rows if self.before is None else self.before(rows))
+            rows = normalise_rows(rows if self.before is None else self.before(rows))
         labels = torch.from_numpy(self.classes)[targets.flatten().clamp_min(0)]
         return torch.where(there.flatten()[:, None], rows, 0.0), labels, shares
 

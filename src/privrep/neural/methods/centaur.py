@@ -9,7 +9,7 @@ from torch import Tensor
 from privrep.data.table import UserTable
 from privrep.heads.gradient import HeadRule
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, train
-from privrep.neural.user_state import Personal, UserState, ended, kept_heads
+from privrep.neural.user_state import Personal, UserState, fit_last_heads, keep_heads
 from privrep.nn.flat_module import Split
 from privrep.privacy.run import Run
 from privrep.typing import Singles
@@ -18,11 +18,21 @@ from privrep.typing import Singles
 def centaur(
     run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
 ) -> tuple[TrainedWeights, UserState]:
-    """CENTAUR as in its paper (Algorithms 1 and 2): shared representation, heads that users keep and fit further.
+    """Train by CENTAUR (Shen et al. 2023, Algorithms 1 and 2), with heads that users keep and fit further.
 
     Formal guarantee: the weights are a function of releases charged to `run.ledger`; see `rounds.train`.
+
+    Args:
+        run: the run whose ledger is charged.
+        split: the network, as a representation and a head.
+        settings: rounds, clipping norm, steps and heads.
+        mu_squared: what each round spends.
+        rows_per_user: rows of a user that a round looks at.
+
+    Returns:
+        The shared weights, and users' heads.
     """
-    kept = kept_heads(split, split.head.weights(), settings, run.users.facts.users, rows_per_user)
+    kept = keep_heads(split, split.head.weights(), settings, run.users.facts.users, rows_per_user)
     return train(run, split.representation.weights(), kept.step, settings, mu_squared, "centaur"), kept
 
 
@@ -34,10 +44,12 @@ class CentaurMethod:
     def train(
         self, run: Run, split: Split, settings: TrainingSettings, mu_squared: float, rows_per_user: int
     ) -> tuple[TrainedWeights, Tensor]:
+        """Return the shared weights and users' heads; see `registry.NetworkMethod`."""
         trained, kept = centaur(run, split, settings, mu_squared, rows_per_user)
         return trained, kept.own
 
     def end(
         self, split: Split, weights: Singles, own: Tensor | None, fit: HeadRule, table: UserTable, rows_per_user: int
     ) -> Personal:
-        return ended(split, weights, own, fit, table, rows_per_user)
+        """Return users' heads, fitted once more; see `registry.NetworkMethod`."""
+        return fit_last_heads(split, weights, own, fit, table, rows_per_user)
