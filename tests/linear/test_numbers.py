@@ -7,7 +7,7 @@ import pytest
 
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
-from privrep.linear.descent import _Curvature, _moved
+from privrep.linear.descent import _apply_step, _Curvature
 from privrep.linear.families import HeadLosses, HeadVotes
 from privrep.linear.gathering import Outputs
 from privrep.linear.method import Problem
@@ -105,7 +105,7 @@ def test_a_step_on_slopes_leaves_what_means_say_in_all() -> None:
         "between": _Curvature(np.eye(1 + r), 1.0, 1e-6, 1e-6),
     }
     assert within.size == D + packed_size(D)
-    moved, heard = _moved(panel, released, bends, Outputs.of(np.zeros(1), several=False))
+    moved, heard = _apply_step(panel, released, bends, Outputs.of(np.zeros(1), several=False))
     assert heard
     assert np.linalg.norm(moved.mean.slopes - panel.mean.slopes) > 0.5
     many = 10**9

@@ -250,7 +250,7 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
 
     from privrep.data import categories
     from privrep.data.missing import indicator_names
-    from privrep.heads.fitting import newcomer_heads
+    from privrep.heads.fitting import make_newcomer_heads
 
     d = len(fitted.representation.scale)
     name = _as_id(user_id, fitted)
@@ -260,7 +260,7 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
     if named and len(names) != d:
         raise InputError(f"the model has {d} features and gives no names to them; pass --features.")
     ids = np.array([name], dtype=object if isinstance(name, str) else np.int64)
-    return newcomer_heads(ids, fitted.representation), names
+    return make_newcomer_heads(ids, fitted.representation), names
 
 
 # Where the heads go

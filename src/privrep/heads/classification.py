@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
-from privrep.heads.regression import CONSTANT, OWN, SHARED, Fit, images, normalised
+from privrep.heads.regression import CONSTANT, OWN, SHARED, Fit, normalise_grams, project_rows
 from privrep.local.elementary import log, sigmoid
 from privrep.local.least_squares import centred, sum_rows, users_last, without_mean
 from privrep.local.losses import FARTHEST, INTERCEPT_PRECISION, ClassFit, Loss, fit_classes
@@ -26,15 +26,15 @@ _OWN_PRECISIONS = (0.25, 2.0, 0.03)  # for each feature; the usual one first
 _PSEUDO_COUNT = 1.0
 
 
-def class_constant(signs: Floats, loss: Loss, intercept: bool) -> Fit:
+def fit_class_constant(signs: Floats, loss: Loss, intercept: bool) -> Fit:
     """Outputs that stand for the frequencies of the user's own classes (all alike without an intercept)."""
-    base, loo = _frequencies(signs, loss, intercept)
+    base, loo = _find_frequencies(signs, loss, intercept)
     users = signs.shape[2]
     value = sum_rows(loss.values(loo, signs)) / signs.shape[1]
     return Fit(CONSTANT, value, base.T, np.zeros((users, loss.outputs, 0)))
 
 
-def _frequencies(signs: Floats, loss: Loss, intercept: bool) -> tuple[Floats, Floats]:
+def _find_frequencies(signs: Floats, loss: Loss, intercept: bool) -> tuple[Floats, Floats]:
     """(outputs, users), and with each row left out (outputs, m, users)."""
     if not intercept:
         return np.zeros((len(signs), signs.shape[2])), np.zeros_like(signs)
@@ -43,15 +43,15 @@ def _frequencies(signs: Floats, loss: Loss, intercept: bool) -> tuple[Floats, Fl
     left = counts[:, None, :] - there
     known = np.abs(signs)
     total = sum_rows(known)
-    return _outputs_of(counts, total, loss), _outputs_of(left, total[:, None, :] - known, loss)
+    return _find_outputs(counts, total, loss), _find_outputs(left, total[:, None, :] - known, loss)
 
 
-def _outputs_of(counts: Floats, total: Floats, loss: Loss) -> Floats:
+def _find_outputs(counts: Floats, total: Floats, loss: Loss) -> Floats:
     others = total if loss.softmax else total - counts
     return log((counts + _PSEUDO_COUNT) / (others + _PSEUDO_COUNT))
 
 
-def class_shared(
+def fit_class_shared(
     X: Array | SparseRows,
     signs: Floats,
     loss: Loss,
@@ -63,8 +63,8 @@ def class_shared(
     """A head on the representation. Without a `precision` of its prior, the middle one of PRECISIONS, or another that
     is clearly better by leave-one-out: a poor guess on few rows, so a run asks all users together."""
     precisions = (PRECISIONS[1], *PRECISIONS[::2]) if precision is None else (precision,)
-    fits, losses, mean = _shared_fits(X, signs, loss, matrix, intercept, precisions, centre)
-    best, users = _clearly_best(losses, signs.shape[1]), np.arange(losses.shape[1])
+    fits, losses, mean = _fit_shared_heads(X, signs, loss, matrix, intercept, precisions, centre)
+    best, users = _choose_clearly_best(losses, signs.shape[1]), np.arange(losses.shape[1])
     heads = np.stack([fit.heads for fit in fits])[best, :, :, users]  # (users, outputs, k)
     intercepts = np.stack([fit.intercepts for fit in fits])[best, :, users]
     if intercept:
@@ -72,7 +72,7 @@ def class_shared(
     return Fit(SHARED, losses[best, users], intercepts, heads)
 
 
-def _shared_fits(
+def _fit_shared_heads(
     X: Array | SparseRows,
     signs: Floats,
     loss: Loss,
@@ -82,7 +82,7 @@ def _shared_fits(
     centre: Array | None,
 ) -> tuple[list[ClassFit], Floats, Floats]:
     """Fits with each precision, their leave-one-out losses (precisions, users), and the rows' means (k, users)."""
-    P = users_last(images(X, matrix))
+    P = users_last(project_rows(X, matrix))
     m = P.shape[1]
     rows = without_mean(P) if intercept else P
     fits: list[ClassFit] = []
@@ -92,7 +92,7 @@ def _shared_fits(
     return fits, losses, sum_rows(P) / m
 
 
-def class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool) -> Fit:
+def fit_class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool) -> Fit:
     """A linear classifier on all features in public scales, mixed with the frequencies of the user's classes.
 
     Least squares of the labels, or Newton's method where there are rows enough for that. Its share in the outputs is
@@ -103,8 +103,10 @@ def class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool
     rows = X / scale
     mean = rows.mean(axis=1)
     rows = centred(rows) if intercept else rows
-    base, base_left = _frequencies(signs, loss, intercept)
-    outputs, weights, offset, lost = (_newton if m >= MANY_ROWS * d else _least_squares)(rows, signs, loss, intercept)
+    base, base_left = _find_frequencies(signs, loss, intercept)
+    outputs, weights, offset, lost = (_fit_newton if m >= MANY_ROWS * d else _fit_least_squares)(
+        rows, signs, loss, intercept
+    )
     gain = sum_rows(loss.values(base_left, signs)) - sum_rows(loss.values(base_left + outputs, signs))
     share = sigmoid(0.25 + 0.5 * gain)
     value = sum_rows(loss.values(base_left + share * outputs, signs)) / m
@@ -120,7 +122,7 @@ _Own = tuple[Floats, Array, Array, NDArray[np.bool_]]
 (users, outputs, d), its offset (users, outputs), and which users' numbers overflowed."""
 
 
-def _least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
+def _fit_least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
     """The mean of a label, 1 or -1, is tanh of half its output, so outputs are twice what least squares says.
 
     The ridge is the one that is right if features explain two fifths of the labels' variance, all of them as much. With
@@ -130,21 +132,21 @@ def _least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _
     targets = np.ascontiguousarray(signs.transpose(2, 1, 0))  # (users, m, outputs)
     moved = centred(targets) if intercept else targets
     others = (targets.sum(axis=1, keepdims=True) - targets) / max(m - 1, 1) if intercept else 0.0
-    base_left = _frequencies(signs, loss, intercept)[1]
+    base_left = _find_frequencies(signs, loss, intercept)[1]
     ridges = 1.5 * d / max(m, d) * np.array(_RIDGES[: 5 if loss.outputs > 1 else 3 if m > d else 1])
-    duals, leverages, size, lost = _ridge_duals(rows, moved, ridges)
+    duals, leverages, size, lost = _solve_ridge_duals(rows, moved, ridges)
     outputs, losses = np.empty((len(ridges), *signs.shape)), np.empty((len(ridges), users))
     for i, ridge in enumerate(ridges):
         left = ridge * duals[i] / np.maximum(1 - leverages[i] - (1 / m if intercept else 0.0), 1e-6)
         outputs[i] = _SLOPES[i] * (targets - left - others).transpose(2, 1, 0)
         losses[i] = sum_rows(loss.values(base_left + outputs[i], signs)) / m
-    best = _clearly_best(losses, m)
+    best = _choose_clearly_best(losses, m)
     slopes, dual = np.array(_SLOPES)[best], duals[best, np.arange(users)] / size[:, None, None]
     weights = slopes[:, None, None] * np.matmul(dual.transpose(0, 2, 1), rows)
-    return _of_each(outputs, best), weights, np.zeros((users, loss.outputs)), lost
+    return _pick_each(outputs, best), weights, np.zeros((users, loss.outputs)), lost
 
 
-def _ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+def _solve_ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
     """(G + ridge)^-1 targets for each ridge and user, G the Gram matrix of the user's rows over its mean eigenvalue;
     the rows' leverages (ridges, users, m, 1); that mean; and which users' numbers overflowed.
 
@@ -153,7 +155,7 @@ def _ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Array, Arr
     """
     users, m, d = rows.shape
     if m <= d:
-        gram, size, lost = normalised(rows @ rows.transpose(0, 2, 1))
+        gram, size, lost = normalise_grams(rows @ rows.transpose(0, 2, 1))
         if len(ridges) == 1:
             inverted = np.linalg.inv(gram + ridges[0] * np.eye(m))
             diagonal = np.ascontiguousarray(inverted[:, np.arange(m), np.arange(m)])[:, :, None]
@@ -161,7 +163,7 @@ def _ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Array, Arr
         values, Q = np.linalg.eigh(gram)
         values = np.maximum(values, 0.0)
     else:
-        gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
+        gram, size, lost = normalise_grams(rows.transpose(0, 2, 1) @ rows)
         values, V = np.linalg.eigh(gram)
         values = np.maximum(values, 0.0)
         Q = (
@@ -177,24 +179,24 @@ def _ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Array, Arr
     return duals, leverages, size, lost
 
 
-def _newton(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
+def _fit_newton(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
     """`fit_classes` with a matrix product per user in place of a loop over features; the frequencies stay beside it."""
     users, m, d = rows.shape
     size = (rows * rows).sum(axis=(1, 2)) / (m * d)
     lost = ~np.isfinite(size)
     Z = np.where(lost[:, None, None], 0.0, rows) / np.sqrt(np.where(lost | (size <= 0), 1.0, size))[:, None, None]
     Z = np.concatenate([Z, np.ones((users, m, 1))], axis=2) if intercept else Z
-    base, base_left = _frequencies(signs, loss, intercept)
-    fits = [_newton_fit(Z, signs, loss, d * precision, intercept, base) for precision in _OWN_PRECISIONS]
+    base, base_left = _find_frequencies(signs, loss, intercept)
+    fits = [_fit_newton_once(Z, signs, loss, d * precision, intercept, base) for precision in _OWN_PRECISIONS]
     outputs = np.stack([fit[0] for fit in fits]) - base_left
     losses = np.stack([sum_rows(loss.values(base_left + each, signs)) / m for each in outputs])
-    best = _clearly_best(losses, m)
+    best = _choose_clearly_best(losses, m)
     heads = np.stack([fit[1] for fit in fits])[best, np.arange(users)]  # (users, outputs, d or d + 1)
     weights = heads[:, :, :d] / np.sqrt(np.where(lost | (size <= 0), 1.0, size))[:, None, None]
-    return _of_each(outputs, best), weights, heads[:, :, d:].sum(axis=2), lost
+    return _pick_each(outputs, best), weights, heads[:, :, d:].sum(axis=2), lost
 
 
-def _newton_fit(
+def _fit_newton_once(
     Z: Array, signs: Floats, loss: Loss, precision: float, intercept: bool, base: Floats
 ) -> tuple[Floats, Array]:
     """Outputs with each row left out (outputs, m, users), and heads (users, outputs, columns of Z)."""
@@ -222,12 +224,12 @@ def _newton_fit(
     return outputs - leverage * pull / np.maximum(1 - curve * leverage, 1e-2), heads
 
 
-def _of_each(values: Floats, best: NDArray[np.int64]) -> Floats:
+def _pick_each(values: Floats, best: NDArray[np.int64]) -> Floats:
     """(settings, outputs, m, users) at each user's own setting."""
     return np.ascontiguousarray(values[best, :, :, np.arange(len(best))].transpose(1, 2, 0))
 
 
-def _clearly_best(losses: Floats, rows: int) -> NDArray[np.int64]:
+def _choose_clearly_best(losses: Floats, rows: int) -> NDArray[np.int64]:
     """Which of several settings, losses (settings, users): the usual one, unless another is better by so many nats.
 
     On few rows the best of several is often so by luck, which costs that user twice: a worse setting, and a

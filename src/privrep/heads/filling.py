@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from privrep.heads.heads import Heads
 
 
-def means_of(block: UserTable, columns: int) -> Array:
+def average_users(block: UserTable, columns: int) -> Array:
     """Return users' means of the first columns, (users, columns); NaN where a user has no value."""
     means = np.full((block.n_users, columns), np.nan)
     for users, size in block.positions_by_size():
@@ -87,7 +87,7 @@ def fill_to_predict(
     holes = np.isnan(X.data if sparse.issparse(X) else X)
     if not holes.any() and not gaps.any():
         return X
-    some = np.flatnonzero(_rows_with(X, holes) | ((users >= 0) & gaps[users]))
+    some = np.flatnonzero(_find_rows_with(X, holes) | ((users >= 0) & gaps[users]))
     if not len(some):
         return X
     dense = X[some].toarray() if sparse.issparse(X) else X[some]
@@ -97,20 +97,20 @@ def fill_to_predict(
     missing = np.isnan(dense)
     lost = missing & np.isinf(own) & ~located
     if lost.any():
-        raise InputError(_words(lost, names()))
+        raise InputError(_describe_lost(lost, names()))
     unheard = np.isnan(own) & ~located & (users[some] >= 0)[:, None]
     filled = np.where(missing | unheard, np.where(np.isfinite(own), own, fill), dense)
-    return _replaced(X, some, filled)
+    return _replace_rows(X, some, filled)
 
 
-def _rows_with(X: Any, holes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _find_rows_with(X: Any, holes: NDArray[np.bool_]) -> NDArray[np.bool_]:
     if not sparse.issparse(X):
         return np.asarray(holes.any(axis=1))
     rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
     return np.bincount(rows[holes], minlength=X.shape[0]) > 0
 
 
-def _replaced(X: Any, some: NDArray[np.int64], filled: Array) -> Any:
+def _replace_rows(X: Any, some: NDArray[np.int64], filled: Array) -> Any:
     if sparse.issparse(X):
         rest = np.setdiff1d(np.arange(X.shape[0]), some)
         back = np.argsort(np.concatenate([rest, some]))
@@ -120,7 +120,7 @@ def _replaced(X: Any, some: NDArray[np.int64], filled: Array) -> Any:
     return result
 
 
-def _words(lost: NDArray[np.bool_], names: Sequence[str]) -> str:
+def _describe_lost(lost: NDArray[np.bool_], names: Sequence[str]) -> str:
     columns = np.flatnonzero(lost.any(axis=0))
     listed = [f"{names[c] if len(names) else f'column {c}'} ({int(lost[:, c].sum()):,})" for c in columns[:5]]
     more = ", ..." if len(columns) > 5 else ""

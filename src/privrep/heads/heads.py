@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.heads.filling import join_means
-from privrep.heads.ratings import newcomer
+from privrep.heads.ratings import make_newcomer
 from privrep.heads.regression import PRIOR
 from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
 from privrep.local.prior import HeadPrior, LabelPrior
@@ -68,7 +68,7 @@ class Heads:
                 predictions[rows] = mean.of_rows(X[rows])[:, target]
         elif representation.ratings is not None and (users < 0).any():
             rows = np.flatnonzero(users < 0)
-            intercept, weights = newcomer(representation.ratings, self.shared.shape[1] - 1)
+            intercept, weights = make_newcomer(representation.ratings, self.shared.shape[1] - 1)
             predictions[rows] = intercept + np.asarray(X[rows] @ (representation.head_matrix @ weights))
         position = np.where(users < 0, -1, self.own_position[heads])
         rows = np.flatnonzero(position >= 0)
@@ -145,12 +145,12 @@ class Heads:
             np.concatenate(moved),
             np.concatenate([part.own for part in parts]),
             parts[0].targets,
-            _joined([part.origin for part in parts]),
-            _joined([part.doubt for part in parts]),
+            _join_arrays([part.origin for part in parts]),
+            _join_arrays([part.doubt for part in parts]),
             join_means(parts),
         )
 
 
-def _joined(parts: list[Array | None]) -> Array | None:
+def _join_arrays(parts: list[Array | None]) -> Array | None:
     held = [part for part in parts if part is not None]
     return np.concatenate(held) if len(held) == len(parts) else None

@@ -174,9 +174,9 @@ class BentRows(Bent):
 
     def step(self, f: Array, pull: Array) -> Array:
         wanted = self.root * f + pull / self.root
-        return (wanted - self._solved(wanted)) / self.root
+        return (wanted - self._solve(wanted)) / self.root
 
-    def _solved(self, values: Array) -> Array:
+    def _solve(self, values: Array) -> Array:
         return self.systems.solve(values.transpose(1, 0, 2)).transpose(1, 0, 2)
 
     def variance(self, asked: NDArray[np.int64] | None = None) -> Array:
@@ -190,7 +190,7 @@ class BentRows(Bent):
         return np.maximum(found, 0.0)
 
     def smooth(self, values: Array) -> Array:
-        return self.root * self._solved(self.root * values)
+        return self.root * self._solve(self.root * values)
 
 
 @dataclass(frozen=True)
@@ -343,20 +343,20 @@ def find_mode(space: Space, offset: Array, signs: Array, near: Array | None, los
             bent = space.at(loss.bend(offset + f, signs, curve))
         elif bent is None:
             bent = space.at(np.maximum(curve, STEADY * np.abs(signs)))
-        f = _moved(f, bent.step(f, pull), signs)
+        f = _take_step(f, bent.step(f, pull), signs)
     return Mode(space, loss, signs, offset + f, *loss.pulls(offset + f, signs), not anew)
 
 
-def _polished(mode: Mode, offset: Array) -> Mode:
+def _polish(mode: Mode, offset: Array) -> Mode:
     """Return a rough mode after another step, by the system that its variance takes anyway; any other as it is."""
     if not mode.rough:
         return mode
     f, loss, signs = mode.outputs - offset, mode.loss, mode.signs
-    f = _moved(f, mode.bent.step(f, mode.pull), signs)
+    f = _take_step(f, mode.bent.step(f, mode.pull), signs)
     return Mode(mode.space, loss, signs, offset + f, *loss.pulls(offset + f, signs), False, mode.bent)
 
 
-def _moved(f: Array, target: Array, signs: Array) -> Array:
+def _take_step(f: Array, target: Array, signs: Array) -> Array:
     move = target - f
     farthest = np.abs(move * signs).max(axis=1, keepdims=True)
     return f + np.minimum(1.0, FARTHEST / np.maximum(farthest, 1e-300)) * move
@@ -371,7 +371,7 @@ def leave_out(space: Space, offset: Array, mode: Mode) -> tuple[Array, Array]:
     """
     m, loss = offset.shape[1], mode.loss
     if m > FEW and not loss.softmax:
-        mode = _polished(mode, offset)
+        mode = _polish(mode, offset)
         variance = mode.variance / np.maximum(1 - mode.curve * mode.variance, 1e-2)
         return mode.outputs - variance * mode.pull, variance
     left, variance = offset.copy(), np.empty_like(offset)
@@ -383,13 +383,13 @@ def leave_out(space: Space, offset: Array, mode: Mode) -> tuple[Array, Array]:
             continue
         fewer = space.without(known)
         start, signs, near = (np.take(part, known, axis=1) for part in (offset, mode.signs, mode.outputs))
-        fit = _polished(find_mode(fewer, start, signs, near, loss, True), start)
+        fit = _polish(find_mode(fewer, start, signs, near, loss, True), start)
         left[:, out] += fewer.line(fit.dual, out)
         variance[:, out] = fit.bent.variance(out)
     return left, variance
 
 
-def users_at_once(rows: int, width: int, outputs: int) -> int:
+def count_users_at_once(rows: int, width: int, outputs: int) -> int:
     """Return how many users are fitted at once: as many as fit a cache."""
     unknowns = min(rows, 1 + width)
     return max(NUMBERS // (outputs * max(unknowns * unknowns, 4 * rows)), 16)

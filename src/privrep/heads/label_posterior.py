@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.data.sparse import SparseRows
-from privrep.heads.label_modes import LabelRows, find_mode, leave_out, users_at_once
-from privrep.heads.posterior import LARGEST, MOST_PACKED, images_of, origins_of
+from privrep.heads.label_modes import LabelRows, count_users_at_once, find_mode, leave_out
+from privrep.heads.posterior import LARGEST, MOST_PACKED, make_images, make_origins
 from privrep.local.least_squares import sum_rows, users_last
 from privrep.local.losses import Loss
 from privrep.local.prior import LabelPrior
@@ -43,7 +43,7 @@ class LabelFits:
     covariance: Array | None  # (users, outputs, 1 + p, 1 + p): of (b, v), where it was asked for
 
 
-def moderated(outputs: Array, variance: Array, loss: Loss) -> Array:
+def moderate(outputs: Array, variance: Array, loss: Loss) -> Array:
     """Return outputs as probabilities count them, given the variance that is left of each.
 
     Args:
@@ -53,10 +53,10 @@ def moderated(outputs: Array, variance: Array, loss: Loss) -> Array:
     """
     if loss.name != "log":
         return outputs
-    return outputs * trust_of(variance)
+    return outputs * find_trust(variance)
 
 
-def trust_of(variance: Array) -> Array:
+def find_trust(variance: Array) -> Array:
     """Return the share of its outputs that a row's probabilities count, from variances (outputs, ...).
 
     Of several outputs differences count, whose variance is twice as large.
@@ -101,7 +101,7 @@ def fit_labels(
     images = np.where(lost[:, None, None], 0.0, images) if lost.any() else images
     parts = [
         _fit_some(offset[some], images[some], y[some], loss, level, left)
-        for some in some_users(len(images), m, p, loss.outputs)
+        for some in iterate_users(len(images), m, p, loss.outputs)
     ]
     dual, curve, variance, without, doubt = (np.concatenate(each, axis=2) for each in zip(*parts, strict=True))
     return LabelFits(
@@ -112,13 +112,13 @@ def fit_labels(
         variance,
         without,
         doubt,
-        _covariance(images, level, curve) if covariance else None,
+        _find_covariance(images, level, curve) if covariance else None,
     )
 
 
-def some_users(users: int, rows: int, width: int, outputs: int) -> Iterator[slice]:
+def iterate_users(users: int, rows: int, width: int, outputs: int) -> Iterator[slice]:
     """Yield users, as many at a time as are fitted at once."""
-    size = users_at_once(rows, width, outputs)
+    size = count_users_at_once(rows, width, outputs)
     for start in range(0, max(users, 1), size):
         yield slice(start, start + size)
 
@@ -133,7 +133,7 @@ def _fit_some(
     return mode.dual, mode.curve, mode.variance, *without
 
 
-def _covariance(images: Array, level: Array, curve: Array) -> Array:
+def _find_covariance(images: Array, level: Array, curve: Array) -> Array:
     """Return the covariance of levels and coordinates that is left, (users, outputs, 1 + p, 1 + p)."""
     users, m, p = images.shape
     scale, found = np.ones(1 + p), np.empty((users, len(level), 1 + p, 1 + p))
@@ -164,23 +164,23 @@ class LabelHeads:
 def fit_label_heads(X: Floats | SparseRows, y: Floats, prior: LabelPrior, loss: Loss) -> LabelHeads:
     """Return the heads of users with equally many rows, from rows (users, m, d) and codes of labels (users, m)."""
     mean, m = prior.mean, X.shape[1]
-    images = images_of(X, prior.factor, mean, prior.own_origin)
+    images = make_images(X, prior.factor, mean, prior.own_origin)
     level = prior.level_variance_at(m)
     fits = fit_labels(mean.of_users(X), images, y, loss, level, covariance=True)
     users, _, p = fits.coordinates.shape
     origin = np.zeros((users, p))
-    origin += origins_of(X, prior.factor, mean, prior.own_origin)[:, 0]
+    origin += make_origins(X, prior.factor, mean, prior.own_origin)[:, 0]
     base = np.tile(mean.constant, (users, 1))
     if mean.intercept:
         base = base + mean.means_along(X, mean.centre * mean.located, mean.mean_weights(m))[:, 0]
     intercept = base + fits.level - (fits.coordinates * origin[:, None, :]).sum(axis=2)
     assert fits.covariance is not None
-    outputs = moderated(fits.left, fits.left_variance, loss) * prior.known
+    outputs = moderate(fits.left, fits.left_variance, loss) * prior.known
     loo = sum_rows(loss.values(outputs, loss.signs(y))) / m
-    return LabelHeads(intercept, fits.coordinates, origin, _packed(fits.covariance), loo)
+    return LabelHeads(intercept, fits.coordinates, origin, _pack_doubt(fits.covariance), loo)
 
 
-def _packed(covariance: Array) -> Array:
+def _pack_doubt(covariance: Array) -> Array:
     """Return what is left to doubt, (users, outputs, .): packed, or two numbers where coordinates are many."""
     p = covariance.shape[2] - 1
     if p <= MOST_PACKED:
@@ -189,7 +189,7 @@ def _packed(covariance: Array) -> Array:
     return np.stack([covariance[:, :, 0, 0], trace / p], axis=2)
 
 
-def new_variance(images: Array, level: Array) -> Array:
+def find_new_variance(images: Array, level: Array) -> Array:
     """Return the variance of outputs of users of whom nothing is known, (rows, outputs).
 
     Args:

@@ -49,7 +49,7 @@ class PersonalHead:
         """
         rows = self.checked_rows(X)
         values = self._values(rows)
-        return (values, self._known_doubts.deviations(rows, _first(rows))) if return_std else values
+        return (values, self._known_doubts.deviations(rows, _index_only_user(rows))) if return_std else values
 
     def _values(self, rows: Any) -> Array:
         return np.asarray(rows @ self.weights.T + self.intercept)
@@ -57,7 +57,7 @@ class PersonalHead:
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
         """Return the lower and the upper ends of intervals that cover this share of targets, each as `predict` has."""
         rows = self.checked_rows(X)
-        values, width = self._values(rows), self._known_doubts.half_widths(rows, _first(rows), coverage)
+        values, width = self._values(rows), self._known_doubts.half_widths(rows, _index_only_user(rows), coverage)
         return values - width, values + width
 
     @property
@@ -89,7 +89,7 @@ class PersonalHead:
         return np.where(np.isnan(rows) | self.ignored, self.fill, rows)
 
 
-def _first(rows: Any) -> NDArray[np.int64]:
+def _index_only_user(rows: Any) -> NDArray[np.int64]:
     """Return the position of the only user, for each row."""
     return np.zeros(rows.shape[0], dtype=np.int64)
 
@@ -122,7 +122,7 @@ class PersonalClassifier:
         if self.trust is None:
             return outputs
         rows = self.head.checked_rows(X)
-        factors = self.trust.factors(rows, _first(rows))
+        factors = self.trust.factors(rows, _index_only_user(rows))
         return outputs * (factors if outputs.ndim == 1 else factors[:, None])
 
     def predict(self, X: Any) -> NDArray[Any]:

@@ -61,7 +61,7 @@ class Spread:
         whole = self.ones.sum(axis=1)
         return 1 / (np.maximum(whole, 1e-300) + 1 / np.maximum(ratio, 1e-300))
 
-    def surprised(self, ratio: float | Array, noise: float) -> Array:
+    def raise_ratios(self, ratio: float | Array, noise: float) -> Array:
         """Return the ratio of levels for each user, (users,): larger where its own level lies FAR off the prior mean.
 
         Levels have heavier tails than normal ones have, and a user who is unlike all others is not to pay for it.
@@ -80,7 +80,7 @@ class Spread:
         return Fits(gain * pull, coordinates, dual / diagonal, diagonal, dual)
 
 
-def images_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
+def make_images(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
     """Return users' rows, less their origins, times the factor: (users, m, p).
 
     The origin of a user is its mean row, `own`, or the public centre, but for columns where no centre is known. Without
@@ -96,7 +96,7 @@ def images_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool)
         return images
     if own:
         return centred(images)
-    return images - origins_of(X, factor, mean, own)
+    return images - make_origins(X, factor, mean, own)
 
 
 def _is_diagonal(factor: Array) -> bool:
@@ -104,7 +104,7 @@ def _is_diagonal(factor: Array) -> bool:
     return d == p and not (factor - np.diag(np.diag(factor))).any()
 
 
-def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
+def make_origins(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
     """Return the images of users' origins, (users, 1, p) or (1, 1, p)."""
     if not mean.intercept:
         return np.zeros((1, 1, factor.shape[1]))
@@ -116,7 +116,7 @@ def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool
     return public + mean.means_along(X, np.zeros(len(factor)), factor * (1 - mean.located)[:, None])
 
 
-def spread_of(images: Array, residuals: Array) -> Spread:
+def make_spread(images: Array, residuals: Array) -> Spread:
     """Return what the slopes' prior makes of residuals (users, m); images (users, m, p) are in the prior's units."""
     users, m, p = images.shape
     if p == 0:
@@ -159,7 +159,7 @@ class PosteriorHeads:
 MOST_PACKED = 6
 
 
-def doubt_size(p: int) -> int:
+def count_doubt(p: int) -> int:
     """Return how many numbers the doubt of a head with p coordinates has."""
     return packed_size(1 + p) if p <= MOST_PACKED else 2
 
@@ -169,22 +169,22 @@ def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: in
     mean, m = prior.mean, X.shape[1]
     ratio = prior.level_ratio_at(m, target) if mean.intercept else 0.0
     residuals = y - mean.of_users(X)[:, :, target]
-    images = images_of(X, prior.factor, mean, prior.own_origin)
-    spread = spread_of(images, residuals)
-    ratios = spread.surprised(ratio, float(prior.noise[target])) if mean.intercept else np.zeros(len(y))
+    images = make_images(X, prior.factor, mean, prior.own_origin)
+    spread = make_spread(images, residuals)
+    ratios = spread.raise_ratios(ratio, float(prior.noise[target])) if mean.intercept else np.zeros(len(y))
     fits = spread.with_levels(ratios)
     base = np.full(len(y), mean.constant[target])
     origin = np.zeros((len(y), images.shape[2]))
-    origin += origins_of(X, prior.factor, mean, prior.own_origin)[:, 0]
+    origin += make_origins(X, prior.factor, mean, prior.own_origin)[:, 0]
     if mean.intercept:
         moved = mean.means_along(X, mean.centre * mean.located, mean.mean_weights(m)[:, target, None])
         base = base + moved[:, 0, 0]
     coordinates = np.where(spread.lost[:, None], 0.0, fits.coordinates)
     intercept = base + fits.level - (origin * coordinates).sum(axis=1)
-    return PosteriorHeads(intercept, coordinates, origin, _doubt(spread, ratios), (fits.left**2).mean(axis=1))
+    return PosteriorHeads(intercept, coordinates, origin, _find_doubt(spread, ratios), (fits.left**2).mean(axis=1))
 
 
-def _doubt(spread: Spread, ratio: Array) -> Array:
+def _find_doubt(spread: Spread, ratio: Array) -> Array:
     """Return what is left to doubt; see `PosteriorHeads`."""
     users, m, p = spread.images.shape
     gain = spread.level_gain(ratio)
@@ -203,7 +203,7 @@ def _doubt(spread: Spread, ratio: Array) -> Array:
     return pack(joint)
 
 
-def doubt_at(doubt: Array, p: Array) -> Array:
+def find_doubt_at(doubt: Array, p: Array) -> Array:
     """Return the doubt about predictions, (rows,), from doubts of their users and coordinates p (rows, p) of rows."""
     if p.shape[1] > MOST_PACKED:
         return np.asarray(doubt[:, 0] + doubt[:, 1] * (p**2).sum(axis=1))

@@ -40,7 +40,7 @@ class Fit:
     weights: Array  # in the coordinates of that kind: (users, k) shared, (users, d) own; of classes (users, outputs, .)
 
 
-def constant_candidate(y: Array, intercept: bool) -> Fit:
+def fit_constant_candidate(y: Array, intercept: bool) -> Fit:
     """The user's mean (zero without an intercept)."""
     m = y.shape[1]
     mean = y.mean(axis=1) if intercept else np.zeros(len(y))
@@ -48,26 +48,26 @@ def constant_candidate(y: Array, intercept: bool) -> Fit:
     return Fit(CONSTANT, (residual**2).mean(axis=1), mean, np.zeros((len(y), 0)))
 
 
-def shared_candidate(X: Array | SparseRows, y: Array, matrix: Array, intercept: bool) -> Fit:
+def fit_shared_candidate(X: Array | SparseRows, y: Array, matrix: Array, intercept: bool) -> Fit:
     """Ridge regression on the representation; ridge, and whether to have an intercept, by leave-one-out."""
-    P = images(X, matrix)
-    fits = [_ridges(P, y, _SHARED_RIDGES, centre) for centre in ((True, False) if intercept else (False,))]
-    return _best(SHARED, fits)
+    P = project_rows(X, matrix)
+    fits = [_fit_ridges(P, y, _SHARED_RIDGES, centre) for centre in ((True, False) if intercept else (False,))]
+    return _pick_best(SHARED, fits)
 
 
-def images(X: Array | SparseRows, matrix: Array) -> Array:
+def project_rows(X: Array | SparseRows, matrix: Array) -> Array:
     """(users, rows, k): rows times the representation."""
     return X.project(matrix) if isinstance(X, SparseRows) else X @ matrix
 
 
-def own_candidate(X: Array, y: Array, scale: Array, intercept: bool) -> Fit:
+def fit_own_candidate(X: Array, y: Array, scale: Array, intercept: bool) -> Fit:
     """Ridge regression on all features in public scales; the ridge by leave-one-out."""
-    ridges = _ridges if X.shape[1] > X.shape[2] else _dual_ridges
-    best = _best(OWN, [ridges(X / scale, y, _OWN_RIDGES, intercept)])
+    ridges = _fit_ridges if X.shape[1] > X.shape[2] else _fit_dual_ridges
+    best = _pick_best(OWN, [ridges(X / scale, y, _OWN_RIDGES, intercept)])
     return replace(best, weights=best.weights / scale)
 
 
-def _best(kind: int, fits: list[tuple[Array, Array, Array]]) -> Fit:
+def _pick_best(kind: int, fits: list[tuple[Array, Array, Array]]) -> Fit:
     """Of fits (losses, intercepts, weights) of the same users, each user's best."""
     losses = np.stack([loss for loss, _, _ in fits])
     best, users = losses.argmin(axis=0), np.arange(losses.shape[1])
@@ -75,11 +75,11 @@ def _best(kind: int, fits: list[tuple[Array, Array, Array]]) -> Fit:
     return Fit(kind, losses[best, users], intercepts[best, users], weights[best, users])
 
 
-def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
+def _fit_ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
     """Each user's best ridge regression: its leave-one-out loss, intercept and weights. From one eigendecomposition."""
     rows, targets = (centred(P), centred(y)) if centre else (P, y)
     m, k = P.shape[1:]
-    gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
+    gram, size, lost = normalise_grams(rows.transpose(0, 2, 1) @ rows)
     values, Q = np.linalg.eigh(gram)
     turned = rows @ Q  # (users, rows, k)
     squares = turned**2 / size[:, None, None]
@@ -94,10 +94,10 @@ def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tupl
         losses[i] = ((residuals / np.maximum(1 - leverage, 1e-6)) ** 2).mean(axis=1) + np.where(lost, np.inf, 0.0)
     best, users = losses.argmin(axis=0), np.arange(len(P))
     weights = np.matmul(Q, heads[best, users][:, :, None])[:, :, 0]
-    return losses[best, users], intercepts(P, y, weights, centre), weights
+    return losses[best, users], fit_intercepts(P, y, weights, centre), weights
 
 
-def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
+def _fit_dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
     """The same with no more rows than features, through the Gram matrix of the rows.
 
     An intercept is a feature of great size that is the same in every row, so it adds a large constant to the Gram
@@ -105,7 +105,7 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
     """
     X, targets = (centred(rows), centred(y)) if centre else (rows, y)
     users, m = y.shape
-    gram, size, lost = normalised(X @ X.transpose(0, 2, 1))
+    gram, size, lost = normalise_grams(X @ X.transpose(0, 2, 1))
     values, Q = np.linalg.eigh(gram + 1e3 if centre else gram)
     squares, products = Q**2, np.matmul(targets[:, None, :], Q)[:, 0]
     losses, alphas = np.empty((len(ridges), users)), np.empty((len(ridges), users, m))
@@ -116,10 +116,10 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
         losses[i] = (left**2).mean(axis=1) + np.where(lost, np.inf, 0.0)
     best = losses.argmin(axis=0)
     weights = np.matmul((alphas[best, np.arange(users)] / size[:, None])[:, None, :], X)[:, 0]
-    return losses[best, np.arange(users)], intercepts(rows, y, weights, centre), weights
+    return losses[best, np.arange(users)], fit_intercepts(rows, y, weights, centre), weights
 
 
-def normalised(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+def normalise_grams(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Gram matrices over their mean eigenvalue, that mean, and which users' overflowed: those are zero.
 
     So whatever a user's rows are, an eigendecomposition, which would raise for everybody, finds small finite numbers.
@@ -133,7 +133,7 @@ def normalised(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
     return gram / size[:, None, None], size, lost
 
 
-def intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
+def fit_intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
     """What the weights leave of the users' means."""
     if not centre:
         return np.zeros(len(y))
@@ -156,9 +156,9 @@ class Preference:
         if X.shape[1] > 2:
             X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
             fits = {
-                SHARED: shared_candidate(X, y, self.matrix, self.intercept).loss,
-                OWN: own_candidate(X, y, self.transform.scale, self.intercept).loss,
-                CONSTANT: constant_candidate(y, self.intercept).loss,
+                SHARED: fit_shared_candidate(X, y, self.matrix, self.intercept).loss,
+                OWN: fit_own_candidate(X, y, self.transform.scale, self.intercept).loss,
+                CONSTANT: fit_constant_candidate(y, self.intercept).loss,
             }
             losses = np.stack([fits[kind] for kind in range(len(KINDS))])
             clear = np.isfinite(losses).all(axis=0)
@@ -166,7 +166,7 @@ class Preference:
         return {"votes": Counts(votes, len(KINDS))}
 
 
-def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
+def fit_rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
     """A user's mean, and its taste: a normal prior of the head with unit covariance, in units of the user's own spread.
 
     y / spread = a + offset + <factors, v> + rest, the variance of the rest public; P has offset and factors. A user
@@ -181,4 +181,4 @@ def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
     taste = np.linalg.solve(gram, rows.transpose(0, 2, 1) @ left[:, :, None])[:, :, 0]
     head = np.concatenate([unit[:, None], taste], axis=1)
     loss = (left - (rows @ taste[:, :, None])[:, :, 0]) ** 2
-    return Fit(SHARED, loss.sum(axis=1) / m, intercepts(P, y, head, True), head)
+    return Fit(SHARED, loss.sum(axis=1) / m, fit_intercepts(P, y, head, True), head)

@@ -39,7 +39,7 @@ def has_heads(folder: Path) -> bool:
 
 def write_heads(heads: Heads | OwnHeads, folder: Path) -> None:
     """Write heads to a model folder, for the owner's eyes only, as a whole or not at all."""
-    table = _table_heads(heads) if isinstance(heads, Heads) else _network_heads(heads)
+    table = _tabulate_heads(heads) if isinstance(heads, Heads) else _tabulate_network(heads)
     path = folder / FILE
     path.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -48,14 +48,14 @@ def write_heads(heads: Heads | OwnHeads, folder: Path) -> None:
     os.replace(temporary, path)
 
 
-def _table_heads(heads: Heads) -> pa.Table:
+def _tabulate_heads(heads: Heads) -> pa.Table:
     own = [None if p < 0 else heads.own[p] for p in heads.own_position]
     ids = ids_to_arrow(heads.ids)
     listed = {name: value for name in _LISTS if (value := getattr(heads, name)) is not None}
-    lists = {name: _fixed_lists(value) for name, value in listed.items() if value.shape[1]}
+    lists = {name: _make_lists(value) for name, value in listed.items() if value.shape[1]}
     empty = {name: "0" for name, value in listed.items() if not value.shape[1]}  # Arrow has no lists of length 0
     if heads.means is not None:
-        lists["means"] = _fixed_lists(np.repeat(heads.means, heads.targets, axis=0))
+        lists["means"] = _make_lists(np.repeat(heads.means, heads.targets, axis=0))
     return pa.table(
         {
             "user": ids.take(pa.array(np.repeat(np.arange(len(ids)), heads.targets))),
@@ -71,11 +71,11 @@ def _table_heads(heads: Heads) -> pa.Table:
 _LISTS = ("shared", "origin", "doubt")  # a list of numbers for each head; heads without a prior have the first alone
 
 
-def _fixed_lists(numbers: Array) -> pa.Array:
+def _make_lists(numbers: Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), numbers.shape[1])
 
 
-def _network_heads(heads: OwnHeads) -> pa.Table:
+def _tabulate_network(heads: OwnHeads) -> pa.Table:
     rows = list(zip(heads.alone.tolist(), heads.position.tolist(), strict=True))
     kind = pa.list_(pa.float32())
     return pa.table(
@@ -97,10 +97,10 @@ def read_heads(folder: Path) -> Heads:
     d, q = int(table.schema.metadata[b"features"]), int(table.schema.metadata[b"targets"])
     own = table["own"].combine_chunks()
     has_own = np.asarray(own.is_valid())
-    shared, origin, doubt = (_lists(table, name) for name in _LISTS)
+    shared, origin, doubt = (_read_lists(table, name) for name in _LISTS)
     if shared is None:
         raise KeyError("shared")
-    means = _lists(table, "means")
+    means = _read_lists(table, "means")
     return Heads(
         table["user"].to_numpy(zero_copy_only=False)[::q],
         table["kind"].to_numpy(),
@@ -115,7 +115,7 @@ def read_heads(folder: Path) -> Heads:
     )
 
 
-def _lists(table: pa.Table, name: str) -> Array | None:
+def _read_lists(table: pa.Table, name: str) -> Array | None:
     """Return a column of lists as a matrix (heads, .); None if the file has none of that name."""
     if name in table.column_names:
         return np.asarray(table[name].combine_chunks().flatten(), dtype=np.float64).reshape(len(table), -1)
@@ -135,14 +135,14 @@ def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:
         table["user"].to_numpy(zero_copy_only=False),
         alone,
         table["scale"].to_numpy() if "scale" in table.column_names else np.where(alone, 0.0, 1.0).astype(np.float32),
-        _numbers(table, "prior").reshape(len(table), sizes.classes),
+        _read_numbers(table, "prior").reshape(len(table), sizes.classes),
         np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1,
-        _numbers(table, "shared").reshape(int((~alone).sum()), sizes.shared, sizes.classes),
-        _numbers(table, "own").reshape(int(alone.sum()), sizes.own, sizes.classes),
+        _read_numbers(table, "shared").reshape(int((~alone).sum()), sizes.shared, sizes.classes),
+        _read_numbers(table, "own").reshape(int(alone.sum()), sizes.own, sizes.classes),
     )
 
 
-def _numbers(table: pa.Table, name: str) -> NDArray[np.float32]:
+def _read_numbers(table: pa.Table, name: str) -> NDArray[np.float32]:
     return np.array(table[name].combine_chunks().flatten(), dtype=np.float32)
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from privrep.errors import InputError
-from privrep.heads.label_posterior import new_variance, trust_of
-from privrep.heads.posterior import doubt_at
+from privrep.heads.label_posterior import find_new_variance, find_trust
+from privrep.heads.posterior import find_doubt_at
 from privrep.heads.regression import OWN, PRIOR
 from privrep.local.prior import QUANTILES, HeadPrior, LabelPrior
 from privrep.typing import Array
@@ -56,14 +56,14 @@ class Doubts:
     def half_widths(self, X: Any, users: NDArray[np.int64], coverage: float) -> Array:
         """Return how far intervals with this coverage reach to either side, in the shape of `deviations`."""
         check_coverage(coverage)
-        known, new = (_quantile(self.prior, coverage, known) for known in (True, False))
+        known, new = (_find_quantile(self.prior, coverage, known) for known in (True, False))
         return self.deviations(X, users) * self._each(
             [np.where(self._newcomers(users, c), new, known) for c in range(self.targets)]
         )
 
     def _deviations(self, images: Array, users: NDArray[np.int64], target: int) -> Array:
         heads = users * self.targets + target
-        doubt = doubt_at(self.doubt[heads], images - self.origin[heads])
+        doubt = find_doubt_at(self.doubt[heads], images - self.origin[heads])
         ratio = np.where(self._newcomers(users, target), self.prior.new_ratio[target], 1 + np.maximum(doubt, 0.0))
         return np.sqrt(self.prior.noise[target] * ratio)
 
@@ -92,17 +92,17 @@ class Trust:
         if not prior.logits:
             return np.ones(len(users))
         images = np.asarray(X @ prior.factor)
-        variance = np.stack([doubt_at(self.doubt[heads + c], images - self.origin[heads + c]) for c in range(q)])
-        found = prior.known * trust_of(np.maximum(variance, 0.0))
+        variance = np.stack([find_doubt_at(self.doubt[heads + c], images - self.origin[heads + c]) for c in range(q)])
+        found = prior.known * find_trust(np.maximum(variance, 0.0))
         if new.any():
             mean = prior.mean
             moved = images[new] - (mean.centre * mean.located) @ prior.factor
-            unknown = new_variance(moved, prior.level_variance_at(1))
-            found[new] = prior.new * trust_of(np.ascontiguousarray(unknown.T))
+            unknown = find_new_variance(moved, prior.level_variance_at(1))
+            found[new] = prior.new * find_trust(np.ascontiguousarray(unknown.T))
         return np.where(~new & (self.kind[heads] == OWN), 1.0, found)
 
 
-def _quantile(prior: HeadPrior, coverage: float, known: bool) -> float:
+def _find_quantile(prior: HeadPrior, coverage: float, known: bool) -> float:
     """Return the quantile of errors; beyond the last one that is known, tails are taken to be normal."""
     last = QUANTILES[-1]
     farther = ndtri(0.5 + coverage / 2) / ndtri(0.5 + last / 2) if coverage > last else 1.0

@@ -30,9 +30,9 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from privrep.heads.regression import KINDS, OWN, SHARED, Preference
-from privrep.linear.starts import MOST_SQUARED, seen, top_eigenvectors
+from privrep.linear.starts import MOST_SQUARED, see_residuals, top_eigenvectors
 from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, ResidualMoments
-from privrep.linear.transform import CLEAR, octave_quantile
+from privrep.linear.transform import CLEAR, read_octave_quantile
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.local.representation import Estimate, Representation
@@ -99,9 +99,9 @@ class RoundContext:
     precision: float = 1.0  # of the prior of classifiers' heads
     level: float = 1.0  # variance of classifiers' levels
 
-    def seen(self, step: Step) -> Step:
+    def see_residuals(self, step: Step) -> Step:
         """Return the step of a round, asked of what the prior mean leaves of numbers; of labels it knows the mean."""
-        return step if self.loss is not None else seen(step, None, self.mean)
+        return step if self.loss is not None else see_residuals(step, None, self.mean)
 
 
 class Round(Protocol):
@@ -110,16 +110,16 @@ class Round(Protocol):
     @property
     def name(self) -> str: ...
 
-    def most(self, features: int) -> int:
+    def limit_rank(self, features: int) -> int:
         """Directions it can take where nobody says how many."""
         ...
 
-    def step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> Any:
+    def make_step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> Any:
         """`norm` is what to clip to, `ratio` the typical one of that to the second moment of the heads. Its
         statistics include `sizes`, histograms of both."""
         ...
 
-    def queries(self, step: Any, norm: float, mu_squared: float) -> dict[str, Query]: ...
+    def make_queries(self, step: Any, norm: float, mu_squared: float) -> dict[str, Query]: ...
 
     def move(self, problem: RoundContext, state: Estimate, step: Any, released: Mapping[str, Release]) -> Estimate: ...
 
@@ -132,7 +132,7 @@ def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method:
         return iterate(problem, state, method, left, method.name, s.rounds)
     if rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
         state = iterate(problem, state, method, 0.6 * left, "strong", s.rounds)
-        state = add_weak(problem, state, None, method.most(d), 0.15 * left)
+        state = add_weak(problem, state, None, method.limit_rank(d), 0.15 * left)
         return iterate(problem, state, method, 0.25 * left, method.name, s.rounds // 2)
     state = iterate(problem, state.first(state.found), method, 0.25 * left, "strong", s.rounds // 2)
     state = add_weak(problem, state, rank, rank, 0.25 * left)
@@ -151,20 +151,22 @@ def iterate(
     per_histogram = s.sizes_share * mu_squared / rounds
     plan: Array = s.growth ** np.arange(rounds, dtype=np.float64)
     plan *= (1 - s.scout_share - s.sizes_share) * mu_squared / plan.sum()
-    scout = method.step(problem, state, 1.0, 1.0)
-    sizes = ask(f"{name}-scout", problem.seen(scout), {"sizes": Query(SIZES, s.scout_share * mu_squared)})["sizes"]
+    scout = method.make_step(problem, state, 1.0, 1.0)
+    sizes = ask(f"{name}-scout", problem.see_residuals(scout), {"sizes": Query(SIZES, s.scout_share * mu_squared)})[
+        "sizes"
+    ]
     read = read_sizes(sizes, s)
     if read is None:
         return state  # not even the histogram of sizes rises above the noise: what is left is better not spent
     norm, ratio = read
     for t in range(rounds):
         last = t + 1 == rounds or (state.converged and state.total_error <= s.far)
-        step = method.step(problem, state, norm, ratio)
+        step = method.make_step(problem, state, norm, ratio)
         share = float(plan[t:].sum()) + (rounds - t) * per_histogram if last else float(plan[t])
-        queries = method.queries(step, norm, share)
+        queries = method.make_queries(step, norm, share)
         if not last:
             queries["sizes"] = Query(SIZES, per_histogram)
-        released = ask(f"{name}-{t + 1}", problem.seen(step), queries)
+        released = ask(f"{name}-{t + 1}", problem.see_residuals(step), queries)
         state = method.move(problem, state, step, released)
         if last:
             break
@@ -181,7 +183,7 @@ def read_sizes(sizes: Release, s: AlternationSettings) -> tuple[float, float] | 
     norms, ratios = sizes.value[:WIDE_CELLS], sizes.value[WIDE_CELLS:]
     if min(norms.max(), ratios.max()) < CLEAR * sizes.sigma:
         return None
-    return octave_quantile(norms, s.quantile, WIDE_LOWEST), octave_quantile(ratios, 0.5)
+    return read_octave_quantile(norms, s.quantile, WIDE_LOWEST), read_octave_quantile(ratios, 0.5)
 
 
 def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int, mu_squared: float) -> Estimate:
@@ -192,7 +194,7 @@ def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int
     d, k = state.basis.shape
     query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
     step = ResidualMoments(state.basis, problem.transform, problem.settings.ridge(state), problem.intercept)
-    asked = seen(step, problem.loss, problem.mean, problem.level)
+    asked = see_residuals(step, problem.loss, problem.mean, problem.level)
     released = problem.run.release("residuals", asked, {"moments": query})["moments"]
     moments = unpack(released.value)
     outside = scipy.linalg.null_space(state.basis.T)  # (d, d - k): among all d coordinates k would have no noise
@@ -207,7 +209,7 @@ def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int
     return Estimate(np.linalg.qr(np.hstack([state.basis, weak.basis]))[0], error)
 
 
-def preference(problem: RoundContext, state: Estimate, mu_squared: float) -> float | None:
+def ask_preference(problem: RoundContext, state: Estimate, mu_squared: float) -> float | None:
     """How many users do better by the representation for one who does better alone, by their own leave-one-out.
 
     None where their votes are lost in noise, or where there is nothing to vote on, and so nothing to spend: sparse
@@ -215,7 +217,7 @@ def preference(problem: RoundContext, state: Estimate, mu_squared: float) -> flo
     """
     if not mu_squared:
         return None
-    step = Preference(_matrix(problem, state), problem.transform, problem.intercept)
+    step = Preference(_make_matrix(problem, state), problem.transform, problem.intercept)
     query = Query(Bound(1.0, len(KINDS), acute=True), mu_squared)
     votes = problem.run.release("preference", step, {"votes": query})["votes"]
     shared, own = float(votes.value[SHARED]), float(votes.value[OWN])
@@ -224,11 +226,11 @@ def preference(problem: RoundContext, state: Estimate, mu_squared: float) -> flo
     return max(shared, votes.sigma) / max(own, votes.sigma)
 
 
-def _matrix(problem: RoundContext, state: Estimate) -> Array:
-    return Representation(state.basis, problem.transform, 0.0, spread_of_heads(state)).matrix
+def _make_matrix(problem: RoundContext, state: Estimate) -> Array:
+    return Representation(state.basis, problem.transform, 0.0, find_head_spread(state)).matrix
 
 
-def spread_of_heads(state: Estimate) -> Array:
+def find_head_spread(state: Estimate) -> Array:
     """Return how far users' heads reach in each column, (k,), or (1,) where it is not known."""
     return np.ones(1) if state.spread is None else state.spread
 
@@ -246,7 +248,7 @@ class Move:
     relative_error: float = 0.0  # of the length of the move, from noise in what it was divided by
 
 
-def moved(state: Estimate, move: Move) -> Estimate:
+def apply_move(state: Estimate, move: Move) -> Estimate:
     """U plus the move, and a QR, each direction shrunk by what it is worth.
 
     That is its signal, as far as its length exceeds that of the noise (whose variance is public) or was left over by

@@ -25,7 +25,7 @@ def guess_common(families: Families, spreads: Spreads, intercept: bool) -> Candi
     """Return the candidate with common slopes whose levels vary as users see it."""
     if not intercept:
         return Candidate(0, 0.0, 0.0)
-    return Candidate(0, 0.0, _ratio(spreads.level, spreads.noise, families, MODEST, families.level))
+    return Candidate(0, 0.0, _estimate_ratio(spreads.level, spreads.noise, families, MODEST, families.level))
 
 
 def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
@@ -33,15 +33,15 @@ def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candi
 
     Slopes turn around whichever origin leaves levels that vary less.
     """
-    slopes = _ratio(spreads.head, spreads.noise_shared, families, WIDE, UNKNOWN)
+    slopes = _estimate_ratio(spreads.head, spreads.noise_shared, families, WIDE, UNKNOWN)
     if not intercept:
         return Candidate(1, slopes, 0.0)
     own = spreads.around_own
     level = spreads.level if own else spreads.level_shared
-    return Candidate(1, slopes, _ratio(level, spreads.noise_shared, families, WIDE, UNKNOWN), own)
+    return Candidate(1, slopes, _estimate_ratio(level, spreads.noise_shared, families, WIDE, UNKNOWN), own)
 
 
-def _ratio(
+def _estimate_ratio(
     square: float | None, noise: float | None, families: Families, limits: tuple[float, float], unknown: float
 ) -> float:
     """Return a variance over the noise's, less what of the noise is in it; `unknown` where nothing is known."""
@@ -73,11 +73,11 @@ class PriorChoice:
     def make(self) -> Candidate:
         """Return the prior that users lose least by."""
         chosen, shared = self.guess()
-        chosen = self._refined(chosen, FIRST, 0.22)
+        chosen = self._refine(chosen, FIRST, 0.22)
         others = self.others(chosen, shared)
-        if others and self.families.legible(0.22 * self.mu_squared):
+        if others and self.families.is_legible(0.22 * self.mu_squared):
             chosen = pick(self._judge([chosen, *others], 0.22))
-        return self._refined(chosen, SECOND, 0.22, flip=self.intercept and self.flips_last)
+        return self._refine(chosen, SECOND, 0.22, flip=self.intercept and self.flips_last)
 
     def guess(self) -> tuple[Candidate, Candidate | None]:
         """Return the likeliest candidate before any is judged, and the one with slopes along U, if there is a U."""
@@ -98,9 +98,9 @@ class PriorChoice:
             found += [Candidate(2, odds / p, level, own=not self.intercept) for odds in ODDS_ALL]
         return found
 
-    def _refined(self, chosen: Candidate, factor: float, share: float, flip: bool = False) -> Candidate:
-        around = neighbours(chosen, factor, flip)
-        if len(around) == 1 or not self.families.legible(share * self.mu_squared):
+    def _refine(self, chosen: Candidate, factor: float, share: float, flip: bool = False) -> Candidate:
+        around = list_neighbours(chosen, factor, flip)
+        if len(around) == 1 or not self.families.is_legible(share * self.mu_squared):
             return chosen
         return refine(self._judge(around, share), factor)
 
@@ -124,7 +124,7 @@ def pick(judged: Judged) -> Candidate:
     return judged.candidates[judged.best(among)]
 
 
-def neighbours(chosen: Candidate, factor: float, flip: bool) -> list[Candidate]:
+def list_neighbours(chosen: Candidate, factor: float, flip: bool) -> list[Candidate]:
     """Return the candidate, and those with each ratio that much larger and smaller.
 
     With `flip` also one whose slopes turn around the other origin.
@@ -159,7 +159,7 @@ def refine(judged: Judged, factor: float) -> Candidate:
     return found
 
 
-def alone_candidates(families: Families, intercept: bool) -> list[Candidate]:
+def list_alone_candidates(families: Families, intercept: bool) -> list[Candidate]:
     """Return regressions of users' own, which know nothing of others; none where features are sparse or too many."""
     p, free = families.second.shape[1], math.inf if intercept else 0.0
     odds = (1.0, 100.0) if families.loss is None or not families.loss.softmax else (1.0,)
@@ -169,7 +169,7 @@ def alone_candidates(families: Families, intercept: bool) -> list[Candidate]:
 def read_gains(families: Families, chosen: Candidate, intercept: bool, mu_squared: float) -> Gains:
     """Return what users lose by their means, alone, by the prior mean and by their heads, from one more release."""
     own_mean = Candidate(0, 0.0, math.inf if intercept else 0.0, common=False)
-    asked = [chosen, Candidate(0, 0.0, 0.0), own_mean, *alone_candidates(families, intercept)]
+    asked = [chosen, Candidate(0, 0.0, 0.0), own_mean, *list_alone_candidates(families, intercept)]
     judged = families.judge("families", asked, mu_squared, relative=True)
     heads, prior, mean, *own = (float(loss - judged.losses[2]) / judged.rows for loss in judged.losses)
     return Gains(min([mean, *own]), prior, heads, math.sqrt(2.0) * judged.sigma / judged.rows)

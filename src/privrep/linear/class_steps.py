@@ -41,7 +41,7 @@ class Encoded:
         return self.step(replace(batch, y=targets.astype(y.dtype)))
 
 
-def encoded(step: Step, loss: Loss | None) -> Step:
+def encode_step(step: Step, loss: Loss | None) -> Step:
     """The step itself, or as labels need it."""
     return step if loss is None else Encoded(step, loss.classes)
 

@@ -20,7 +20,7 @@ from privrep.linear.panel import Panel
 from privrep.linear.panel_steps import COMMON_CELLS, CommonGradient
 from privrep.linear.spreads import find_spreads
 from privrep.linear.steps import WIDE_CELLS
-from privrep.linear.transform import octave_quantile
+from privrep.linear.transform import read_octave_quantile
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
@@ -89,7 +89,7 @@ class Descent:
             return LabelGradient(p.mean, p.transform, p.loss, factor, ratio, rows, within, between, full)
         return CommonGradient(p.mean, p.transform, p.target_scale, factor, ratio, rows, within, between, full)
 
-    def sizing(self) -> Query | None:
+    def make_sizing_query(self) -> Query | None:
         """Return the question for the norms of gradients; None where it would cost too much."""
         parts = len(self.parts)
         needed = (4 * math.sqrt(4 * parts) / (max(self.panel.location.users, 1.0) / 10)) ** 2
@@ -100,7 +100,7 @@ class Descent:
 
     def stretch(self, factor: float, level_ratio: float) -> None:
         """Go on with another variance of levels, and with levels of the mean that many times as far from zero."""
-        self.known = None if self.known is None else self.known.scaled(factor, self.coordinates)
+        self.known = None if self.known is None else self.known.rescale(factor, self.coordinates)
         self.panel = replace(self.panel, mean=self.panel.mean.scaled(factor), level_ratio=level_ratio)
 
     def refit(self, panel: Panel) -> None:
@@ -109,7 +109,7 @@ class Descent:
 
     def step(self, mu_squared: float, last: bool) -> None:
         """Take a step that costs this much, histograms included; `last` asks for none for another."""
-        sizing, q = self.sizing(), len(self.panel.target_scale)
+        sizing, q = self.make_sizing_query(), len(self.panel.target_scale)
         if sizing is not None and sizing.mu_squared > 0.3 * mu_squared:
             sizing = None
         left = mu_squared
@@ -135,19 +135,19 @@ class Descent:
         self.sizes = released.get("sizes", self.sizes)
         for key, p in self.parts.items():
             size = p * q
-            self.bends[key] = _Curvature.read(released[key], size, p, tails[key], full).joined(self.bends.get(key))
+            self.bends[key] = _Curvature.read(released[key], size, p, tails[key], full).combine(self.bends.get(key))
         if self.panel.loss is not None and self.panel.sized and full and "between" in self.parts:
-            self.panel, self.heard = self._gathered(released)
+            self.panel, self.heard = self._gather(released)
         else:
-            self.panel, self.heard = _moved(self.panel, released, self.bends, self.outputs)
+            self.panel, self.heard = _apply_step(self.panel, released, self.bends, self.outputs)
 
-    def _gathered(self, released: dict[str, Release]) -> tuple[Panel, bool]:
+    def _gather(self, released: dict[str, Release]) -> tuple[Panel, bool]:
         """Return the panel that all steps of labels so far tell of, and whether slopes or contexts moved."""
         panel, mean, coordinates = self.panel, self.panel.mean, self.coordinates
         here, outputs = self.outputs.to(coordinates.parameters(mean)), self.outputs
-        within, between = (self.bends[key].heard(released[key], outputs) for key in ("within", "between"))
+        within, between = (self.bends[key].read_gradient(released[key], outputs) for key in ("within", "between"))
         known = self.known or Gathered.nothing(here)
-        self.known = known.joined(within, between, here, coordinates)
+        self.known = known.add_step(within, between, here, coordinates)
         best, moved = self.known.best(coordinates, outputs.bend)
         varies = panel.location.varies[: len(mean.slopes)]
         return replace(panel, mean=coordinates.mean_of(outputs.back(best), mean, varies)), moved
@@ -174,7 +174,7 @@ class Descent:
             rare = None if self.panel.loss is None else RARE * read[key][0]
             norm = choose_norm(counts[:WIDE_CELLS], self.sizes.sigma, each, p * q, rare)
             if norm is not None and counts[WIDE_CELLS:].max() > 3 * self.sizes.sigma:
-                ratio = octave_quantile(counts[WIDE_CELLS:], 0.5)
+                ratio = read_octave_quantile(counts[WIDE_CELLS:], 0.5)
                 read[key] = norm, ratio if not full else ratio / math.sqrt(p)
         return {key: read[key] for key in self.parts}
 
@@ -244,7 +244,7 @@ class _Curvature:
         mean = float(np.trace(H)) / p
         return cls(H / max(mean, sigma), mean, sigma / max(mean, sigma), sigma / math.sqrt(p))
 
-    def joined(self, other: _Curvature | None) -> _Curvature:
+    def combine(self, other: _Curvature | None) -> _Curvature:
         """Return the shape as both show it, each by its precision; the mean is of this release."""
         if other is None or math.isinf(self.noise) or math.isinf(other.noise):
             return self
@@ -252,7 +252,7 @@ class _Curvature:
         shape = (mine * self.shape + theirs * other.shape) / (mine + theirs)
         return replace(self, shape=shape, noise=(mine + theirs) ** -0.5)
 
-    def heard(self, released: Release, outputs: Outputs) -> Heard:
+    def read_gradient(self, released: Release, outputs: Outputs) -> Heard:
         """Return the gradient of a release with the curvature as it is known; with none where that is noise."""
         p, found, (q, k) = len(self.shape), self.directions(), outputs.turn.shape
         if found is None:
@@ -277,14 +277,14 @@ class _Curvature:
         return self.mean * np.maximum(values, max(0.1, keep * self.noise * math.sqrt(p))), turn
 
 
-def _moved(
+def _apply_step(
     panel: Panel, released: dict[str, Release], bends: dict[str, _Curvature], outputs: Outputs
 ) -> tuple[Panel, bool]:
     """Return the panel after a step, and whether slopes or contexts moved."""
     mean = panel.mean
     d = len(mean.slopes)
     heard = False
-    step = _newton(released["within"], bends["within"], outputs, 0)
+    step = _solve_newton(released["within"], bends["within"], outputs, 0)
     if step is not None:
         move = panel.transform.original(step.move) * panel.target_scale
         move[~panel.location.varies[:d]] = 0.0
@@ -293,17 +293,17 @@ def _moved(
     if not mean.intercept:
         return panel, heard
     change = panel.mean.slopes - mean.slopes
-    panel, also = _moved_between(panel, released["between"], bends["between"], outputs)
+    panel, also = _apply_between(panel, released["between"], bends["between"], outputs)
     if heard and len(mean.spread):  # what users' means say in all is as the step found it, whatever slopes do
         context = panel.mean.context - mean.along_axes(change, panel.transform)
         panel = replace(panel, mean=replace(panel.mean, context=context))
     return panel, heard or also
 
 
-def _moved_between(panel: Panel, released: Release, bend: _Curvature, outputs: Outputs) -> tuple[Panel, bool]:
+def _apply_between(panel: Panel, released: Release, bend: _Curvature, outputs: Outputs) -> tuple[Panel, bool]:
     """Return the panel with its level and contexts moved, and whether contexts were."""
     mean, scale, m = panel.mean, panel.target_scale, panel.location.typical_rows
-    step = _newton(released, bend, outputs, 1)
+    step = _solve_newton(released, bend, outputs, 1)
     if step is None:
         return panel, False
     unit = mean.unit(m, m) / (mean.spread / (mean.spread + 1 / m))
@@ -324,7 +324,7 @@ class _Step:
         return math.sqrt(max(size**2 - 0.8 * self.gain, size**2 / 9))
 
 
-def _newton(released: Release, bend: _Curvature, outputs: Outputs, spare: int) -> _Step | None:
+def _solve_newton(released: Release, bend: _Curvature, outputs: Outputs, spare: int) -> _Step | None:
     """Return curvature^-1 gradient, shrunk by how much of it is noise, the `spare` first coordinates apart."""
     p, found, (q, _) = len(bend.shape), bend.directions(), outputs.turn.shape
     if found is None:
@@ -332,10 +332,10 @@ def _newton(released: Release, bend: _Curvature, outputs: Outputs, spare: int) -
     gradient = released.value[: p * q].reshape(q, p).T @ outputs.turn
     values, turn = found
     if turn is None and spare == 0:
-        step = _shrunk(gradient, values, released.sigma)
+        step = _shrink_step(gradient, values, released.sigma)
         return _Step(outputs.back(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
     turn = np.eye(p) if turn is None else turn
-    step = turn @ _shrunk(turn.T @ gradient, values, released.sigma)
+    step = turn @ _shrink_step(turn.T @ gradient, values, released.sigma)
     if spare:  # a level moves by itself: contexts that are all noise do not keep it
         whole = (turn / values) @ (turn.T @ gradient)
         noise = released.sigma * np.sqrt(((turn / values) ** 2 @ np.ones(p))[:spare])
@@ -350,7 +350,7 @@ MOVED = 3.3  # from which on a level is moved: zero is often right, and an error
 BELIEVED = 2.6  # standard deviations of its noise from which on a number is believed
 
 
-def _shrunk(gradient: Array, values: Array, sigma: float) -> Array:
+def _shrink_step(gradient: Array, values: Array, sigma: float) -> Array:
     """Return the posterior mean of a step, (p, q), in the directions of a curvature with these eigenvalues.
 
     The step is taken to be normal with one variance for all directions, the one under which the gradient is likeliest.

@@ -15,14 +15,14 @@ import numpy as np
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
-from privrep.heads.fitting import FEWEST_OWN, fair_share
-from privrep.heads.posterior import images_of, spread_of
-from privrep.heads.regression import own_candidate
+from privrep.heads.fitting import FEWEST_OWN, find_fair_share
+from privrep.heads.posterior import make_images, make_spread
+from privrep.heads.regression import fit_own_candidate
 from privrep.linear.label_steps import LabelLosses
 from privrep.linear.norms import choose_norm
-from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
+from privrep.linear.panel_steps import add_target_axis, check_shapes, subtract_mean
 from privrep.linear.spreads import Spreads, find_spreads
-from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
+from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, find_octaves
 from privrep.local.elementary import log
 from privrep.local.least_squares import centred
 from privrep.local.losses import Loss
@@ -83,12 +83,12 @@ class HeadLosses:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
         users, m, _ = X.shape
-        y = with_targets(batch.y).astype(np.float64, copy=False)
+        y = add_target_axis(batch.y).astype(np.float64, copy=False)
         check_shapes(X, y, self.mean, features=(self.first, self.second), targets=(self.target_scale,))
         candidates = len(self.factor)
         losses = np.zeros((users, candidates))
         if m > 1 or not self.mean.intercept:
-            around = residual_targets(self.mean, X, y) / self.target_scale
+            around = subtract_mean(self.mean, X, y) / self.target_scale
             alone = (centred(y) if self.mean.intercept else y) / self.target_scale
             for c in range(y.shape[2]):
                 for used, targets in ((1, around), (0, alone)):
@@ -98,7 +98,7 @@ class HeadLosses:
             least = losses.min(axis=1, keepdims=True)
             scaled = m * log(np.where(least > 0, losses / np.where(least > 0, least, 1.0), 1.0) + SOFT)
         moved = scaled - np.matmul(scaled[:, None, :], np.full((candidates, 1), 1 / candidates))[:, 0]
-        cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
+        cells = find_octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
         joined = np.concatenate([moved, np.full((users, 1), self.tail * m)], axis=1)
         least = losses.min(axis=1)
         vote = np.where(least < losses.max(axis=1), losses.argmin(axis=1), -1)[:, None]
@@ -111,9 +111,9 @@ class HeadLosses:
             for own in np.unique(self.own[asked & (self.factor == number)]):
                 among = asked & (self.factor == number) & (self.own == own)
                 matrix = (np.zeros((X.shape[2], 0)), self.first, self.second)[int(number)]
-                images = images_of(X, matrix, self.mean, bool(own) or not common)
+                images = make_images(X, matrix, self.mean, bool(own) or not common)
                 for ratio in np.unique(self.slopes[among]):
-                    spread = spread_of(images * math.sqrt(ratio), residuals)
+                    spread = make_spread(images * math.sqrt(ratio), residuals)
                     for i in np.flatnonzero(among & (self.slopes == ratio)):
                         losses[:, i] += (spread.with_levels(float(self.level[i])).left ** 2).sum(axis=1)
 
@@ -164,7 +164,7 @@ class Families:
     unit: float = 1.0  # a typical square of an error, over the target's scale squared
     loss: Loss | None = None  # of labels; None: of numbers
 
-    def spreads(self, page: str, mu_squared: float) -> Spreads:
+    def ask_spreads(self, page: str, mu_squared: float) -> Spreads:
         """Ask users how far levels and slopes vary."""
         return find_spreads(self.run, page, self.mean, self.first, self.target_scale, mu_squared)
 
@@ -182,7 +182,7 @@ class Families:
         votes = self.run.release(page, self._step(candidates, 1.0, False), {"votes": query})["votes"]
         return votes.value, votes.sigma
 
-    def legible(self, mu_squared: float) -> bool:
+    def is_legible(self, mu_squared: float) -> bool:
         """Return whether users are many enough for losses that cost this much to tell candidates apart."""
         return mu_squared >= self.legible_price
 
@@ -244,18 +244,18 @@ class HeadVotes:
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X.astype(np.float64, copy=False)
-        y = with_targets(batch.y).astype(np.float64, copy=False)
+        y = add_target_axis(batch.y).astype(np.float64, copy=False)
         check_shapes(X, y, features=(self.factor, self.scale))
         users, m, _ = X.shape
         heads, alone = np.zeros(users), np.zeros(users)
         if m >= FEWEST_OWN:
-            around = residual_targets(self.mean, X, y)
-            images = images_of(X, self.factor, self.mean, self.own)
+            around = subtract_mean(self.mean, X, y)
+            images = make_images(X, self.factor, self.mean, self.own)
             for c in range(y.shape[2]):
-                fits = spread_of(images, np.ascontiguousarray(around[:, :, c])).with_levels(self.level)
+                fits = make_spread(images, np.ascontiguousarray(around[:, :, c])).with_levels(self.level)
                 heads += (fits.left**2).mean(axis=1)
-                alone += own_candidate(X, np.ascontiguousarray(y[:, :, c]), self.scale, self.mean.intercept).loss
-            alone = alone / fair_share(m)
+                alone += fit_own_candidate(X, np.ascontiguousarray(y[:, :, c]), self.scale, self.mean.intercept).loss
+            alone = alone / find_fair_share(m)
         vote = np.where(heads < alone, 0, np.where(alone < heads, 1, -1))
         return {"votes": Counts(vote[:, None], 2)}
 
@@ -292,28 +292,28 @@ class HeadErrors:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
         users, m, _ = X.shape
-        y = with_targets(batch.y).astype(np.float64, copy=False)
+        y = add_target_axis(batch.y).astype(np.float64, copy=False)
         q = y.shape[2]
         check_shapes(X, y, features=(self.factor,), targets=(self.new_variance, self.target_scale))
-        around = residual_targets(self.mean, X, y) / self.target_scale
+        around = subtract_mean(self.mean, X, y) / self.target_scale
         rows = self.mean.at_rows(X)
         new = (y - rows) / self.target_scale / np.sqrt(self.new_variance)
-        images = images_of(X, self.factor, self.mean, self.own)
+        images = make_images(X, self.factor, self.mean, self.own)
         known = np.empty_like(new)
         for c in range(q):
-            fits = spread_of(images, np.ascontiguousarray(around[:, :, c])).with_levels(self.level)
+            fits = make_spread(images, np.ascontiguousarray(around[:, :, c])).with_levels(self.level)
             known[:, :, c] = fits.left * np.sqrt(fits.certainty)
         told = float(m > 1 or not self.mean.intercept)  # a head of the other rows, of which there are none
         squares = [told * (known**2).sum(axis=1), (new**2).sum(axis=1)]
         counted = np.tile([told * m, float(m)], (users, 1))
-        tails = [told * _error_counts(known.reshape(users, -1)), _error_counts(new.reshape(users, -1))]
+        tails = [told * _count_errors(known.reshape(users, -1)), _count_errors(new.reshape(users, -1))]
         return {
             "noise": NonNegative(np.concatenate([*squares, counted], axis=1)),
             "tails": NonNegative(np.concatenate(tails, axis=1)),
         }
 
 
-def _error_counts(errors: Array) -> Array:
+def _count_errors(errors: Array) -> Array:
     """Return how many of each user's errors are in each cell, (users, ERROR_CELLS); what is not finite is in the last.
 
     A cell is twice the binary logarithm, rounded down, by the bits of the number: see `local.elementary`.

@@ -145,7 +145,7 @@ class Gathered:
         p = len(first)
         return cls(first, np.zeros((p, p)), np.zeros_like(first), np.zeros((p, p)))
 
-    def scaled(self, factor: float, coordinates: Coordinates) -> Gathered:
+    def rescale(self, factor: float, coordinates: Coordinates) -> Gathered:
         """Return the same of parameters whose level and contexts are so many times as large; slopes stay."""
         d, p = len(coordinates.left), len(self.first)
         change = np.diag(np.where(np.arange(p) < d, 1.0, factor))
@@ -154,7 +154,7 @@ class Gathered:
         precision, told = before.T @ self.precision @ before, before.T @ self.told
         return replace(self, first=change @ self.first, precision=precision, told=told)
 
-    def joined(self, within: Heard, between: Heard, here: Array, coordinates: Coordinates) -> Gathered:
+    def add_step(self, within: Heard, between: Heard, here: Array, coordinates: Coordinates) -> Gathered:
         """Return what is known after one more step, taken from the parameters `here`."""
         H = coordinates.curvature(within.curvature, between.curvature)
         g = np.concatenate([within.gradient, between.gradient])
@@ -167,7 +167,7 @@ class Gathered:
     def _agreement(self, precision: Array, told: Array) -> float:
         """Return what earlier steps count beside a new one: the part of their precision under which the new one is
         likeliest. Steps from far away are not quite right, for curvatures change on the way."""
-        root, backward = _roots(precision)
+        root, backward = _find_roots(precision)
         old, turn = np.linalg.eigh(self.precision)
         if not len(root) or old[-1] <= 0:
             return 1.0
@@ -188,13 +188,13 @@ class Gathered:
             bend: of the outputs, (k,).
         """
         d, lasting, turn = len(coordinates.left), coordinates.lasting, coordinates.turn
-        root, backward = _roots(self.precision)  # in whose coordinates the noise of privacy is one
+        root, backward = _find_roots(self.precision)  # in whose coordinates the noise of privacy is one
         if not len(root):
             return self.first, False
         start = np.linalg.solve(turn, self.first)
         start[d + 1 :][~lasting] = 0.0
         observed = backward @ self.told - root @ (turn @ start)
-        sampled = root @ _roots(self.curvature)[1].T
+        sampled = root @ _find_roots(self.curvature)[1].T
         search = _Search(root @ turn, observed, sampled @ sampled.T, bend, d, lasting)
         likely, found, moved = search.best()
         if 1 < len(bend) <= MOST_APART:
@@ -205,12 +205,12 @@ class Gathered:
         return turn @ (start + found), moved
 
 
-def _odds(size: float) -> float:
+def _find_odds(size: float) -> float:
     """Return how likely a standard deviation is beforehand."""
     return 0.5 if size == 0 else 0.5 / (len(SIZES) - 1)
 
 
-def _roots(matrix: Array) -> tuple[Array, Array]:
+def _find_roots(matrix: Array) -> tuple[Array, Array]:
     """Return R with R^T R the matrix, and the transpose of its inverse, (kept, p) both, without directions of zero."""
     values, vectors = np.linalg.eigh(matrix)
     kept = values > LEAST * max(float(values[-1]), 1e-300)
@@ -238,7 +238,7 @@ class _Search:
 
         Variances are averaged over, each by its likelihood. Beforehand, none at all is as likely as any other together.
         """
-        tried = [(s > 0, *self._fit(s, c), _odds(s) * _odds(c)) for s in SIZES for c in SIZES]
+        tried = [(s > 0, *self._fit(s, c), _find_odds(s) * _find_odds(c)) for s in SIZES for c in SIZES]
         likely = np.array([one[1] for one in tried])
         weights = np.exp(likely - likely.max()) * np.array([one[3] for one in tried])
         total = float(weights.sum())

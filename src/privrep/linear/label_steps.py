@@ -13,12 +13,12 @@ import numpy as np
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
-from privrep.heads.classification import class_own
+from privrep.heads.classification import fit_class_own
 from privrep.heads.label_modes import LabelRows, find_mode, leave_out
-from privrep.heads.label_posterior import LabelFits, fit_labels, moderated, some_users, stretch
-from privrep.heads.posterior import images_of
-from privrep.linear.panel_steps import Part, check_shapes, join_parts, part_between, part_within
-from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
+from privrep.heads.label_posterior import LabelFits, fit_labels, iterate_users, moderate, stretch
+from privrep.heads.posterior import make_images
+from privrep.linear.panel_steps import Part, check_shapes, join_parts, make_between_part, make_within_part
+from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, find_octaves
 from privrep.local.least_squares import sum_columns, sum_rows, users_last
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
@@ -34,7 +34,7 @@ STEEP = 10.0  # variance that slopes explain, from which on modes of candidates 
 OWN_FEWEST = 4  # rows from which on a user compares its head with a classifier of its own
 
 
-def levels_of(mean: PriorMean, level: float, rows: int) -> Array:
+def find_level_variance(mean: PriorMean, level: float, rows: int) -> Array:
     """Return the variance of levels of users with this many rows, (outputs,)."""
     if not mean.intercept:
         return np.zeros(mean.slopes.shape[1])
@@ -64,8 +64,8 @@ def fit_around(
         left: whether to leave labels out.
     """
     check_shapes(X, np.zeros((*y.shape, loss.outputs)), mean, features=(factor,))
-    images = images_of(X, factor, mean, own)
-    return fit_labels(mean.of_users(X), images, y, loss, levels_of(mean, level, X.shape[1]), left=left)
+    images = make_images(X, factor, mean, own)
+    return fit_labels(mean.of_users(X), images, y, loss, find_level_variance(mean, level, X.shape[1]), left=left)
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ class LabelGradient:
         share = np.clip(left / np.maximum(whole, 1e-300) * m / max(m - mean.intercept, 1), 0.0, 1.0)
         if not mean.intercept:
             asked = share * whole / m, False, self.full, self.within_tail
-            return join_parts({"within": part_within(X, z, pull, *asked)})
+            return join_parts({"within": make_within_part(X, z, pull, *asked)})
         lasting = whole * share if self.factor.shape[1] else whole
         sums = np.ones((1, m)) @ pull
-        scale = lasting / (1 + float(levels_of(mean, self.level, m).mean()) * lasting)
-        between = part_between(X, mean, sums, scale, self.typical_rows, self.full, self.between_tail)
+        scale = lasting / (1 + float(find_level_variance(mean, self.level, m).mean()) * lasting)
+        between = make_between_part(X, mean, sums, scale, self.typical_rows, self.full, self.between_tail)
         return join_parts({"within": self._within(X, pull, share * whole / m, sums, scale), "between": between})
 
     def _within(self, X: Floats | SparseRows, pull: Array, weight: Array, sums: Array, scale: Array) -> Part:
@@ -153,10 +153,10 @@ class LabelGradient:
         m, z = X.shape[1], self.transform
         moved = pull - sums / m
         if isinstance(X, SparseRows):
-            return part_within(X, z, moved, weight, True, self.full, self.within_tail)
+            return make_within_part(X, z, moved, weight, True, self.full, self.within_tail)
         left = self.mean.left_of_means(X, z)
         ratio = np.sqrt(np.divide(scale, weight, out=np.zeros_like(scale), where=weight > 0))
-        return part_within(X, z, moved, weight, True, self.full, self.within_tail, (left, sums, ratio))
+        return make_within_part(X, z, moved, weight, True, self.full, self.within_tail, (left, sums, ratio))
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,15 @@ class LabelLosses:
         offset, images = self.mean.of_users(X), self._images(X)
         still = self.mean.scaled(0.0).of_users(X)
         losses = np.empty((users, len(self.factor)))
-        for some in some_users(users, m, max((each.shape[2] for each in images.values()), default=0), offset.shape[2]):
+        for some in iterate_users(
+            users, m, max((each.shape[2] for each in images.values()), default=0), offset.shape[2]
+        ):
             rows = {kind: LabelRows.of(each[some]) for kind, each in images.items()}
             losses[some] = self._losses(
                 rows, users_last(still[some]), users_last(offset[some]), self.loss.signs(y[some])
             ).T
         moved = losses - np.matmul(losses[:, None, :], np.full((len(self.factor), 1), 1 / len(self.factor)))[:, 0]
-        cells = octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
+        cells = find_octaves(np.sqrt((moved**2).sum(axis=1)), WIDE_LOWEST, WIDE_CELLS)[:, None]
         joined = np.concatenate([moved, np.full((users, 1), self.tail * m)], axis=1)
         vote = np.where(losses.min(axis=1) < losses.max(axis=1), losses.argmin(axis=1), -1)[:, None]
         counts = Counts(vote, len(self.factor))
@@ -220,7 +222,7 @@ class LabelLosses:
         """Return the images of rows by each kind of candidate."""
         factors = np.zeros((X.shape[2], 0)), self.first, self.second
         kinds = {self._kind(i) for i in range(len(self.factor))}
-        return {kind: images_of(X, factors[kind[0]], self.mean, kind[1]) for kind in sorted(kinds)}
+        return {kind: make_images(X, factors[kind[0]], self.mean, kind[1]) for kind in sorted(kinds)}
 
     def _losses(self, rows: Mapping[tuple[int, bool], LabelRows], still: Array, mean: Array, signs: Floats) -> Array:
         """Return what users lose by each candidate, (candidates, users).
@@ -237,12 +239,12 @@ class LabelLosses:
             variance, offset = min(float(self.level[i]), FREE if common else LOOSE), np.zeros_like(mean)
             if common:
                 offset = still + (stretch(self.learned, variance) if self.mean.intercept else 1.0) * (mean - still)
-            level = levels_of(self.mean, variance, mean.shape[1])
+            level = find_level_variance(self.mean, variance, mean.shape[1])
             mine, slopes = rows[self._kind(i)], float(self.slopes[i])
             space, steady = mine.with_prior(slopes, level), slopes * mine.width < STEEP
             mode = find_mode(space, offset, signs, near.get(bool(common)), self.loss, steady)
             near[bool(common)] = mode.outputs
-            left = moderated(*leave_out(space, offset, mode), self.loss)
+            left = moderate(*leave_out(space, offset, mode), self.loss)
             losses[i] = sum_rows(self.loss.values(left, signs))
         return losses
 
@@ -271,8 +273,8 @@ class LabelVotes:
             check_shapes(X, np.zeros((*batch.y.shape, self.loss.outputs)), features=(self.scale,))
             fits = fit_around(self.mean, self.factor, self.own, self.level, X, batch.y, self.loss)
             signs = self.loss.signs(batch.y)
-            heads = sum_rows(self.loss.values(moderated(fits.left, fits.left_variance, self.loss), signs)) / m
-            alone = class_own(X, signs, self.loss, self.scale, self.mean.intercept).loss
+            heads = sum_rows(self.loss.values(moderate(fits.left, fits.left_variance, self.loss), signs)) / m
+            alone = fit_class_own(X, signs, self.loss, self.scale, self.mean.intercept).loss
             vote = np.where(heads < alone, 0, np.where(alone < heads, 1, -1))
         return {"votes": Counts(vote[:, None], 2)}
 
@@ -302,17 +304,17 @@ class LabelTrust:
         fits = fit_around(self.mean, self.factor, self.own, self.level, X, batch.y, self.loss)
         signs = self.loss.signs(batch.y)
         told = float(X.shape[1] > 1 or not self.mean.intercept)  # by other rows, of which there may be none
-        left = moderated(fits.left, fits.left_variance, self.loss)
+        left = moderate(fits.left, fits.left_variance, self.loss)
         parts = [told * part for part in self._derivatives(left, signs, self.known)]
         parts += self._derivatives(self._new(X), signs, self.new)
         return {"trust": Vectors(np.stack(parts, axis=1))}
 
     def _new(self, X: Floats | SparseRows) -> Array:
         """Return moderated outputs of rows whose users nothing is known of, (outputs, m, users)."""
-        images = images_of(X, self.factor, self.mean, False)
+        images = make_images(X, self.factor, self.mean, False)
         slopes = (images**2).sum(axis=2) if images.shape[2] else np.zeros(X.shape[:2])
-        variance = levels_of(self.mean, self.level, 1)[:, None, None] + np.ascontiguousarray(slopes.T)
-        return moderated(users_last(self.mean.at_rows(X)), variance, self.loss)
+        variance = find_level_variance(self.mean, self.level, 1)[:, None, None] + np.ascontiguousarray(slopes.T)
+        return moderate(users_last(self.mean.at_rows(X)), variance, self.loss)
 
     def _derivatives(self, outputs: Array, signs: Floats, factor: float) -> list[Array]:
         pull, curve = self.loss.pulls(factor * outputs, signs)

@@ -29,7 +29,7 @@ from privrep.linear.choice import ODDS_ALL, PriorChoice, read_gains, refine
 from privrep.linear.descent import Descent
 from privrep.linear.families import Candidate, Judged
 from privrep.linear.label_steps import LabelTrust, LabelVotes
-from privrep.linear.numbers import HOPE, STRONG_HOPE, PriorLearner, no_directions
+from privrep.linear.numbers import HOPE, STRONG_HOPE, PriorLearner, make_empty_estimate
 from privrep.linear.panel import PanelSettings, find_panel
 from privrep.linear.spreads import Spreads
 from privrep.linear.starts import Initialiser
@@ -110,10 +110,10 @@ def learn_labels(
     learner = LabelLearner(run, method, settings or FOR_CLASSES, descent, rank, intercept)
     if not learner.panel.mean.level.any():  # where it lies was not heard, and levels are spread around it
         descent.panel = replace(descent.panel, level_ratio=UNHEARD)
-    learner.find_level(no_directions(d), STEP, s.level * total)
+    learner.find_level(make_empty_estimate(d), STEP, s.level * total)
     s = s if loss.name == "log" else replace(s, trust=0.0)  # outputs that stand for no probabilities need no trust
     later = (s.families + s.trust) * total
-    state = no_directions(d)
+    state = make_empty_estimate(d)
     hope = math.inf if rank is not None else learner.hope(s.look * total)
     if hope > HOPE:
         state = learner.start(initialiser, (s.start if hope > STRONG_HOPE else s.brief_start) * total)
@@ -147,7 +147,7 @@ class LabelLearner(PriorLearner):
         families, level = self.families(state), self.panel.level_ratio
         if self.asked == 0:
             mu_squared = max(mu_squared, min(families.legible_price, MOST_LEVEL * self.run.ledger.capacity))
-        if not (self.intercept and families.legible(mu_squared)):
+        if not (self.intercept and families.is_legible(mu_squared)):
             return
         self.asked += 1
         kind = (1, self.heads) if state.basis.shape[1] else (0, 0.0)
@@ -171,7 +171,7 @@ class LabelLearner(PriorLearner):
             odds = ODDS_ALL[-1:] if self.loss.softmax else ODDS_ALL  # in all features softmax takes its time
             others = [Candidate(0, 0.0, level)]
             others += [Candidate(2, each / width, level, own=not own) for each in odds if width]
-        if not families.legible(mu_squared):
+        if not families.is_legible(mu_squared):
             if self.rank is not None or self.few:
                 return state
             votes, sigma = families.vote("families-0", [shared[1], *others], mu_squared)
@@ -180,7 +180,7 @@ class LabelLearner(PriorLearner):
             return state if better else state.first(0)
         judged = families.judge("families-0", [*shared, *others], mu_squared)
         self.descent.spent += mu_squared
-        self.heads = _between(judged, len(shared))
+        self.heads = _find_head_variance(judged, len(shared))
         if self.rank is not None:
             return state
         losses = judged.by_factor()
@@ -193,7 +193,7 @@ class LabelLearner(PriorLearner):
         if not k or k == d:
             before = self.descent.spent
             self.descent.step(0.35 * left, last=False)
-            self.find_level(no_directions(d), HALF_STEP, s.level_again * left)
+            self.find_level(make_empty_estimate(d), HALF_STEP, s.level_again * left)
             self.descent.step(left - (self.descent.spent - before), last=True)
             return state
         before = self.descent.spent
@@ -257,8 +257,8 @@ class LabelLearner(PriorLearner):
             query = Query(Bound(norm, 4), mu_squared / 2)
             released = self.run.release(f"trust-{t}", step, {"trust": query})["trust"]
             slope, curve, new_slope, new_curve = (float(value) for value in released.value)
-            known = prior.known * _newton_factor(slope, curve, released.sigma, prior.known)
-            new = prior.new * _newton_factor(new_slope, new_curve, released.sigma, prior.new)
+            known = prior.known * _find_factor(slope, curve, released.sigma, prior.known)
+            new = prior.new * _find_factor(new_slope, new_curve, released.sigma, prior.new)
             prior = replace(prior, known=known, new=new)
         return prior
 
@@ -267,7 +267,7 @@ USUAL = 0.15
 TRUST_NORM = 0.8  # of a user's derivatives, for each root of its rows, over the size of outputs
 
 
-def _newton_factor(slope: float, curve: float, sigma: float, here: float) -> float:
+def _find_factor(slope: float, curve: float, sigma: float, here: float) -> float:
     """Return by what a factor of outputs is multiplied: the posterior mean of Newton's step, given its noise.
 
     Before it is asked, the logarithm of the factor is taken to be normal around 0 with deviation USUAL.
@@ -279,7 +279,7 @@ def _newton_factor(slope: float, curve: float, sigma: float, here: float) -> flo
     return float(np.clip(1 + move * USUAL**2 / (USUAL**2 + noise), 0.5, 2.0))
 
 
-def _between(judged: Judged, count: int) -> float:
+def _find_head_variance(judged: Judged, count: int) -> float:
     """Return the variance of heads where a parabola through the first losses, over its logarithm, is least."""
     low, middle, high = (float(loss) for loss in judged.losses[:count])
     curvature = max(low + high - 2 * middle, 0.0) + 3 * judged.sigma

@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainc, ndtr
 
-from privrep.linear.class_steps import encoded
+from privrep.linear.class_steps import encode_step
 from privrep.linear.panel_steps import (
     LINEAR_CELLS,
     ROW_CELLS,
     SIGNED_CELLS,
     ColumnSizes,
     LevelCells,
-    rows_of_cells,
-    signed_edges,
+    list_signed_edges,
+    list_typical_rows,
 )
 from privrep.linear.steps import CELLS, LOWEST
 from privrep.linear.transform import SPARSE_COLUMNS
@@ -58,16 +58,16 @@ class Location:
     def typical_rows(self) -> float:
         """Return the number of rows whose inverse is the mean inverse over users."""
         counts = self.rows
-        return float(counts.sum() / max((counts / rows_of_cells()).sum(), 1e-9)) if counts.sum() > 0 else 4.0
+        return float(counts.sum() / max((counts / list_typical_rows()).sum(), 1e-9)) if counts.sum() > 0 else 4.0
 
     @property
     def most_rows(self) -> int:
         """Return the number of rows that few users exceed."""
         seen = np.flatnonzero(self.rows > 0.02 * self.rows.sum())
-        return int(rows_of_cells()[seen[-1]]) if len(seen) else 1 << 20
+        return int(list_typical_rows()[seen[-1]]) if len(seen) else 1 << 20
 
 
-def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, float], hard: float = 4.0) -> float:
+def price_histogram(run: Run, total: float, columns: int, limits: tuple[float, float], hard: float = 4.0) -> float:
     """Return mu^2 with which filters hear a histogram of each column: fourteen standard deviations are half of the
     users, or fewer where the most that may be spent does not reach; 0 where that is `hard` times too little.
 
@@ -80,7 +80,7 @@ def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, f
     return 0.0 if needed > hard * most * total else float(np.clip(needed, least * total, most * total))
 
 
-def histogram_queries(
+def make_histogram_queries(
     run: Run, total: float, intercept: bool, limits: tuple[float, float], declared: bool, labels: bool = False
 ) -> dict[str, Query]:
     """Return what is asked on the first page: histograms of columns, each at its price, and of numbers of rows.
@@ -92,16 +92,16 @@ def histogram_queries(
     d, q = facts.features, facts.targets
     columns = min(d, SPARSE_COLUMNS) if facts.sparse else d
     shares = {
-        "sizes": (histogram_share(run, total, columns, limits, 16.0), columns, d * CELLS),
+        "sizes": (price_histogram(run, total, columns, limits, 16.0), columns, d * CELLS),
         "target_sizes": (0.0, q, q * CELLS),
-        "levels": (histogram_share(run, total, d, limits), d, d * SIGNED_CELLS),
+        "levels": (price_histogram(run, total, d, limits), d, d * SIGNED_CELLS),
         "target_levels": (0.0, q, q * SIGNED_CELLS),
     }
     features = (shares["sizes"][0] + (1 + ZOOMS / 2) * shares["levels"][0]) / total
     most = MOST if features or declared or facts.sparse else MOST_ALONE
     dear = limits[0], min(DEAR * limits[1], (most - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
     for name in ("target_sizes", "target_levels"):
-        shares[name] = (histogram_share(run, total, q, dear, 40.0) or limits[1] * total, *shares[name][1:])
+        shares[name] = (price_histogram(run, total, q, dear, 40.0) or limits[1] * total, *shares[name][1:])
     if labels:
         del shares["target_sizes"], shares["target_levels"]
     if declared:
@@ -139,8 +139,8 @@ def find_location(
     """
     facts = run.users.facts
     d, q = facts.features, facts.targets if loss is None else loss.outputs
-    queries = histogram_queries(run, total, intercept, limits, declared is not None, loss is not None)
-    released = run.release("scales", encoded(ColumnSizes(intercept, declared is None), loss), queries)
+    queries = make_histogram_queries(run, total, intercept, limits, declared is not None, loss is not None)
+    released = run.release("scales", encode_step(ColumnSizes(intercept, declared is None), loss), queries)
     spent = sum(query.mu_squared for query in queries.values())
     scale, varies = np.ones(d + q), np.zeros(d + q, bool)
     if declared is not None:
@@ -245,7 +245,7 @@ def _find_levels(
     width = np.where(active, 1.2 * np.abs(centre) / LINEAR_CELLS, 0.0)
     reach = LINEAR_CELLS / 2 * width
     start, spent = centre - reach, 0.0
-    shapes, places, spreads, sizes = window_shapes()
+    shapes, places, spreads, sizes = make_window_shapes()
     for t in range(1, ZOOMS + 1):
         looked = np.flatnonzero(active)
         if not len(looked):
@@ -254,7 +254,7 @@ def _find_levels(
         query = Query(Bound(math.sqrt(len(looked)), size, acute=True), mu_squared)
         starts, widths = np.zeros(columns), np.zeros(columns)
         starts[part], widths[part] = start, np.where(active, width, 0.0)
-        released = run.release(f"{pages}-{t}", encoded(LevelCells(starts, widths), loss), {"cells": query})["cells"]
+        released = run.release(f"{pages}-{t}", encode_step(LevelCells(starts, widths), loss), {"cells": query})["cells"]
         spent += mu_squared
         answers = released.value.reshape(-1, LINEAR_CELLS + 2)[:, 1:-1] @ shapes.T
         few = (spreads < THIN) & (answers / sizes < 0.6 * users)  # some users have one and the same mean, and not most
@@ -281,10 +281,10 @@ def read_octaves(counts: Array, sigma: float, users: float, anywhere: bool = Fal
     """
     zeros, rest = np.maximum(counts[:, CELLS], 0.0), counts.copy()
     rest[:, CELLS] = 0.0
-    shapes, facts = octave_shapes()
+    shapes, facts = make_octave_shapes()
     answers = rest @ shapes.T
     plain = np.where(facts[:, 0] == 0, answers, -np.inf)  # around zero, which is preferred unless it is clearly worse
-    around = (answers.max(axis=1) > plain.max(axis=1) + 3 * sigma) | (_lean(rest, sigma) > 0.3 * users)
+    around = (answers.max(axis=1) > plain.max(axis=1) + 3 * sigma) | (_measure_lean(rest, sigma) > 0.3 * users)
     around |= anywhere & (plain.max(axis=1) <= HEARD * sigma)
     best = np.where(around, answers.argmax(axis=1), plain.argmax(axis=1))
     middle, deviation, narrow, length = facts[best].T
@@ -292,7 +292,7 @@ def read_octaves(counts: Array, sigma: float, users: float, anywhere: bool = Fal
     others = answer / length  # users whose mean is not zero
     zeros = np.where(zeros > np.maximum(HEARD * sigma, 0.1 * users), zeros, 0.0)
     heard = (answer > HEARD * sigma) & (others > 0.05 * users) & (others + zeros > 0.3 * users)
-    ones = rest @ unit_shape()  # of columns of zeros and ones: the likeliest, so that less is enough to hear them
+    ones = rest @ make_unit_shape()  # of columns of zeros and ones: the likeliest, so that less is enough to hear them
     indicator = ~heard & (zeros > 0.2 * users) & (ones > UNIT_HEARD * sigma)
     others = np.where(indicator, np.minimum(ones / UNIT_LENGTH, users), others)
     middle, deviation = np.where(indicator, UNIT_MEAN, middle), np.where(indicator, UNIT_SPREAD, deviation)
@@ -310,7 +310,7 @@ UNIT_MEAN = float(_UNIT_SHARES @ 0.5 ** np.arange(3))
 UNIT_SPREAD = math.sqrt(float(_UNIT_SHARES @ 0.25 ** np.arange(3)) - UNIT_MEAN**2)
 
 
-def unit_shape() -> Array:
+def make_unit_shape() -> Array:
     """Return the shape, of length one, of a histogram of means of zeros and ones by signed octave, zeros left out."""
     shape = np.zeros(SIGNED_CELLS)
     one = CELLS + 1 - LOWEST  # the cell of 1
@@ -318,7 +318,7 @@ def unit_shape() -> Array:
     return shape
 
 
-def _lean(counts: Array, sigma: float) -> Array:
+def _measure_lean(counts: Array, sigma: float) -> Array:
     """Return how many more users have a mean of one sign than of the other, of each column, at least."""
     sides = counts[:, CELLS + 1 :], counts[:, :CELLS][:, ::-1]
     peak = (sides[0] + sides[1]).argmax(axis=1)
@@ -328,10 +328,10 @@ def _lean(counts: Array, sigma: float) -> Array:
 
 
 @lru_cache(maxsize=1)
-def octave_shapes() -> tuple[Array, Array]:
+def make_octave_shapes() -> tuple[Array, Array]:
     """Return shapes of histograms of means, normal or gamma, by signed octave, each of length one, and of each its
     centre, its spread, whether it is narrow, and the length of the shape of one user."""
-    low, high = signed_edges()
+    low, high = list_signed_edges()
     sizes = 2.0 ** (np.arange(2 * LOWEST, 2 * (LOWEST + CELLS)) / 2)
     shapes, facts = [], []
     for ratio in (0.0, NARROW, 0.5, 1.0, 2.0):
@@ -354,7 +354,7 @@ def octave_shapes() -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=1)
-def window_shapes() -> tuple[Array, Array, Array, Array]:
+def make_window_shapes() -> tuple[Array, Array, Array, Array]:
     """Return shapes of histograms of a window, each of length one, their centres and spreads in cells, and lengths of
     the shapes of one user."""
     places = np.arange(0.0, LINEAR_CELLS + 0.25, 0.25)

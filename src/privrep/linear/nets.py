@@ -130,14 +130,14 @@ def zoom(run: Run, page: str, dimension: int, rank: int, zooming: Zooming, losse
     return centre
 
 
-def sign_matrix(rows: int, columns: int) -> Array:
+def make_sign_matrix(rows: int, columns: int) -> Array:
     """The public Johnson-Lindenstrauss matrix of this size: entries +-1/sqrt(rows), the same on every day."""
     generator = np.random.default_rng([rows, columns, *b"johnson-lindenstrauss"])
     signs = 2.0 * generator.integers(0, 2, (rows, columns), dtype=np.int8) - 1.0
     return np.asarray(signs / math.sqrt(rows))
 
 
-def by_candidate(net: Net, rows: Floats, evaluate: Callable[[Floats, slice], Floats]) -> Losses:
+def score_candidates(net: Net, rows: Floats, evaluate: Callable[[Floats, slice], Floats]) -> Losses:
     """The losses (users, candidates) that `evaluate` finds in images (users, m, rank, WIDTH), for a slice of users."""
     users, m, _ = rows.shape
     losses = np.empty((users, net.size), np.float32)

@@ -29,11 +29,11 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, rare:
     peak = int(counts.argmax())
     if counts[peak] < CLEAR * sigma:
         return None
-    most = _around(counts > 2 * sigma, peak)
+    most = _find_full_cells(counts > 2 * sigma, peak)
     users = np.where(most, counts, 0.0)
     if rare is not None:
         last = min(math.floor(math.log2(rare)) - WIDE_LOWEST, len(counts) - 1)
-        few = _rarer(counts, sigma, int(np.flatnonzero(most)[-1]) + 1, last)
+        few = _find_rarer(counts, sigma, int(np.flatnonzero(most)[-1]) + 1, last)
         users = np.where(most | (counts > CLEAR * sigma), counts, few)
     norms = 2.0 ** (np.arange(len(counts)) + WIDE_LOWEST)
     first, last = np.flatnonzero(users)[[0, -1]]
@@ -47,7 +47,7 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, rare:
     return float(candidates[error.argmin()])
 
 
-def _around(full: NDArray[np.bool_], peak: int) -> NDArray[np.bool_]:
+def _find_full_cells(full: NDArray[np.bool_], peak: int) -> NDArray[np.bool_]:
     """Return which cells around the fullest are full without a gap."""
     below, above = np.flatnonzero(~full[:peak]), np.flatnonzero(~full[peak:])
     around = np.zeros(len(full), bool)
@@ -55,7 +55,7 @@ def _around(full: NDArray[np.bool_], peak: int) -> NDArray[np.bool_]:
     return around
 
 
-def _rarer(counts: Array, sigma: float, first: int, last: int) -> Array:
+def _find_rarer(counts: Array, sigma: float, first: int, last: int) -> Array:
     """Return users in the run of cells, between the first and the last, that stands out most from the noise: as many
     in each of its cells. Nobody where no run does. Few users over many cells do not stand out cell by cell."""
     found, clearest = np.zeros(len(counts)), SEEN

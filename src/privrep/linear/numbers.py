@@ -26,8 +26,8 @@ from privrep.linear.alternation import (
     AlternationSettings,
     Round,
     RoundContext,
+    find_head_spread,
     run_rounds,
-    spread_of_heads,
 )
 from privrep.linear.choice import MODEST, ODDS_ALL, PriorChoice, guess_common, guess_shared, read_gains
 from privrep.linear.descent import Descent
@@ -108,7 +108,7 @@ def learn_numbers(
     descent.step(s.common * total, last=False)
     later = (s.families + s.calibration) * total
     learner = PriorLearner(run, method, settings or FOR_NUMBERS, descent, rank, intercept)
-    state = no_directions(d)
+    state = make_empty_estimate(d)
     hope = math.inf if rank is not None else learner.hope(s.look * total)
     if hope > HOPE:
         state = learner.start(initialiser, (s.start if hope > STRONG_HOPE else s.brief_start) * total)
@@ -118,7 +118,7 @@ def learn_numbers(
     return conclude(learner, state, s.families * total, s.calibration * total)
 
 
-def no_directions(d: int) -> Estimate:
+def make_empty_estimate(d: int) -> Estimate:
     """Return a representation of rank 0."""
     return Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
 
@@ -146,7 +146,7 @@ class PriorLearner:
         """Return where rounds start: no direction where nobody asks for one and none stands out from the noise."""
         d, rank = self.run.users.facts.features, self.rank
         if rank == 0:
-            return no_directions(d)
+            return make_empty_estimate(d)
         if d in (rank, 1):
             return Estimate(np.eye(d), np.zeros((d, d)))
         panel = self.panel
@@ -157,7 +157,7 @@ class PriorLearner:
             return state
         rows = self.panel.location.most_rows
         least = int(self.few)  # rounds may find what a start does not, and few rows are lost without it
-        return state.first(min(max(state.found, least), self.method.most(d), max(rows - 1, 0)))
+        return state.first(min(max(state.found, least), self.method.limit_rank(d), max(rows - 1, 0)))
 
     @property
     def few(self) -> bool:
@@ -170,7 +170,7 @@ class PriorLearner:
 
         Users with many rows for their features tell by how they do with slopes that differ in all features alike.
         """
-        families = self.families(no_directions(self.run.users.facts.features))
+        families = self.families(make_empty_estimate(self.run.users.facts.features))
         width = families.second.shape[1]
         if self.few or width < 2:
             return math.inf
@@ -184,9 +184,9 @@ class PriorLearner:
 
     def families(self, state: Estimate) -> Families:
         panel, d = self.panel, self.run.users.facts.features
-        matrix = Representation(state.basis, panel.transform, 0.0, spread_of_heads(state)).matrix
+        matrix = Representation(state.basis, panel.transform, 0.0, find_head_spread(state)).matrix
         facts = self.run.users.facts
-        second = np.zeros((d, 0)) if facts.sparse or d > MOST_ALL else _all_features(panel)
+        second = np.zeros((d, 0)) if facts.sparse or d > MOST_ALL else _make_full_factor(panel)
         location = panel.location
         many = location.users, location.typical_rows, panel.level_guess
         unit = 1.0 if panel.loss is None else TYPICAL
@@ -195,12 +195,12 @@ class PriorLearner:
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
         """Return the state, or no direction where heads along it do no better than others."""
         families = self.families(state)
-        spreads = families.spreads("spreads-0", 0.4 * mu_squared)
+        spreads = families.ask_spreads("spreads-0", 0.4 * mu_squared)
         candidates = [guess(families, spreads, self.intercept) for guess in (guess_common, guess_shared)]
         p = families.second.shape[1]
         candidates += [Candidate(2, odds / p, candidates[0].level, own=not self.intercept) for odds in ODDS_ALL if p]
         self.descent.spent += 0.4 * mu_squared
-        if not families.legible(0.6 * mu_squared):
+        if not families.is_legible(0.6 * mu_squared):
             votes, sigma = families.vote("families-0", candidates, 0.6 * mu_squared)
             self.descent.spent += 0.6 * mu_squared
             better = votes[1] > max(votes[0], votes[2:].sum()) + 2 * sigma
@@ -227,7 +227,7 @@ class PriorLearner:
         self.descent.panel = replace(self.panel, mean=mean)
         everywhere = replace(mean, located=np.ones_like(mean.located))  # with zero for a centre where none is known
         families = replace(self.families(state), mean=everywhere)
-        spreads = families.spreads("spreads-1", 0.2 * last)
+        spreads = families.ask_spreads("spreads-1", 0.2 * last)
         if spreads.around_public:
             self.descent.panel = replace(self.panel, mean=everywhere)
         families = self.families(state)
@@ -239,7 +239,7 @@ class PriorLearner:
         return state
 
 
-def _all_features(panel: Panel) -> Array:
+def _make_full_factor(panel: Panel) -> Array:
     """Return the factor of slopes that differ in all features alike, in the scale of each within users."""
     d = len(panel.mean.slopes)
     return np.diag(np.where(panel.location.varies[:d], 1 / panel.transform.scale, 0.0))
@@ -248,7 +248,7 @@ def _all_features(panel: Panel) -> Array:
 def conclude(learner: PriorLearner, state: Estimate, for_families: float, for_errors: float) -> Representation:
     """Choose the prior, measure the noise, and post the representation."""
     families = learner.families(state)
-    spreads = families.spreads("spreads", 0.2 * for_families)
+    spreads = families.ask_spreads("spreads", 0.2 * for_families)
     choice = PriorChoice(families, spreads, learner.intercept, for_families)
     chosen = choice.make()
     gains = read_gains(families, chosen, learner.intercept, 0.14 * for_families)

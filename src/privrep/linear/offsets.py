@@ -102,7 +102,7 @@ def estimate_offsets(evidence: Evidence, items: Items) -> Offsets:
     return Offsets(weights @ offsets, float(weights @ VARIANCES))
 
 
-def expected_loss(items: Items, variance: float, precision: float) -> float:
+def predict_loss(items: Items, variance: float, precision: float) -> float:
     """Return the part of a rating's variance that offsets will leave unexplained at such a precision of the sums.
 
     Args:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privrep.linear.offsets import Items, expected_loss
+from privrep.linear.offsets import Items, predict_loss
 from privrep.typing import Array
 
 MAX_RANK = 30
@@ -32,7 +32,7 @@ class PairSums:
     pairs: Array  # (K, K)
     noise: float  # standard deviation
 
-    def joined(self, other: PairSums) -> PairSums:
+    def average(self, other: PairSums) -> PairSums:
         """Return the average of two releases of the same sum, by their noise."""
         mine, theirs = self.noise**-2, other.noise**-2
         return PairSums((mine * self.pairs + theirs * other.pairs) / (mine + theirs), (mine + theirs) ** -0.5)
@@ -64,13 +64,15 @@ def find_factors(sums: PairSums, together: Array, rank: int | None, beyond: floa
     strength = (signal**2).mean(axis=1)
     strength = np.sqrt(strength / max(math.sqrt(float(strength.mean())), 1e-300))  # signal_jl is about the product
     radius = 2 * math.sqrt(K)
-    values, vectors = _without_diagonal(sums.pairs / deviation, radius, MAX_RANK if rank is None else rank, beyond)
+    values, vectors = _decompose_without_diagonal(
+        sums.pairs / deviation, radius, MAX_RANK if rank is None else rank, beyond
+    )
     size = (values + np.sqrt(values**2 - radius**2)) / 2  # before noise pushed them up
     error = (radius / 2 / size) ** 2
-    return _shrunk(vectors * np.sqrt(size), strength, error * size / K), np.minimum(error, 1.0)
+    return _shrink_factors(vectors * np.sqrt(size), strength, error * size / K), np.minimum(error, 1.0)
 
 
-def _without_diagonal(matrix: Array, radius: float, rank: int, beyond: float) -> tuple[Array, Array]:
+def _decompose_without_diagonal(matrix: Array, radius: float, rank: int, beyond: float) -> tuple[Array, Array]:
     """Return eigenvalues above the noise, and their vectors, of a matrix whose diagonal is unknown: it is filled in
     from them, a few times over."""
     d = len(matrix)
@@ -87,7 +89,7 @@ def _without_diagonal(matrix: Array, radius: float, rank: int, beyond: float) ->
     return values, vectors
 
 
-def _shrunk(rows: Array, strength: Array, noise: Array) -> Array:
+def _shrink_factors(rows: Array, strength: Array, noise: Array) -> Array:
     """Return F_ji from rows_ji = strength_j F_ji + noise of variance noise_i, with F_ji ~ N(0, tau_i), tau_i by
     moments."""
     tau = np.maximum((rows**2 - noise).sum(axis=0), 0.0) / max(float(strength @ strength), 1e-300)
@@ -120,17 +122,15 @@ def plan_taste(items: Items, variance: float, precision: float, mu_squared: floa
     sizes = sorted({min(most, len(covered), 2**power) for power in range(3, 14)})
     best, plan = -math.inf, TastePlan(0.0, 0)
     for share in SHARES:
-        loss = expected_loss(items, variance, precision + (1 - share) * mu_squared / 4)
+        loss = predict_loss(items, variance, precision + (1 - share) * mu_squared / 4)
         for size in sizes if share else (0,):
-            gain = (
-                _expected_gain(items.users, float(covered[size - 1]), size, share * mu_squared, rows) if size else 0.0
-            )
+            gain = _predict_gain(items.users, float(covered[size - 1]), size, share * mu_squared, rows) if size else 0.0
             if gain - loss > best + 1e-6:
                 best, plan = gain - loss, TastePlan(share, size)
     return plan
 
 
-def _expected_gain(users: float, covered: float, size: int, mu_squared: float, rows: float) -> float:
+def _predict_gain(users: float, covered: float, size: int, mu_squared: float, rows: float) -> float:
     """Return the part of a rating's variance that factors of so many items are expected to explain."""
     rated = rows * covered
     found = TASTES * users * min(rated / 2, 1.0)  # eigenvalues

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from privrep.linear.class_steps import encoded
+from privrep.linear.class_steps import encode_step
 from privrep.linear.location import Location, find_location
 from privrep.linear.panel_steps import PanelMoments
-from privrep.linear.transform import CLEAR, MOST_WHITENED, frequency_scales, whitening_of
+from privrep.linear.transform import CLEAR, MOST_WHITENED, find_frequency_scales, make_whitening
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
@@ -109,7 +109,7 @@ def find_moments(
     queries = {"within": Query(Bound(DIRECTION_ONLY, size, acute=True), share)}
     if intercept:
         queries["between"] = Query(Bound(DIRECTION_ONLY, size, acute=True), share)
-    return run.release("covariance", encoded(step, loss), queries)
+    return run.release("covariance", encode_step(step, loss), queries)
 
 
 def normalise(released: Release) -> tuple[Array, float] | None:
@@ -155,24 +155,24 @@ def find_panel(
     residual = 1.0
     if facts.sparse:
         if transform is None:
-            scales = replace(scales, scale=frequency_scales(run, scales.scale, s.moments * total))
+            scales = replace(scales, scale=find_frequency_scales(run, scales.scale, s.moments * total))
             spent += s.moments * total
     elif d <= MOST_WHITENED and noise < 2 and (location.varies[:d].any() or location.between[:d].any()):
         released = find_moments(run, location, s.moments * total, intercept, loss)
         spent += s.moments * total
         scales, mean, residual = read_moments(released, location, scales, mean)
         if loss is not None and (within := normalise(released["within"])) is not None:
-            mean = output_slopes(mean, np.diag(within[0])[d : d + q] * target_scale**2, loss)
+            mean = convert_slopes(mean, np.diag(within[0])[d : d + q] * target_scale**2, loss)
     none = np.zeros((d, 0))
     if loss is not None:
-        mean = output_level(mean, loss)
+        mean = convert_level(mean, loss)
         return Panel(location, transform or scales, mean, np.ones(q), none, 1.0, 1.0, 1.0, loss, sized), spent
     between = np.where(location.between[d:] > 0, location.between[d:], target_scale)
     level_size = float(np.sqrt(np.mean((between / target_scale) ** 2)))
     return Panel(location, transform or scales, mean, target_scale, none, 1.0, residual, level_size), spent
 
 
-def output_slopes(mean: PriorMean, within: Array, loss: Loss) -> PriorMean:
+def convert_slopes(mean: PriorMean, within: Array, loss: Loss) -> PriorMean:
     """Return the mean with slopes of outputs for slopes of the numbers that stand for labels.
 
     A probability p moves by p (1 - p) times its output. That is the variance of a label within users, or a quarter of
@@ -187,7 +187,7 @@ def output_slopes(mean: PriorMean, within: Array, loss: Loss) -> PriorMean:
     return replace(mean, slopes=mean.slopes * (2.0 if two else 1.0) / np.maximum(within, 0.1 if two else 0.03))
 
 
-def output_level(mean: PriorMean, loss: Loss) -> PriorMean:
+def convert_level(mean: PriorMean, loss: Loss) -> PriorMean:
     """Return the mean with the level of outputs for the level of the numbers that stand for labels."""
     if not mean.intercept:
         return mean
@@ -224,7 +224,7 @@ def read_moments(
     features = denoise(within[:d, :d], sigma) if heard else np.zeros((d, d))
     whitening = None
     if d > 1 and heard:
-        whitening = whitening_of(features / (np.trace(features) / d), 1e-6)
+        whitening = make_whitening(features / (np.trace(features) / d), 1e-6)
     scale, target = location.scale[:d], location.scale[d:]
     values, vectors = np.linalg.eigh(features)
     right, bend = vectors.T @ within[:d, d : d + q], np.maximum(values, 0.0) + sigma * math.sqrt(2 * d)
@@ -237,11 +237,11 @@ def read_moments(
     residual = math.sqrt(max(1 - explained / whole, 0.05))
     mean = replace(mean, slopes=slopes * target / scale[:, None])
     if mean.intercept:
-        mean = _with_axes(mean, location, features, normalise(released["between"]))
+        mean = _add_axes(mean, location, features, normalise(released["between"]))
     return replace(transform, whitening=whitening), mean, residual
 
 
-def _with_axes(mean: PriorMean, location: Location, within: Array, found: tuple[Array, float] | None) -> PriorMean:
+def _add_axes(mean: PriorMean, location: Location, within: Array, found: tuple[Array, float] | None) -> PriorMean:
     """Return the mean with the coordinates of users' mean rows in which they vary.
 
     Where second moments of means were lost in noise, columns are taken to vary as their histograms say.
@@ -267,10 +267,10 @@ def _with_axes(mean: PriorMean, location: Location, within: Array, found: tuple[
     turned, spread = (root @ turn)[:, heard], spread[heard]
     axes[known] = turned / unit[:, None]
     mean = replace(mean, axes=axes, spread=spread, context=np.zeros((len(spread), q)))
-    return mean if found is None else _with_level(mean, location, known, *found)
+    return mean if found is None else _add_level(mean, location, known, *found)
 
 
-def _with_level(mean: PriorMean, location: Location, known: Integers, between: Array, sigma: float) -> PriorMean:
+def _add_level(mean: PriorMean, location: Location, known: Integers, between: Array, sigma: float) -> PriorMean:
     """Return the mean with the level that users' means have, as far as that stands out from the noise."""
     d, q = mean.slopes.shape
     target, mid = location.between[d:], between[:, -1]

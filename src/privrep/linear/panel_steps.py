@@ -15,8 +15,8 @@ import numpy as np
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
-from privrep.heads.posterior import Spread, images_of, spread_of
-from privrep.linear.steps import CELLS, LOWEST, WIDE_CELLS, WIDE_LOWEST, FeatureSizes, octaves, pulled
+from privrep.heads.posterior import Spread, make_images, make_spread
+from privrep.linear.steps import CELLS, LOWEST, WIDE_CELLS, WIDE_LOWEST, FeatureSizes, find_octaves, pull_rows
 from privrep.local.least_squares import ROUNDING, centred
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
@@ -32,7 +32,7 @@ FARTHEST = 5.0  # that a mean may lie from the centre, in units of its column's 
 COMMON_CELLS = WIDE_CELLS + CELLS  # of the norms of a gradient, and of their ratios to curvatures
 
 
-def with_targets(y: Floats) -> Floats:
+def add_target_axis(y: Floats) -> Floats:
     """Return targets (users, m, q), a single one as q = 1."""
     return y if y.ndim == 3 else y[:, :, None]
 
@@ -65,12 +65,12 @@ def check_shapes(
         raise InputError(f"a step for other rows cannot be asked of rows with {d:,} features and {q:,} targets.")
 
 
-def row_cell(rows: int) -> int:
+def find_row_cell(rows: int) -> int:
     """Return the cell of a number of rows: 1 to 4 each have their own, then there is one an octave."""
     return rows - 1 if rows <= 4 else min(1 + math.ceil(math.log2(rows)), ROW_CELLS - 1)
 
 
-def rows_of_cells() -> Array:
+def list_typical_rows() -> Array:
     """Return a typical number of rows of each cell, (ROW_CELLS,)."""
     return np.concatenate([np.arange(1, 5), 2.0 ** (np.arange(4, ROW_CELLS) - 1.5)])
 
@@ -91,29 +91,29 @@ class ColumnSizes:
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
-        y = with_targets(batch.y)
+        y = add_target_axis(batch.y)
         one = np.zeros(y.shape[:2])  # a single target, which is not counted among the columns
         sizes = FeatureSizes(self.intercept)
-        rows = np.full((len(y), 1), row_cell(X.shape[1]))
+        rows = np.full((len(y), 1), find_row_cell(X.shape[1]))
         found: dict[str, Contributions] = {
             "target_sizes": sizes(UserBatch(y, one))["sizes"],
-            "target_levels": _level_counts(y),
+            "target_levels": _count_levels(y),
             "rows": Counts(rows, ROW_CELLS),
         }
         if self.features:
             found["sizes"] = sizes(replace(batch, y=one))["sizes"]
-        return found if isinstance(X, SparseRows) else found | {"levels": _level_counts(X)}
+        return found if isinstance(X, SparseRows) else found | {"levels": _count_levels(X)}
 
 
-def _level_counts(values: Floats) -> Counts:
+def _count_levels(values: Floats) -> Counts:
     """Return users' means of columns (users, m, columns) by signed octave, a histogram for each column."""
-    means = _means(values)
+    means = _average_columns(values)
     columns = means.shape[1]
-    cells = signed_octaves(means) + SIGNED_CELLS * np.arange(columns)
+    cells = find_signed_octaves(means) + SIGNED_CELLS * np.arange(columns)
     return Counts(np.where(np.isnan(means), -1, cells), SIGNED_CELLS * columns)
 
 
-def _means(values: Floats) -> Array:
+def _average_columns(values: Floats) -> Array:
     """Return users' means of columns, (users, columns); those that are only rounding are zero, missing ones NaN."""
     rows = values.astype(np.float64, copy=False)
     m = rows.shape[1]
@@ -121,14 +121,14 @@ def _means(values: Floats) -> Array:
     return np.where(np.abs(means) <= ROUNDING * np.abs(rows).max(axis=1), 0.0, means)
 
 
-def signed_octaves(values: Array) -> Integers:
+def find_signed_octaves(values: Array) -> Integers:
     """Return the cell of each number: an octave below zero, zero, or an octave above."""
-    size = octaves(np.abs(values))
+    size = find_octaves(np.abs(values))
     cells = np.where(values < 0, CELLS - 1 - size, CELLS + 1 + size)
     return np.where(size < 0, CELLS, cells).astype(np.int64)
 
 
-def signed_edges() -> tuple[Array, Array]:
+def list_signed_edges() -> tuple[Array, Array]:
     """Return the lower and upper edge of each cell of `signed_octaves`, (SIGNED_CELLS,) each."""
     middle = np.arange(LOWEST, LOWEST + CELLS)
     low, high = 2.0 ** (middle - 0.5), 2.0 ** (middle + 0.5)
@@ -149,15 +149,15 @@ class LevelCells:
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
-        y = with_targets(batch.y)
+        y = add_target_axis(batch.y)
         if self.start.shape != self.width.shape or len(self.width) != y.shape[2]:
             check_shapes(X, y, columns=(self.start, self.width))
         counted, before = np.flatnonzero(self.width > 0), len(self.width) - y.shape[2]
         if isinstance(X, SparseRows) or not before:  # means of sparse features are taken to be zero
             means, targets = np.zeros((len(y), len(counted))), counted >= before
-            means[:, targets] = _means(y)[:, counted[targets] - before]
+            means[:, targets] = _average_columns(y)[:, counted[targets] - before]
         else:
-            means = np.concatenate([_means(X), _means(y)], axis=1)[:, counted]
+            means = np.concatenate([_average_columns(X), _average_columns(y)], axis=1)[:, counted]
         place = np.floor((means - self.start[counted]) / self.width[counted])
         cells = np.clip(np.where(np.isfinite(place), place, -1.0), -1, LINEAR_CELLS).astype(np.int64) + 1
         total = LINEAR_CELLS + 2
@@ -183,11 +183,11 @@ class PanelMoments:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats = batch.X
         users, m, _ = X.shape
-        y = with_targets(batch.y)
+        y = add_target_axis(batch.y)
         check_shapes(X, y, columns=(self.scale, self.centre, self.between))
         joined = np.concatenate([X, y], axis=2).astype(np.float64, copy=False)
         np.copyto(joined, self.centre, where=np.isnan(joined))
-        means = _means(joined)
+        means = _average_columns(joined)
         rows = joined - means[:, None, :] if self.intercept else joined
         rounding = ROUNDING * np.abs(joined).max(axis=1, keepdims=True)
         rows = np.where(np.abs(rows) > rounding, rows, 0.0)
@@ -239,12 +239,12 @@ class CommonGradient:
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
-        y, z = with_targets(batch.y), self.transform
+        y, z = add_target_axis(batch.y), self.transform
         turned = None if z.whitening is None else z.whitening.T
         check_shapes(X, y, features=(self.factor, z.scale, z.whitening, turned), targets=(self.target_scale,))
-        residuals = residual_targets(self.mean, X, y) / self.target_scale
-        images = images_of(X, self.factor, self.mean, own=False)
-        spread = spread_of(images, np.ascontiguousarray(residuals[:, :, 0]))
+        residuals = subtract_mean(self.mean, X, y) / self.target_scale
+        images = make_images(X, self.factor, self.mean, own=False)
+        spread = make_spread(images, np.ascontiguousarray(residuals[:, :, 0]))
         weighed = spread.apply(residuals)  # B_0 r, (users, m, q)
         parts = {"within": self._within(X, spread, weighed, residuals)}
         if self.mean.intercept:
@@ -253,11 +253,11 @@ class CommonGradient:
 
     def _within(self, X: Floats | SparseRows, spread: Spread, weighed: Array, residuals: Array) -> Part:
         m, intercept = X.shape[1], self.mean.intercept
-        pull = _freed(spread, weighed) if intercept else weighed
+        pull = _free_levels(spread, weighed) if intercept else weighed
         rounding = ROUNDING * np.abs(residuals).max(axis=1, keepdims=True)
         pull = np.where(np.abs(pull) > rounding, pull, 0.0)
         scale = np.ones(len(pull)) if isinstance(X, SparseRows) else self._left_over(spread, m)
-        return part_within(X, self.transform, pull, scale, intercept, self.full, self.within_tail)
+        return make_within_part(X, self.transform, pull, scale, intercept, self.full, self.within_tail)
 
     def _left_over(self, spread: Spread, m: int) -> Array:
         """Return the share of users' rows that levels and slopes along the factor leave to common slopes, (users,)."""
@@ -272,7 +272,7 @@ class CommonGradient:
         whole = np.maximum(spread.ones.sum(axis=1), 0.0)  # rounding could make it negative, and a curvature no square
         weight = 1 / (1 + self.level_ratio * whole)
         pull = weight[:, None, None] * (np.ones((1, X.shape[1])) @ weighed)  # (users, 1, q)
-        return part_between(X, self.mean, pull, whole * weight, self.typical_rows, self.full, self.between_tail)
+        return make_between_part(X, self.mean, pull, whole * weight, self.typical_rows, self.full, self.between_tail)
 
 
 Part = tuple[Contributions, Array, Array]
@@ -284,13 +284,13 @@ def join_parts(parts: Mapping[str, Part]) -> dict[str, Contributions]:
     cells = []
     for i, (_, norm, bend) in enumerate(parts.values()):
         ratio = np.divide(norm, bend, out=np.zeros_like(norm), where=bend > 0)
-        pair = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
+        pair = np.stack([find_octaves(norm, WIDE_LOWEST, WIDE_CELLS), find_octaves(ratio)], axis=1)
         cells.append(np.where(pair < 0, -1, pair + np.array([0, WIDE_CELLS]) + i * COMMON_CELLS))
     counts = Counts(np.concatenate(cells, axis=1), COMMON_CELLS * len(parts))
     return {key: part[0] for key, part in parts.items()} | {"sizes": counts}
 
 
-def part_within(
+def make_within_part(
     X: Floats | SparseRows,
     transform: FeatureTransform,
     pull: Array,
@@ -314,7 +314,7 @@ def part_within(
             of its weight over that of the others, (users,); None: no such row.
     """
     users, m, _ = X.shape
-    gradient = pulled(X, transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
+    gradient = pull_rows(X, transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
     if isinstance(gradient, SparseColumns) or isinstance(X, SparseRows):
         assert isinstance(gradient, SparseColumns)
         curvature = scale[:, None] * float(max(m - intercept, 0))
@@ -325,10 +325,10 @@ def part_within(
         row = transform.rows(beside[0])
         flat = flat + (beside[1].transpose(0, 2, 1) @ row).reshape(users, -1)
         rows = np.concatenate([rows.astype(np.float64, copy=False), row * beside[2][:, None, None]], axis=1)
-    return _with_curvature(flat, rows, scale, full, tail)
+    return _append_curvature(flat, rows, scale, full, tail)
 
 
-def part_between(
+def make_between_part(
     X: Floats | SparseRows, mean: PriorMean, pull: Array, scale: Array, typical_rows: float, full: bool, tail: float
 ) -> Part:
     """Return the gradient by the level, and by what users' means say of it.
@@ -348,17 +348,17 @@ def part_between(
         p = (mean.user_means(X) - mean.centre) @ (mean.axes * mean.unit(m, typical_rows))
         rows = np.concatenate([rows, p], axis=2)
     flat = np.ascontiguousarray(pull.transpose(0, 2, 1) * rows).reshape(users, -1)
-    return _with_curvature(flat, rows, scale, full, tail)
+    return _append_curvature(flat, rows, scale, full, tail)
 
 
-def _freed(spread: Spread, weighed: Array) -> Array:
+def _free_levels(spread: Spread, weighed: Array) -> Array:
     """Return B times values, levels free, from B_0 times values (users, m, c)."""
     m = weighed.shape[1]
     sums = np.ones((1, m)) @ weighed
     return weighed - spread.ones[:, :, None] * (sums / np.maximum(spread.ones.sum(axis=1), 1e-300)[:, None, None])
 
 
-def _with_curvature(gradient: Array, rows: Floats, scale: Array, full: bool, tail: float) -> Part:
+def _append_curvature(gradient: Array, rows: Floats, scale: Array, full: bool, tail: float) -> Part:
     """Return gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures.
 
     A curvature is scale times rows^T rows: what slopes along the factor take from it is taken evenly from all
@@ -373,7 +373,7 @@ def _with_curvature(gradient: Array, rows: Floats, scale: Array, full: bool, tai
     return Vectors(np.concatenate([gradient, tail * bend[:, None]], axis=1)), norms, bend
 
 
-def residual_targets(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:
+def subtract_mean(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:
     """Return targets (users, m, q) minus the prior mean, in double precision."""
     check_shapes(X, y, mean)
     return y.astype(np.float64, copy=False) - mean.of_users(X)
@@ -395,7 +395,7 @@ class Residual:
         return replace(self.step.spec, fill=self.mean.fill)
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
-        y = with_targets(batch.y)
+        y = add_target_axis(batch.y)
         check_shapes(batch.X, y, self.mean)
         if not self.mean.slopes.any():
             return self.step(batch)

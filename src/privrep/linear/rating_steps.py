@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
-from privrep.heads.ratings import fit_ratings, user_spreads
+from privrep.heads.ratings import estimate_spreads, fit_ratings
 from privrep.local.elementary import log
 from privrep.local.least_squares import ROUNDING, centred
 from privrep.local.representation import Ratings
@@ -34,7 +34,7 @@ LOSS_PARTS = 4  # numbers of `RatingLosses`
 LOSS_NORM = 2.0
 
 
-def _checked(batch: UserBatch, matrix: Array) -> tuple[SparseRows, Array]:
+def _check_batch(batch: UserBatch, matrix: Array) -> tuple[SparseRows, Array]:
     """Return rows and ratings, in double precision; raise InputError unless the matrix has a row for each item."""
     X: SparseRows = batch.X
     y: Floats = batch.y
@@ -43,20 +43,20 @@ def _checked(batch: UserBatch, matrix: Array) -> tuple[SparseRows, Array]:
     return X, y.astype(np.float64, copy=False)
 
 
-def _slots(X: SparseRows, values: Array) -> tuple[Integers, Integers, Array]:
+def _sum_by_item(X: SparseRows, values: Array) -> tuple[Integers, Integers, Array]:
     """Return users, items and what the values (users, m) of a user's ratings of an item add up to, by user and item."""
     user, item, T = X.slots()
     return user, item, T @ np.ascontiguousarray(values).ravel()
 
 
-def _unit(values: Array, user: Integers, users: int) -> Array:
+def _scale_to_unit(values: Array, user: Integers, users: int) -> Array:
     """Return values of slots over the length of their user's."""
     length = np.sqrt(np.bincount(user, values**2, minlength=users))[user]
     unit: Array = np.divide(values, length, out=np.zeros_like(values), where=length > 0)
     return unit
 
 
-def _left(X: SparseRows, y: Array, matrix: Array, ratings: Ratings) -> Array:
+def _subtract_fit(X: SparseRows, y: Array, matrix: Array, ratings: Ratings) -> Array:
     """Return what users' own levels, and tastes along the matrix, leave of their ratings, (users, m)."""
     left = fit_ratings(X.project(matrix), y, ratings).left
     rounding = ROUNDING * np.abs(y).max(axis=1, keepdims=True)
@@ -97,9 +97,9 @@ class ItemPull:
     ratings: Ratings
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X, y = _checked(batch, self.offset)
-        user, item, values = _slots(X, _left(X, y, self.offset, self.ratings))
-        pull = _unit(values, user, len(X))
+        X, y = _check_batch(batch, self.offset)
+        user, item, values = _sum_by_item(X, _subtract_fit(X, y, self.offset, self.ratings))
+        pull = _scale_to_unit(values, user, len(X))
         sides = np.stack([np.maximum(pull, 0.0), np.maximum(-pull, 0.0)], axis=1)
         return {"pull": NonNegativeColumns(user, item, sides, np.zeros((len(X), 0)), X.shape[2])}
 
@@ -126,9 +126,9 @@ class RatingLevels:
         return max(self.spread**2, self.between**2)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X, y = _checked(batch, self.offset)
+        X, y = _check_batch(batch, self.offset)
         m = y.shape[1]
-        unit = user_spreads(y, self.spread)
+        unit = estimate_spreads(y, self.spread)
         around = y - unit[:, None] * X.project(self.offset)[:, :, 0] - self.centre
         z = np.clip(around.mean(axis=1) / self.between, -FARTHEST, FARTHEST)
         values = np.zeros((len(y), LEVEL_PARTS))
@@ -159,17 +159,17 @@ class RatingPairs:
         return StepSpec(accepts_sparse=True, floats_per_sparse_user=2 * len(self.items) + 1)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X, y = _checked(batch, self.offset)
+        X, y = _check_batch(batch, self.offset)
         users, d = len(X), X.shape[2]
         place = np.full(d, -1)
         place[self.items] = np.arange(len(self.items))
-        user, item, values = _slots(X, _left(X, y, self.offset, self.ratings))
+        user, item, values = _sum_by_item(X, _subtract_fit(X, y, self.offset, self.ratings))
         kept = place[item] >= 0
         user, item, values = user[kept], place[item[kept]], values[kept]
         parts: dict[str, Contributions] = {}
         for name, numbers in (("pairs", values), ("together", np.ones(len(values)))):
             rows = np.zeros((users, 1, len(self.items)))
-            rows[user, 0, item] = _unit(numbers, user, users)
+            rows[user, 0, item] = _scale_to_unit(numbers, user, users)
             parts[name] = RowMoments(rows, np.ones(users))
         return parts
 
@@ -185,7 +185,7 @@ class RatingLosses:
     ratings: Ratings
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X, y = _checked(batch, self.matrix)
+        X, y = _check_batch(batch, self.matrix)
         m = y.shape[1]
         values = np.zeros((len(y), LOSS_PARTS))
         alone = ((centred(y) * (m / max(m - 1, 1))) ** 2).sum(axis=1)

@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from privrep.data.table import UserTable
-from privrep.heads.regression import own_candidate
-from privrep.linear.methods.private_fedrep import head_and_gradient
+from privrep.heads.regression import fit_own_candidate
+from privrep.linear.methods.private_fedrep import fit_head_and_gradient
 from privrep.linear.steps import PairMoments
 from privrep.local.least_squares import centred
 from privrep.local.representation import Representation
@@ -35,7 +35,7 @@ class LinearModel:
     intercept: float
 
 
-def fedrep(
+def fit_fedrep(
     users: Users, rank: int, *, intercept: bool = True, scale: Array | None = None, rounds: int = 100, step: float = 1.0
 ) -> Representation:
     """FedRep (Collins et al. 2021), full participation, no clipping and no noise. NOT PRIVATE.
@@ -45,7 +45,7 @@ def fedrep(
     the longest the theory allows. `scale` divides the features. Stops early once a round moves nothing.
     """
     inverse_scale = np.ones(users.facts.features) if scale is None else 1 / scale
-    U = _spectral(users, rank, inverse_scale, intercept)
+    U = _find_spectral_basis(users, rank, inverse_scale, intercept)
     d, k = U.shape
     bounds = {"gradient": Bound(UNBOUNDED, d * k), "heads": Bound(UNBOUNDED, packed_size(k))}
     for _ in range(rounds):
@@ -72,11 +72,11 @@ class FullGradient:
         y: Floats = batch.y
         rows, targets = (centred(X), centred(y)) if self.intercept else (X, y)
         every = np.arange(X.shape[1] if X.shape[1] > self.U.shape[1] + self.intercept else 0)
-        heads, gradient = head_and_gradient(self.U, rows * self.inverse_scale, targets, every, every)
+        heads, gradient = fit_head_and_gradient(self.U, rows * self.inverse_scale, targets, every, every)
         return {"gradient": Vectors(gradient), "heads": Vectors(pack(heads[:, :, None] * heads[:, None, :]))}
 
 
-def _spectral(users: Users, rank: int, inverse_scale: Array, intercept: bool) -> Array:
+def _find_spectral_basis(users: Users, rank: int, inverse_scale: Array, intercept: bool) -> Array:
     """Algorithm 2 without clipping and noise. NOT PRIVATE."""
     bound = {"moments": Bound(UNBOUNDED, packed_size(users.facts.features))}
     total = users.sums(PairMoments(FeatureTransform(1 / inverse_scale), intercept), bound)["moments"].total
@@ -88,7 +88,7 @@ def subspace_distance(U: Array, W: Array) -> float:
     return float(np.linalg.norm(W - U @ (U.T @ W), ord=2))
 
 
-def pooled(table: UserTable, *, ridge: float = 1e-6, intercept: bool = True) -> LinearModel:
+def fit_pooled(table: UserTable, *, ridge: float = 1e-6, intercept: bool = True) -> LinearModel:
     """One ridge regression on everybody's rows. NOT PRIVATE. `ridge` is relative to the mean square of the features."""
     d = table.n_features
     normal = np.zeros((d + 2, d + 2))
@@ -101,18 +101,18 @@ def pooled(table: UserTable, *, ridge: float = 1e-6, intercept: bool = True) -> 
     return LinearModel(solution[:d], float(solution[d]))
 
 
-def alone(table: UserTable, *, intercept: bool = True) -> tuple[Array, Array]:
+def fit_alone(table: UserTable, *, intercept: bool = True) -> tuple[Array, Array]:
     """Every user's own ridge regression, (n, d) weights and (n,) intercepts: nothing is shared, nothing is spent."""
     weights, intercepts = np.zeros((table.n_users, table.n_features)), np.zeros(table.n_users)
     for users, size in table.positions_by_size():
         for part in np.array_split(users, max(len(users) * size // 8192, 1)):
             X, y = (values.astype(np.float64, copy=False) for values in table.group(part, size))
-            fit = own_candidate(X, y, np.ones(table.n_features), intercept)
+            fit = fit_own_candidate(X, y, np.ones(table.n_features), intercept)
             weights[part], intercepts[part] = fit.weights, fit.intercept
     return weights, intercepts
 
 
-def mixed(
+def fit_mixed(
     table: UserTable, along: Array, *, follow: bool = True, iterations: int = 60, tolerance: float = 1e-3
 ) -> tuple[Array, Array]:
     """Fit a mixed model by EM (Liu and Rubin 1994): return (n, d) weights and (n,) intercepts. NOT PRIVATE.

@@ -14,9 +14,9 @@ import numpy as np
 from scipy.special import chdtr
 
 from privrep.data.sparse import SparseRows
-from privrep.heads.posterior import images_of
-from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
-from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
+from privrep.heads.posterior import make_images
+from privrep.linear.panel_steps import add_target_axis, check_shapes, subtract_mean
+from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, find_octaves
 from privrep.local.least_squares import ROUNDING, ridge_fit, sum_columns, sum_rows, users_last, without_mean
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Bound, Contributions
@@ -48,12 +48,12 @@ class HeadSpreads:
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
         X: Floats | SparseRows = batch.X
         users, m, _ = X.shape
-        y = with_targets(batch.y)
+        y = add_target_axis(batch.y)
         check_shapes(X, y, features=(self.factor,), targets=(self.target_scale,))
         k, free = self.factor.shape[1], int(self.mean.intercept)
-        residuals = residual_targets(self.mean, X, y) / self.target_scale
+        residuals = subtract_mean(self.mean, X, y) / self.target_scale
         sizes = np.zeros((users, 5))
-        images = users_last(images_of(X, self.factor, self.mean, own=False))
+        images = users_last(make_images(X, self.factor, self.mean, own=False))
         for c in range(residuals.shape[2]):
             targets = users_last(np.ascontiguousarray(residuals[:, :, c]))
             if m > free:
@@ -61,15 +61,15 @@ class HeadSpreads:
                 sizes[:, 0] += sum_rows(moved**2) / (m - free)
                 sizes[:, 1] += (sum_rows(targets) / m) ** 2 if free else 0.0
             if k and m > k + free:
-                sizes[:, 2:] += self._regressed(images, targets, m, k, free)
+                sizes[:, 2:] += self._regress(images, targets, m, k, free)
         largest = np.abs(y.reshape(users, -1)).max(axis=1) / float(self.target_scale.min())
         sizes = np.where(
             sizes > (ROUNDING * largest[:, None]) ** 2, sizes, 0.0
         )  # what is left of equal numbers is none
-        cells = octaves(sizes, WIDE_LOWEST, WIDE_CELLS)
+        cells = find_octaves(sizes, WIDE_LOWEST, WIDE_CELLS)
         return {"spreads": Counts(np.where(cells < 0, -1, cells + WIDE_CELLS * np.arange(5)), 5 * WIDE_CELLS)}
 
-    def _regressed(self, images: Array, targets: Array, m: int, k: int, free: int) -> Array:
+    def _regress(self, images: Array, targets: Array, m: int, k: int, free: int) -> Array:
         P, y = (without_mean(images), without_mean(targets)) if free else (images, targets)
         fit = ridge_fit(P, y, 1e-9, bool(free))
         left = y - sum_columns(P * fit.heads[:, None, :])
@@ -111,7 +111,7 @@ def find_spreads(
 
 
 @lru_cache(maxsize=1)
-def _square_shapes() -> Array:
+def _make_square_shapes() -> Array:
     """Return shapes of histograms of mean squares of 1, 2, 4, 8 and 16 normal numbers of variance one, in octaves
     around one, each of length one, (5, 2 HALF + 1)."""
     edges = 2.0 ** (np.arange(-HALF, HALF + 2) - 0.5)
@@ -124,7 +124,7 @@ HALF = 10  # octaves either side of a variance in which squares are looked for
 
 def _read_variance(counts: Array, sigma: float) -> float | None:
     """Return the variance behind a noisy histogram of squares; None where it is lost in noise."""
-    answers = np.stack([np.correlate(counts, shape, mode="same") for shape in _square_shapes()])
+    answers = np.stack([np.correlate(counts, shape, mode="same") for shape in _make_square_shapes()])
     best = np.unravel_index(int(answers.argmax()), answers.shape)
     if answers[best] < 5 * sigma:
         return None

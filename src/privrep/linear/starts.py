@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.linear.class_steps import encoded
+from privrep.linear.class_steps import encode_step
 from privrep.linear.label_steps import LabelResidual
 from privrep.linear.panel_steps import Residual
 from privrep.linear.steps import PairMoments, PowerStep
@@ -55,12 +55,12 @@ class Start:
     mean: PriorMean | None = None  # what the start sees is what it leaves of numbers, or of labels
     level: float = 1.0  # of labels: the variance of levels
 
-    def seen(self, step: Step) -> Step:
+    def see_residuals(self, step: Step) -> Step:
         """Return the step as users are asked it."""
-        return seen(step, self.loss, self.mean, self.level)
+        return see_residuals(step, self.loss, self.mean, self.level)
 
 
-def seen(step: Step, loss: Loss | None, mean: PriorMean | None, level: float = 1.0) -> Step:
+def see_residuals(step: Step, loss: Loss | None, mean: PriorMean | None, level: float = 1.0) -> Step:
     """Return a step asked of what a prior mean leaves of numbers or labels, or as it is.
 
     Args:
@@ -70,27 +70,27 @@ def seen(step: Step, loss: Loss | None, mean: PriorMean | None, level: float = 1
         level: of labels, the variance of levels.
     """
     if mean is None:
-        return encoded(step, loss)
+        return encode_step(step, loss)
     return Residual(step, mean) if loss is None else LabelResidual(step, mean, loss, level)
 
 
 Initialiser = Callable[[Start], Estimate]
 
 
-def spectral(start: Start) -> Estimate:
+def start_spectral(start: Start) -> Estimate:
     """Top eigenvectors of the released sum of pair moments."""
-    return _top(start, "moments", PairMoments(start.transform, start.intercept))
+    return _start_top(start, "moments", PairMoments(start.transform, start.intercept))
 
 
-def normalised_pairs(start: Start) -> Estimate:
+def start_normalised_pairs(start: Start) -> Estimate:
     """The same with rows of length one: users and rows of any size have the same say."""
-    return _top(start, "pairs", PairMoments(start.transform, start.intercept, normalised=True))
+    return _start_top(start, "pairs", PairMoments(start.transform, start.intercept, normalised=True))
 
 
-def _top(start: Start, page: str, step: PairMoments) -> Estimate:
+def _start_top(start: Start, page: str, step: PairMoments) -> Estimate:
     query = Query(Bound(DIRECTION_ONLY, packed_size(start.run.users.facts.features)), start.mu_squared)
     return top_eigenvectors(
-        unpack(start.run.release(page, start.seen(step), {"moments": query})["moments"].value), start.rank
+        unpack(start.run.release(page, start.see_residuals(step), {"moments": query})["moments"].value), start.rank
     )
 
 
@@ -100,31 +100,33 @@ def top_eigenvectors(moments: Array, rank: int | None, sigma: float = 0.0) -> Es
     Few eigenvalues may look less noisy than they are: `sigma`, the noise of packed entries, is the least there is.
     """
     values, vectors = np.linalg.eigh(moments)
-    k = rank if rank is not None else rank_above_noise(values, MAX_AUTO_RANK)
-    radius = max(noise_radius(values), sigma * math.sqrt(2 * len(values)))
+    k = rank if rank is not None else count_above_noise(values, MAX_AUTO_RANK)
+    radius = max(find_noise_radius(values), sigma * math.sqrt(2 * len(values)))
     top, half = values[::-1][:k], radius / 2
     spike = (top + np.sqrt(np.maximum(top**2 - 4 * half**2, 0.0))) / 2  # before the noise pushed it up
-    error = np.where(top > edge(values, radius), (half / np.maximum(np.maximum(spike, half), 1e-300)) ** 2, 1.0)
+    error = np.where(
+        top > find_noise_edge(values, radius), (half / np.maximum(np.maximum(spike, half), 1e-300)) ** 2, 1.0
+    )
     return Estimate(vectors[:, ::-1][:, :k], np.diag(error))
 
 
-def noise_radius(values: Array) -> float:
+def find_noise_radius(values: Array) -> float:
     """Radius of the semicircle that eigenvalues of noise form: their median size is 0.4040 of it, signals or not."""
     return float(np.median(np.abs(values))) / 0.4040
 
 
-def edge(values: Array, radius: float | None = None) -> float:
+def find_noise_edge(values: Array, radius: float | None = None) -> float:
     """Where noise ends: its radius, and room for its fluctuations, which are larger with few features."""
-    return (1.15 + 2 / len(values)) * (noise_radius(values) if radius is None else radius)
+    return (1.15 + 2 / len(values)) * (find_noise_radius(values) if radius is None else radius)
 
 
-def rank_above_noise(values: Array, most: int) -> int:
+def count_above_noise(values: Array, most: int) -> int:
     """How many eigenvalues stand above the semicircle that the others form; at least one."""
-    above = int((values > edge(values)).sum())
+    above = int((values > find_noise_edge(values)).sum())
     return min(max(above, 1), most, len(values))
 
 
-def power_method(start: Start, *, rounds: int = 4, page: str = "power") -> Estimate:
+def start_power_method(start: Start, *, rounds: int = 4, page: str = "power") -> Estimate:
     """X <- QR of the released sum of Z_i X from a public random X with some columns to spare.
 
     The last round's singular vectors are the estimate. Noise in it has singular values of at most sigma (sqrt d +
@@ -136,15 +138,15 @@ def power_method(start: Start, *, rounds: int = 4, page: str = "power") -> Estim
     X = random_basis(d, columns, page)
     share = start.mu_squared / rounds
     for t in range(1, rounds + 1):
-        step = start.seen(PowerStep(X, start.transform, start.intercept))
+        step = start.see_residuals(PowerStep(X, start.transform, start.intercept))
         query = Query(Bound(DIRECTION_ONLY, d * columns), share)
         released = start.run.release(f"{page}-{t}", step, {"image": query})["image"]
         image = released.value.reshape(columns, d).T
         X, _ = np.linalg.qr(image)
-    return _from_image(image, released.sigma, start.rank)
+    return _read_image(image, released.sigma, start.rank)
 
 
-def _from_image(image: Array, sigma: float, rank: int | None) -> Estimate:
+def _read_image(image: Array, sigma: float, rank: int | None) -> Estimate:
     """The best `rank` directions of Z X = image: those of its largest singular values, and their error from noise.
 
     The users' own scatter is noise as well. It shows in the smaller half of the singular values, where there is nothing
@@ -158,7 +160,7 @@ def _from_image(image: Array, sigma: float, rank: int | None) -> Estimate:
     return Estimate(left[:, :k], np.diag(error))
 
 
-def public_order(rows: int, name: str) -> NDArray[np.int64]:
+def draw_public_order(rows: int, name: str) -> NDArray[np.int64]:
     """Return a public permutation of row numbers, (rows,), the same for the same number and name."""
     return np.random.default_rng([rows, *name.encode()]).permutation(rows)
 
@@ -169,32 +171,32 @@ def random_basis(d: int, k: int, name: str) -> Array:
     return np.linalg.qr(generator.standard_normal((d, k)))[0]
 
 
-def random_start(start: Start) -> Estimate:
+def start_random(start: Start) -> Estimate:
     """A random basis of the given rank: nothing of the users is in it."""
     k = 1 if start.rank is None else start.rank
     return Estimate(random_basis(start.run.users.facts.features, k, "random-start"), np.eye(k))
 
 
-def given(basis: Array, error: float) -> Initialiser:
+def start_from(basis: Array, error: float) -> Initialiser:
     """Start from `basis`, orthonormal in the coordinates of the transform, whose mean squared sine is about `error`."""
     k = basis.shape[1]
     return lambda start: Estimate(basis, np.eye(k) * error)
 
 
 INITIALISERS: dict[str, Initialiser] = {
-    "spectral": spectral,
-    "normalised-pairs": normalised_pairs,
-    "power-method": power_method,
-    "random": random_start,
+    "spectral": start_spectral,
+    "normalised-pairs": start_normalised_pairs,
+    "power-method": start_power_method,
+    "random": start_random,
 }
 
 
 MOST_SPECTRAL = 256  # features up to which the noise of all pairs does less harm than that of several rounds
 
 
-def best_start(features: int, pairs: Initialiser = spectral) -> Initialiser:
+def choose_start(features: int, pairs: Initialiser = start_spectral) -> Initialiser:
     """`pairs`, whose release is a d x d matrix, or the power method, whose releases are of a few columns each.
 
     With 20,000 users and epsilon 1 both find the representation of 250 features, and of 500 only the second does.
     """
-    return pairs if features <= MOST_SPECTRAL else power_method
+    return pairs if features <= MOST_SPECTRAL else start_power_method

@@ -39,7 +39,7 @@ LOWEST, CELLS = -40, 81  # histograms of sizes: one cell an octave, from 2^-40 t
 WIDE_LOWEST, WIDE_CELLS = -100, 181  # the same for gradients, which go with the square of the target's unit
 
 
-def octaves(values: Floats, lowest: int = LOWEST, count: int = CELLS) -> NDArray[np.int64]:
+def find_octaves(values: Floats, lowest: int = LOWEST, count: int = CELLS) -> NDArray[np.int64]:
     """The cell of each positive size, its binary logarithm rounded; -1 for zero and for what is not finite."""
     positive = (values > 0) & np.isfinite(values)
     mantissa, exponent = np.frexp(np.where(positive, values, 1.0))
@@ -80,7 +80,7 @@ class FeatureSizes:
         rounding = ROUNDING * np.abs(rows).max(axis=1, initial=0.0)
         rows = centred(rows) if self.intercept else rows
         sizes = np.sqrt((rows**2).sum(axis=1) / max(values.shape[1] - self.intercept, 1))
-        return octaves(np.where(sizes > rounding, sizes, 0.0))
+        return find_octaves(np.where(sizes > rounding, sizes, 0.0))
 
     def _sparse(self, X: SparseRows) -> NDArray[np.int64]:
         """(users, most columns that a user has): cells in the joint histogram of all features, or -1."""
@@ -88,7 +88,7 @@ class FeatureSizes:
         squares, times = T.copy(), T.copy()
         squares.data, times.data = T.data.astype(np.float64) ** 2, np.ones(len(T.data))
         ones = np.ones(T.shape[1])
-        cell = octaves(np.sqrt((squares @ ones) / (times @ ones)))
+        cell = find_octaves(np.sqrt((squares @ ones) / (times @ ones)))
         place = np.arange(len(user)) - np.searchsorted(user, user)  # of a slot among its user's
         cells = np.full((len(X), int(place.max(initial=-1)) + 1), -1)
         cells[user, place] = np.where(cell < 0, -1, column * CELLS + cell)
@@ -183,7 +183,7 @@ class ResidualMoments:
         X: Floats = batch.X
         y: Floats = batch.y
         m = X.shape[1]
-        P = projected(X, self.transform, self.U, self.intercept)
+        P = project_centred(X, self.transform, self.U, self.intercept)
         inside = np.ascontiguousarray(P.transpose(2, 1, 0), dtype=X.dtype)
         rows = self.transform.rows(centred(X) if self.intercept else X) - inside @ self.U.T.astype(X.dtype)
         scale = np.full(len(X), 1 / (m * (m - 1)) if m > self.U.shape[1] + self.intercept + 1 else 0.0)
@@ -203,7 +203,7 @@ def gradient_size(d: int, k: int) -> int:
     return d * k + packed_size(k)
 
 
-def pulled(X: Floats | SparseRows, transform: FeatureTransform, pull: Floats) -> Floats | SparseColumns:
+def pull_rows(X: Floats | SparseRows, transform: FeatureTransform, pull: Floats) -> Floats | SparseColumns:
     """sum over rows j of pull_j z_j^T, z the transformed rows: (users, k, d) of dense rows, slots of sparse ones."""
     if not isinstance(X, SparseRows):
         return transform.rows(np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ X)
@@ -213,14 +213,14 @@ def pulled(X: Floats | SparseRows, transform: FeatureTransform, pull: Floats) ->
     return SparseColumns(user, column, values / transform.scale[column, None], np.empty((users, 0)), d)
 
 
-def projected(X: Floats | SparseRows, transform: FeatureTransform, basis: Array, intercept: bool) -> Floats:
+def project_centred(X: Floats | SparseRows, transform: FeatureTransform, basis: Array, intercept: bool) -> Floats:
     """(k, m, users): transformed rows times the basis, around their user's mean if there is an intercept."""
     matrix = transform.original(basis)
     P = users_last(X.project(matrix) if isinstance(X, SparseRows) else X @ matrix.astype(X.dtype))
     return without_mean(P) if intercept else P
 
 
-def nothing(users: int, d: int, k: int) -> Contributions:
+def make_nothing(users: int, d: int, k: int) -> Contributions:
     """The contributions of users who have nothing to say of a gradient."""
     none = np.empty(0, np.int64)
     return SparseColumns(none, none, np.empty((0, k)), np.zeros((users, packed_size(k))), d)
@@ -255,12 +255,12 @@ class LeaveOneOutGradient:
         users, m, d = X.shape
         k = self.U.shape[1]
         if m <= 1 + self.intercept:  # no rows are left to fit a head on when one is left out
-            return {"step": nothing(users, d, k), "sizes": Counts(np.full((users, 2), -1), SIZES.size)}
-        P = projected(X, self.transform, self.U, self.intercept)
+            return {"step": make_nothing(users, d, k), "sizes": Counts(np.full((users, 2), -1), SIZES.size)}
+        P = project_centred(X, self.transform, self.U, self.intercept)
         pull, moment = self._pulls(X, P, y)
-        step, norm = self._joined(X, P, pull, self.heads_weight * moment)
+        step, norm = self._join(X, P, pull, self.heads_weight * moment)
         ratio = norm / np.sqrt((moment**2).sum(axis=1))
-        cells = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
+        cells = np.stack([find_octaves(norm, WIDE_LOWEST, WIDE_CELLS), find_octaves(ratio)], axis=1)
         cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + WIDE_CELLS)
         return {"step": step, "sizes": Counts(cells, SIZES.size)}
 
@@ -280,9 +280,9 @@ class LeaveOneOutGradient:
         # centred pulls are the same as centred rows, which are many more
         return without_mean(pull) if self.intercept else pull, moment
 
-    def _joined(self, X: Floats | SparseRows, P: Floats, pull: Floats, tail: Floats) -> tuple[Contributions, Floats]:
+    def _join(self, X: Floats | SparseRows, P: Floats, pull: Floats, tail: Floats) -> tuple[Contributions, Floats]:
         """Gradient and tail as one contribution, and the gradient's norms."""
-        gradient = pulled(X, self.transform, pull)
+        gradient = pull_rows(X, self.transform, pull)
         if isinstance(gradient, SparseColumns):
             return replace(gradient, tail=tail), gradient.lengths()
         users, k, d = gradient.shape
@@ -316,7 +316,7 @@ class PowerStep:
         X: Floats | SparseRows = batch.X
         y: Floats = batch.y
         m = X.shape[1]
-        P = projected(X, self.transform, self.basis, self.intercept)
+        P = project_centred(X, self.transform, self.basis, self.intercept)
         pull = np.zeros_like(P)
         for column in self.transform.targets(y):
             t = centred_targets(column) if self.intercept else users_last(column)
@@ -325,5 +325,5 @@ class PowerStep:
             elif m > 1:
                 weighted = t * P
                 pull += t * (sum_rows(weighted)[:, None, :] - weighted) / (m * (m - 1))
-        image = pulled(X, self.transform, without_mean(pull) if self.intercept else pull)
+        image = pull_rows(X, self.transform, without_mean(pull) if self.intercept else pull)
         return {"image": image if isinstance(image, SparseColumns) else Vectors(image.reshape(len(image), -1))}

@@ -27,14 +27,14 @@ class Shape:
     size: Callable[[Array], Array]
 
 
-def _student(freedom: float) -> Shape:
+def _make_student(freedom: float) -> Shape:
     return Shape(lambda size: 2 * stdtr(freedom, size) - 1, lambda share: stdtrit(freedom, (1 + share) / 2))
 
 
 SHAPES = (
     Shape(lambda size: np.minimum(size / math.sqrt(3.0), 1.0), lambda share: math.sqrt(3.0) * share),  # even
     Shape(lambda size: 2 * ndtr(size) - 1, lambda share: ndtri((1 + share) / 2)),
-    *map(_student, (8.0, 4.0, 2.5)),
+    *map(_make_student, (8.0, 4.0, 2.5)),
 )
 """Of targets with a least and a most, of sums of many causes, and with heavier tails."""
 
@@ -52,8 +52,8 @@ def read_quantiles(counts: Array, sigma: float, variance: float) -> Array:
     """
     total = max(float(counts.sum()), 1e-300)
     if sigma < PRECISE * total:
-        return _interpolated(counts) / math.sqrt(variance)
-    templates, sizes = _shapes()
+        return _interpolate(counts) / math.sqrt(variance)
+    templates, sizes = _make_shapes()
     answers = templates @ counts
     best = int(answers.argmax())
     if answers[best] < HEARD * sigma:
@@ -63,22 +63,22 @@ def read_quantiles(counts: Array, sigma: float, variance: float) -> Array:
 
 
 @lru_cache(maxsize=1)
-def _edges() -> Array:
+def _list_edges() -> Array:
     return np.asarray(2.0 ** ((np.arange(ERROR_CELLS + 1) + LOWEST_ERROR) / 2))
 
 
 @lru_cache(maxsize=1)
-def _shapes() -> tuple[Array, Array]:
+def _make_shapes() -> tuple[Array, Array]:
     """Return histograms of sizes of errors, each of length one, and the quantiles of each."""
-    edges, scales = _edges().copy(), 2.0 ** (np.arange(-24, 25) / 8)
+    edges, scales = _list_edges().copy(), 2.0 ** (np.arange(-24, 25) / 8)
     edges[0], edges[-1] = 0.0, math.inf
     shapes = np.concatenate([np.diff(shape.below(edges / scales[:, None]), axis=1) for shape in SHAPES])
     sizes = np.concatenate([scales[:, None] * shape.size(np.array(QUANTILES)) for shape in SHAPES])
     return shapes / np.linalg.norm(shapes, axis=1, keepdims=True), sizes
 
 
-def _interpolated(counts: Array) -> Array:
+def _interpolate(counts: Array) -> Array:
     """Return quantiles of sizes in a histogram, interpolated within cells."""
     below = np.maximum.accumulate(np.cumsum(counts))
     below = np.maximum(below, 0.0) / max(float(below[-1]), 1e-300)
-    return np.asarray(np.interp(QUANTILES, np.concatenate([[0.0], below]), np.concatenate([[0.0], _edges()[1:]])))
+    return np.asarray(np.interp(QUANTILES, np.concatenate([[0.0], below]), np.concatenate([[0.0], _list_edges()[1:]])))

@@ -30,7 +30,7 @@ Numbers = Sequence[float] | Array
 _WINDOW = 4  # octaves either side of the fullest cell that a quantile looks at
 
 
-def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[FeatureTransform, float]:
+def find_feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[FeatureTransform, float]:
     """Public scale of each feature: the power of two nearest to the root mean square that most users have. And how
     many users took part, roughly.
 
@@ -44,14 +44,14 @@ def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[Featur
     )
     released = run.release("scales", FeatureSizes(intercept), {"sizes": Query(bound, mu_squared)})["sizes"]
     counts = released.value.reshape(columns, CELLS)
-    scales = np.concatenate([_column_scales(part, released.sigma) for part in (counts[:d], counts[d:])])
+    scales = np.concatenate([_read_column_scales(part, released.sigma) for part in (counts[:d], counts[d:])])
     return FeatureTransform(scales[:d], None, scales[d:] if q > 1 else None), float(counts.sum()) / columns
 
 
 SPARSE_COLUMNS = 64  # that a user's histogram of sizes speaks of; those of a user with more count less each
 
 
-def _column_scales(counts: Array, sigma: float) -> Array:
+def _read_column_scales(counts: Array, sigma: float) -> Array:
     together = counts.sum(axis=0)
     clear = CLEAR * sigma * math.sqrt(max(len(counts), 1))
     common = int(together.argmax()) if together.max() > clear else -LOWEST
@@ -59,7 +59,7 @@ def _column_scales(counts: Array, sigma: float) -> Array:
     return np.ldexp(1.0, np.where(legible, counts.argmax(axis=1), common) + LOWEST)
 
 
-def octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> float:
+def read_octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> float:
     """A quantile of the sizes in a noisy histogram, looking only near its fullest cell; interpolated within a cell."""
     peak = int(counts.argmax())
     low = max(peak - _WINDOW, 0)
@@ -78,11 +78,11 @@ def find_transform(run: Run, sizes: float, moments: float, intercept: bool) -> t
     Dense features are whitened; of sparse ones, and of so many that a matrix of all pairs is out of reach, each is
     only brought to a common mean square.
     """
-    transform, users = feature_scales(run, sizes, intercept)
+    transform, users = find_feature_scales(run, sizes, intercept)
     d = run.users.facts.features
     if run.users.facts.sparse:
         return FeatureTransform(
-            frequency_scales(run, transform.scale, moments), None, transform.target_scale
+            find_frequency_scales(run, transform.scale, moments), None, transform.target_scale
         ), sizes + moments
     # of a covariance with d equal eigenvalues: the radius of the noise's eigenvalues, over the mean of its own
     noise = d**1.5 / (math.sqrt(moments) * max(users, 1.0))
@@ -108,10 +108,10 @@ def find_whitening(run: Run, transform: FeatureTransform, mu_squared: float, int
     radius = released["covariance"].sigma * math.sqrt(2 * d)  # of the noise's eigenvalues
     if mean < CLEAR * released["covariance"].sigma / math.sqrt(d):
         return None
-    return whitening_of(moments / mean, radius / mean)
+    return make_whitening(moments / mean, radius / mean)
 
 
-def whitening_of(covariance: Array, noise: float) -> Array | None:
+def make_whitening(covariance: Array, noise: float) -> Array | None:
     """C^-1/2 with eigenvalues of at least `noise`; None where they differ by less than noise, or a factor of 2."""
     values, vectors = np.linalg.eigh(covariance)
     kept = np.maximum(values, max(noise, 1e-9 * values[-1]))
@@ -122,7 +122,7 @@ def whitening_of(covariance: Array, noise: float) -> Array | None:
     return whitening
 
 
-def declared_transform(
+def make_declared_transform(
     scale: Numbers | None, covariance: Sequence[Numbers] | None, features: int
 ) -> FeatureTransform | None:
     """The transform of sizes, or of a covariance, that were declared public; None if neither was."""
@@ -138,7 +138,7 @@ def declared_transform(
                 "feature_covariance is no covariance: it has a negative eigenvalue, or none that is positive."
             )
         sizes = np.sqrt(np.maximum(np.diag(given), 1e-12 * max(float(np.diag(given).max()), 1e-300)))
-        return FeatureTransform(sizes, whitening_of(given / np.outer(sizes, sizes), 1e-6))
+        return FeatureTransform(sizes, make_whitening(given / np.outer(sizes, sizes), 1e-6))
     if scale is None:
         return None
     sizes = np.asarray(scale, dtype=np.float64)
@@ -147,7 +147,7 @@ def declared_transform(
     return FeatureTransform(sizes)
 
 
-def frequency_scales(run: Run, scale: Array, mu_squared: float) -> Array:
+def find_frequency_scales(run: Run, scale: Array, mu_squared: float) -> Array:
     """Scales that bring every sparse feature to a mean square of one, or as far as the noise lets one tell."""
     bound = Bound(math.sqrt(2.0), run.users.facts.features + 1)
     released = run.release("frequencies", Frequencies(scale), {"frequencies": Query(bound, mu_squared)})["frequencies"]

@@ -12,7 +12,7 @@ from privrep.errors import InputError
 from privrep.linear.method import Method, Problem
 from privrep.linear.registry import DEFAULT, METHODS, check_accepted, find_method
 from privrep.linear.starts import INITIALISERS
-from privrep.linear.transform import declared_transform
+from privrep.linear.transform import make_declared_transform
 from privrep.local.losses import LOSSES, Loss, LossName
 from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget
@@ -50,7 +50,7 @@ class Config:
         return Problem(
             rank=self.rank,
             intercept=self.intercept,
-            transform=declared_transform(self.scale, self.covariance, features),
+            transform=make_declared_transform(self.scale, self.covariance, features),
             start=None if self.start is None else INITIALISERS[self.start],
             loss=loss,
             configuration=self.configuration,
@@ -103,7 +103,7 @@ class Config:
             raise InputError("a random start cannot tell how many directions there are; give a rank.")
         self._check_ratings()
         if features is not None:
-            declared_transform(self.scale, self.covariance, features)
+            make_declared_transform(self.scale, self.covariance, features)
 
     def _check_ratings(self) -> None:
         plain = Config(self.rank, self.epsilon, self.delta, self.relation, seed=self.seed, ratings=True)
@@ -211,7 +211,7 @@ class Columns:
 _PLAIN: dict[str, Any] = {"missing": "impute", "indicators": (), "weight": ""}
 
 
-def loss_of(config: Config, columns: Columns) -> Loss | None:
+def make_loss(config: Config, columns: Columns) -> Loss | None:
     """What heads minimise, given the classes; None: squares."""
     if config.loss is None:
         return None

@@ -114,7 +114,7 @@ class ModelFolder:
             with self.damage(RUN):
                 stands = kind.completed(json.loads((self.path / RUN).read_text()))
             if stands != wanted:
-                where = f" ({_difference(stands, wanted)})" if kind.names_difference else ""
+                where = f" ({_find_difference(stands, wanted)})" if kind.names_difference else ""
                 raise ResumeError(
                     f"{self.path} holds a run with other {kind.compared}{where}. Continue it with the same arguments, "
                     "or choose another folder."
@@ -146,13 +146,13 @@ class ModelFolder:
             raise InputError(f"{self.path} exists already. Choose another folder, or pass overwrite=True.")
         if self.path.exists() and not self.finished:
             raise InputError(f"{self.path} is not a model folder, so it is not overwritten. Choose another folder.")
-        with self.replaced() as new:
+        with self.replace() as new:
             ledger.write(new / LEDGER)
             billboard.write(new / BILLBOARD)
             ModelFolder(new).finish(described, heads)
 
     @contextmanager
-    def replaced(self) -> Iterator[Path]:
+    def replace(self) -> Iterator[Path]:
         """Give a folder to write to that takes this one's place when all went well. What stood there stays when not."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))  # for the owner only
@@ -202,7 +202,7 @@ class ModelFolder:
         with self.damage(LEDGER):
             return read_ledger(self.ledger)
 
-    def ledger_so_far(self, budget: Budget, *, seeded: bool) -> Ledger:
+    def read_ledger_so_far(self, budget: Budget, *, seeded: bool) -> Ledger:
         """Read the ledger; of a run that has not begun to spend, return one of its budget."""
         if not self.finished and not (self.ledger.is_file() and self.ledger.stat().st_size > 0):
             return Ledger(budget, seeded=seeded)
@@ -244,7 +244,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def _difference(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str:
+def _find_difference(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str:
     """Name the first place where two descriptions differ."""
     if not isinstance(stands, dict):
         return within or RUN
@@ -253,5 +253,5 @@ def _difference(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str
             return f"{within}{key}"
         if stands[key] != wanted[key]:
             inner = isinstance(wanted[key], dict) and isinstance(stands[key], dict)
-            return _difference(stands[key], wanted[key], f"{within}{key}.") if inner else f"{within}{key}"
+            return _find_difference(stands[key], wanted[key], f"{within}{key}.") if inner else f"{within}{key}"
     return "nothing"

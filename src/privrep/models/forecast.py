@@ -38,16 +38,16 @@ from privrep.models.planning import (
     NUMBERS,
     Plan,
     PlanningProblem,
-    few_rows_error,
-    fewest_users,
-    predicted_error,
-    sensitivity_factor,
+    find_fewest_users,
+    find_sensitivity_factor,
+    predict_direction_error,
+    predict_few_rows_error,
 )
 from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.ledger import Budget
 
 
-def posterior_share(rows: float, coordinates: int, ratio: float) -> float:
+def find_posterior_share(rows: float, coordinates: int, ratio: float) -> float:
     """Return what doubt about slopes adds to the variance of a new target, in units of the noise's.
 
     The mean of tr (Z^T Z + lambda)^-1 over Gaussian designs Z is about the t that solves t (rows / (1 + t) + lambda) =
@@ -90,10 +90,12 @@ def forecast(users: float, problem: PlanningProblem, budget: Budget) -> Forecast
     """Predict errors. Rough."""
     p, once = problem, 1 + 1 / problem.rows  # a user's own level has the error of the mean of its rows
     mean = (p.noise**2 + p.spread + p.common**2) * once
-    own = p.noise**2 * (1 + posterior_share(p.within, p.features, (p.spread + p.common**2) / p.noise**2)) * once
+    own = p.noise**2 * (1 + find_posterior_share(p.within, p.features, (p.spread + p.common**2) / p.noise**2)) * once
     alone = min(mean, own)
-    mixed = known_without_privacy(users, p).least_error(p)
-    return Forecast(mean, alone, mixed, _private(users, p, budget, mean), predicted_error(users, p, budget))
+    mixed = find_exact_knowledge(users, p).least_error(p)
+    return Forecast(
+        mean, alone, mixed, _predict_private(users, p, budget, mean), predict_direction_error(users, p, budget)
+    )
 
 
 @dataclass(frozen=True)
@@ -110,23 +112,23 @@ class Known:
 
     def least_error(self, p: PlanningProblem) -> float:
         """Return the mean squared error of heads of the best family."""
-        return min(_by_family(p, family, self) for family in self.families)
+        return min(_predict_family_error(p, family, self) for family in self.families)
 
 
-def _by_family(p: PlanningProblem, family: int, known: Known) -> float:
+def _predict_family_error(p: PlanningProblem, family: int, known: Known) -> float:
     """Return the mean squared error of heads whose slopes are common (0), differ along U (1) or in all features (2)."""
     if family == 0:
         noise, doubt = p.noise**2 + p.spread + known.slopes, 0.0
     elif family == 1:
         noise = p.noise**2 + known.sine * p.spread + known.along
         slopes = (1 - known.sine) * p.spread / noise
-        doubt = posterior_share(p.within, p.rank, slopes)
+        doubt = find_posterior_share(p.within, p.rank, slopes)
         if known.heads is not None:
             kept = known.heads * p.within / (1 + known.heads * p.within)
             doubt = max((1 - kept) ** 2 * slopes + kept**2 * p.rank / p.within, doubt)
     else:
         noise = p.noise**2
-        doubt = posterior_share(p.within, p.features, (p.spread + known.slopes) / noise)
+        doubt = find_posterior_share(p.within, p.features, (p.spread + known.slopes) / noise)
     left = noise * (1 + doubt)
     variance = p.levels**2 + known.level
     ratio = variance / left if known.ratio is None else known.ratio
@@ -134,27 +136,27 @@ def _by_family(p: PlanningProblem, family: int, known: Known) -> float:
     return left + (1 - weight) ** 2 * variance + weight**2 * left / p.rows
 
 
-def known_without_privacy(n: float, p: PlanningProblem) -> Known:
+def find_exact_knowledge(n: float, p: PlanningProblem) -> Known:
     """Return what a mixed model without privacy knows: all but what few rows leave."""
     sampled = p.features * (p.noise**2 + p.spread) / (n * p.within)
-    little = few_rows_error(n, p) if 0 < p.rank < p.features else 0.0
+    little = predict_few_rows_error(n, p) if 0 < p.rank < p.features else 0.0
     return Known(sampled, sampled, min(little, 1.0))
 
 
-def _private(n: float, p: PlanningProblem, budget: Budget, mean: float) -> float:
+def _predict_private(n: float, p: PlanningProblem, budget: Budget, mean: float) -> float:
     """Return privrep's mean squared error: that of the best family, where users can tell."""
-    if not _heard(n, 1, budget):
+    if not _is_heard(n, 1, budget):
         return mean  # not even the target's size is
-    factor = sensitivity_factor(budget.relation)
+    factor = find_sensitivity_factor(budget.relation)
     size = p.levels**2 + p.noise**2 / p.rows
     dear = NUMBERS.clipped / (0.3 * NUMBERS.rest(p.rank) * budget.mu**2)
-    level = min(level_error(n, p, p.features, dear, factor), 0.1 * size)  # by histograms at worst
+    level = min(predict_level_error(n, p, p.features, dear, factor), 0.1 * size)  # by histograms at worst
     told = n * budget.mu * math.sqrt(0.2 * NUMBERS.shares.families) > SPREADS * factor
-    found = known_to_privrep(n, p, budget, NUMBERS, level, None if told else UNKNOWN).least_error(p)
-    return found if features_heard(n, p, budget) else min(mean, found)
+    found = find_private_knowledge(n, p, budget, NUMBERS, level, None if told else UNKNOWN).least_error(p)
+    return found if are_features_heard(n, p, budget) else min(mean, found)
 
 
-def known_to_privrep(
+def find_private_knowledge(
     n: float, p: PlanningProblem, budget: Budget, plan: Plan, level: float, ratio: float | None
 ) -> Known:
     """Return what privrep knows of slopes, beside levels.
@@ -167,21 +169,23 @@ def known_to_privrep(
         level: squared error of the mean level.
         ratio: that levels are taken to have, over the noise; None: what they have.
     """
-    s, total, factor = plan.shares, budget.mu**2, sensitivity_factor(budget.relation)
+    s, total, factor = plan.shares, budget.mu**2, find_sensitivity_factor(budget.relation)
     legible = n * budget.mu * math.sqrt(0.2 * s.families) > LEGIBLE
     alone = bool(p.rank) and plan.heads is not None and not legible  # there is a U, whatever it is worth
     heads = plan.heads / p.noise**2 if alone and plan.heads is not None else None
-    if not features_heard(n, p, budget, plan):
+    if not are_features_heard(n, p, budget, plan):
         return Known(p.common**2, p.common**2, 1.0, level, ratio, heads, (int(alone),))
     rest, residual = plan.rest(p.rank) * total, p.noise**2 + p.spread
 
     def after(p: PlanningProblem, residual: float, steps: list[float], before: float | None = None) -> float:
-        return _common_error(n, p, residual, [plan.clipped / mu_squared for mu_squared in steps], factor, before)
+        return _predict_common_error(
+            n, p, residual, [plan.clipped / mu_squared for mu_squared in steps], factor, before
+        )
 
     slopes = after(p, residual, [s.common * total, *(part * rest for part in plan.steps)])
     again = [s.again * rest] if p.common else []
     first = after(p, residual, [s.common * total, *again])
-    sine, fewer = predicted_error(n, p, budget, plan), replace(p, rows=max(p.rows - p.rank, 2))
+    sine, fewer = predict_direction_error(n, p, budget, plan), replace(p, rows=max(p.rows - p.rank, 2))
     along = after(fewer, p.noise**2 + sine * p.spread, [0.8 * s.last * rest], first)
     families = [int(alone)]
     if p.rank and not alone and (legible or (ratio is None and p.spread > STRONG * p.noise**2)):
@@ -191,12 +195,12 @@ def known_to_privrep(
     return Known(slopes, along, sine, level, ratio, heads, tuple(families))
 
 
-def features_heard(n: float, p: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> bool:
+def are_features_heard(n: float, p: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> bool:
     """Return whether sizes of the features are heard."""
-    return _heard(n, p.features, budget, plan)
+    return _is_heard(n, p.features, budget, plan)
 
 
-def _heard(n: float, columns: int, budget: Budget, plan: Plan = NUMBERS) -> bool:
+def _is_heard(n: float, columns: int, budget: Budget, plan: Plan = NUMBERS) -> bool:
     """Return whether a histogram of each column is heard for the most that it may cost; see `linear.location`."""
     most = plan.shares.panel.histogram[1]
     noise = math.sqrt(columns / most) / budget.mu
@@ -205,7 +209,7 @@ def _heard(n: float, columns: int, budget: Budget, plan: Plan = NUMBERS) -> bool
     return 0.7 * n > plan.heard / 2 * noise
 
 
-def _common_error(
+def _predict_common_error(
     n: float, p: PlanningProblem, residual: float, steps: list[float], factor: float, before: float | None = None
 ) -> float:
     """Return the error of common slopes after steps, as the variance it adds to a target.
@@ -232,7 +236,7 @@ def _common_error(
     return 1 / precision
 
 
-def level_error(n: float, p: PlanningProblem, contexts: int, dear: float, factor: float) -> float:
+def predict_level_error(n: float, p: PlanningProblem, contexts: int, dear: float, factor: float) -> float:
     """Return the squared error of the mean level by one release.
 
     Args:
@@ -292,26 +296,26 @@ def find_goals_by(predict: Predict, budget: Budget, users: int | None, wanted: f
     found = []
     for goal, gain in goals.items():
         if gain > LEAST_GAIN:
-            epsilon = None if users is None else _least_epsilon(predict, budget, users, gain)
-            found.append(Goal(goal, gain, _fewest_users(predict, budget, gain), epsilon))
+            epsilon = None if users is None else _find_least_epsilon(predict, budget, users, gain)
+            found.append(Goal(goal, gain, _find_fewest_users(predict, budget, gain), epsilon))
     return found
 
 
-def users_for(problem: PlanningProblem, budget: Budget, gain: float) -> int | None:
+def find_users(problem: PlanningProblem, budget: Budget, gain: float) -> int | None:
     """Return the fewest users for which the predicted gain over a user's mean is at least this."""
-    return _fewest_users(lambda n, b: forecast(n, problem, b), budget, gain)
+    return _find_fewest_users(lambda n, b: forecast(n, problem, b), budget, gain)
 
 
-def _fewest_users(predict: Predict, budget: Budget, gain: float) -> int | None:
-    return fewest_users(lambda users: predict(users, budget).gain >= gain)
+def _find_fewest_users(predict: Predict, budget: Budget, gain: float) -> int | None:
+    return find_fewest_users(lambda users: predict(users, budget).gain >= gain)
 
 
-def epsilon_for(users: int, problem: PlanningProblem, budget: Budget, gain: float) -> float | None:
+def find_epsilon(users: int, problem: PlanningProblem, budget: Budget, gain: float) -> float | None:
     """Return the smallest epsilon for which these users' predicted gain is at least this, two digits of it."""
-    return _least_epsilon(lambda n, b: forecast(n, problem, b), budget, users, gain)
+    return _find_least_epsilon(lambda n, b: forecast(n, problem, b), budget, users, gain)
 
 
-def _least_epsilon(predict: Predict, budget: Budget, users: int, gain: float) -> float | None:
+def _find_least_epsilon(predict: Predict, budget: Budget, users: int, gain: float) -> float | None:
     low, high = LEAST_EPSILON, MOST_EPSILON
 
     def reached(epsilon: float) -> bool:

@@ -12,8 +12,8 @@ from privrep.models.model import load
 from privrep.models.networks import inspect_network
 from privrep.models.pairs import inspect_pairs
 from privrep.models.sections import Inspection
-from privrep.models.spending import releases, share_spent
-from privrep.models.words import TableFacts, table_json, table_sections
+from privrep.models.spending import find_share_spent, list_releases
+from privrep.models.words import TableFacts, make_table_json, make_table_sections
 from privrep.privacy.accounting import total_mu
 from privrep.privacy.events import event_to_json
 from privrep.privacy.ledger import Budget
@@ -29,7 +29,7 @@ def inspect_folder(path: Path) -> Inspection:
 
 def _inspect_table(folder: ModelFolder) -> Inspection:
     found = read_table_facts(folder.path)
-    report, spent = found.privacy, releases(found.privacy)
+    report, spent = found.privacy, list_releases(found.privacy)
     events = [
         {"name": each.name, **event_to_json(event), "share": each.share}
         for each, (_, event) in zip(spent, report.events, strict=True)
@@ -38,11 +38,11 @@ def _inspect_table(folder: ModelFolder) -> Inspection:
         found.folder,
         found.finished,
         report,
-        share_spent(report),
+        find_share_spent(report),
         spent,
-        table_sections(found),
+        make_table_sections(found),
         events,
-        table_json(found),
+        make_table_json(found),
         mu=total_mu(event for _, event in report.events),
     )
 
@@ -63,5 +63,5 @@ def read_table_facts(path: Path) -> TableFacts:
         described = json.loads((path / RUN).read_text())
         config, columns = Config.from_json(described["config"]), Columns.from_json(described["columns"])
     budget = Budget(config.epsilon, config.delta, config.relation)
-    ledger = folder.ledger_so_far(budget, seeded=config.seed is not None)
+    ledger = folder.read_ledger_so_far(budget, seeded=config.seed is not None)
     return TableFacts(str(path), False, config, columns, ledger.report(), None, None, described.get("public_map"))

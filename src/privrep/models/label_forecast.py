@@ -40,13 +40,13 @@ from privrep.linear.families import LEGIBLE
 from privrep.linear.labels import LEVEL
 from privrep.models.forecast import (
     Goal,
-    features_heard,
+    are_features_heard,
+    find_exact_knowledge,
     find_goals_by,
-    known_to_privrep,
-    known_without_privacy,
-    level_error,
+    find_private_knowledge,
+    predict_level_error,
 )
-from privrep.models.planning import LABELS, PlanningProblem, sensitivity_factor
+from privrep.models.planning import LABELS, PlanningProblem, find_sensitivity_factor
 from privrep.privacy.ledger import Budget
 from privrep.typing import Array
 
@@ -85,12 +85,12 @@ class LabelProblem:
     @cached_property
     def level(self) -> float:
         """Return the mean output, with which labels have their rate."""
-        return float(brentq(lambda a: _mean(expit, a, self.variance) - self.rate, -STEEPEST, STEEPEST))
+        return float(brentq(lambda a: _average(expit, a, self.variance) - self.rate, -STEEPEST, STEEPEST))
 
     @cached_property
     def weight(self) -> float:
         """Return the mean of p (1 - p): what a label weighs."""
-        return _mean(lambda z: expit(z) * expit(-z), self.level, self.variance)
+        return _average(lambda z: expit(z) * expit(-z), self.level, self.variance)
 
     @cached_property
     def as_numbers(self) -> PlanningProblem:
@@ -103,16 +103,16 @@ class LabelProblem:
         u = min(max(unexplained, 0.0), self.variance)
 
         def entropy_at(z: Array) -> Array:
-            return _entropy(expit(z[:, None] + math.sqrt(u) * NODES) @ MASSES)
+            return _find_entropy(expit(z[:, None] + math.sqrt(u) * NODES) @ MASSES)
 
         beyond = max(unexplained - self.variance, 0.0)
-        return _mean(entropy_at, self.level, self.variance - u) + self.rate * (1 - self.rate) / 2 * beyond
+        return _average(entropy_at, self.level, self.variance - u) + self.rate * (1 - self.rate) / 2 * beyond
 
     @cached_property
     def counts(self) -> tuple[Array, Array]:
         """Return users' mean probabilities, (nodes,), and the masses of those with so many yeses, (nodes, rows + 1)."""
         rest = self.variance - self.levels**2
-        p = np.array([_mean(expit, self.level + self.levels * node, rest) for node in NODES])
+        p = np.array([_average(expit, self.level + self.levels * node, rest) for node in NODES])
         masses = binom.pmf(np.arange(self.rows + 1), self.rows, p[:, None]) * MASSES[:, None]
         return p, np.asarray(masses)
 
@@ -127,15 +127,15 @@ class LabelProblem:
         """Return the log-loss of frequencies that are drawn towards that of all, as far as is best."""
         p, masses = self.counts
         seen = masses.sum(axis=0)
-        return float(seen @ _entropy((p @ masses) / np.maximum(seen, 1e-300)))
+        return float(seen @ _find_entropy((p @ masses) / np.maximum(seen, 1e-300)))
 
 
-def _mean(value: Callable[[Array], Array], centre: float, variance: float) -> float:
+def _average(value: Callable[[Array], Array], centre: float, variance: float) -> float:
     """Return the mean of a function of a normal variable."""
     return float(value(centre + math.sqrt(max(variance, 0.0)) * NODES) @ MASSES)
 
 
-def _entropy(p: Array) -> Array:
+def _find_entropy(p: Array) -> Array:
     return np.asarray(entr(p) + entr(1 - p))
 
 
@@ -167,12 +167,12 @@ def forecast_labels(users: float, problem: LabelProblem, budget: Budget) -> Labe
     differ = p.levels**2 + p.spread
     sampled = p.features * (p.noise**2 + differ) / (users * p.rows)
     pooled = problem.loss(differ + (p.common**2 * sampled / (p.common**2 + sampled) if p.common else 0.0))
-    mixed = problem.loss(known_without_privacy(users, p).least_error(p) - p.noise**2)
-    private, newcomers = _private(users, problem, budget)
+    mixed = problem.loss(find_exact_knowledge(users, p).least_error(p) - p.noise**2)
+    private, newcomers = _predict_private(users, problem, budget)
     return LabelForecast(own, problem.loss_of_shrunk, pooled, min(mixed, own), private, newcomers)
 
 
-def _private(n: float, problem: LabelProblem, budget: Budget) -> tuple[float, float]:
+def _predict_private(n: float, problem: LabelProblem, budget: Budget) -> tuple[float, float]:
     """Return privrep's log-losses, of users who took part and of newcomers, in the mean over whether a level is found.
 
     A level that is not found is taken to be zero, and how far levels vary, where losses cannot tell, to be LEVEL.
@@ -183,7 +183,7 @@ def _private(n: float, problem: LabelProblem, budget: Budget) -> tuple[float, fl
     nothing = problem.loss_of_frequencies(1.0)  # users vote on whether they do without the prior
 
     def lost(level: float) -> tuple[float, float]:
-        known = known_to_privrep(n, p, budget, LABELS, level, ratio)
+        known = find_private_knowledge(n, p, budget, LABELS, level, ratio)
         slopes = known.along if p.rank else known.slopes
         new = problem.loss(p.levels**2 + p.spread + level + slopes)
         return min(problem.loss(known.least_error(p) - p.noise**2), nothing), min(new, math.log(2))
@@ -191,7 +191,7 @@ def _private(n: float, problem: LabelProblem, budget: Budget) -> tuple[float, fl
     found, error = _find_level(n, problem, budget)
     known, new = lost(min(error, problem.level**2))
     without, without_new = lost(problem.level**2)
-    if not (told or features_heard(n, p, budget, LABELS)):
+    if not (told or are_features_heard(n, p, budget, LABELS)):
         without = nothing
     return found * known + (1 - found) * without, found * new + (1 - found) * without_new
 
@@ -202,12 +202,12 @@ def _find_level(n: float, problem: LabelProblem, budget: Budget) -> tuple[float,
     Some step must show a curvature, and then a level, that stand out from its noise (see `descent`). A user's curvature
     is scaled to TAIL of its clipping norm, as if a label weighed WEIGHT.
     """
-    p, s, total, factor = problem.as_numbers, LABELS.shares, budget.mu**2, sensitivity_factor(budget.relation)
-    heard = features_heard(n, p, budget, LABELS)
+    p, s, total, factor = problem.as_numbers, LABELS.shares, budget.mu**2, find_sensitivity_factor(budget.relation)
+    heard = are_features_heard(n, p, budget, LABELS)
     rest = LABELS.rest(p.rank) + (0.0 if heard else s.panel.moments)  # which are then not asked for
     later = LABELS.steps if not p.rank else (s.again, s.last) if heard and p.common else (s.last,)
     steps = [each * total / 2 for each in (s.common, *(part * rest for part in later))]  # the other half is for slopes
-    after, best = (level_error(n, p, 0, LABELS.clipped / mu, factor) for mu in (sum(steps), max(steps)))
+    after, best = (predict_level_error(n, p, 0, LABELS.clipped / mu, factor) for mu in (sum(steps), max(steps)))
     weight, guess = (p.rows * each / (1 + LEVEL * p.rows * each) for each in (problem.weight, WEIGHT))
     bend = TAIL * n * math.sqrt(max(steps)) / factor * min(weight / guess, 1.0)
     return float(ndtr(min(bend - BENT, abs(problem.level) / math.sqrt(best) - MOVED))), after

@@ -30,7 +30,7 @@ def describe_label_gains(gains: Gains) -> str:
     return f"The loss of a label is {first} than by the frequencies of its user's own classes{alone}."
 
 
-def about_label_heads(prior: LabelPrior, gains: Gains) -> list[str]:
+def describe_label_heads(prior: LabelPrior, gains: Gains) -> list[str]:
     """Return sentences about how strong the prior is, and what it gains."""
     lines = []
     if prior.mean.intercept:
@@ -49,7 +49,7 @@ def about_label_heads(prior: LabelPrior, gains: Gains) -> list[str]:
     return lines
 
 
-def label_heads_json(learned: Representation, prior: LabelPrior, gains: Gains, family: str) -> dict[str, Any]:
+def make_label_heads_json(learned: Representation, prior: LabelPrior, gains: Gains, family: str) -> dict[str, Any]:
     """Return the same numbers for machines."""
     return {
         "family": family,

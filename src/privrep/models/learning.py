@@ -9,7 +9,7 @@ from pathlib import Path
 from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.errors import InputError
 from privrep.linear.alternation import FOR_NUMBERS
-from privrep.models.description import Columns, Config, loss_of
+from privrep.models.description import Columns, Config, make_loss
 from privrep.models.folder import Described, ModelFolder
 from privrep.models.model import CLASSES_PAGE, TABLE, Model, describe
 from privrep.privacy.ledger import Budget
@@ -56,7 +56,7 @@ def learn(
         config.check(users.facts.features)
         config.check_users(users)
     if not isinstance(users, PendingColumns) or users.labels is None:
-        loss_of(config, columns)  # refuses labels whose classes are neither there nor to be selected
+        make_loss(config, columns)  # refuses labels whose classes are neither there nor to be selected
     if folder is not None:
         claim(folder, config, columns, users, public_map)
     budget, told = Budget(config.epsilon, config.delta, config.relation), on_page or (lambda page: None)
@@ -67,7 +67,7 @@ def learn(
             run = run.with_users(users.make(columns))
             config.check(run.users.facts.features)
             config.check_users(run.users)
-        loss = loss_of(config, columns)
+        loss = make_loss(config, columns)
         representation = config.learner.learn(run, config.problem(run.users.facts.features, loss))
     return Model(config, representation, run.ledger.report(), run.ledger, run.billboard, columns, None, public_map)
 
@@ -96,7 +96,7 @@ def _select(users: PendingColumns, columns: Columns, run: Run, may_be_empty: boo
     share, budget = KEYS_SHARE / max(len(users.holders) + (users.labels is not None), 1), run.ledger.budget
     mu_squared, delta = share * budget.mu**2, share * budget.delta
     if users.labels is not None:
-        columns = replace(columns, classes=_enough(run.select(CLASSES_PAGE, users.labels, mu_squared, delta)))
+        columns = replace(columns, classes=_check_classes(run.select(CLASSES_PAGE, users.labels, mu_squared, delta)))
     lists = dict(zip(columns.categorical, columns.categories, strict=True))
     for number, (column, holders) in enumerate(users.holders.items(), start=1):
         lists[column] = run.select(f"{KEYS_PAGE}{number}", holders, mu_squared, delta)
@@ -109,7 +109,7 @@ def _select(users: PendingColumns, columns: Columns, run: Run, may_be_empty: boo
     return replace(columns, categories=tuple(lists[name] for name in columns.categorical))
 
 
-def _enough(classes: Categories) -> Categories:
+def _check_classes(classes: Categories) -> Categories:
     if 2 <= len(classes) <= MOST_CLASSES:
         return classes
     what = (

@@ -14,12 +14,12 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.heads.heads import Heads
-from privrep.heads.posterior import doubt_size
+from privrep.heads.posterior import count_doubt
 from privrep.heads.regression import HEAD_KINDS, POSTERIOR
 from privrep.heads.store import FILE, has_heads, read_heads
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation, read_representation
-from privrep.models.description import Columns, Config, loss_of
+from privrep.models.description import Columns, Config, make_loss
 from privrep.models.folder import BILLBOARD, MODEL, Described, ModelFolder, ModelKind
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Ledger, PrivacyReport
@@ -44,7 +44,7 @@ class Model:
     @property
     def loss(self) -> Loss | None:
         """Return what the heads minimise; None: squares."""
-        return loss_of(self.config, self.columns)
+        return make_loss(self.config, self.columns)
 
     @property
     def classes_selected(self) -> bool:
@@ -64,7 +64,7 @@ def describe(config: Config, columns: Columns, public_map: Described | None = No
     return described
 
 
-def _completed(stands: Described) -> Described:
+def _complete(stands: Described) -> Described:
     config, columns = Config.from_json(stands["config"]), Columns.from_json(stands["columns"])
     return stands | describe(config, columns)
 
@@ -83,22 +83,22 @@ TABLE = ModelKind(
     "settings, columns or users",
     names_difference=False,
     occupied="is not empty",
-    completed=_completed,
+    completed=_complete,
 )
 """Folders of models of numbers, classes and ratings."""
 
 
 def save(model: Model, folder: Path, *, overwrite: bool = False) -> None:
     """Write a model to a folder, all of it or nothing."""
-    ModelFolder(folder).save(_described(model), model.ledger, model.billboard, model.heads, overwrite=overwrite)
+    ModelFolder(folder).save(_describe_model(model), model.ledger, model.billboard, model.heads, overwrite=overwrite)
 
 
 def finish(model: Model, folder: Path) -> None:
     """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
-    ModelFolder(folder).finish(_described(model), model.heads)
+    ModelFolder(folder).finish(_describe_model(model), model.heads)
 
 
-def _described(model: Model) -> Described:
+def _describe_model(model: Model) -> Described:
     return {"format": FORMAT, **describe(model.config, model.columns, model.public_map)}
 
 
@@ -108,7 +108,7 @@ def load(path: Path) -> Model:
     described = folder.read_description(TABLE)
     with folder.damage(MODEL):
         config, columns = Config.from_json(described["config"]), Columns.from_json(described["columns"])
-        loss, public_map = loss_of(config, columns), described.get("public_map")
+        loss, public_map = make_loss(config, columns), described.get("public_map")
         if public_map is not None:
             int(public_map["width"]), int(public_map["keep"]), public_map["features"], public_map["words"]
     billboard = folder.read_billboard()
@@ -147,7 +147,7 @@ def _check_heads(heads: Heads, representation: Representation, loss: Loss | None
         raise ValueError("its heads are of other features")
     numbers = [heads.intercept, heads.shared, heads.own]
     if heads.origin is not None and heads.doubt is not None:
-        if (heads.origin.shape[1], heads.doubt.shape[1]) != (k, doubt_size(k)):
+        if (heads.origin.shape[1], heads.doubt.shape[1]) != (k, count_doubt(k)):
             raise ValueError("its heads are of another prior")
         numbers += [heads.origin, heads.doubt]
     if not all(np.isfinite(each).all() for each in numbers):

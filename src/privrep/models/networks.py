@@ -15,11 +15,11 @@ from privrep.models.sections import (
     NOT_THERE_YET,
     Inspection,
     Section,
-    in_words,
-    not_protected,
-    privacy_sections,
+    describe_unprotected,
+    make_privacy_sections,
+    say_classes,
 )
-from privrep.models.spending import releases_with_samples, share_of
+from privrep.models.spending import find_share, list_releases_with_samples
 from privrep.privacy.events import Batched, Sampled
 from privrep.privacy.ledger import Budget, PrivacyReport
 
@@ -69,10 +69,10 @@ def inspect_network(folder: ModelFolder) -> Inspection:
     """Read a folder that names the format of networks."""
     described = folder.read_json(MODEL if folder.finished else RUN, NETWORK)
     config = described["config"]
-    ledger = folder.ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
-    report, share = ledger.report(), share_of(ledger)
-    releases = releases_with_samples(report, share, _purpose)
-    facts = _Facts(folder, described, report, _shared(folder) if folder.finished else None)
+    ledger = folder.read_ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
+    report, share = ledger.report(), find_share(ledger)
+    releases = list_releases_with_samples(report, share, _find_purpose)
+    facts = _Facts(folder, described, report, _read_shared(folder) if folder.finished else None)
     return Inspection(
         str(folder.path),
         folder.finished,
@@ -94,8 +94,8 @@ class _Facts:
 
     def sections(self) -> tuple[Section, ...]:
         return (
-            *privacy_sections(self.report, str(self.folder.path), COVERED),
-            not_protected(self.report),
+            *make_privacy_sections(self.report, str(self.folder.path), COVERED),
+            describe_unprotected(self.report),
             Section("The method", tuple(self._method())),
             Section("The classes", (self._classes(),)),
             Section("The model", tuple(self._model())),
@@ -116,7 +116,7 @@ class _Facts:
 
     def _classes(self) -> str:
         classes = self.described["config"]["classes"]
-        listed = in_words(tuple(classes)) if isinstance(classes, list) else f"{classes:,}"
+        listed = say_classes(tuple(classes)) if isinstance(classes, list) else f"{classes:,}"
         return f"{listed}. Declared: taken as a public fact, not computed from the users, and so not protected."
 
     def _model(self) -> list[str]:
@@ -135,12 +135,12 @@ class _Facts:
         ]
 
 
-def _shared(folder: ModelFolder) -> str:
+def _read_shared(folder: ModelFolder) -> str:
     billboard = folder.read_billboard()
     with folder.damage(BILLBOARD):
         return str(billboard[PAGE].facts["derived"]["share"])
 
 
-def _purpose(name: str) -> str:
+def _find_purpose(name: str) -> str:
     page, _, statistic = name.partition("/")
     return _PURPOSE.get(statistic) or _PURPOSE.get(page.split("-")[0], "")

@@ -8,8 +8,8 @@ from typing import Any
 
 from privrep.errors import InputError
 from privrep.models.folder import MODEL, RUN, Described, ModelFolder, ModelKind
-from privrep.models.sections import NOT_THERE_YET, USERS, Inspection, Section, Unit, privacy_sections
-from privrep.models.spending import releases_with_samples, share_of
+from privrep.models.sections import NOT_THERE_YET, USERS, Inspection, Section, Unit, make_privacy_sections
+from privrep.models.spending import find_share, list_releases_with_samples
 from privrep.privacy.events import Batched, Sampled
 from privrep.privacy.ledger import Budget, PrivacyReport
 
@@ -66,9 +66,9 @@ def inspect_pairs(folder: ModelFolder) -> Inspection:
     """Read a folder that names the format of pairs."""
     described = folder.read_json(MODEL if folder.finished else RUN, PAIRS)
     config = described["config"]
-    ledger = folder.ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
-    report, share = replace(ledger.report(), unit=described["unit"]), share_of(ledger)
-    releases = releases_with_samples(report, share, _purpose)
+    ledger = folder.read_ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
+    report, share = replace(ledger.report(), unit=described["unit"]), find_share(ledger)
+    releases = list_releases_with_samples(report, share, _find_purpose)
     return Inspection(
         str(folder.path),
         folder.finished,
@@ -76,25 +76,25 @@ def inspect_pairs(folder: ModelFolder) -> Inspection:
         share,
         releases,
         (
-            *_promise(described, report, str(folder.path)),
+            *_describe_promise(described, report, str(folder.path)),
             Section("What is not protected", _NOT_PROTECTED),
-            Section("The method", tuple(_method(described, report))),
-            Section("The model", tuple(_model(described, folder))),
+            Section("The method", tuple(_describe_method(described, report))),
+            Section("The model", tuple(_describe_model(described, folder))),
         ),
         [asdict(spent) for spent in releases],
         {part: described[part] for part in _PARTS},
     )
 
 
-def _promise(described: Described, report: PrivacyReport, folder: str) -> tuple[Section, ...]:
+def _describe_promise(described: Described, report: PrivacyReport, folder: str) -> tuple[Section, ...]:
     if described["unit"] == "pair":
-        return privacy_sections(report, folder, _COVERED, _PAIRS)
+        return make_privacy_sections(report, folder, _COVERED, _PAIRS)
     most = described["config"]["pairs_per_user"]
     part = f"Of each user the first {f'{most:,} pairs take' if most > 1 else 'pair takes'} part."
-    return privacy_sections(report, folder, _COVERED, USERS, [part])
+    return make_privacy_sections(report, folder, _COVERED, USERS, [part])
 
 
-def _method(described: Described, report: PrivacyReport) -> list[str]:
+def _describe_method(described: Described, report: PrivacyReport) -> list[str]:
     config, bank = described["config"], described["bank"]
     settings = config["settings"]
     lines = [
@@ -110,7 +110,7 @@ def _method(described: Described, report: PrivacyReport) -> list[str]:
     return lines
 
 
-def _model(described: Described, folder: ModelFolder) -> list[str]:
+def _describe_model(described: Described, folder: ModelFolder) -> list[str]:
     if not folder.finished:
         return [NOT_THERE_YET]
     names = [described["modules"][side]["class"] for side in ("image", "text")]
@@ -121,5 +121,5 @@ def _model(described: Described, folder: ModelFolder) -> list[str]:
     ]
 
 
-def _purpose(name: str) -> str:
+def _find_purpose(name: str) -> str:
     return _PURPOSE.get(name.split("/")[0].split("-")[0], "")

@@ -172,7 +172,7 @@ class PlanningProblem:
         return self.rows - 1
 
 
-def predicted_error(users: float, problem: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> float:
+def predict_direction_error(users: float, problem: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> float:
     """Return the mean squared sine between learned and true directions, from 0 (exact) to 1 (nothing learned). Rough.
 
     It is that of problems with a rank between 1 and the number of features less one, whose users' slopes differ.
@@ -186,10 +186,10 @@ def predicted_error(users: float, problem: PlanningProblem, budget: Budget, plan
     p, d, k = problem, problem.features, problem.rank
     if k == 0 or k == d or not p.spread:
         return 0.0
-    s, n, factor = plan.rounds, users, sensitivity_factor(budget.relation)
+    s, n, factor = plan.rounds, users, find_sensitivity_factor(budget.relation)
     relative = p.noise**2 / p.spread  # the noise, in units of the signal
     spare, total = max(p.within - k, 1), budget.mu**2
-    e = _start(n, p, relative, factor, plan.shares.start * total)
+    e = _predict_start_error(n, p, relative, factor, plan.shares.start * total)
     shares = plan.shares
     for_rounds = (1 - shares.last - (shares.again if p.common else 0.0)) * plan.rest(k) * total
     if n < 10 * max(factor, math.sqrt(2.0)) * noise_multiplier(s.scout_share * for_rounds):
@@ -209,17 +209,17 @@ def predicted_error(users: float, problem: PlanningProblem, budget: Budget, plan
         heard = (1 - e) / k / heads
         after = min((1 - gain * heard) ** 2 * tangent + gain**2 * noise, tangent)
         e = after / (1 + after)
-    return min(e + few_rows_error(n, p), 1.0)
+    return min(e + predict_few_rows_error(n, p), 1.0)
 
 
-def few_rows_error(users: float, p: PlanningProblem) -> float:
+def predict_few_rows_error(users: float, p: PlanningProblem) -> float:
     """Return the error of U that few rows leave, with or without privacy."""
     d, k = p.features, p.rank
     spare = max(p.within - k, 1)
     return (d - k) * k * p.noise**2 / max(p.spread, 1e-300) * (1 + k / spare) / (users * p.within)
 
 
-def _start(n: float, p: PlanningProblem, relative: float, factor: float, mu_squared: float) -> float:
+def _predict_start_error(n: float, p: PlanningProblem, relative: float, factor: float, mu_squared: float) -> float:
     """Return the mean squared sine of the spectral start."""
     d, k, target, rows = p.features, p.rank, 1 + relative, max(p.within, 2)
     size = math.sqrt(1 + 4 * target * d / rows + 2 * (target * d) ** 2 / (rows * (rows - 1)))  # |Z| of a user
@@ -227,12 +227,12 @@ def _start(n: float, p: PlanningProblem, relative: float, factor: float, mu_squa
     return min(d * variance / 2 * (k * size / n) ** 2, 1 - k / (2 * d))  # a random start is a little better than none
 
 
-def sensitivity_factor(relation: Relation) -> float:
+def find_sensitivity_factor(relation: Relation) -> float:
     """Return by how many clipping norms a neighbour moves a sum."""
     return 2.0 if relation == "replace-one-user" else 1.0
 
 
-def fewest_users(reached: Callable[[float], bool]) -> int | None:
+def find_fewest_users(reached: Callable[[float], bool]) -> int | None:
     """Return the fewest users with which a goal is reached, two digits of it; None: more than one fit takes."""
     low, high = 1.0, float(MAX_USERS)
     if not reached(high):
@@ -246,4 +246,4 @@ def fewest_users(reached: Callable[[float], bool]) -> int | None:
 
 def users_needed(problem: PlanningProblem, budget: Budget, error: float) -> int | None:
     """Return the fewest users for which the predicted error of U is at most `error`."""
-    return fewest_users(lambda users: predicted_error(users, problem, budget) <= error)
+    return find_fewest_users(lambda users: predict_direction_error(users, problem, budget) <= error)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.linear.offsets import Items, expected_loss
+from privrep.linear.offsets import Items, predict_loss
 from privrep.privacy.ledger import Budget
 
 FOR_OFFSETS = 0.75  # of mu^2, where nothing is learned of tastes
@@ -63,7 +63,7 @@ class RatingForecast:
     newcomers: float  # privrep, of users without ratings
 
 
-def rated_items(users: float, problem: RatingProblem) -> Items:
+def guess_rated_items(users: float, problem: RatingProblem) -> Items:
     """Return how often items are taken to be rated, as unit vectors of users add up."""
     shares = 1 / (np.arange(problem.items) + 1 + problem.items / 20)
     return Items(users * math.sqrt(problem.rows) * shares / shares.sum(), 1e-9, users)
@@ -72,14 +72,14 @@ def rated_items(users: float, problem: RatingProblem) -> Items:
 def forecast_ratings(users: float, problem: RatingProblem, budget: Budget) -> RatingForecast:
     """Predict errors. Rough."""
     p = problem
-    items, part = rated_items(users, p), p.offsets**2 / p.within
+    items, part = guess_rated_items(users, p), p.offsets**2 / p.within
     noise = FOR_OFFSETS * budget.mu**2 / (4 if budget.relation == "replace-one-user" else 2)
-    left = [p.noise**2 + p.within * expected_loss(items, part, each) for each in (SAMPLED, noise)]
-    exact, private = (each + _doubt(p, each) for each in left)
+    left = [p.noise**2 + p.within * predict_loss(items, part, each) for each in (SAMPLED, noise)]
+    exact, private = (each + _find_doubt(p, each) for each in left)
     mean = p.within * (1 + 1 / p.rows)
-    return RatingForecast(mean, p.within + _doubt(p, p.within), exact, private, left[1] + p.levels**2)
+    return RatingForecast(mean, p.within + _find_doubt(p, p.within), exact, private, left[1] + p.levels**2)
 
 
-def _doubt(p: RatingProblem, left: float) -> float:
+def _find_doubt(p: RatingProblem, left: float) -> float:
     """Return what stays unknown of a user's level, from ratings with such a variance around it."""
     return p.levels**2 * left / (left + p.rows * p.levels**2) if p.levels else 0.0

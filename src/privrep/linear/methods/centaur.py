@@ -29,8 +29,8 @@ import numpy as np
 from privrep.errors import InputError
 from privrep.linear.alternation import AlternationSettings
 from privrep.linear.method import Method, Problem
-from privrep.linear.methods.private_fedrep import head_and_gradient, private_fedrep, public_count
-from privrep.linear.starts import Initialiser, Start, power_method, random_basis
+from privrep.linear.methods.private_fedrep import find_public_count, fit_head_and_gradient, private_fedrep
+from privrep.linear.starts import Initialiser, Start, random_basis, start_power_method
 from privrep.linear.steps import PowerStep
 from privrep.local.losses import Loss
 from privrep.local.representation import Estimate, Representation, publish
@@ -64,7 +64,7 @@ def centaur_linear(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
     """
-    start = boosted(copies, accuracy) if initialiser is None else initialiser
+    start = boost_start(copies, accuracy) if initialiser is None else initialiser
     return private_fedrep(
         run, rank, intercept=intercept, transform=transform, initialiser=start, settings=settings, loss=loss
     )
@@ -94,34 +94,34 @@ class CentaurMethod(Method):
 METHOD = CentaurMethod()
 
 
-def boosted(copies: int, accuracy: float) -> Initialiser:
+def boost_start(copies: int, accuracy: float) -> Initialiser:
     """The power method `copies` times, each from another random basis and for its part of the budget."""
     if copies < 1:
         raise InputError(f"boosting takes one copy or more. Got {copies} instead.")
 
     def start(asked: Start) -> Estimate:
         one = replace(asked, mu_squared=asked.mu_squared / copies)
-        found = [power_method(one, page=f"power-{c}") for c in range(1, copies + 1)]
-        return found[agreed(asked.run, [state.basis for state in found], accuracy)]
+        found = [start_power_method(one, page=f"power-{c}") for c in range(1, copies + 1)]
+        return found[choose_agreed(asked.run, [state.basis for state in found], accuracy)]
 
-    return power_method if copies == 1 else start
+    return start_power_method if copies == 1 else start
 
 
-def agreed(run: Run, bases: list[Array], accuracy: float) -> int:
+def choose_agreed(run: Run, bases: list[Array], accuracy: float) -> int:
     """Which of the copies to keep, posted as a derived fact: post-processing, it costs nothing.
 
     The one with which most agree, itself included: all singular values of B_c^T B at least 1 - 2 accuracy^2. The paper
     asks for half of them; `enough` on the page says whether so many did.
     """
     least = 1 - 2 * accuracy**2
-    friends = [sum(_smallest_cosine(other, basis) >= least for other in bases) for basis in bases]
+    friends = [sum(_find_smallest_cosine(other, basis) >= least for other in bases) for basis in bases]
     chosen = int(np.argmax(friends))
     enough = 2 * friends[chosen] >= len(bases)
     run.derive("agreement", {"friends": np.array(friends, dtype=np.float64)}, chosen=chosen + 1, enough=enough)
     return chosen
 
 
-def _smallest_cosine(one: Array, other: Array) -> float:
+def _find_smallest_cosine(one: Array, other: Array) -> float:
     """Between the spans of two orthonormal bases; spans of different dimension do not agree."""
     return float(np.linalg.svd(one.T @ other)[1].min()) if one.shape == other.shape else 0.0
 
@@ -149,12 +149,12 @@ def paper_centaur(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, d, total = public_count(run), run.users.facts.features, run.ledger.capacity
+    n, d, total = find_public_count(run), run.users.facts.features, run.ledger.capacity
     if copies < 1:
         raise InputError(f"boosting takes one copy or more. Got {copies} instead.")
     image = Query(Bound(clip_init, d * rank), init_share * total / (copies * power_rounds))
-    bases = [_paper_power(run, rank, image, power_rounds, f"centaur-power-{c}") for c in range(1, copies + 1)]
-    U = bases[agreed(run, bases, accuracy)]
+    bases = [_run_paper_power(run, rank, image, power_rounds, f"centaur-power-{c}") for c in range(1, copies + 1)]
+    U = bases[choose_agreed(run, bases, accuracy)]
     query = Query(Bound(clip, d * rank), (1 - init_share) * total / rounds)
     step, error = 1 / (4 * s_1**2), float(rank)
     for t in range(1, rounds + 1):
@@ -168,7 +168,7 @@ def paper_centaur(
     return publish(run, Estimate(U, np.eye(rank) * error / rank), FeatureTransform.plain(d))
 
 
-def _paper_power(run: Run, rank: int, image: Query, rounds: int, page: str) -> Array:
+def _run_paper_power(run: Run, rank: int, image: Query, rounds: int, page: str) -> Array:
     """Algorithm 5: X <- QR of the released sum of M_i X from a public random X."""
     d = run.users.facts.features
     X = random_basis(d, rank, page)
@@ -199,5 +199,5 @@ class HalfLossGradient:
         m = X.shape[1]
         size = m // 2 if self.batch is None else min(self.batch, m // 2)
         order = np.argsort(hashes(np.arange(m), self.page), kind="stable")
-        gradient = head_and_gradient(self.U, X, y, order[:size], order[size : 2 * size])[1]
+        gradient = fit_head_and_gradient(self.U, X, y, order[:size], order[size : 2 * size])[1]
         return {"gradient": Vectors(gradient / 2)}

@@ -30,7 +30,7 @@ from privrep.linear.location import Location, find_location
 from privrep.linear.method import Method, Problem
 from privrep.linear.offsets import Evidence, Items, Offsets, estimate_offsets
 from privrep.linear.pairs import PairSums, TastePlan, find_factors, plan_taste, read_together
-from privrep.linear.panel_steps import rows_of_cells
+from privrep.linear.panel_steps import list_typical_rows
 from privrep.linear.rating_steps import (
     FARTHEST,
     LEVEL_NORM,
@@ -154,7 +154,7 @@ class _Fit:
         counts = self.location.rows
         if not counts.sum() > 0:
             return FEW_ROWS
-        return float((counts @ np.sqrt(rows_of_cells()) / counts.sum()) ** 2)
+        return float((counts @ np.sqrt(list_typical_rows()) / counts.sum()) ** 2)
 
     def with_items(self, total: float) -> tuple[_Fit, float]:
         """Return what a first look at items tells, and what it cost."""
@@ -212,7 +212,7 @@ class _Fit:
         factor = MOST_SHARED * step.shared / several
         level = combine(z * FARTHEST, noise * FARTHEST, 0.0, CENTRE_OFF) * between
         rows = self.location.typical_rows
-        variance = level_variance(pairs * factor - level**2, noise * factor, found, between**2, rows)
+        variance = estimate_level_variance(pairs * factor - level**2, noise * factor, found, between**2, rows)
         ratings = replace(self.ratings, level=centre + level, level_variance=variance, spread=math.sqrt(found))
         return replace(self, ratings=ratings)
 
@@ -231,7 +231,7 @@ class _Fit:
         if not len(find_factors(sums, together, rank, beyond=0.0)[1]):
             return self.with_passes(LEFT_PASSES, mu_squared - first)
         again = self.run.release("taste-2", step, {"pairs": Query(bound, mu_squared - first)})["pairs"]
-        sums = sums.joined(PairSums(unpack(again.value), again.sigma / math.sqrt(2)))
+        sums = sums.average(PairSums(unpack(again.value), again.sigma / math.sqrt(2)))
         factors, error = find_factors(sums, together, rank)
         every = np.zeros((len(self.ratings.offset), len(error)))
         every[head] = factors
@@ -281,7 +281,7 @@ def combine(value: float, noise: float, guess: float, doubt: float) -> float:
     return (value * doubt**2 + guess * noise**2) / (doubt**2 + noise**2)
 
 
-def level_variance(value: float, noise: float, spread: float, apart: float, rows: float) -> float:
+def estimate_level_variance(value: float, noise: float, spread: float, apart: float, rows: float) -> float:
     """Return the variance of levels as it is expected to be.
 
     Levels are shrunk by T / (T + s^2 / m), and what is lost by that is a quadratic in the factor whose coefficients are

@@ -23,12 +23,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from privrep.linear.alternation import AlternationSettings, RoundContext, preference
+from privrep.linear.alternation import AlternationSettings, RoundContext, ask_preference
 from privrep.linear.method import Method, Problem
-from privrep.linear.methods.private_fedrep import public_count
+from privrep.linear.methods.private_fedrep import find_public_count
 from privrep.linear.starts import random_basis
-from privrep.linear.steps import CELLS, octaves
-from privrep.linear.transform import CLEAR, find_transform, octave_quantile
+from privrep.linear.steps import CELLS, find_octaves
+from privrep.linear.transform import CLEAR, find_transform, read_octave_quantile
 from privrep.local.least_squares import centred, centred_targets
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -81,7 +81,7 @@ def fedavg(run: Run, *, intercept: bool = True, transform: FeatureTransform | No
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, d, total = public_count(run), run.users.facts.features, run.ledger.capacity
+    n, d, total = find_public_count(run), run.users.facts.features, run.ledger.capacity
     s, spent = AlternationSettings(), 0.0
     if transform is None:
         transform, spent = find_transform(run, s.scales_share * total, s.covariance_share * total, intercept)
@@ -93,18 +93,18 @@ def fedavg(run: Run, *, intercept: bool = True, transform: FeatureTransform | No
     step = ModelUpdate(np.zeros(d), transform, RIDGE, intercept)
     norm = _read_norm(run.release("fedavg-sizes", step, {"sizes": histogram})["sizes"])
     if norm is None:
-        return publish(run, _direction(np.zeros(d), 0.0), transform)
+        return publish(run, _make_direction(np.zeros(d), 0.0), transform)
     variance = 0.0
     for t in range(1, ROUNDS + 1):
         queries = {"update": Query(Bound(norm, d), (1 - SIZES_SHARE) * left / ROUNDS)}
         if t < ROUNDS:
             queries["sizes"] = histogram
         released = run.release(f"fedavg-round-{t}", step, queries)
-        step = step.moved(released["update"].value / n)
+        step = step.apply_move(released["update"].value / n)
         variance += (released["update"].sigma / n) ** 2
         norm = (_read_norm(released["sizes"]) if t < ROUNDS else None) or norm
-    state = _direction(step.weights, variance)
-    votes = preference(RoundContext(run, transform, intercept, s), state, for_votes)
+    state = _make_direction(step.weights, variance)
+    votes = ask_preference(RoundContext(run, transform, intercept, s), state, for_votes)
     return publish(run, state, transform, preference=votes)
 
 
@@ -123,22 +123,22 @@ def paper_fedavg(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, d = public_count(run), run.users.facts.features
+    n, d = find_public_count(run), run.users.facts.features
     step = ModelUpdate(np.zeros(d), FeatureTransform.plain(d), ridge, intercept=False)
     query, variance = Query(Bound(clip, d), run.ledger.capacity / rounds), 0.0
     for t in range(1, rounds + 1):
         released = run.release(f"paper-fedavg-{t}", step, {"update": query})["update"]
-        step = step.moved(server_rate / n * released.value)
+        step = step.apply_move(server_rate / n * released.value)
         variance += (server_rate / n * released.sigma) ** 2
-    return publish(run, _direction(step.weights, variance), step.transform)
+    return publish(run, _make_direction(step.weights, variance), step.transform)
 
 
 def _read_norm(sizes: Release) -> float | None:
     """Return the clipping norm that a histogram of lengths stands for; None where it is lost in its noise."""
-    return octave_quantile(sizes.value, QUANTILE) if sizes.value.max() > CLEAR * sizes.sigma else None
+    return read_octave_quantile(sizes.value, QUANTILE) if sizes.value.max() > CLEAR * sizes.sigma else None
 
 
-def _direction(weights: Array, variance: float) -> Estimate:
+def _make_direction(weights: Array, variance: float) -> Estimate:
     """Return the direction of the model, and the squared sine that the noise of the releases may have left.
 
     What more rounds would have moved is not part of it.
@@ -168,7 +168,7 @@ class ModelUpdate:
     ridge: float
     intercept: bool
 
-    def moved(self, move: Array) -> ModelUpdate:
+    def apply_move(self, move: Array) -> ModelUpdate:
         """Return the step of the model after this move, (d,)."""
         return ModelUpdate(self.weights + move, self.transform, self.ridge, self.intercept)
 
@@ -185,4 +185,4 @@ class ModelUpdate:
             move = across @ np.linalg.solve(rows @ across + penalty * np.eye(m), residuals)
         else:
             move = np.linalg.solve(across @ rows + penalty * np.eye(d), across @ residuals)
-        return {"update": Vectors(move[:, :, 0]), "sizes": Counts(octaves(np.linalg.norm(move, axis=1)), CELLS)}
+        return {"update": Vectors(move[:, :, 0]), "sizes": Counts(find_octaves(np.linalg.norm(move, axis=1)), CELLS)}

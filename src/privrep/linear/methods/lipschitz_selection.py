@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.heads.margin import LOSSES, LossName, first_half, lipschitz_fit, shortened, signs
-from privrep.linear.nets import Net, Zooming, by_candidate, sign_matrix, zoom
+from privrep.heads.margin import LOSSES, LossName, count_first_half, find_signs, fit_lipschitz, shorten_rows
+from privrep.linear.nets import Net, Zooming, make_sign_matrix, score_candidates, zoom
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform, Projection
 from privrep.privacy.bounds import Losses
@@ -53,14 +53,14 @@ class LipschitzLosses:
     def __call__(self, batch: UserBatch) -> dict[str, Losses]:
         X: Floats = batch.X
         y: Floats = batch.y
-        m = first_half(X.shape[1]) if self.halves else X.shape[1]
-        targets = y[:, :m, None].astype(np.float32) if self.loss == "absolute" else signs(y[:, :m, None])
+        m = count_first_half(X.shape[1]) if self.halves else X.shape[1]
+        targets = y[:, :m, None].astype(np.float32) if self.loss == "absolute" else find_signs(y[:, :m, None])
 
         def losses(P: Floats, users: slice) -> Floats:
-            fit = lipschitz_fit(shortened(P, self.longest), targets[users], self.loss, self.norm, _STEPS)
+            fit = fit_lipschitz(shorten_rows(P, self.longest), targets[users], self.loss, self.norm, _STEPS)
             return 1 - fit.gain / P.dtype.type(self.longest * self.norm)
 
-        return {"losses": by_candidate(self.net, X[:, :m].astype(np.float32), losses)}
+        return {"losses": score_candidates(self.net, X[:, :m].astype(np.float32), losses)}
 
 
 def lipschitz_selection(
@@ -91,7 +91,7 @@ def lipschitz_selection(
     kept = d if projected is None else min(projected, d)
     if not 1 <= rank <= kept:
         raise InputError(f"rank must lie between 1 and the dimension searched, {kept}. Got {rank} instead.")
-    M = None if kept == d else sign_matrix(kept, d)
+    M = None if kept == d else make_sign_matrix(kept, d)
     low = replace(run, users=project(run.users, Projection(M, math.inf)))
     chosen = zoom(
         low,

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.heads.margin import count_right, dot_rows, first_half, signs, surrogate_heads
-from privrep.linear.nets import Net, Zooming, by_candidate, sign_matrix, zoom
+from privrep.heads.margin import count_first_half, count_right, dot_rows, find_signs, fit_surrogate_heads
+from privrep.linear.nets import Net, Zooming, make_sign_matrix, score_candidates, zoom
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform, Projection
 from privrep.privacy.bounds import Losses
@@ -50,12 +50,14 @@ class MarginLosses:
     def __call__(self, batch: UserBatch) -> dict[str, Losses]:
         X: Floats = batch.X
         y: Floats = batch.y
-        m = first_half(X.shape[1]) if self.halves else X.shape[1]
-        signed = X[:, :m].astype(np.float32) * signs(y[:, :m])[:, :, None]
-        return {"losses": by_candidate(self.net, signed, lambda Q, users: margin_losses(Q, self.margin, self.norm))}
+        m = count_first_half(X.shape[1]) if self.halves else X.shape[1]
+        signed = X[:, :m].astype(np.float32) * find_signs(y[:, :m])[:, :, None]
+        return {
+            "losses": score_candidates(self.net, signed, lambda Q, users: find_margin_losses(Q, self.margin, self.norm))
+        }
 
 
-def margin_losses(Q: Floats, margin: float, norm: float) -> Floats:
+def find_margin_losses(Q: Floats, margin: float, norm: float) -> Floats:
     """(users, WIDTH): the part of the rows Q = (users, m, k, WIDTH) that the best head leaves wrong.
 
     Exact for k = 1, where there are two heads to try, and for k = 2, up to rounding; of larger k an upper bound.
@@ -65,13 +67,13 @@ def margin_losses(Q: Floats, margin: float, norm: float) -> Floats:
     if k == 1:
         right = np.maximum(count_right(Q[:, :, 0] * gamma > rho), count_right(Q[:, :, 0] * -gamma > rho))
     elif k == 2:
-        right = _depth(Q[:, :, 0], Q[:, :, 1], rho, gamma)
+        right = _count_depth(Q[:, :, 0], Q[:, :, 1], rho, gamma)
     else:
-        right = count_right(dot_rows(Q, surrogate_heads(Q, margin, norm)) > rho)
+        right = count_right(dot_rows(Q, fit_surrogate_heads(Q, margin, norm)) > rho)
     return 1 - right.astype(Q.dtype) / Q.dtype.type(m)
 
 
-def _depth(a: Floats, b: Floats, rho: Floats, gamma: Floats) -> Floats:
+def _count_depth(a: Floats, b: Floats, rho: Floats, gamma: Floats) -> Floats:
     """How many rows q = (a, b) one head in the plane can have right; all arrays (users, m, WIDTH).
 
     A longest head is best. Row j is right on an open arc of the circle |v| = Gamma, and as many arcs as ever overlap do
@@ -121,10 +123,10 @@ def margin_selection(
     """
     d = run.users.facts.features
     check_margin(margin, radius, norm)
-    kept = min(projected_dimension(margin, radius, norm) if projected is None else projected, d)
+    kept = min(choose_dimension(margin, radius, norm) if projected is None else projected, d)
     if not 1 <= rank <= kept:
         raise InputError(f"rank must lie between 1 and the projected dimension, {kept}. Got {rank} instead.")
-    M = None if kept == d else sign_matrix(kept, d)
+    M = None if kept == d else make_sign_matrix(kept, d)
     low = replace(run, users=project(run.users, Projection(M, radius)))
     chosen = zoom(low, "margin", kept, rank, zooming or Zooming(), lambda net: MarginLosses(net, margin, norm, halves))
     return publish(
@@ -143,6 +145,6 @@ def check_margin(margin: float, radius: float, norm: float) -> None:
         )
 
 
-def projected_dimension(margin: float, radius: float, norm: float) -> int:
+def choose_dimension(margin: float, radius: float, norm: float) -> int:
     """k', in proportion to (r Gamma / rho)^2 as in the paper; its logarithm of n m is one, its constant from trials."""
     return int(np.clip(round(2.8 * (radius * norm / margin) ** 2), FEWEST, MOST))

@@ -31,11 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings, Move, RoundContext, moved
+from privrep.linear.alternation import AlternationSettings, Move, RoundContext, apply_move
 from privrep.linear.method import Method, Problem
 from privrep.linear.numbers import learn_numbers
-from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, normalised_pairs
-from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, octaves, projected
+from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, choose_start, start_normalised_pairs
+from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, find_octaves, project_centred
 from privrep.linear.transform import CLEAR
 from privrep.local.least_squares import centred, centred_targets, least_squares_heads, ridge_fit, users_last
 from privrep.local.representation import Estimate, Representation, publish
@@ -69,7 +69,7 @@ def priv_altmin(
     """Learn a shared representation; see `numbers.learn_numbers`, whose formal guarantee this has."""
     d = run.users.facts.features
     check_reach(d, rank)
-    start = initialiser or best_start(d, normalised_pairs)
+    start = initialiser or choose_start(d, start_normalised_pairs)
     settings = settings or AlternationSettings(rounds=ROUNDS)
     return learn_numbers(
         run, rank, RegressionRound(), start, intercept=intercept, transform=transform, settings=settings
@@ -121,16 +121,16 @@ class RegressionRound:
 
     name: str = "altmin"
 
-    def most(self, features: int) -> int:
+    def limit_rank(self, features: int) -> int:
         return min(MAX_AUTO_RANK, MOST_UNKNOWNS // features)
 
-    def step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> NormalEquations:
+    def make_step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> NormalEquations:
         k = state.basis.shape[1]
         outside = np.linalg.qr(state.basis, mode="complete")[0][:, k:]
         ridge = problem.settings.ridge(state)
         return NormalEquations(state.basis, outside, problem.transform, norm, norm / ratio, ridge, problem.intercept)
 
-    def queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
+    def make_queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
         unknowns = step.unknowns
         normal = Bound(step.normal_norm, packed_size(unknowns), acute=True)
         return {
@@ -141,20 +141,20 @@ class RegressionRound:
     def move(
         self, problem: RoundContext, state: Estimate, step: NormalEquations, released: Mapping[str, Release]
     ) -> Estimate:
-        solved = solution(state, step.outside, released["normal"], released["right"], problem.settings.floor)
-        return moved(state, solved)
+        solved = solve_normal(state, step.outside, released["normal"], released["right"], problem.settings.floor)
+        return apply_move(state, solved)
 
 
-def solution(state: Estimate, outside: Array, normal: Release, right: Release, floor: float) -> Move:
+def solve_normal(state: Estimate, outside: Array, normal: Release, right: Release, floor: float) -> Move:
     """reshape(A^-1 b), in coordinates in which users' heads are uncorrelated."""
     k, e = state.basis.shape[1], outside.shape[1]
-    model = denoised(unpack(normal.value), normal.sigma, k, floor)
+    model = denoise_normal(unpack(normal.value), normal.sigma, k, floor)
     raw = (model.inverse @ right.value).reshape(k, e).T @ model.turn
-    energy = right.sigma**2 * np.diag(model.turn.T @ _block_squares(model.inverse, k) @ model.turn)
+    energy = right.sigma**2 * np.diag(model.turn.T @ _trace_blocks(model.inverse, k) @ model.turn)
     return Move(model.turn, outside @ raw, energy, model.heads, model.reach, model.heard, model.relative_error)
 
 
-def _block_squares(inverse: Array, k: int) -> Array:
+def _trace_blocks(inverse: Array, k: int) -> Array:
     """(k, k): the traces of the blocks of inverse^2, which are the noise in each pair of directions of the move."""
     rows = inverse.reshape(k, -1)
     return rows @ rows.T
@@ -172,7 +172,7 @@ class Normal:
     relative_error: float  # what is left of the noise, against all of A
 
 
-def denoised(A: Array, sigma: float, k: int, floor: float) -> Normal:
+def denoise_normal(A: Array, sigma: float, k: int, floor: float) -> Normal:
     """A as sum of three orthogonal parts, each shrunk by how far it exceeds the noise, its eigenvalues floored.
 
     Where features are uncorrelated and heads have nothing to do with features, A is M kron I, M the heads' second
@@ -192,15 +192,15 @@ def denoised(A: Array, sigma: float, k: int, floor: float) -> Normal:
     S -= np.trace(S) / e * np.eye(e)
     rest = A - np.kron(M, np.eye(e)) - np.kron(unit, S)
     p_S, p_rest = packed_size(e) - 1, packed_size(k * e) - packed_size(e) - packed_size(k) + 1
-    g_S, g_rest = _kept(S, p_S, sigma), _kept(rest, p_rest, sigma)
+    g_S, g_rest = _find_kept(S, p_S, sigma), _find_kept(rest, p_rest, sigma)
     values, axes = np.linalg.eigh(np.eye(e) + g_S * S / size)
     values = np.maximum(values, LEAST)
     inverse: Array = np.kron((turn / heads) @ turn.T, (axes / values) @ axes.T)
     if g_rest > 0:
         roots = (turn / np.sqrt(heads)) @ turn.T, (axes / np.sqrt(values)) @ axes.T
-        relative = _kron_times(*roots, _kron_times(*roots, g_rest * rest).T)
+        relative = _multiply_kronecker(*roots, _multiply_kronecker(*roots, g_rest * rest).T)
         values, axes = np.linalg.eigh(np.eye(k * e) + relative)
-        half = _kron_times(*roots, axes)
+        half = _multiply_kronecker(*roots, axes)
         inverse = (half / np.maximum(values, LEAST)) @ half.T
     left = packed_size(k) + g_S * p_S + g_rest * p_rest
     error = min(sigma * math.sqrt(left / (e * float((heads**2).sum()))), 1.0)
@@ -210,13 +210,13 @@ def denoised(A: Array, sigma: float, k: int, floor: float) -> Normal:
 LEAST = 0.1  # eigenvalues of A, relative to what its larger parts make them, count no less than this
 
 
-def _kron_times(left: Array, right: Array, matrix: Array) -> Array:
+def _multiply_kronecker(left: Array, right: Array, matrix: Array) -> Array:
     """(left kron right) @ matrix, without the Kronecker product."""
     parts = right @ matrix.reshape(len(left), len(right), -1)
     return np.tensordot(left, parts, 1).reshape(matrix.shape)
 
 
-def _kept(part: Array, coordinates: int, sigma: float) -> float:
+def _find_kept(part: Array, coordinates: int, sigma: float) -> float:
     """Zero unless the square length exceeds that of noise by far more than noise does by chance."""
     square, noise = float((part**2).sum()), coordinates * sigma**2
     return 1 - noise / square if square > noise * (1 + CLEAR * math.sqrt(2 / max(coordinates, 1))) else 0.0
@@ -305,7 +305,7 @@ class NormalEquations:
         y: Floats = batch.y
         users, m, _ = X.shape
         enough = m > 1 + self.intercept  # some rows are left to fit a head on when one is left out
-        P = projected(X, self.transform, self.U, self.intercept)
+        P = project_centred(X, self.transform, self.U, self.intercept)
         rows = (centred(X) if self.intercept else X) @ self.transform.original(self.outside).astype(X.dtype)
         pull, heads = np.zeros_like(P), []
         for column in self.transform.targets(y):
@@ -315,10 +315,10 @@ class NormalEquations:
             heads.append(fit.heads.T)
         right = (np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ rows).reshape(users, -1)
         normal = kronecker(np.stack(heads, axis=1), rows, np.full(users, 1 / max(m - self.intercept, 1)))
-        length, size = _lengths(right), normal.scale * normal.sizes
+        length, size = _measure_lengths(right), normal.scale * normal.sizes
         weight = np.minimum(1.0, np.minimum(self.norm / length, self.normal_norm / size))
         weight = np.where(np.isfinite(weight), weight, 0.0)
-        cells = np.stack([octaves(length, WIDE_LOWEST, WIDE_CELLS), octaves(length / size)], axis=1)
+        cells = np.stack([find_octaves(length, WIDE_LOWEST, WIDE_CELLS), find_octaves(length / size)], axis=1)
         cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + WIDE_CELLS)
         return {
             "normal": replace(normal, scale=normal.scale * weight),
@@ -355,7 +355,7 @@ class QuarterEquations:
         X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
         heads = least_squares_heads(np.ascontiguousarray(X[:, :quarter]) @ self.U, y[:, :quarter])
         rows = np.ascontiguousarray(X[:, quarter:half])
-        lengths = np.sqrt((rows**2).sum(axis=2)) * _lengths(heads)[:, None]
+        lengths = np.sqrt((rows**2).sum(axis=2)) * _measure_lengths(heads)[:, None]
         rows = rows * np.minimum(1.0, self.eta / lengths)[:, :, None]  # X may be the users' own
         targets = np.clip(y[:, quarter:half], -self.zeta, self.zeta) / (half - quarter)
         pull = (np.ascontiguousarray(targets)[:, None, :] @ rows)[:, 0]
@@ -388,6 +388,6 @@ class DisjointPairs:
         return {"moments": Summed(tuple(parts))}
 
 
-def _lengths(vectors: Floats) -> Array:
+def _measure_lengths(vectors: Floats) -> Array:
     values = vectors.astype(np.float64, copy=False)
     return np.sqrt((values**2).sum(axis=1))

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings, Move, RoundContext, moved
+from privrep.linear.alternation import AlternationSettings, Move, RoundContext, apply_move
 from privrep.linear.class_steps import ClassGradient
 from privrep.linear.labels import learn_labels
 from privrep.linear.method import Method, Problem
 from privrep.linear.numbers import learn_numbers
-from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, public_order
+from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, choose_start, draw_public_order
 from privrep.linear.steps import LeaveOneOutGradient, PairMoments, gradient_size
 from privrep.local.least_squares import least_squares_heads
 from privrep.local.losses import Loss
@@ -55,7 +55,7 @@ def private_fedrep(
 
     See `numbers.learn_numbers` and `labels.learn_labels`, whose formal guarantee this has.
     """
-    start = initialiser or best_start(run.users.facts.features)
+    start = initialiser or choose_start(run.users.facts.features)
     if loss is None:
         return learn_numbers(
             run, rank, GradientRound(), start, intercept=intercept, transform=transform, settings=settings
@@ -103,10 +103,10 @@ class GradientRound:
 
     name: str = "round"
 
-    def most(self, features: int) -> int:
+    def limit_rank(self, features: int) -> int:
         return MAX_AUTO_RANK
 
-    def step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> LeaveOneOutGradient:
+    def make_step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> LeaveOneOutGradient:
         s, weight = problem.settings, problem.settings.heads_weight * ratio
         if problem.loss is not None:
             assert problem.mean is not None
@@ -114,16 +114,16 @@ class GradientRound:
             return ClassGradient(state.basis, problem.transform, weight, problem.precision, problem.intercept, *prior)
         return LeaveOneOutGradient(state.basis, problem.transform, weight, s.ridge(state), problem.intercept)
 
-    def queries(self, step: LeaveOneOutGradient, norm: float, mu_squared: float) -> dict[str, Query]:
+    def make_queries(self, step: LeaveOneOutGradient, norm: float, mu_squared: float) -> dict[str, Query]:
         return {"step": Query(Bound(norm, gradient_size(*step.U.shape)), mu_squared)}
 
     def move(
         self, problem: RoundContext, state: Estimate, step: LeaveOneOutGradient, released: Mapping[str, Release]
     ) -> Estimate:
-        return moved(state, preconditioned(state, released["step"], step.heads_weight, problem.settings.floor))
+        return apply_move(state, precondition(state, released["step"], step.heads_weight, problem.settings.floor))
 
 
-def preconditioned(state: Estimate, step: Release, heads_weight: float, floor: float) -> Move:
+def precondition(state: Estimate, step: Release, heads_weight: float, floor: float) -> Move:
     """G H^-1, with G the released gradient and H the released second moment of the heads.
 
     Dividing by H makes the step independent of the size and conditioning of the heads.
@@ -166,7 +166,7 @@ def paper_fedrep(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, d, total = public_count(run), run.users.facts.features, run.ledger.capacity
+    n, d, total = find_public_count(run), run.users.facts.features, run.ledger.capacity
     pairs = Query(Bound(clip_init, packed_size(d)), init_share * total)
     moments = run.release("paper-moments", FirstHalfPairs(), {"moments": pairs})["moments"].value
     U = np.linalg.eigh(unpack(moments))[1][:, ::-1][:, :rank]
@@ -181,7 +181,7 @@ def paper_fedrep(
     return publish(run, Estimate(U, np.eye(rank) * error / rank), FeatureTransform.plain(d))
 
 
-def public_count(run: Run) -> int:
+def find_public_count(run: Run) -> int:
     """n, which these algorithms divide by: a public fact when a user's rows are replaced, not when a user leaves."""
     if run.ledger.budget.relation != "replace-one-user":
         raise InputError("this algorithm divides by the number of users, which only replace-one-user makes public.")
@@ -222,12 +222,12 @@ class BatchGradient:
         half = X.shape[1] // 2
         most = half // 2 if self.disjoint else half
         size = most if self.batch is None else min(self.batch, most)
-        order = public_order(half, self.page)
+        order = draw_public_order(half, self.page)
         rest = order[size : 2 * size] if self.disjoint else order[:size]
-        return {"gradient": Vectors(head_and_gradient(self.U, X, y, order[:size], rest)[1])}
+        return {"gradient": Vectors(fit_head_and_gradient(self.U, X, y, order[:size], rest)[1])}
 
 
-def head_and_gradient(U: Array, X: Floats, y: Floats, fit: Rows, rest: Rows) -> tuple[Array, Array]:
+def fit_head_and_gradient(U: Array, X: Floats, y: Floats, fit: Rows, rest: Rows) -> tuple[Array, Array]:
     """(users, k) heads v by least squares on rows `fit`; (users, d k) gradients of the mean squared error on `rest`.
 
     grad_U of 1/b sum (y - <x, U v>)^2 = -2/b (sum of residuals times rows) v^T. Without rows both are zero.
