@@ -354,10 +354,10 @@ USERS_COMPUTE = (
 )
 """What users compute on their own rows: nothing in these files knows of budgets or engines."""
 USERS_COMPUTE_IN = {
-    "linear/nets.py": ("Net", "by_candidate"),
-    "linear/methods/margin_selection.py": ("margin_losses", "_depth"),
-    "linear/methods/priv_altmin.py": ("_lengths",),
-    "linear/methods/private_fedrep.py": ("head_and_gradient",),
+    "linear/nets.py": ("Net", "score_candidates"),
+    "linear/methods/margin_selection.py": ("find_margin_losses", "_count_depth"),
+    "linear/methods/priv_altmin.py": ("_measure_lengths",),
+    "linear/methods/private_fedrep.py": ("fit_head_and_gradient",),
 }
 """Functions that steps call, where they stand in one file with what the server computes: they know of neither."""
 

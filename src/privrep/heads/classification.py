@@ -1,8 +1,9 @@
-"""What a user's classifier can be, tried by leave-one-out on the user's own rows, for many users of equal size at once.
+"""Candidates for a user's classifier, tried by leave-one-out on the user's rows, for many users of equal size at once.
 
-As `candidates`, for labels: a head on the representation, or a linear classifier of its own on all features mixed with
-the frequencies of its own classes; those alone where there is nothing else. Each user's numbers are a function of its
-own rows to the last bit, because `ClassPreference` turns comparisons of them into a release.
+They are the candidates of `regression`, for labels: a head on the representation, or a linear classifier of its own on
+all features mixed with the frequencies of its own classes. Frequencies stand alone where there is nothing else. Each
+user's numbers are a function of its own rows to the last bit, because a release may compare them.
+Labels are signs (outputs, m, users): 1 for the label's class, -1 for another, 0 for a label that is ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ _PSEUDO_COUNT = 1.0
 
 
 def fit_class_constant(signs: Floats, loss: Loss, intercept: bool) -> Fit:
-    """Outputs that stand for the frequencies of the user's own classes (all alike without an intercept)."""
+    """Return outputs that stand for the frequencies of the user's own classes; zeros without an intercept.
+
+    Args:
+        signs: of the labels, (outputs, m, users).
+        loss: of the outputs.
+        intercept: whether users have intercepts.
+    """
     base, loo = _find_frequencies(signs, loss, intercept)
     users = signs.shape[2]
     value = sum_rows(loss.values(loo, signs)) / signs.shape[1]
@@ -35,7 +42,13 @@ def fit_class_constant(signs: Floats, loss: Loss, intercept: bool) -> Fit:
 
 
 def _find_frequencies(signs: Floats, loss: Loss, intercept: bool) -> tuple[Floats, Floats]:
-    """(outputs, users), and with each row left out (outputs, m, users)."""
+    """Return outputs of users' frequencies, (outputs, users), and with each row left out, (outputs, m, users).
+
+    Args:
+        signs: of the labels, (outputs, m, users).
+        loss: of the outputs.
+        intercept: whether users have intercepts; without, return zeros.
+    """
     if not intercept:
         return np.zeros((len(signs), signs.shape[2])), np.zeros_like(signs)
     there = np.where(signs > 0, 1.0, 0.0)
@@ -47,6 +60,13 @@ def _find_frequencies(signs: Floats, loss: Loss, intercept: bool) -> tuple[Float
 
 
 def _find_outputs(counts: Floats, total: Floats, loss: Loss) -> Floats:
+    """Return outputs that stand for smoothed frequencies, in the shape of `counts`.
+
+    Args:
+        counts: rows of each class, (outputs, ...).
+        total: rows with a known label, of the same shape.
+        loss: of the outputs.
+    """
     others = total if loss.softmax else total - counts
     return log((counts + _PSEUDO_COUNT) / (others + _PSEUDO_COUNT))
 
@@ -60,8 +80,21 @@ def fit_class_shared(
     precision: float | None = None,
     centre: Array | None = None,
 ) -> Fit:
-    """A head on the representation. Without a `precision` of its prior, the middle one of PRECISIONS, or another that
-    is clearly better by leave-one-out: a poor guess on few rows, so a run asks all users together."""
+    """Return a head on the representation for each user.
+
+    Without a `precision` it is the middle one of PRECISIONS, or another that is clearly better by leave-one-out. That
+    is a
+    poor guess on few rows, so a run asks all users together.
+
+    Args:
+        X: rows (users, m, d).
+        signs: of the labels, (outputs, m, users).
+        loss: what heads minimise.
+        matrix: of the representation, (d, k).
+        intercept: whether users have intercepts.
+        precision: of the heads' prior; None: chosen by each user.
+        centre: mean of the heads' prior; None: zero.
+    """
     precisions = (PRECISIONS[1], *PRECISIONS[::2]) if precision is None else (precision,)
     fits, losses, mean = _fit_shared_heads(X, signs, loss, matrix, intercept, precisions, centre)
     best, users = _choose_clearly_best(losses, signs.shape[1]), np.arange(losses.shape[1])
@@ -81,7 +114,17 @@ def _fit_shared_heads(
     precisions: tuple[float, ...],
     centre: Array | None,
 ) -> tuple[list[ClassFit], Floats, Floats]:
-    """Fits with each precision, their leave-one-out losses (precisions, users), and the rows' means (k, users)."""
+    """Return fits with each precision, their leave-one-out losses (precisions, users), and the rows' means (k, users).
+
+    Args:
+        X: rows (users, m, d).
+        signs: of the labels, (outputs, m, users).
+        loss: what heads minimise.
+        matrix: of the representation, (d, k).
+        intercept: whether users have intercepts.
+        precisions: of the heads' prior, to try.
+        centre: mean of the heads' prior; None: zero.
+    """
     P = users_last(project_rows(X, matrix))
     m = P.shape[1]
     rows = without_mean(P) if intercept else P
@@ -93,11 +136,20 @@ def _fit_shared_heads(
 
 
 def fit_class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: bool) -> Fit:
-    """A linear classifier on all features in public scales, mixed with the frequencies of the user's classes.
+    """Return a linear classifier of each user's own on all features in public scales, mixed with its classes'
+    frequencies.
 
-    Least squares of the labels, or Newton's method where there are rows enough for that. Its share in the outputs is
-    the larger, the more it gains over the frequencies by leave-one-out: a choice between the two would be as noisy,
+    It is least squares of the labels, or Newton's method where there are rows enough for that. Its share in the outputs
+    is
+    the larger, the more it gains over the frequencies by leave-one-out. A choice between the two would be as noisy,
     and is no better on average than a mixture.
+
+    Args:
+        X: rows (users, m, d).
+        signs: of the labels, (outputs, m, users).
+        loss: what classifiers minimise.
+        scale: public scales of the features, (d,).
+        intercept: whether users have intercepts.
     """
     m, d = X.shape[1:]
     rows = X / scale
@@ -118,15 +170,25 @@ def fit_class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: 
 
 
 _Own = tuple[Floats, Array, Array, NDArray[np.bool_]]
-"""What a classifier adds to the frequencies' outputs of each row, left out, (outputs, m, users), its weights
-(users, outputs, d), its offset (users, outputs), and which users' numbers overflowed."""
+"""A user's classifier beside the frequencies: what it adds to the output of each row, left out, (outputs, m, users),
+its
+weights (users, outputs, d), its offset (users, outputs), and which users' numbers overflowed."""
 
 
 def _fit_least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
-    """The mean of a label, 1 or -1, is tanh of half its output, so outputs are twice what least squares says.
+    """Return users' own classifiers by least squares. The mean of a label, 1 or -1, is tanh of half its output.
 
-    The ridge is the one that is right if features explain two fifths of the labels' variance, all of them as much. With
-    more rows than features, or several outputs, another ridge, or a steeper slope, where that is clearly better.
+    So outputs are twice what least squares says. The ridge is right if features explain two fifths of the labels'
+    variance,
+    all of them as much. With more rows than features, or several outputs, another ridge, or a steeper slope, is taken
+    where
+    that is clearly better.
+
+    Args:
+        rows: in public scales, centred with an intercept, (users, m, d).
+        signs: of the labels, (outputs, m, users).
+        loss: what is minimised.
+        intercept: whether users have intercepts.
     """
     users, m, d = rows.shape
     targets = np.ascontiguousarray(signs.transpose(2, 1, 0))  # (users, m, outputs)
@@ -147,11 +209,21 @@ def _fit_least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) 
 
 
 def _solve_ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """(G + ridge)^-1 targets for each ridge and user, G the Gram matrix of the user's rows over its mean eigenvalue;
-    the rows' leverages (ridges, users, m, 1); that mean; and which users' numbers overflowed.
+    """Return the solutions of ridge regressions in the space of rows, for each ridge and user.
 
-    The residuals are the ridge times the first. By an inverse where there is one ridge, and else by the
-    eigendecomposition of the smaller of rows by rows and features by features.
+    The residuals are the ridge times the solutions. One ridge takes an inverse. Several take the eigendecomposition of
+    the
+    smaller of rows by rows and features by features.
+
+    Args:
+        rows: (users, m, d).
+        targets: (users, m, outputs).
+        ridges: relative to the mean eigenvalue of a user's Gram matrix, (ridges,).
+
+    Returns:
+        (G + ridge)^-1 targets, (ridges, users, m, outputs), G the Gram matrix over its mean eigenvalue; the rows'
+        leverages
+        (ridges, users, m, 1); that mean eigenvalue (users,); and which users' numbers overflowed, (users,).
     """
     users, m, d = rows.shape
     if m <= d:
@@ -180,7 +252,14 @@ def _solve_ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Arra
 
 
 def _fit_newton(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:
-    """`fit_classes` with a matrix product per user in place of a loop over features; the frequencies stay beside it."""
+    """Return users' own classifiers by `fit_classes`, with a matrix product per user in place of a loop over features.
+
+    Args:
+        rows: in public scales, centred with an intercept, (users, m, d).
+        signs: of the labels, (outputs, m, users).
+        loss: what is minimised.
+        intercept: whether users have intercepts.
+    """
     users, m, d = rows.shape
     size = (rows * rows).sum(axis=(1, 2)) / (m * d)
     lost = ~np.isfinite(size)
@@ -199,7 +278,16 @@ def _fit_newton(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own
 def _fit_newton_once(
     Z: Array, signs: Floats, loss: Loss, precision: float, intercept: bool, base: Floats
 ) -> tuple[Floats, Array]:
-    """Outputs with each row left out (outputs, m, users), and heads (users, outputs, columns of Z)."""
+    """Return outputs with each row left out, (outputs, m, users), and heads, (users, outputs, columns of Z).
+
+    Args:
+        Z: rows of unit size, with a last column of ones for an intercept, (users, m, columns).
+        signs: of the labels, (outputs, m, users).
+        loss: what is minimised.
+        precision: of the weights' prior.
+        intercept: whether the last column is an intercept.
+        base: outputs of the frequencies, (outputs, users).
+    """
     penalty = np.full(Z.shape[2], precision)
     if intercept:
         penalty[-1] = INTERCEPT_PRECISION
@@ -225,15 +313,24 @@ def _fit_newton_once(
 
 
 def _pick_each(values: Floats, best: NDArray[np.int64]) -> Floats:
-    """(settings, outputs, m, users) at each user's own setting."""
+    """Return values (outputs, m, users) at each user's own setting.
+
+    Args:
+        values: (settings, outputs, m, users).
+        best: the setting of each user, (users,).
+    """
     return np.ascontiguousarray(values[best, :, :, np.arange(len(best))].transpose(1, 2, 0))
 
 
 def _choose_clearly_best(losses: Floats, rows: int) -> NDArray[np.int64]:
-    """Which of several settings, losses (settings, users): the usual one, unless another is better by so many nats.
+    """Return the setting of each user, (users,): the usual one, unless another is better by its handicap in nats.
 
     On few rows the best of several is often so by luck, which costs that user twice: a worse setting, and a
     leave-one-out loss that promises too much when kinds of heads are compared.
+
+    Args:
+        losses: mean losses of a row, (settings, users), the usual setting first.
+        rows: of each user.
     """
     handicap = np.array(_HANDICAPS[: len(losses)])[:, None] / rows
     return (losses + handicap).argmin(axis=0)

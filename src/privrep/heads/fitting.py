@@ -4,10 +4,10 @@ Where the representation has a prior of heads, a head is the posterior mean give
 for a user without rows. Everything below is for representations that have none.
 
 A user has three candidates: a head on the shared representation, a ridge regression of its own on all features, and a
-constant. It tries each by leave-one-out on its own rows and keeps what predicted best. The choice costs no privacy
-because nothing of it is released, and it is the safety net: where the representation does not help a user, or holds
-nothing but noise, that user is about as well off as alone. About: a choice made on few rows is a noisy one. So users
-also weigh what the others found, a charged release of how many did better by the representation than alone
+constant. It tries each by leave-one-out on its own rows and keeps the candidate that predicted best. The choice costs
+no privacy because nothing of it is released, and it is the safety net. Where the representation does not help a user,
+or holds nothing but noise, that user is about as well off as alone. About: a choice made on few rows is a noisy one. So
+users also weigh what the others found, a charged release of how many did better by the representation than alone
 (`Representation.credit`).
 """
 
@@ -70,9 +70,9 @@ def fit_heads(
         blocks: of users (`table.blocks()`).
         representation: that heads are fitted on.
         intercept: whether users have levels.
-        safety_net: without it every head is a shared one.
-        loss: of labels. A head has as many of the rows that `Heads` calls targets as it has outputs, all of one kind.
-        performance: threads.
+        safety_net: whether a user may keep a model of its own; without, every head is a shared one.
+        loss: of labels; None: of numbers. `Heads` calls outputs targets: a user's rows of them are all of one kind.
+        performance: threads; None: the default.
         keep_means: of how many columns users' means are kept: where values were missing, of all that hold numbers.
     """
 
@@ -92,6 +92,15 @@ def fit_block(
     safety_net: bool,
     loss: Loss | None = None,
 ) -> Heads:
+    """Return the heads of one block of users, as `fit_heads` does.
+
+    Args:
+        block: the users' rows.
+        representation: that heads are fitted on.
+        intercept: whether users have levels.
+        safety_net: whether a user may keep a model of its own.
+        loss: of labels; None: of numbers.
+    """
     if isinstance(representation.prior, HeadPrior):
         return _fit_posterior_block(block, representation.prior, representation.scale, safety_net)
     if isinstance(representation.prior, LabelPrior):
@@ -128,7 +137,12 @@ def fit_block(
 
 
 def make_prior_heads(ids: NDArray[Any], prior: HeadPrior | LabelPrior) -> Heads:
-    """Return heads of users without rows: the prior mean, for each of its targets."""
+    """Return heads of users without rows: the prior mean, for each of its targets.
+
+    Args:
+        ids: of the users, (users,).
+        prior: of heads.
+    """
     n, (d, p), q = len(ids), prior.factor.shape, prior.targets
     mean = prior.mean
     level = mean.level - (mean.centre * mean.located) @ mean.row_weights
@@ -139,7 +153,12 @@ def make_prior_heads(ids: NDArray[Any], prior: HeadPrior | LabelPrior) -> Heads:
 
 
 def make_newcomer_heads(ids: NDArray[Any], representation: Representation) -> Heads:
-    """Return heads of users without rows, of a representation that serves newcomers: the prior mean."""
+    """Return heads of users without rows, of a representation that serves newcomers: the prior mean.
+
+    Args:
+        ids: of the users, (users,).
+        representation: with a prior, or ratings with one.
+    """
     if representation.prior is not None:
         return make_prior_heads(ids, representation.prior)
     assert representation.ratings is not None
@@ -169,6 +188,12 @@ def _fit_posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safet
     What overflows is nobody else's business, so nobody hears of it. With the safety net a user with MANY rows for each
     feature keeps a regression of its own where that is clearly better by leave-one-out. So do users with few rows where
     nothing could be learned of which prior is good: they are as well off as alone.
+
+    Args:
+        block: the users' rows.
+        prior: of heads.
+        scale: public scales of the features, (d,).
+        safety_net: whether a user may keep a regression of its own.
     """
     d, q, wanted = prior.factor.shape[0], block.n_targets, prior.targets
     if q != wanted:
@@ -204,7 +229,14 @@ def _fit_posterior_block(block: UserTable, prior: HeadPrior, scale: Array, safet
 def _fit_label_block(block: UserTable, prior: LabelPrior, scale: Array, safety_net: bool, loss: Loss) -> Heads:
     """Return heads of classifiers as posterior means; users without rows, or whose numbers overflow, have the prior's.
 
-    The safety net is as `_posterior_block` has it, losses being those of labels.
+    The safety net is as in `_fit_posterior_block`, with losses of labels.
+
+    Args:
+        block: the users' rows.
+        prior: of heads.
+        scale: public scales of the features, (d,).
+        safety_net: whether a user may keep a classifier of its own.
+        loss: what heads minimise.
     """
     d, q = prior.factor.shape[0], prior.targets
     found = make_prior_heads(block.ids, prior)
@@ -247,13 +279,23 @@ LUCK = 1.1  # rows' worth of luck: the ridge of such a regression was chosen by 
 
 
 def find_fair_share(rows: int) -> float:
-    """Return the part of a head's loss that a regression of a user's own must stay below to be the better one."""
+    """Return the part of a head's loss that a user's own regression must stay below to be the better one."""
     return 1 - LUCK / rows
 
 
 def _fit_candidates(
     X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool, loss: Loss | None
 ) -> list[Fit]:
+    """Return the candidates of users with equally many rows, with losses as they count in the choice.
+
+    Args:
+        X: rows (users, m, d).
+        y: one target, (users, m), or codes of labels.
+        rep: the representation, without a prior.
+        intercept: whether users have levels.
+        safety_net: whether a user may keep a model of its own.
+        loss: of labels; None: of numbers.
+    """
     if loss is not None:
         return _fit_class_candidates(X, y, rep, intercept, safety_net, loss)
     if rep.ratings is not None:
@@ -271,8 +313,19 @@ def _fit_candidates(
 def _fit_class_candidates(
     X: Array | SparseRows, y: Array, rep: Representation, intercept: bool, safety_net: bool, loss: Loss
 ) -> list[Fit]:
-    """As for numbers. A likelihood ratio of (error / error)^(rows / 2) is here e^(rows times the difference of losses),
-    so that half the logarithm of the credit is what a user may take off the shared head's loss."""
+    """Return the candidates of `_fit_candidates` for labels.
+
+    A likelihood ratio of (error / error)^(rows / 2) is here e^(rows times the difference of losses). So a user may take
+    half the logarithm of the credit off the shared head's loss.
+
+    Args:
+        X: rows (users, m, d).
+        y: codes of labels, (users, m).
+        rep: the representation, without a prior.
+        intercept: whether users have levels.
+        safety_net: whether a user may keep a classifier of its own.
+        loss: what heads minimise.
+    """
     signs = loss.signs(y)
     shared = fit_class_shared(X, signs, loss, rep.matrix, intercept, rep.precision, rep.centre)
     if not safety_net:

@@ -1,4 +1,4 @@
-"""Modes of classifiers' outputs for many users of equal size at once, and what leaving labels out makes of them.
+"""Modes of classifiers' outputs for many users of equal size at once, and leave-one-out of their labels.
 
 A user's outputs are f = offset + K a, one such line for each output; K = level 11^T + slopes P P^T, P the user's rows
 less an origin, times a public factor. At the mode a is minus the derivative of the loss by f. With W the curvature
@@ -44,7 +44,7 @@ NUMBERS = 1 << 18  # of a system that is solved for several users at once
 class LabelRows:
     """Rows of users with equally many, as slopes see them: what all priors with this factor and origin have in common.
 
-    Of row space there is P P^T, of the space of coordinates P itself.
+    The space of rows needs P P^T, the space of coordinates P itself.
     """
 
     columns: Array | None  # (p, m, users): P, where it has fewer columns than rows
@@ -64,9 +64,11 @@ class LabelRows:
         return cls(None, np.ascontiguousarray(gram.transpose(1, 2, 0)), largest, m, p)
 
     def with_prior(self, slopes: float, level: Array) -> Space:
-        """Return the lines that a prior allows: a variance of slopes and (outputs,) of levels.
+        """Return the lines that a prior allows. Users with rows too large to count with keep their level alone.
 
-        Users with rows too large to count with keep their level alone.
+        Args:
+            slopes: variance of slopes.
+            level: variance of levels, (outputs,).
         """
         lost = ~(self.largest**2 * (slopes * self.rows * max(self.width, 1)) < LARGEST)
         kept = self
@@ -82,18 +84,18 @@ class LabelRows:
 
 @dataclass(frozen=True)
 class Space(ABC):
-    """The lines that outputs may be of, and the rows whose labels are known."""
+    """The lines that outputs may lie on, and the rows whose labels are known."""
 
     level: Array  # (outputs,)
     known: NDArray[np.int64]
 
     @abstractmethod
     def at(self, curve: Array) -> Bent:
-        """Return what curvatures (outputs, known, users) make of it."""
+        """Return the space with curvatures of the loss at its known rows, (outputs, known, users)."""
 
     @abstractmethod
     def without(self, known: NDArray[np.int64]) -> Space:
-        """Return the same lines, where the labels of these rows alone are known."""
+        """Return the same lines, where only the labels of these rows are known."""
 
     @abstractmethod
     def prior_variance(self, asked: NDArray[np.int64]) -> Array:
@@ -101,14 +103,22 @@ class Space(ABC):
 
     @abstractmethod
     def line(self, dual: Array, asked: NDArray[np.int64]) -> Array:
-        """Return K times (outputs, known, users) at the rows asked for."""
+        """Return K times a dual at the rows asked for, (outputs, asked, users).
+
+        Args:
+            dual: of the known rows, (outputs, known, users).
+            asked: positions of rows, (asked,).
+        """
 
     @property
     @abstractmethod
-    def unknowns(self) -> int: ...
+    def unknowns(self) -> int:
+        """Return the number of unknowns of its systems of equations."""
+        ...
 
     @property
     def levels(self) -> Array:
+        """Return the variance of levels, (outputs, 1, 1)."""
         return self.level[:, None, None]
 
 
@@ -120,19 +130,30 @@ class Bent(ABC):
 
     @abstractmethod
     def step(self, f: Array, pull: Array) -> Array:
-        """Return where Newton's step from outputs f, less their offset, ends; pull is minus the derivative there."""
+        """Return where Newton's step ends, less the offset, (outputs, known, users).
+
+        Args:
+            f: outputs less their offset, before the step.
+            pull: minus the derivative of the loss there.
+        """
 
     @abstractmethod
     def variance(self, asked: NDArray[np.int64] | None = None) -> Array:
-        """Return what is left of the variance of outputs, of known rows or of others, (outputs, rows, users)."""
+        """Return what is left of the variance of outputs, (outputs, rows, users).
+
+        Args:
+            asked: positions of rows; None: the known rows.
+        """
 
     @abstractmethod
     def smooth(self, values: Array) -> Array:
-        """Return (I + W K)^-1 W times values."""
+        """Return (I + W K)^-1 W times values, (outputs, known, users) both."""
 
 
 @dataclass(frozen=True)
 class RowSpace(Space):
+    """The lines in the space of rows, which is the smaller one where users have few rows."""
+
     kernel: Array  # (m, m, users), without levels
 
     @property
@@ -168,6 +189,8 @@ class RowSpace(Space):
 
 @dataclass(frozen=True)
 class BentRows(Bent):
+    """The space of rows with its systems B = I + w K w, eliminated."""
+
     space: RowSpace
     systems: Systems
     root: Array
@@ -177,6 +200,7 @@ class BentRows(Bent):
         return (wanted - self._solve(wanted)) / self.root
 
     def _solve(self, values: Array) -> Array:
+        """Return B^-1 times values, (outputs, known, users) both."""
         return self.systems.solve(values.transpose(1, 0, 2)).transpose(1, 0, 2)
 
     def variance(self, asked: NDArray[np.int64] | None = None) -> Array:
@@ -195,6 +219,8 @@ class BentRows(Bent):
 
 @dataclass(frozen=True)
 class CoordinateSpace(Space):
+    """The lines in the space of coordinates, which is the smaller one where users have many rows."""
+
     columns: Array  # (p, m, users)
 
     @property
@@ -203,7 +229,7 @@ class CoordinateSpace(Space):
 
     @cached_property
     def mine(self) -> Array:
-        """Columns of known rows."""
+        """Return the columns of known rows, (p, known, users)."""
         return self.columns if len(self.known) == self.columns.shape[1] else np.take(self.columns, self.known, axis=1)
 
     def without(self, known: NDArray[np.int64]) -> CoordinateSpace:
@@ -257,6 +283,8 @@ class CoordinateSpace(Space):
 
 @dataclass(frozen=True)
 class BentCoordinates(Bent):
+    """The space of coordinates with its systems H = I + C^T W C, eliminated."""
+
     space: CoordinateSpace
     systems: Systems
 
@@ -264,7 +292,7 @@ class BentCoordinates(Bent):
         return self._through(self.curve * f + pull)
 
     def _through(self, values: Array) -> Array:
-        """Return C H^-1 C^T times values."""
+        """Return C H^-1 C^T times values, (outputs, known, users) both."""
         space = self.space
         deviation = np.sqrt(space.level)[:, None]
         right = np.stack([deviation * sum_rows(values), *(sum_rows(values * column) for column in space.mine)])
@@ -303,15 +331,17 @@ class Mode:
 
     @cached_property
     def bent(self) -> Bent:
+        """Return the space at the mode's curvature."""
         return self.space.at(self.curve) if self.last is None else self.last
 
     @cached_property
     def variance(self) -> Array:
+        """Return what is left of the variance of outputs of known rows."""
         return self.bent.variance()
 
     @cached_property
     def dual(self) -> Array:
-        """K times which, and the offset, is the mean, which lies farther out than the mode.
+        """Return a with offset + K a the posterior mean of the outputs, which lies farther out than the mode.
 
         It does by S t / 2, t_j the third derivative of the log-likelihood times S_jj (Tierney and Kadane 1986).
         """
@@ -328,7 +358,7 @@ def find_mode(space: Space, offset: Array, signs: Array, near: Array | None, los
         space: of the lines.
         offset: the prior mean of the outputs, (outputs, known, users).
         signs: of the labels, of the same shape.
-        near: outputs of another prior, or of more labels, from which fewer steps are taken.
+        near: outputs of another prior, or of more labels, from which fewer steps are taken; None: start at the offset.
         loss: what is minimised.
         steady: whether `near` is so near that a large system serves several steps.
     """
@@ -348,7 +378,12 @@ def find_mode(space: Space, offset: Array, signs: Array, near: Array | None, los
 
 
 def _polish(mode: Mode, offset: Array) -> Mode:
-    """Return a rough mode after another step, by the system that its variance takes anyway; any other as it is."""
+    """Return a rough mode after another step, by the system that its variance takes anyway; any other mode as it is.
+
+    Args:
+        mode: of the outputs.
+        offset: the prior mean of the outputs, (outputs, known, users).
+    """
     if not mode.rough:
         return mode
     f, loss, signs = mode.outputs - offset, mode.loss, mode.signs
@@ -357,17 +392,30 @@ def _polish(mode: Mode, offset: Array) -> Mode:
 
 
 def _take_step(f: Array, target: Array, signs: Array) -> Array:
+    """Return outputs after a step, shortened so that none moves by more than FARTHEST.
+
+    Args:
+        f: outputs less their offset, (outputs, known, users).
+        target: where the step ends.
+        signs: of the labels; rows without a label do not shorten it.
+    """
     move = target - f
     farthest = np.abs(move * signs).max(axis=1, keepdims=True)
     return f + np.minimum(1.0, FARTHEST / np.maximum(farthest, 1e-300)) * move
 
 
 def leave_out(space: Space, offset: Array, mode: Mode) -> tuple[Array, Array]:
-    """Return outputs of each row without its label, and their variances, (outputs, m, users).
+    """Return outputs of each row without its label, and their variances, (outputs, m, users) each.
 
     Without row j they are f_j - s_j a_j with variance s_j = S_jj / (1 - W_j S_jj), to first order. Where a label is
-    much of what is known, and with softmax, modes are found anew; of users with more rows than FEW every FOLDS-th label
+    much of what is known, and with softmax, modes are found anew. For users with more rows than FEW every FOLDS-th
+    label
     is left out together.
+
+    Args:
+        space: of the lines.
+        offset: the prior mean of the outputs, (outputs, m, users).
+        mode: of the outputs, by all labels.
     """
     m, loss = offset.shape[1], mode.loss
     if m > FEW and not loss.softmax:
@@ -390,6 +438,12 @@ def leave_out(space: Space, offset: Array, mode: Mode) -> tuple[Array, Array]:
 
 
 def count_users_at_once(rows: int, width: int, outputs: int) -> int:
-    """Return how many users are fitted at once: as many as fit a cache."""
+    """Return how many users are fitted at once: as many as fit a cache.
+
+    Args:
+        rows: of each user.
+        width: coordinates of slopes.
+        outputs: of each row.
+    """
     unknowns = min(rows, 1 + width)
     return max(NUMBERS // (outputs * max(unknowns * unknowns, 4 * rows)), 16)

@@ -49,7 +49,7 @@ def moderate(outputs: Array, variance: Array, loss: Loss) -> Array:
     Args:
         outputs: (outputs, ...).
         variance: of the same shape. All outputs of a row shrink alike, so that the largest stays so.
-        loss: hinge outputs stand for no probabilities, and stay.
+        loss: of the outputs; hinge outputs stand for no probabilities, and stay.
     """
     if loss.name != "log":
         return outputs
@@ -57,9 +57,9 @@ def moderate(outputs: Array, variance: Array, loss: Loss) -> Array:
 
 
 def find_trust(variance: Array) -> Array:
-    """Return the share of its outputs that a row's probabilities count, from variances (outputs, ...).
+    """Return the share of its outputs that a row's probabilities count, (...), from variances (outputs, ...).
 
-    Of several outputs differences count, whose variance is twice as large.
+    With several outputs it is their differences that count, whose variance is twice as large.
     """
     L = len(variance)
     total = variance[0].copy()
@@ -93,7 +93,7 @@ def fit_labels(
         loss: what is minimised.
         level: the variance of levels, (outputs,); zero: none.
         covariance: whether to return the covariance of what is left to doubt.
-        left: whether to leave labels out; else `left` and its variance are those of the mode.
+        left: whether to leave labels out; else `left` and its variance are the mode's.
     """
     m, p = images.shape[1:]
     largest = np.abs(images).max(axis=(1, 2), initial=0.0)
@@ -117,7 +117,14 @@ def fit_labels(
 
 
 def iterate_users(users: int, rows: int, width: int, outputs: int) -> Iterator[slice]:
-    """Yield users, as many at a time as are fitted at once."""
+    """Yield slices of users, as many at a time as are fitted at once.
+
+    Args:
+        users: how many there are.
+        rows: of each user.
+        width: coordinates of slopes.
+        outputs: of each row.
+    """
     size = count_users_at_once(rows, width, outputs)
     for start in range(0, max(users, 1), size):
         yield slice(start, start + size)
@@ -126,6 +133,19 @@ def iterate_users(users: int, rows: int, width: int, outputs: int) -> Iterator[s
 def _fit_some(
     offset: Array, images: Array, y: Floats, loss: Loss, level: Array, left: bool
 ) -> tuple[Array, Array, Array, Array, Array]:
+    """Return dual, curvature and variance of the mode, then outputs without their labels and their variances.
+
+    Args:
+        offset: the prior mean of the outputs, (users, m, outputs).
+        images: rows less an origin, times the factor, (users, m, p).
+        y: codes of labels, (users, m).
+        loss: what is minimised.
+        level: the variance of levels, (outputs,).
+        left: whether to leave labels out.
+
+    Returns:
+        Five arrays (outputs, m, users).
+    """
     space, signs = LabelRows.of(images).with_prior(1.0, level), loss.signs(y)
     start = users_last(offset)
     mode = find_mode(space, start, signs, None, loss)
@@ -134,7 +154,13 @@ def _fit_some(
 
 
 def _find_covariance(images: Array, level: Array, curve: Array) -> Array:
-    """Return the covariance of levels and coordinates that is left, (users, outputs, 1 + p, 1 + p)."""
+    """Return the covariance of levels and coordinates that is left, (users, outputs, 1 + p, 1 + p).
+
+    Args:
+        images: rows less an origin, times the factor, (users, m, p).
+        level: the variance of levels, (outputs,).
+        curve: of the loss, (outputs, m, users).
+    """
     users, m, p = images.shape
     scale, found = np.ones(1 + p), np.empty((users, len(level), 1 + p, 1 + p))
     for o, variance in enumerate(level):
@@ -162,7 +188,14 @@ class LabelHeads:
 
 
 def fit_label_heads(X: Floats | SparseRows, y: Floats, prior: LabelPrior, loss: Loss) -> LabelHeads:
-    """Return the heads of users with equally many rows, from rows (users, m, d) and codes of labels (users, m)."""
+    """Return the heads of users with equally many rows.
+
+    Args:
+        X: rows (users, m, d).
+        y: codes of labels (users, m).
+        prior: of heads.
+        loss: what heads minimise.
+    """
     mean, m = prior.mean, X.shape[1]
     images = make_images(X, prior.factor, mean, prior.own_origin)
     level = prior.level_variance_at(m)
@@ -181,7 +214,11 @@ def fit_label_heads(X: Floats | SparseRows, y: Floats, prior: LabelPrior, loss: 
 
 
 def _pack_doubt(covariance: Array) -> Array:
-    """Return what is left to doubt, (users, outputs, .): packed, or two numbers where coordinates are many."""
+    """Return what is left to doubt, (users, outputs, .): packed, or two numbers where coordinates are many.
+
+    Args:
+        covariance: of level and coordinates, (users, outputs, 1 + p, 1 + p).
+    """
     p = covariance.shape[2] - 1
     if p <= MOST_PACKED:
         return np.asarray(pack(covariance))
@@ -190,7 +227,7 @@ def _pack_doubt(covariance: Array) -> Array:
 
 
 def find_new_variance(images: Array, level: Array) -> Array:
-    """Return the variance of outputs of users of whom nothing is known, (rows, outputs).
+    """Return the variance of outputs of users about whom nothing is known, (rows, outputs).
 
     Args:
         images: rows less the public centre, times the factor, (rows, p).

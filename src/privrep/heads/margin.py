@@ -25,17 +25,22 @@ def count_first_half(rows: int) -> int:
 
 
 def find_signs(y: Floats) -> Floats:
-    """Return 1 for the second class and -1 for the first."""
+    """Return 1 for the second class and -1 for the first, in the shape of y."""
     return np.where(y > 0, np.float32(1), np.float32(-1))
 
 
 def count_right(right: Floats) -> Floats:
-    """Return how many rows of (users, m, WIDTH) are right."""
+    """Return how many rows of each user are right, (users, WIDTH), from a mask (users, m, WIDTH)."""
     return np.add.reduce(right, axis=1, dtype=np.int32)
 
 
 def dot_rows(Q: Floats, V: Floats) -> Floats:
-    """Return <q, v>, (users, m, WIDTH), of rows (users, m, k, WIDTH) and heads (users, k, WIDTH)."""
+    """Return <q, v>, (users, m, WIDTH).
+
+    Args:
+        Q: rows (users, m, k, WIDTH).
+        V: heads (users, k, WIDTH).
+    """
     total = Q[:, :, 0] * V[:, None, 0]
     for a in range(1, Q.shape[2]):
         total += Q[:, :, a] * V[:, None, a]
@@ -43,7 +48,13 @@ def dot_rows(Q: Floats, V: Floats) -> Floats:
 
 
 def fit_surrogate_heads(Q: Floats, margin: float, norm: float) -> Floats:
-    """(users, k, WIDTH): the best of the first few heads of a perceptron that starts at the rows' mean, |v| = Gamma."""
+    """Return the best of the first few heads of a perceptron that starts at the rows' mean, (users, k, WIDTH).
+
+    Args:
+        Q: rows times their labels, (users, m, k, WIDTH).
+        margin: that <q, v> must exceed.
+        norm: length of the heads, Gamma.
+    """
     rho = Q.dtype.type(margin)
     move = _sum_chosen(Q, np.ones(Q.shape[:2] + Q.shape[3:], bool))
     best, most = np.zeros_like(move), np.full(move[:, 0].shape, -1, np.int32)
@@ -59,7 +70,12 @@ def fit_surrogate_heads(Q: Floats, margin: float, norm: float) -> Floats:
 
 
 def _sum_chosen(Q: Floats, chosen: Floats) -> Floats:
-    """(users, k, WIDTH): the sum of the chosen rows, one after the other."""
+    """Return the sum of the chosen rows, one after the other, (users, k, WIDTH).
+
+    Args:
+        Q: rows (users, m, k, WIDTH).
+        chosen: a mask (users, m, WIDTH).
+    """
     total = Q[:, 0] * chosen[:, 0, None]
     for j in range(1, Q.shape[1]):
         total += Q[:, j] * chosen[:, j, None]
@@ -67,10 +83,14 @@ def _sum_chosen(Q: Floats, chosen: Floats) -> Floats:
 
 
 def fit_zero_one_heads(Q: Floats) -> Floats:
-    """(users, k): heads of length one, or zero, of least 0-1 loss on the rows Q = (users, m, k), q = y U^T x.
+    """Return heads of length one, or zero, of least 0-1 loss on each user's rows, (users, k).
 
-    Exact for k = 1 and 2. In the plane the middle of the widest best arc: the largest angle to the nearest row that it
-    has right. Of larger k the best of a few heads of a perceptron.
+    They are exact for k = 1 and 2. In the plane the head is the middle of the widest best arc: it has the largest angle
+    to
+    the nearest row that it has right. For larger k it is the best of a few heads of a perceptron.
+
+    Args:
+        Q: rows times their labels, q = y U^T x, (users, m, k).
     """
     users, m, k = Q.shape
     if k == 1:
@@ -103,13 +123,14 @@ LossName = Literal["logistic", "hinge", "absolute"]
 
 
 LOSSES: tuple[LossName, ...] = get_args(LossName)
+"""Names of the 1-Lipschitz losses."""
 
 
 HEAD_STEPS = 200  # to one that stays
 
 
 def shorten_rows(P: Floats, longest: float) -> Floats:
-    """Rows (users, m, k, W) brought to length `longest` where they are longer."""
+    """Return rows (users, m, k, W) brought to length `longest` where they are longer."""
     square = P[:, :, 0] * P[:, :, 0]
     for a in range(1, P.shape[2]):
         square += P[:, :, a] * P[:, :, a]
@@ -121,14 +142,23 @@ def shorten_rows(P: Floats, longest: float) -> Floats:
 
 @dataclass(frozen=True)
 class LipschitzFit:
+    """Heads that were fitted by a Lipschitz loss, and what they gain."""
+
     heads: Floats  # (users, k, W)
     gain: Floats  # (users, W): mean loss of v = 0 less that of the head; not negative
 
 
 def fit_lipschitz(F: Floats, y: Floats, loss: LossName, norm: float, steps: int = HEAD_STEPS) -> LipschitzFit:
-    """The best of the first heads by Frank and Wolfe's method from v = 0, |v| <= norm.
+    """Return the best of the first heads by Frank and Wolfe's method (1956) from v = 0, |v| <= norm.
 
-    F is (users, m, k, W), y (users, m, 1). Any fixed rule is as private; this one needs no step size.
+    Any fixed rule is as private; this one needs no step size.
+
+    Args:
+        F: rows as candidates see them, (users, m, k, W).
+        y: labels or targets, (users, m, 1).
+        loss: of a prediction.
+        norm: largest length of a head.
+        steps: how many to take.
     """
     k = F.shape[2]
     V, z = np.zeros(F.shape[:1] + F.shape[2:], F.dtype), np.zeros(F.shape[:2] + F.shape[3:], F.dtype)
@@ -148,7 +178,7 @@ def fit_lipschitz(F: Floats, y: Floats, loss: LossName, norm: float, steps: int 
 
 
 def _sum_rows(values: Floats) -> Floats:
-    """Over axis 1, one after the other."""
+    """Return sums over axis 1, one row after the other."""
     total = values[:, 0].copy()
     for j in range(1, values.shape[1]):
         total += values[:, j]
@@ -156,7 +186,13 @@ def _sum_rows(values: Floats) -> Floats:
 
 
 def _average_loss(z: Floats, y: Floats, loss: LossName) -> Floats:
-    """(users, W): over the rows of outputs z, (users, m, W)."""
+    """Return the mean loss over rows, (users, W).
+
+    Args:
+        z: outputs (users, m, W).
+        y: labels or targets, (users, m, 1).
+        loss: of an output.
+    """
     if loss == "logistic":
         each = softplus(-y * z).astype(z.dtype, copy=False)
     elif loss == "hinge":
@@ -167,7 +203,15 @@ def _average_loss(z: Floats, y: Floats, loss: LossName) -> Floats:
 
 
 def _find_slope(z: Floats, y: Floats, loss: LossName) -> Floats:
-    """A subgradient of the loss at outputs z; its size does not matter, its direction over rows does."""
+    """Return a subgradient of the loss at outputs z, (users, m, W).
+
+    Its size does not matter, its direction over rows does.
+
+    Args:
+        z: outputs (users, m, W).
+        y: labels or targets, (users, m, 1).
+        loss: of an output.
+    """
     if loss == "logistic":
         return -y * sigmoid(-y * z).astype(z.dtype, copy=False)
     return -y * (y * z < 1) if loss == "hinge" else np.sign(z - y)

@@ -19,7 +19,7 @@ from privrep.users.summing import finite_rows, map_blocks
 
 @dataclass(frozen=True)
 class MarginRule:
-    """How users' heads of two classes are fitted on a representation that was selected."""
+    """The rule by which users' heads of two classes are fitted on a representation that was selected."""
 
     matrix: Array  # (d, k)
     loss: str  # "margin": 0-1 loss; else one of `margin.LOSSES`
@@ -29,11 +29,18 @@ class MarginRule:
 
 
 def fit_margin_heads(blocks: Iterable[UserTable], rule: MarginRule, performance: Performance | None = None) -> Array:
-    """Return a head for every user of the blocks, (users, k)."""
+    """Return a head for every user of the blocks, (users, k).
+
+    Args:
+        blocks: of users (`table.blocks()`).
+        rule: how heads are fitted.
+        performance: threads; None: the default.
+    """
     return np.concatenate(list(map_blocks(partial(_fit_margin_block, rule=rule), blocks, performance or Performance())))
 
 
 def _fit_margin_block(block: UserTable, rule: MarginRule) -> Array:
+    """Return the heads of one block of users, (users, k); zero for users whose numbers overflow."""
     heads = np.zeros((block.n_users, rule.matrix.shape[1]))
     for users, size in block.positions_by_size():
         with np.errstate(all="ignore"):  # a user whose numbers overflow has no head, and nobody hears of it

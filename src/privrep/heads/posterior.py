@@ -57,7 +57,11 @@ class Spread:
         return values - self.images @ (self.inverse @ (self.images.transpose(0, 2, 1) @ values))
 
     def level_gain(self, ratio: float | Array) -> Array:
-        """Return the variance that is left of levels, (users,), in units of the noise's."""
+        """Return the variance that is left of levels, (users,), in units of the noise's.
+
+        Args:
+            ratio: variance of levels over the noise's, a number or (users,).
+        """
         whole = self.ones.sum(axis=1)
         return 1 / (np.maximum(whole, 1e-300) + 1 / np.maximum(ratio, 1e-300))
 
@@ -65,13 +69,18 @@ class Spread:
         """Return the ratio of levels for each user, (users,): larger where its own level lies FAR off the prior mean.
 
         Levels have heavier tails than normal ones have, and a user who is unlike all others is not to pay for it.
+
+        Args:
+            ratio: variance of levels over the noise's, a number or (users,).
+            noise: variance of the noise.
         """
         whole, pull = np.maximum(self.ones.sum(axis=1), 1e-300), self.targets.sum(axis=1)
         beyond = (pull / whole) ** 2 / max(noise, 1e-300) - FAR**2 * (ratio + 1 / whole)
         return ratio + np.where(beyond > 0, beyond, 0.0)
 
     def with_levels(self, ratio: float | Array) -> Fits:
-        """Return the fits where levels have `ratio` times the noise's variance; infinite: levels are free."""
+        """Return the fits for a variance of levels over the noise's, a number or (users,); infinity: levels are
+        free."""
         m = self.ones.shape[1]
         pull, gain = self.targets.sum(axis=1), self.level_gain(ratio)
         dual = self.targets - self.ones * (gain * pull)[:, None]
@@ -83,8 +92,14 @@ class Spread:
 def make_images(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
     """Return users' rows, less their origins, times the factor: (users, m, p).
 
-    The origin of a user is its mean row, `own`, or the public centre, but for columns where no centre is known. Without
+    A user's origin is its mean row (`own`), or the public centre except in columns where no centre is known. Without
     intercepts it is zero.
+
+    Args:
+        X: rows (users, m, d).
+        factor: the directions along which slopes vary, (d, p).
+        mean: the prior mean, with the centre.
+        own: whether the origin is the user's own mean row.
     """
     if isinstance(X, SparseRows):
         images = X.project(factor)
@@ -100,12 +115,20 @@ def make_images(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: boo
 
 
 def _is_diagonal(factor: Array) -> bool:
+    """Return whether a factor (d, p) is a diagonal matrix."""
     d, p = factor.shape
     return d == p and not (factor - np.diag(np.diag(factor))).any()
 
 
 def make_origins(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
-    """Return the images of users' origins, (users, 1, p) or (1, 1, p)."""
+    """Return the images of users' origins, (users, 1, p) or (1, 1, p).
+
+    Args:
+        X: rows (users, m, d).
+        factor: the directions along which slopes vary, (d, p).
+        mean: the prior mean, with the centre.
+        own: whether the origin is the user's own mean row.
+    """
     if not mean.intercept:
         return np.zeros((1, 1, factor.shape[1]))
     if own:
@@ -117,7 +140,12 @@ def make_origins(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bo
 
 
 def make_spread(images: Array, residuals: Array) -> Spread:
-    """Return what the slopes' prior makes of residuals (users, m); images (users, m, p) are in the prior's units."""
+    """Return users' residuals as the slopes' prior weighs them.
+
+    Args:
+        images: rows in the prior's units, (users, m, p).
+        residuals: targets less the prior mean, (users, m).
+    """
     users, m, p = images.shape
     if p == 0:
         ones = np.ones((users, m))
@@ -144,9 +172,11 @@ def make_spread(images: Array, residuals: Array) -> Spread:
 class PosteriorHeads:
     """Heads of users with equally many rows, for one target: intercept + <x, slopes + factor coordinates>.
 
-    What is left to doubt about a prediction at x, in units of the noise's variance, is (1, p)^T S (1, p) for
-    p = factor^T x - origin: S is packed in `doubt` where there are at most MOST_PACKED coordinates. With more of them
-    `doubt` has two numbers, what is left of the level's variance and of the mean variance of a coordinate.
+    The doubt about a prediction at x, in units of the noise's variance, is (1, p)^T S (1, p) for p = factor^T x -
+    origin.
+    S is packed in `doubt` where there are at most MOST_PACKED coordinates. With more of them `doubt` has two numbers:
+    what
+    is left of the level's variance and of the mean variance of a coordinate.
     """
 
     intercept: Array  # (users,)
@@ -165,7 +195,14 @@ def count_doubt(p: int) -> int:
 
 
 def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: int) -> PosteriorHeads:
-    """Return the heads of users with equally many rows, from rows (users, m, d) and one target (users, m)."""
+    """Return the heads of users with equally many rows, for one target.
+
+    Args:
+        X: rows (users, m, d).
+        y: the target, (users, m).
+        prior: of heads.
+        target: its position among the prior's targets.
+    """
     mean, m = prior.mean, X.shape[1]
     ratio = prior.level_ratio_at(m, target) if mean.intercept else 0.0
     residuals = y - mean.of_users(X)[:, :, target]
@@ -185,7 +222,12 @@ def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: in
 
 
 def _find_doubt(spread: Spread, ratio: Array) -> Array:
-    """Return what is left to doubt; see `PosteriorHeads`."""
+    """Return what is left to doubt, (users, packed (1 + p)) or (users, 2); see `PosteriorHeads`.
+
+    Args:
+        spread: the users' rows.
+        ratio: variance of levels over the noise's, (users,).
+    """
     users, m, p = spread.images.shape
     gain = spread.level_gain(ratio)
     if p > MOST_PACKED:
@@ -204,7 +246,12 @@ def _find_doubt(spread: Spread, ratio: Array) -> Array:
 
 
 def find_doubt_at(doubt: Array, p: Array) -> Array:
-    """Return the doubt about predictions, (rows,), from doubts of their users and coordinates p (rows, p) of rows."""
+    """Return the doubt about predictions, (rows,), in units of the noise's variance.
+
+    Args:
+        doubt: of each row's user, (rows, .).
+        p: coordinates of the rows, (rows, p).
+    """
     if p.shape[1] > MOST_PACKED:
         return np.asarray(doubt[:, 0] + doubt[:, 1] * (p**2).sum(axis=1))
     joined = np.concatenate([np.ones((len(p), 1)), p], axis=1)

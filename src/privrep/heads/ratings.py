@@ -35,7 +35,12 @@ class RatingFits:
 
 
 def estimate_spreads(y: Array, typical: float) -> Array:
-    """Return each user's spread, (users,), from its ratings (users, m); zero where nothing tells it."""
+    """Return each user's spread, (users,), from its ratings (users, m); zero where nothing tells it.
+
+    Args:
+        y: ratings (users, m).
+        typical: the spread of a typical user.
+    """
     m = y.shape[1]
     squares = (centred(y) ** 2).sum(axis=1)
     spread = np.sqrt((STRENGTH * typical**2 + squares) / (STRENGTH + m - 1))

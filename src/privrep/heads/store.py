@@ -38,7 +38,7 @@ def has_heads(folder: Path) -> bool:
 
 
 def write_heads(heads: Heads | OwnHeads, folder: Path) -> None:
-    """Write heads to a model folder, for the owner's eyes only, as a whole or not at all."""
+    """Write heads to a model folder, readable by the owner only, as a whole or not at all."""
     table = _tabulate_heads(heads) if isinstance(heads, Heads) else _tabulate_network(heads)
     path = folder / FILE
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -49,6 +49,7 @@ def write_heads(heads: Heads | OwnHeads, folder: Path) -> None:
 
 
 def _tabulate_heads(heads: Heads) -> pa.Table:
+    """Return heads of a table as an Arrow table with a row for each head."""
     own = [None if p < 0 else heads.own[p] for p in heads.own_position]
     ids = ids_to_arrow(heads.ids)
     listed = {name: value for name in _LISTS if (value := getattr(heads, name)) is not None}
@@ -72,10 +73,12 @@ _LISTS = ("shared", "origin", "doubt")  # a list of numbers for each head; heads
 
 
 def _make_lists(numbers: Array) -> pa.Array:
+    """Return numbers (heads, length) as a column of lists of that length."""
     return pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), numbers.shape[1])
 
 
 def _tabulate_network(heads: OwnHeads) -> pa.Table:
+    """Return heads of a network as an Arrow table with a row for each user."""
     rows = list(zip(heads.alone.tolist(), heads.position.tolist(), strict=True))
     kind = pa.list_(pa.float32())
     return pa.table(
@@ -116,14 +119,19 @@ def read_heads(folder: Path) -> Heads:
 
 
 def _read_lists(table: pa.Table, name: str) -> Array | None:
-    """Return a column of lists as a matrix (heads, .); None if the file has none of that name."""
+    """Return a column of lists as a matrix (heads, length); None if the file has no column of that name."""
     if name in table.column_names:
         return np.asarray(table[name].combine_chunks().flatten(), dtype=np.float64).reshape(len(table), -1)
     return np.zeros((len(table), 0)) if table.schema.metadata.get(name.encode()) == b"0" else None
 
 
 def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:
-    """Read the heads of a network's model; raise ValueError if they are of another shared part."""
+    """Read the heads of a network's model; raise ValueError if they belong to another shared part.
+
+    Args:
+        folder: of the model.
+        sizes: of the heads, as the shared part says.
+    """
     from privrep.heads.neural import OwnHeads
 
     table = pq.read_table(folder / FILE)
@@ -143,11 +151,12 @@ def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:
 
 
 def _read_numbers(table: pa.Table, name: str) -> NDArray[np.float32]:
+    """Return all numbers of a column of lists, one after another."""
     return np.array(table[name].combine_chunks().flatten(), dtype=np.float32)
 
 
 def ids_to_arrow(ids: NDArray[Any]) -> pa.Array:
-    """Return the ids of users as a column; raise InputError if they cannot be read back as they are."""
+    """Return the ids of users (users,) as a column; raise InputError if they cannot be read back as they are."""
     try:
         array = pa.array(ids.tolist() if ids.dtype == object else ids)
         if array.to_numpy(zero_copy_only=False).tolist() == ids.tolist():

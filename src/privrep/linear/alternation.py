@@ -1,21 +1,21 @@
-"""What the methods have in common: public coordinates, a start, rounds of heads given U and U given heads, a last page.
+"""Rounds that alternate between heads given U and U given heads: the part of a fit that all methods share.
 
 Passes over the users, each a page of the billboard:
   scales       histogram of each feature's size                -> public feature scales
   covariance   users' second moments                           -> coordinates without correlation
-  (the start)  see `initialisers`                              -> U_0
+  (the start)  see `starts`                                    -> U_0
   *-scout      histograms of the sizes of what rounds release, at U_0
   *-t          what moves U (see `Round`), and the histograms again
                                                                -> a step, and a QR
-and, where strong directions may hide weak ones, three pages more, after some rounds for the strong ones alone:
+Where strong directions may hide weak ones, a third page follows some rounds for the strong ones alone:
   residuals    pair moments of what users' heads leave over    -> the weak directions
-and at the end
+At the end:
   preference   whether a user does better by the representation or alone
                                                                -> how to choose between the two on few rows
 `numbers` and `labels` have what comes before the rounds and after.
 
-Everything that depends on the users is read off these releases; the rest are public facts (d, k and the budget). The
-number of users is not used anywhere, so that it need not be public.
+Everything that depends on the users is read off these releases. The rest are public facts: d, k and the budget. The
+number of users is not used anywhere, so it need not be public.
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ PURPOSES = {
     "preference": "whether users gain by it",
     "sizes": "next clipping norm",
 }
-"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 
 @dataclass(frozen=True)
 class AlternationSettings:
-    """Shares of mu^2 and constants of the default. All fixed beforehand: none was chosen on the data it is used on."""
+    """Shares of mu^2 and constants of the rounds.
+
+    All are fixed beforehand. None was chosen on the data it is used on.
+    """
 
     scales_share: float = 0.03
     covariance_share: float = 0.1
@@ -75,15 +78,19 @@ class AlternationSettings:
     floor: float = 0.02  # of the heads' second moment, relative to its largest eigenvalue
 
     def ridge(self, state: Estimate) -> float:
+        """Return the ridge of users' heads in a round, between `least_ridge` and `most_ridge`.
+
+        It follows the estimated mean squared sine of the state's basis, because a ridge leaves a residual.
+        """
         return float(np.clip(state.total_error / state.basis.shape[1], self.least_ridge, self.most_ridge))
 
 
 FOR_CLASSES = AlternationSettings(scout_share=0.02, sizes_share=0.03, heads_weight=0.15)
-"""Of classifiers, whose gradients are noisier."""
+"""Settings for classifiers, whose gradients are noisier."""
 
 FOR_NUMBERS = AlternationSettings(rounds=16, growth=1.12, far=0.05)
-"""Of numbers: as long as U is far from the truth, a round's noise is in proportion to its error, and more rounds with
-less each get closer than few with more."""
+"""Settings for numbers. As long as U is far from the truth, a round's noise is in proportion to its error. More rounds
+with less each then get closer than few rounds with more."""
 
 
 @dataclass(frozen=True)
@@ -100,33 +107,72 @@ class RoundContext:
     level: float = 1.0  # variance of classifiers' levels
 
     def see_residuals(self, step: Step) -> Step:
-        """Return the step of a round, asked of what the prior mean leaves of numbers; of labels it knows the mean."""
+        """Return the step as a round asks it.
+
+        For numbers the step sees what the prior mean leaves of the targets. Steps for labels know the prior mean
+        already.
+        """
         return step if self.loss is not None else see_residuals(step, None, self.mean)
 
 
 class Round(Protocol):
-    """A method's round: a local step, what to ask of it, and the move that the releases stand for."""
+    """A method's round: a local step, the queries about it, and the move that the releases stand for."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Return the name that the pages of its rounds begin with."""
+        ...
 
     def limit_rank(self, features: int) -> int:
-        """Directions it can take where nobody says how many."""
+        """Return the most directions that the round can take where nobody gives a rank."""
         ...
 
     def make_step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> Any:
-        """`norm` is what to clip to, `ratio` the typical one of that to the second moment of the heads. Its
-        statistics include `sizes`, histograms of both."""
+        """Return the local step of a round at this state. Its statistics include `sizes`, histograms of norms and of
+        ratios.
+
+        Args:
+            problem: the part of the fit that stays the same.
+            state: the current basis and its error.
+            norm: the clipping norm of what moves U.
+            ratio: the typical ratio of that norm to the norm of the heads' second moment.
+        """
         ...
 
-    def make_queries(self, step: Any, norm: float, mu_squared: float) -> dict[str, Query]: ...
+    def make_queries(self, step: Any, norm: float, mu_squared: float) -> dict[str, Query]:
+        """Return the queries of a round by statistic, without `sizes`.
 
-    def move(self, problem: RoundContext, state: Estimate, step: Any, released: Mapping[str, Release]) -> Estimate: ...
+        Args:
+            step: the step that `make_step` returned.
+            norm: the clipping norm.
+            mu_squared: mu^2 that the queries cost together.
+        """
+        ...
+
+    def move(self, problem: RoundContext, state: Estimate, step: Any, released: Mapping[str, Release]) -> Estimate:
+        """Return the state after a round.
+
+        Args:
+            problem: the part of the fit that stays the same.
+            state: the state before the round.
+            step: the step that users were asked.
+            released: the releases by statistic.
+        """
+        ...
 
 
 def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method: Round, left: float) -> Estimate:
-    """Return the state after rounds that spend what is left, with those for strong directions first where they hide
-    weak ones."""
+    """Return the state after rounds that spend `left`.
+
+    Where strong directions may hide weak ones, rounds for the strong ones come first.
+
+    Args:
+        problem: the part of the fit that stays the same.
+        state: the start.
+        rank: directions that are asked for; None: as many as releases show.
+        method: the round to run.
+        left: mu^2 that all rounds spend together.
+    """
     d, s = len(state.basis), problem.settings
     if d > MOST_SQUARED or not state.hides(rank):
         return iterate(problem, state, method, left, method.name, s.rounds)
@@ -142,10 +188,18 @@ def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method:
 def iterate(
     problem: RoundContext, state: Estimate, method: Round, mu_squared: float, name: str, rounds: int
 ) -> Estimate:
-    """Rounds which together spend `mu_squared`, after a look at the sizes; one that has converged spends all the rest,
-    unless U is still far from the truth.
+    """Return the state after rounds that spend `mu_squared` together, the first look at sizes included.
 
-    The clipping norm follows the sizes of what is clipped, which shrinks by orders of magnitude as U converges.
+    A round that has converged spends all the rest, unless U is still far from the truth. The clipping norm follows the
+    sizes of what is clipped, which shrink by orders of magnitude as U converges.
+
+    Args:
+        problem: the part of the fit that stays the same.
+        state: the start.
+        method: the round to run.
+        mu_squared: what all pages cost together.
+        name: the beginning of the pages' names.
+        rounds: the most rounds to run.
     """
     s, ask = problem.settings, problem.run.release
     per_histogram = s.sizes_share * mu_squared / rounds
@@ -176,9 +230,13 @@ def iterate(
 
 
 def read_sizes(sizes: Release, s: AlternationSettings) -> tuple[float, float] | None:
-    """Clipping norm, and typical ratio of a user's gradient to the second moment of its heads, for the next pass.
+    """Return the clipping norm and the typical ratio for the next pass; None where the histograms are lost in their
+    noise.
 
-    None where the histograms are lost in their noise.
+    Args:
+        sizes: released counts of users by octave: WIDE_CELLS of norms, then CELLS of ratios of a user's gradient to the
+            second moment of its heads.
+        s: settings, whose `quantile` of the norms is the clipping norm.
     """
     norms, ratios = sizes.value[:WIDE_CELLS], sizes.value[WIDE_CELLS:]
     if min(norms.max(), ratios.max()) < CLEAR * sizes.sigma:
@@ -187,9 +245,15 @@ def read_sizes(sizes: Release, s: AlternationSettings) -> tuple[float, float] | 
 
 
 def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int, mu_squared: float) -> Estimate:
-    """The directions that the strong ones hid, from the pair moments of what those leave over.
+    """Return the state with the directions that strong ones hid, found in pair moments of what the strong ones leave
+    over.
 
-    Without a rank, as many as stand out clearly from the noise, which may be none, and `most` in all.
+    Args:
+        problem: the part of the fit that stays the same.
+        state: the strong directions.
+        rank: directions in all; None: as many new ones as stand out clearly from the noise, which may be none.
+        most: the most directions in all.
+        mu_squared: what the release costs.
     """
     d, k = state.basis.shape
     query = Query(Bound(DIRECTION_ONLY, packed_size(d)), mu_squared)
@@ -210,10 +274,10 @@ def add_weak(problem: RoundContext, state: Estimate, rank: int | None, most: int
 
 
 def ask_preference(problem: RoundContext, state: Estimate, mu_squared: float) -> float | None:
-    """How many users do better by the representation for one who does better alone, by their own leave-one-out.
+    """Return how many users do better by the representation for each who does better alone, by their own leave-one-out.
 
-    None where their votes are lost in noise, or where there is nothing to vote on, and so nothing to spend: sparse
-    features leave no regression of one's own, and several targets have as many votes.
+    Return None where the votes are lost in noise. Return None without asking where `mu_squared` is 0: sparse features
+    leave no regression of one's own, and several targets have as many votes.
     """
     if not mu_squared:
         return None
@@ -227,11 +291,12 @@ def ask_preference(problem: RoundContext, state: Estimate, mu_squared: float) ->
 
 
 def _make_matrix(problem: RoundContext, state: Estimate) -> Array:
+    """Return the matrix (d, k) that takes rows as they come to the coordinates of heads."""
     return Representation(state.basis, problem.transform, 0.0, find_head_spread(state)).matrix
 
 
 def find_head_spread(state: Estimate) -> Array:
-    """Return how far users' heads reach in each column, (k,), or (1,) where it is not known."""
+    """Return how far users' heads reach in each column of the basis, (k,), or ones (1,) where it is not known."""
     return np.ones(1) if state.spread is None else state.spread
 
 
@@ -249,11 +314,12 @@ class Move:
 
 
 def apply_move(state: Estimate, move: Move) -> Estimate:
-    """U plus the move, and a QR, each direction shrunk by what it is worth.
+    """Return U plus the move, made orthonormal by a QR, each direction shrunk by its signal over signal plus noise.
 
-    That is its signal, as far as its length exceeds that of the noise (whose variance is public) or was left over by
-    earlier steps, over signal plus noise. Once the signal is gone this averages the rounds' noise, and a round never
-    adds more noise than it removes error.
+    The signal of a direction is the length by which it exceeds its noise, whose variance is public, or what earlier
+    steps
+    left over if that is more. Once the signal is gone this averages the rounds' noise. So a round never adds more noise
+    than it removes error.
     """
     signal = np.maximum((move.raw**2).sum(axis=0) - move.energy, 0.0)
     left = np.diag(move.turn.T @ state.error @ move.turn)

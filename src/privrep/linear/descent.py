@@ -1,9 +1,9 @@
 """Newton's steps on the prior mean: level, common slopes, and what users' mean rows say of their levels.
 
-Each step is one release of two gradients with their curvatures. Its clipping norms come from histograms of norms of the
-step before, from ones asked for by themselves where users are now known to vary, from histograms of residuals, or from
-scales: the first that can be had. Directions of a step are shrunk by how much of them is noise, whose variance is
-public. What steps on labels tell all together is in `gathering`.
+Each step is one release of two gradients with their curvatures. Its clipping norms come from the first of these that
+can be had: histograms of norms from the step before; histograms of norms asked for by themselves, where users are now
+known to vary; histograms of residuals; scales. Directions of a step are shrunk by how much of them is noise, whose
+variance is public. `gathering` joins what all steps on labels tell.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PURPOSES = {
     "common-look": "how large residuals are",
     "common-scout": "clipping norm of the last step on common slopes",
 }
-"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 MOST_CURVED = 64  # coordinates whose curvature is released as a matrix
 LOOKED = 40.0  # users times the root of mu^2 that histograms of residuals need
@@ -44,7 +44,7 @@ SIZING = 0.03  # most of mu^2 for histograms of norms; where they would need mor
 
 @dataclass
 class Descent:
-    """Newton's steps on level, slopes and context; each shrunk by how much of it is noise.
+    """Newton's steps on level, slopes and context, each shrunk by how much of it is noise.
 
     The clipping norms of a step are read off histograms that come with the step before, where those can be afforded.
     """
@@ -66,13 +66,14 @@ class Descent:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return the numbers of coordinates of the gradients."""
+        """Return the number of coordinates of each gradient: "within" of slopes, "between" of the level and
+        contexts."""
         mean = self.panel.mean
         return {"within": len(mean.slopes)} | ({"between": 1 + len(mean.spread)} if mean.intercept else {})
 
     @property
     def curved(self) -> bool:
-        """Return whether curvatures are asked for as matrices."""
+        """Return whether curvatures are asked for as matrices, not as one number each."""
         return max(self.parts.values()) <= MOST_CURVED and not self.run.users.facts.sparse
 
     @property
@@ -81,7 +82,13 @@ class Descent:
         return Coordinates.of(self.panel.mean, self.panel.transform, self.panel.location.typical_rows)
 
     def ask(self, full: bool = False, within: float = 1.0, between: float = 1.0) -> CommonGradient | LabelGradient:
-        """Return the step that users are asked."""
+        """Return the local step that users are asked.
+
+        Args:
+            full: whether curvatures are matrices.
+            within: the tail of the gradient by slopes: a factor of the curvature behind it.
+            between: the tail of the gradient by the level.
+        """
         p = self.panel
         rows = p.location.typical_rows
         factor, ratio = self.panel.factor, self.panel.level_ratio
@@ -90,7 +97,8 @@ class Descent:
         return CommonGradient(p.mean, p.transform, p.target_scale, factor, ratio, rows, within, between, full)
 
     def make_sizing_query(self) -> Query | None:
-        """Return the question for the norms of gradients; None where it would cost too much."""
+        """Return the query for histograms of the gradients' norms; None where it would cost more than SIZING of the
+        capacity."""
         parts = len(self.parts)
         needed = (4 * math.sqrt(4 * parts) / (max(self.panel.location.users, 1.0) / 10)) ** 2
         if needed > SIZING * self.capacity:
@@ -99,16 +107,29 @@ class Descent:
         return Query(bound, max(needed, 0.003 * self.capacity))
 
     def stretch(self, factor: float, level_ratio: float) -> None:
-        """Go on with another variance of levels, and with levels of the mean that many times as far from zero."""
+        """Go on with another variance of levels, and with the mean's levels this many times as far from zero.
+
+        Args:
+            factor: of the mean's level and contexts.
+            level_ratio: the new variance of levels.
+        """
         self.known = None if self.known is None else self.known.rescale(factor, self.coordinates)
         self.panel = replace(self.panel, mean=self.panel.mean.scaled(factor), level_ratio=level_ratio)
 
     def refit(self, panel: Panel) -> None:
-        """Go on with another idea of how users vary: earlier histograms say nothing of its gradients."""
+        """Go on with another panel, that is, another idea of how users vary.
+
+        Earlier histograms and curvatures are forgotten: they say nothing of the new gradients.
+        """
         self.panel, self.sizes, self.bends = panel, None, {}
 
     def step(self, mu_squared: float, last: bool) -> None:
-        """Take a step that costs this much, histograms included; `last` asks for none for another."""
+        """Take a step on the prior mean.
+
+        Args:
+            mu_squared: what the step costs, histograms included.
+            last: whether no step follows, so that no histograms for another are asked for.
+        """
         sizing, q = self.make_sizing_query(), len(self.panel.target_scale)
         if sizing is not None and sizing.mu_squared > 0.3 * mu_squared:
             sizing = None
@@ -142,7 +163,7 @@ class Descent:
             self.panel, self.heard = _apply_step(self.panel, released, self.bends, self.outputs)
 
     def _gather(self, released: dict[str, Release]) -> tuple[Panel, bool]:
-        """Return the panel that all steps of labels so far tell of, and whether slopes or contexts moved."""
+        """Return the panel that all steps on labels so far tell of, and whether slopes or contexts moved."""
         panel, mean, coordinates = self.panel, self.panel.mean, self.coordinates
         here, outputs = self.outputs.to(coordinates.parameters(mean)), self.outputs
         within, between = (self.bends[key].read_gradient(released[key], outputs) for key in ("within", "between"))
@@ -153,7 +174,11 @@ class Descent:
         return replace(panel, mean=coordinates.mean_of(outputs.back(best), mean, varies)), moved
 
     def _look(self, most: float) -> float:
-        """Ask how large residuals are, by the cheapest of histograms; return what it cost."""
+        """Ask how large residuals are, by the cheapest of histograms; return what it cost, 0 where it was not asked.
+
+        Args:
+            most: the most mu^2 that it may cost.
+        """
         needed = (LOOKED / max(self.panel.location.users, 1.0)) ** 2
         if self.panel.loss is not None or self.panel.factor.shape[1] or needed > most:
             return 0.0
@@ -165,7 +190,12 @@ class Descent:
         return needed
 
     def _read_sizes(self, each: float, full: bool) -> dict[str, tuple[float, float]]:
-        """Return clipping norms, and typical ratios of gradients to curvatures."""
+        """Return the clipping norm of each gradient and its typical ratio to the curvature.
+
+        Args:
+            each: mu^2 of each gradient's release.
+            full: whether curvatures are matrices.
+        """
         read, q = _guess_sizes(self.panel, full, each), len(self.panel.target_scale)
         if self.sizes is None:
             return {key: read[key] for key in self.parts}
@@ -180,8 +210,13 @@ class Descent:
 
 
 def _guess_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float, float]]:
-    """Return norms of users' gradients, each of which costs this much, and their ratios to curvatures, from scales and
-    public facts."""
+    """Return guesses of the norm of each gradient and of its ratio to the curvature, from scales and public facts.
+
+    Args:
+        panel: what is known of the population.
+        full: whether curvatures are matrices.
+        each: mu^2 of each gradient's release.
+    """
     d, q = panel.mean.slopes.shape
     r, m = len(panel.mean.spread), max(panel.location.typical_rows - 1, 1.0)
     size = panel.level_size
@@ -198,11 +233,18 @@ def _guess_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float
 
 
 def _guess_label_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float, float]]:
-    """Return the same for labels, whose rows pull with about PULL and weigh WEIGHT each.
+    """Return the guesses of `_guess_sizes` for labels, whose rows pull with about PULL and weigh WEIGHT each.
 
-    Where sizes of features are not known either, gradients of slopes count by their direction alone. A user all of
-    whose labels are unlikely pulls at the level as far as its own level goes. The more of that pull is cut off, the
-    more the level follows the likelier label: it is kept as far as noise allows.
+    Where sizes of features are not known either, gradients of slopes count by their direction alone. A user whose
+    labels
+    are all unlikely pulls at the level as far as its own level goes. The more of that pull is cut off, the more the
+    level
+    follows the likelier label. So the pull is kept as far as noise allows.
+
+    Args:
+        panel: what is known of the population.
+        full: whether curvatures are matrices.
+        each: mu^2 of each gradient's release.
     """
     d, q = panel.mean.slopes.shape
     r, m = len(panel.mean.spread), max(panel.location.typical_rows, 1.0)
@@ -227,7 +269,7 @@ RARE = 4.0  # norms of users with the rarer label, at most, in units of the gues
 
 @dataclass(frozen=True)
 class _Curvature:
-    """A released curvature over its mean eigenvalue, and what it stands for: noisy, and better after every step."""
+    """A released curvature over its mean eigenvalue. It is noisy, and gets better with every step."""
 
     shape: Array  # (p, p), of mean eigenvalue about one; (p, 1) where all directions are taken to bend alike
     mean: float  # eigenvalue, in the units of the last release
@@ -236,7 +278,15 @@ class _Curvature:
 
     @classmethod
     def read(cls, released: Release, skip: int, p: int, tail: float, full: bool) -> _Curvature:
-        """Return what one release shows; the curvature stands behind `skip` numbers of the gradient."""
+        """Return the curvature that one release shows.
+
+        Args:
+            released: numbers of the gradient, then the curvature times `tail`.
+            skip: how many numbers the gradient has.
+            p: coordinates of the curvature.
+            tail: the factor of the curvature.
+            full: whether the curvature is a packed matrix, not one number.
+        """
         bend, sigma = released.value[skip:] / tail, released.sigma / tail
         if not full:
             return cls(np.ones((p, 1)), float(bend[0]), math.inf, sigma)
@@ -245,7 +295,7 @@ class _Curvature:
         return cls(H / max(mean, sigma), mean, sigma / max(mean, sigma), sigma / math.sqrt(p))
 
     def combine(self, other: _Curvature | None) -> _Curvature:
-        """Return the shape as both show it, each by its precision; the mean is of this release."""
+        """Return the mean of both shapes, weighted by precision; the mean eigenvalue is this release's."""
         if other is None or math.isinf(self.noise) or math.isinf(other.noise):
             return self
         mine, theirs = self.noise**-2, other.noise**-2
@@ -253,7 +303,13 @@ class _Curvature:
         return replace(self, shape=shape, noise=(mine + theirs) ** -0.5)
 
     def read_gradient(self, released: Release, outputs: Outputs) -> Heard:
-        """Return the gradient of a release with the curvature as it is known; with none where that is noise."""
+        """Return the gradient of a release with the curvature as it is known so far; with zeros where that is all
+        noise.
+
+        Args:
+            released: numbers of the gradient (q p), then the curvature.
+            outputs: how the q outputs are turned.
+        """
         p, found, (q, k) = len(self.shape), self.directions(), outputs.turn.shape
         if found is None:
             return Heard(np.zeros((p, k)), np.zeros((p, p)), released.sigma)
@@ -263,8 +319,12 @@ class _Curvature:
         return Heard(gradient @ outputs.turn, curvature, released.sigma)
 
     def directions(self) -> tuple[Array, Array | None] | None:
-        """Return the curvature's eigenvalues and eigenvectors, (p,) and (p, p), its shape shrunk towards the identity
-        by how much of it may be noise; no eigenvectors: the coordinates. None: all noise."""
+        """Return the curvature's eigenvalues (p,) and eigenvectors (p, p); None where it is all noise.
+
+        The shape is shrunk towards the identity by how much of it may be noise. Eigenvectors are None where they are
+        the
+        coordinates themselves.
+        """
         p = len(self.shape)
         if self.mean < BENT * self.sigma:
             return None
@@ -280,7 +340,14 @@ class _Curvature:
 def _apply_step(
     panel: Panel, released: dict[str, Release], bends: dict[str, _Curvature], outputs: Outputs
 ) -> tuple[Panel, bool]:
-    """Return the panel after a step, and whether slopes or contexts moved."""
+    """Return the panel after a step, and whether slopes or contexts moved.
+
+    Args:
+        panel: what is known before the step.
+        released: the gradients by name, each with its curvature behind.
+        bends: the curvatures by name, as all steps so far show them.
+        outputs: how outputs are turned.
+    """
     mean = panel.mean
     d = len(mean.slopes)
     heard = False
@@ -301,7 +368,14 @@ def _apply_step(
 
 
 def _apply_between(panel: Panel, released: Release, bend: _Curvature, outputs: Outputs) -> tuple[Panel, bool]:
-    """Return the panel with its level and contexts moved, and whether contexts were."""
+    """Return the panel with its level and contexts moved, and whether contexts moved.
+
+    Args:
+        panel: what is known before the step.
+        released: the gradient by the level and contexts.
+        bend: its curvature, as all steps so far show it.
+        outputs: how outputs are turned.
+    """
     mean, scale, m = panel.mean, panel.target_scale, panel.location.typical_rows
     step = _solve_newton(released, bend, outputs, 1)
     if step is None:
@@ -314,18 +388,26 @@ def _apply_between(panel: Panel, released: Release, bend: _Curvature, outputs: O
 
 @dataclass(frozen=True)
 class _Step:
-    """Newton's step, (p, q), and by how much it lowers the mean square of what was left, all targets together."""
+    """A step of Newton's method, (p, q), and by how much it lowers the mean square of what was left, over all
+    targets."""
 
     move: Array
     gain: float
 
     def left(self, size: float) -> float:
-        """Return the size of what is left after the step, from the size before it; no smaller than a third."""
+        """Return the size of what is left after the step, at least a third of the size before it."""
         return math.sqrt(max(size**2 - 0.8 * self.gain, size**2 / 9))
 
 
 def _solve_newton(released: Release, bend: _Curvature, outputs: Outputs, spare: int) -> _Step | None:
-    """Return curvature^-1 gradient, shrunk by how much of it is noise, the `spare` first coordinates apart."""
+    """Return curvature^-1 gradient, shrunk by how much of it is noise; None where the curvature is all noise.
+
+    Args:
+        released: numbers of the gradient (q p), then the curvature.
+        bend: the curvature as all steps so far show it.
+        outputs: how the q outputs are turned.
+        spare: how many first coordinates are shrunk by themselves: 1 for a level, else 0.
+    """
     p, found, (q, _) = len(bend.shape), bend.directions(), outputs.turn.shape
     if found is None:
         return None
@@ -351,10 +433,15 @@ BELIEVED = 2.6  # standard deviations of its noise from which on a number is bel
 
 
 def _shrink_step(gradient: Array, values: Array, sigma: float) -> Array:
-    """Return the posterior mean of a step, (p, q), in the directions of a curvature with these eigenvalues.
+    """Return the posterior mean of a step, (p, k), in the eigenvectors of its curvature.
 
     The step is taken to be normal with one variance for all directions, the one under which the gradient is likeliest.
-    Where the likelihood hardly favours it over none, there is no step.
+    Where the likelihood hardly favours it over no step, return zeros.
+
+    Args:
+        gradient: in the curvature's eigenvectors, (p, k).
+        values: eigenvalues of the curvature, (p,).
+        sigma: standard deviation of the noise in the gradient.
     """
     steps = gradient / values[:, None]
     largest = max(float((steps**2).max()), 1e-300)

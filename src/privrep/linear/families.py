@@ -1,4 +1,4 @@
-"""How far users differ from the prior mean, and in what: families of heads, judged by users' leave-one-out losses.
+"""Families of heads: how far users differ from the prior mean, and in what, judged by users' leave-one-out losses.
 
 A candidate is a prior of levels and of slopes around the prior mean. Users send what they lose by each candidate, as
 differences to their mean over candidates, and that mean. One release decides for everybody.
@@ -37,7 +37,7 @@ from privrep.typing import Array, Floats, Matrix, Vector
 
 @dataclass(frozen=True)
 class Candidate:
-    """A prior of heads, up to the noise's variance."""
+    """A prior of heads, with variances in units of the noise's."""
 
     factor: int  # 0: slopes are the common ones; 1: they differ along the representation; 2: in all features
     slopes: float  # variance of slopes along the factor, in units of the noise's
@@ -48,12 +48,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class HeadLosses:
-    """Leave-one-out losses of each user by candidates: sums of squares over its rows, over all its targets.
+    """Leave-one-out losses of each user by candidates: sums of squares over its rows and all its targets.
 
-    A user sends its losses as differences to their mean over candidates. `relative` takes the number of rows times
-    the logarithm of the losses instead, so that candidates may differ by orders of magnitude; a part of a user's least
-    loss is then added to each, so that no loss is lucky beyond measure. `tail` times the number of rows follows.
-    `sizes` is a histogram of the norms of the differences. `votes` counts the users who lose least by each candidate.
+    A user sends its losses as differences to their mean over candidates. `relative` takes the number of rows times the
+    logarithm of the losses instead, so that candidates may differ by orders of magnitude. A part of a user's least loss
+    is
+    then added to each, so that no loss is lucky beyond measure. `tail` times the number of rows follows. `sizes` is a
+    histogram of the norms of the differences. `votes` counts the users who lose least by each candidate.
     """
 
     several_targets: ClassVar[bool] = True
@@ -81,6 +82,7 @@ class HeadLosses:
             raise InputError("a candidate has one of three factors, and slopes that vary by 0 or more.")
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `losses`, `sizes` and `votes` of each user."""
         X: Floats | SparseRows = batch.X
         users, m, _ = X.shape
         y = add_target_axis(batch.y).astype(np.float64, copy=False)
@@ -105,7 +107,14 @@ class HeadLosses:
         return {"losses": Vectors(joined), "sizes": Counts(cells, WIDE_CELLS), "votes": Counts(vote, candidates)}
 
     def _add(self, losses: Array, common: int, X: Floats | SparseRows, residuals: Array) -> None:
-        """Add what users lose by the candidates around the prior mean, or by the others."""
+        """Add to `losses` what users lose by the candidates around the prior mean, or by the others.
+
+        Args:
+            losses: by user and candidate, (users, candidates); changed in place.
+            common: 1 for candidates around the prior mean, 0 for the others.
+            X: rows (users, m, d).
+            residuals: what the prior mean, or users' own means, leave of one target, (users, m).
+        """
         asked = self.common == common
         for number in np.unique(self.factor[asked]):
             for own in np.unique(self.own[asked & (self.factor == number)]):
@@ -129,12 +138,12 @@ class Judged:
     norm: float  # that users' differences were clipped to
 
     def best(self, among: Iterable[int] | None = None) -> int:
-        """Return the number of the candidate that loses least."""
+        """Return the position of the candidate that loses least, of all or of those at the positions `among`."""
         chosen = list(range(len(self.candidates)) if among is None else among)
         return min(chosen, key=lambda i: float(self.losses[i]))
 
     def groups(self) -> dict[int, list[int]]:
-        """Return the numbers of the candidates of each factor."""
+        """Return the positions of the candidates of each factor."""
         factors = sorted({c.factor for c in self.candidates})
         return {f: [i for i, c in enumerate(self.candidates) if c.factor == f] for f in factors}
 
@@ -143,7 +152,7 @@ class Judged:
         return {f: float(self.losses[self.best(among)]) for f, among in self.groups().items()}
 
     def kinds(self) -> list[Candidate]:
-        """Return the best of the candidates of each factor and origin."""
+        """Return the best candidate of each factor and origin."""
         kinds = sorted({(c.factor, c.own) for c in self.candidates})
         among = ([i for i, c in enumerate(self.candidates) if (c.factor, c.own) == kind] for kind in kinds)
         return [self.candidates[self.best(each)] for each in among]
@@ -165,10 +174,22 @@ class Families:
     loss: Loss | None = None  # of labels; None: of numbers
 
     def ask_spreads(self, page: str, mu_squared: float) -> Spreads:
-        """Ask users how far levels and slopes vary."""
+        """Ask users how far levels and slopes vary.
+
+        Args:
+            page: the name of the page.
+            mu_squared: what the release costs.
+        """
         return find_spreads(self.run, page, self.mean, self.first, self.target_scale, mu_squared)
 
     def _step(self, candidates: Sequence[Candidate], tail: float, relative: bool) -> HeadLosses | LabelLosses:
+        """Return the local step that scores candidates: `HeadLosses` of numbers, `LabelLosses` of labels.
+
+        Args:
+            candidates: the priors to score.
+            tail: the factor of users' numbers of rows behind the losses.
+            relative: whether to send logarithms of losses of numbers.
+        """
         names = ("factor", "slopes", "level", "own", "common")
         asked = {name: np.array([float(getattr(c, name)) for c in candidates]) for name in names}
         asked |= {"first": self.first, "second": self.second}
@@ -177,13 +198,22 @@ class Families:
         return HeadLosses(mean=self.mean, target_scale=self.target_scale, tail=tail, relative=relative, **asked)
 
     def vote(self, page: str, candidates: Sequence[Candidate], mu_squared: float) -> tuple[Array, float]:
-        """Ask users which candidate they lose least by: the cheapest of questions. Return counts, and their noise."""
+        """Ask users which candidate they lose least by: the cheapest of questions.
+
+        Args:
+            page: the name of the page.
+            candidates: the priors to choose from.
+            mu_squared: what the release costs.
+
+        Returns:
+            Votes for each candidate with noise, (candidates,), and the noise's standard deviation.
+        """
         query = Query(Bound(1.0, len(candidates), acute=True), mu_squared)
         votes = self.run.release(page, self._step(candidates, 1.0, False), {"votes": query})["votes"]
         return votes.value, votes.sigma
 
     def is_legible(self, mu_squared: float) -> bool:
-        """Return whether users are many enough for losses that cost this much to tell candidates apart."""
+        """Return whether users are many enough for losses that cost this much mu^2 to tell candidates apart."""
         return mu_squared >= self.legible_price
 
     @property
@@ -201,7 +231,14 @@ class Families:
     ) -> Judged:
         """Ask users what they lose by each candidate.
 
-        Users who are very many tell candidates apart with the clipping norm of those `before` as well.
+        Where users are very many, the clipping norm of the losses `before` serves again.
+
+        Args:
+            page: the name of the page.
+            candidates: the priors to score.
+            mu_squared: what the release costs, a histogram for its clipping norm included.
+            relative: whether users send logarithms of their losses; losses of labels are logarithms already.
+            before: losses that were released earlier; None: the first ones.
         """
         relative = relative and self.loss is None  # losses of labels are logarithms by themselves
         tail = 0.3 * math.sqrt(len(candidates))
@@ -228,8 +265,10 @@ class Families:
 
 @dataclass(frozen=True)
 class HeadVotes:
-    """Votes of users with a few rows: whether, by leave-one-out, a head of this prior or a regression of one's own
-    does better. A user has one vote, and none where both do alike."""
+    """Votes of users with a few rows between a head of this prior and a regression of their own, by leave-one-out.
+
+    A user has one vote, and none where both do alike.
+    """
 
     several_targets: ClassVar[bool] = True
     mean: PriorMean
@@ -243,6 +282,7 @@ class HeadVotes:
         return StepSpec(fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `votes` of each user: cell 0 for the head of the prior, cell 1 for a regression of its own."""
         X: Floats = batch.X.astype(np.float64, copy=False)
         y = add_target_axis(batch.y).astype(np.float64, copy=False)
         check_shapes(X, y, features=(self.factor, self.scale))
@@ -271,8 +311,8 @@ LOWEST_ERROR, ERROR_CELLS = -8, 20  # histograms of errors over their deviations
 class HeadErrors:
     """Errors of users' heads, each target left out in turn, and of the prior mean by itself, in standard deviations.
 
-    noise: sums of squares by target, of heads and of the prior mean, then the numbers of rows of both: the head of a
-    user's other rows says nothing where there are none.
+    noise: sums of squares by target, of heads and of the prior mean, then the numbers of rows of both. A user with one
+    row has no head of other rows, and counts for the prior mean alone.
     tails: how many of a user's errors are in each cell of two histograms, over all targets.
     Deviations are in units of `target_scale`, as if the noise had variance one in them.
     """
@@ -290,6 +330,7 @@ class HeadErrors:
         return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `noise` and `tails` of each user."""
         X: Floats | SparseRows = batch.X
         users, m, _ = X.shape
         y = add_target_axis(batch.y).astype(np.float64, copy=False)
@@ -314,9 +355,14 @@ class HeadErrors:
 
 
 def _count_errors(errors: Array) -> Array:
-    """Return how many of each user's errors are in each cell, (users, ERROR_CELLS); what is not finite is in the last.
+    """Return how many of each user's errors are in each cell, (users, ERROR_CELLS). Errors that are not finite are in
+    the
+    last cell.
 
     A cell is twice the binary logarithm, rounded down, by the bits of the number: see `local.elementary`.
+
+    Args:
+        errors: of each user in standard deviations, (users, errors).
     """
     mantissa, exponent = np.frexp(np.where(errors == 0, 2.0**-500, np.abs(errors)))
     place = 2 * exponent.astype(np.int64) - 1 - (mantissa < math.sqrt(0.5)) - LOWEST_ERROR

@@ -1,4 +1,4 @@
-"""What users compute in the passes that find the prior of classifiers' heads: gradients, losses, trust.
+"""Local steps of the passes that find the prior of classifiers' heads: gradients, losses, trust.
 
 Heads are those of `heads.label_posterior`. Each user's numbers are a function of its own rows, to the bit.
 """
@@ -35,7 +35,13 @@ OWN_FEWEST = 4  # rows from which on a user compares its head with a classifier 
 
 
 def find_level_variance(mean: PriorMean, level: float, rows: int) -> Array:
-    """Return the variance of levels of users with this many rows, (outputs,)."""
+    """Return the variance of levels of users with this many rows, (outputs,); zero without intercepts.
+
+    Args:
+        mean: the prior mean of the outputs.
+        level: variance of levels around it.
+        rows: of each user.
+    """
     if not mean.intercept:
         return np.zeros(mean.slopes.shape[1])
     return np.minimum(level + mean.level_variance(rows), FREE)  # a system of equations that is never quite singular
@@ -55,7 +61,7 @@ def fit_around(
 
     Args:
         mean: of the outputs.
-        factor: along which slopes vary, (d, p).
+        factor: the directions along which slopes vary, (d, p).
         own: whether slopes turn around a user's own mean row.
         level: variance of levels.
         X: rows (users, m, d).
@@ -70,8 +76,10 @@ def fit_around(
 
 @dataclass(frozen=True)
 class LabelResidual:
-    """A step for targets, asked of what a prior mean and a user's own level leave of labels: minus the derivative of
-    the loss by each output, a target each."""
+    """A step for targets, asked about what a prior mean and a user's own level leave of labels.
+
+    Each output makes one target: minus the derivative of the loss by it.
+    """
 
     step: Step
     mean: PriorMean
@@ -83,6 +91,7 @@ class LabelResidual:
         return replace(self.step.spec, fill=self.mean.fill)
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
+        """Return the contributions of the step inside."""
         none = np.zeros((len(self.mean.slopes), 0))
         fits = fit_around(self.mean, none, True, self.level, batch.X, batch.y, self.loss, left=False)
         left = np.ascontiguousarray(fits.pull.T)
@@ -95,7 +104,7 @@ class LabelGradient:
     """`CommonGradient` of labels: gradients of the likelihood around a prior mean of outputs.
 
     The derivative of a user's marginal likelihood by the prior mean of its rows is K^-1 times what the posterior mean
-    of its outputs adds to it, and (K + W^-1)^-1 is about the curvature (see `heads.label_posterior`).
+    of its outputs adds to it. The curvature is about (K + W^-1)^-1 (see `heads.label_posterior`).
     """
 
     mean: PriorMean
@@ -119,6 +128,7 @@ class LabelGradient:
         return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=floats)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `within`, `sizes` and, with intercepts, `between` of each user."""
         X: Floats | SparseRows = batch.X
         z, mean, m = self.transform, self.mean, X.shape[1]
         turned = None if z.whitening is None else z.whitening.T
@@ -161,10 +171,11 @@ class LabelGradient:
 
 @dataclass(frozen=True)
 class LabelLosses:
-    """`HeadLosses` of labels: what each user loses by candidates, each label left out in turn, summed over its rows.
+    """`HeadLosses` of labels: each user's losses by candidates, each label left out in turn, summed over its rows.
 
-    Candidates that are not `common` lie around zero, as users are who know nothing of others. Others lie around the
-    prior mean, whose level and contexts are stretched from the variance of levels that it was learned with to theirs.
+    Candidates that are not `common` lie around zero, as for users who know nothing of others. Others lie around the
+    prior
+    mean. Its level and contexts are stretched from the variance of levels that it was learned with to the candidate's.
     """
 
     mean: PriorMean
@@ -192,6 +203,7 @@ class LabelLosses:
             raise InputError("a candidate has one of three factors; slopes and levels vary by 0 or more.")
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `losses`, `sizes` and `votes` of each user."""
         X: Floats | SparseRows = batch.X
         y: Floats = batch.y
         users, m, _ = X.shape
@@ -214,12 +226,12 @@ class LabelLosses:
         return {"losses": Vectors(joined), "sizes": Counts(cells, WIDE_CELLS), "votes": counts}
 
     def _kind(self, i: int) -> tuple[int, bool]:
-        """Return the factor of a candidate, and whether slopes along it turn around a user's own mean row."""
+        """Return the factor of candidate i, and whether slopes along it turn around a user's own mean row."""
         number = int(self.factor[i])
         return number, number > 0 and bool(self.own[i] or not self.common[i])
 
     def _images(self, X: Floats | SparseRows) -> dict[tuple[int, bool], Array]:
-        """Return the images of rows by each kind of candidate."""
+        """Return the images (users, m, p) of rows (users, m, d) by each kind of candidate."""
         factors = np.zeros((X.shape[2], 0)), self.first, self.second
         kinds = {self._kind(i) for i in range(len(self.factor))}
         return {kind: make_images(X, factors[kind[0]], self.mean, kind[1]) for kind in sorted(kinds)}
@@ -251,8 +263,10 @@ class LabelLosses:
 
 @dataclass(frozen=True)
 class LabelVotes:
-    """Votes of users with a few rows: whether, by leave-one-out, a head of this prior or a classifier of one's own does
-    better. A user has one vote, and none where both do alike."""
+    """Votes of users with a few rows between a head of this prior and a classifier of their own, by leave-one-out.
+
+    A user has one vote, and none where both do alike.
+    """
 
     mean: PriorMean
     factor: Matrix
@@ -266,6 +280,7 @@ class LabelVotes:
         return StepSpec(fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `votes` of each user: cell 0 for the head of the prior, cell 1 for a classifier of its own."""
         X: Floats = batch.X.astype(np.float64, copy=False)
         users, m, _ = X.shape
         vote = np.full(users, -1)
@@ -281,10 +296,12 @@ class LabelVotes:
 
 @dataclass(frozen=True)
 class LabelTrust:
-    """How far outputs should be believed: of heads, each label left out in turn, and of the prior mean by itself.
+    """The evidence about how far outputs should be believed: of heads, each label left out, and of the prior mean
+    alone.
 
-    For each, minus the derivative of a user's loss by a factor of its outputs at `known` and at `new`, and the second
-    derivative: their ratio is Newton's step on the factor.
+    For each of the two a user sends minus the derivative of its loss by a factor of its outputs, at `known` and at
+    `new`,
+    and the second derivative. Their ratio is Newton's step on the factor.
     """
 
     mean: PriorMean
@@ -300,6 +317,7 @@ class LabelTrust:
         return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `trust` of each user: the two derivatives of heads, then the two of the prior mean."""
         X: Floats | SparseRows = batch.X
         fits = fit_around(self.mean, self.factor, self.own, self.level, X, batch.y, self.loss)
         signs = self.loss.signs(batch.y)
@@ -310,12 +328,24 @@ class LabelTrust:
         return {"trust": Vectors(np.stack(parts, axis=1))}
 
     def _new(self, X: Floats | SparseRows) -> Array:
-        """Return moderated outputs of rows whose users nothing is known of, (outputs, m, users)."""
+        """Return moderated outputs of rows whose users nothing is known of, (outputs, m, users).
+
+        Args:
+            X: rows (users, m, d).
+        """
         images = make_images(X, self.factor, self.mean, False)
         slopes = (images**2).sum(axis=2) if images.shape[2] else np.zeros(X.shape[:2])
         variance = find_level_variance(self.mean, self.level, 1)[:, None, None] + np.ascontiguousarray(slopes.T)
         return moderate(users_last(self.mean.at_rows(X)), variance, self.loss)
 
     def _derivatives(self, outputs: Array, signs: Floats, factor: float) -> list[Array]:
+        """Return minus the first and the second derivative of users' losses by a factor of their outputs, (users,)
+        each.
+
+        Args:
+            outputs: (outputs, m, users).
+            signs: of the labels, of the same shape.
+            factor: at which derivatives are taken.
+        """
         pull, curve = self.loss.pulls(factor * outputs, signs)
         return [sum_rows(sum_columns(part)) for part in (pull * outputs, curve * outputs**2)]

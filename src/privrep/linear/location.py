@@ -1,7 +1,7 @@
-"""Where columns lie, by charged histograms: their sizes within users, and users' means of them.
+"""The location of columns, by charged histograms: their sizes within users, and users' means of them.
 
-A noisy histogram is read by matched filters: of many shapes that a histogram may have, the one that explains most of
-it. That hears what no single cell would show, for the noise of many cells together is known.
+A noisy histogram is read by matched filters: of many shapes that a histogram may have, the shape that explains most of
+it. That hears what no single cell would show, because the noise of many cells together is known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ MOST, MOST_ALONE = 0.42, 0.6  # of mu^2, for all histograms together; where feat
 
 @dataclass(frozen=True)
 class Location:
-    """Where columns lie: the features, then the targets. Of sparse features nothing but their size within users."""
+    """The location of columns: features, then targets. Of sparse features nothing is known but their size within
+    users."""
 
     scale: Array  # (d + q,), within users
     varies: NDArray[np.bool_]  # (d + q,): whether users' rows were seen to vary in the column
@@ -68,10 +69,17 @@ class Location:
 
 
 def price_histogram(run: Run, total: float, columns: int, limits: tuple[float, float], hard: float = 4.0) -> float:
-    """Return mu^2 with which filters hear a histogram of each column: fourteen standard deviations are half of the
-    users, or fewer where the most that may be spent does not reach; 0 where that is `hard` times too little.
+    """Return the mu^2 with which filters hear a histogram of each column.
 
-    Where the number of users is not public it is the most.
+    Fourteen standard deviations are then half of the users, or fewer where the most that may be spent does not reach.
+    Return 0 where the most is `hard` times too little, and the most where the number of users is not public.
+
+    Args:
+        run: tells the relation and the number of users.
+        total: mu^2 of the whole fit.
+        columns: how many columns have a histogram.
+        limits: the least and the most part of `total` to spend.
+        hard: how many times too little the most may be.
     """
     least, most = limits
     if run.ledger.budget.relation != "replace-one-user":
@@ -83,10 +91,21 @@ def price_histogram(run: Run, total: float, columns: int, limits: tuple[float, f
 def make_histogram_queries(
     run: Run, total: float, intercept: bool, limits: tuple[float, float], declared: bool, labels: bool = False
 ) -> dict[str, Query]:
-    """Return what is asked on the first page: histograms of columns, each at its price, and of numbers of rows.
+    """Return the queries of the first page: histograms of columns, each at its price, and of numbers of rows.
 
-    Histograms of features that nobody could hear are left out. Those of targets are not: without them there is nothing
-    to predict. Where labels lie is known. All together, windows that narrow included, cost at most MOST, or MOST_ALONE.
+    Histograms of features that nobody could hear are left out. Histograms of targets are not, because without them
+    there is
+    nothing to predict. The location of labels is known. All together, windows that narrow included, cost at most MOST,
+    or
+    MOST_ALONE.
+
+    Args:
+        run: tells sizes and the relation.
+        total: mu^2 of the whole fit.
+        intercept: whether users have levels.
+        limits: the least and the most part of `total` for one histogram.
+        declared: whether sizes of features are declared.
+        labels: whether targets are labels.
     """
     facts = run.users.facts
     d, q = facts.features, facts.targets
@@ -133,7 +152,7 @@ def find_location(
         run: asks the users.
         total: mu^2 of the whole fit.
         intercept: whether users have levels.
-        limits: the least and the most of `total` for one histogram.
+        limits: the least and the most part of `total` for one histogram.
         declared: public scales of the features, (d,), which are then not asked for.
         loss: of labels, whose targets are numbers of known size (see `class_steps.Encoded`); None: of numbers.
     """
@@ -171,13 +190,14 @@ def find_location(
 
 
 def _fill_levels(centre: Array, between: Array, scale: Array) -> None:
-    """Take features whose means were not heard to lie around zero, as all do that were, or many octaves wide.
+    """Fill in spreads of users' means that were not heard.
 
-    Means that lie close together far from zero are heard before all others. What is changed is `between`.
+    They are taken to lie around zero, like all means that were heard, or to be many octaves wide. Means that lie close
+    together far from zero are heard before all others.
 
     Args:
         centre: of each feature, (d,).
-        between: spread of its means, (d,); zero where nothing was heard.
+        between: spread of its means, (d,), zero where nothing was heard; changed in place.
         scale: of its rows within users, (d,); zero where that was not heard.
     """
     heard = between > 0
@@ -204,9 +224,13 @@ _KERNELS = tuple(  # what sizes of a column look like, octave by octave: alike, 
 
 
 def read_sizes(counts: Array, sigma: float) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the size of each column within users, and whether it was heard.
+    """Return the size of each column within users, and whether it was heard, (columns,) each.
 
-    A column that was not gets the size of all columns together; if even those are lost in noise, 1.
+    A column that was not heard gets the size of all columns together, or 1 if even that is lost in noise.
+
+    Args:
+        counts: users by octave of their size, (columns, CELLS), with noise.
+        sigma: standard deviation of the noise in each count.
     """
     if not len(counts):
         return np.ones(0), np.zeros(0, bool)
@@ -227,8 +251,10 @@ def _find_levels(
     users: float,
     loss: Loss | None,
 ) -> tuple[tuple[Array, Array], float]:
-    """Return centres and spreads of users' means of some columns; spread 0: not heard. Columns that octaves cannot tell
-    are looked at again, in windows that narrow.
+    """Return centres and spreads of users' means of some columns, (centre, spread), and what of mu^2 it cost.
+
+    A spread of 0 says that nothing was heard. Columns that octaves cannot tell are looked at again, in windows that
+    narrow.
 
     Args:
         run: asks the users.
@@ -274,10 +300,19 @@ def _find_levels(
 
 
 def read_octaves(counts: Array, sigma: float, users: float, anywhere: bool = False) -> tuple[Array, Array, Array]:
-    """Return centre and spread of users' means of each column, and whether they are too narrow for octaves to tell.
+    """Return the centre and spread of users' means of each column, and whether it is too narrow for octaves to tell.
 
     Means are about normal, but for users whose mean is zero. A spread of 0 says that nothing was heard. Means that no
-    shape around zero explains may lie elsewhere if they may be `anywhere`: a feature placed wrongly costs more.
+    shape around zero explains may lie elsewhere if they may be `anywhere`. For a feature a wrong place costs more.
+
+    Args:
+        counts: users by signed octave of their mean, (columns, SIGNED_CELLS), with noise.
+        sigma: standard deviation of the noise in each count.
+        users: how many there are, roughly.
+        anywhere: whether to prefer a place off zero to hearing nothing.
+
+    Returns:
+        Three arrays (columns,).
     """
     zeros, rest = np.maximum(counts[:, CELLS], 0.0), counts.copy()
     rest[:, CELLS] = 0.0
@@ -311,7 +346,10 @@ UNIT_SPREAD = math.sqrt(float(_UNIT_SHARES @ 0.25 ** np.arange(3)) - UNIT_MEAN**
 
 
 def make_unit_shape() -> Array:
-    """Return the shape, of length one, of a histogram of means of zeros and ones by signed octave, zeros left out."""
+    """Return the shape of a histogram of means of zeros and ones by signed octave, (SIGNED_CELLS,), of length one.
+
+    The cell of zero is left out.
+    """
     shape = np.zeros(SIGNED_CELLS)
     one = CELLS + 1 - LOWEST  # the cell of 1
     shape[[one, one - 1, one - 2]] = _UNIT_SHARES / UNIT_LENGTH
@@ -319,7 +357,12 @@ def make_unit_shape() -> Array:
 
 
 def _measure_lean(counts: Array, sigma: float) -> Array:
-    """Return how many more users have a mean of one sign than of the other, of each column, at least."""
+    """Return how many more users have a mean of one sign than of the other, of each column, at least.
+
+    Args:
+        counts: users by signed octave of their mean, (columns, SIGNED_CELLS), with noise.
+        sigma: standard deviation of the noise in each count.
+    """
     sides = counts[:, CELLS + 1 :], counts[:, :CELLS][:, ::-1]
     peak = (sides[0] + sides[1]).argmax(axis=1)
     near = np.abs(np.arange(CELLS) - peak[:, None]) <= 5
@@ -329,8 +372,12 @@ def _measure_lean(counts: Array, sigma: float) -> Array:
 
 @lru_cache(maxsize=1)
 def make_octave_shapes() -> tuple[Array, Array]:
-    """Return shapes of histograms of means, normal or gamma, by signed octave, each of length one, and of each its
-    centre, its spread, whether it is narrow, and the length of the shape of one user."""
+    """Return shapes of histograms of means, normal or gamma, by signed octave, and facts about each.
+
+    Returns:
+        Shapes of length one, (shapes, SIGNED_CELLS), and for each its centre, its spread, whether it is narrow, and the
+        length of the shape of one user, (shapes, 4).
+    """
     low, high = list_signed_edges()
     sizes = 2.0 ** (np.arange(2 * LOWEST, 2 * (LOWEST + CELLS)) / 2)
     shapes, facts = [], []
@@ -355,8 +402,13 @@ def make_octave_shapes() -> tuple[Array, Array]:
 
 @lru_cache(maxsize=1)
 def make_window_shapes() -> tuple[Array, Array, Array, Array]:
-    """Return shapes of histograms of a window, each of length one, their centres and spreads in cells, and lengths of
-    the shapes of one user."""
+    """Return shapes of histograms of means in a window, and facts about each.
+
+    Returns:
+        Shapes of length one, (shapes, LINEAR_CELLS); their centres and spreads in cells, and the lengths of the shapes
+        of
+        one user, (shapes,) each.
+    """
     places = np.arange(0.0, LINEAR_CELLS + 0.25, 0.25)
     edges = np.arange(LINEAR_CELLS + 1.0)
     shapes, centres, spreads, lengths = [], [], [], []

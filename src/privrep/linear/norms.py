@@ -1,4 +1,4 @@
-"""Clipping norms, from released histograms of the norms that users' vectors have."""
+"""Clipping norms, read off released histograms of the norms of users' vectors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, rare:
     """Return the clipping norm that balances the noise against what it cuts off; None where no user is heard.
 
     Args:
-        counts: (cells,) users by the octave of their norm, with noise.
-        sigma: of the noise.
+        counts: users by the octave of their norm, (cells,), with noise.
+        sigma: standard deviation of the noise in each count.
         mu_squared: what the release will cost.
         size: how many numbers it has.
-        rare: for labels, the largest norm that users with the rarer label may have. They are few, have larger norms
-            than the others and say something else: all of what is cut off counts.
+        rare: for labels, the largest norm that users with the rarer label may have; None: for numbers. Such users are
+            few,
+            have larger norms than the others and say something else, so all of what is cut off counts.
     """
     peak = int(counts.argmax())
     if counts[peak] < CLEAR * sigma:
@@ -48,7 +49,12 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, rare:
 
 
 def _find_full_cells(full: NDArray[np.bool_], peak: int) -> NDArray[np.bool_]:
-    """Return which cells around the fullest are full without a gap."""
+    """Return a mask of the cells around the peak that are full without a gap, (cells,).
+
+    Args:
+        full: whether each cell is full, (cells,).
+        peak: the position of the fullest cell.
+    """
     below, above = np.flatnonzero(~full[:peak]), np.flatnonzero(~full[peak:])
     around = np.zeros(len(full), bool)
     around[below[-1] + 1 if len(below) else 0 : peak + above[0] if len(above) else len(full)] = True
@@ -56,8 +62,16 @@ def _find_full_cells(full: NDArray[np.bool_], peak: int) -> NDArray[np.bool_]:
 
 
 def _find_rarer(counts: Array, sigma: float, first: int, last: int) -> Array:
-    """Return users in the run of cells, between the first and the last, that stands out most from the noise: as many
-    in each of its cells. Nobody where no run does. Few users over many cells do not stand out cell by cell."""
+    """Return users in the run of cells that stands out most from the noise, spread evenly over it, (cells,).
+
+    Return zeros where no run stands out. Few users over many cells do not stand out cell by cell.
+
+    Args:
+        counts: users by cell, (cells,), with noise.
+        sigma: standard deviation of the noise in each count.
+        first: the first cell to look at.
+        last: the last cell to look at.
+    """
     found, clearest = np.zeros(len(counts)), SEEN
     sums = np.concatenate([[0.0], np.cumsum(counts)])
     for start in range(first, last + 1):

@@ -1,4 +1,4 @@
-"""Learn from numbers: the prior mean first, then what users differ in, then how strong the prior is.
+"""Learning from numbers: the prior mean first, then what users differ in, then how strong the prior is.
 
 Passes over the users, each a page of the billboard:
   scales, levels-t, covariance   see `panel`                               -> coordinates, first slopes
@@ -53,6 +53,7 @@ PURPOSES = {
     "calibration/noise": "noise of the targets",
     "calibration/tails": "how often errors are large",
 }
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 FEW = 4  # features for each row of a user with many rows, from which on it has little to go by alone
 HOPE = 1.1  # users who do better if slopes differ, for one who does not, from which on U is looked for
 STRONG_HOPE = 3.5  # and from which on more is spent on it
@@ -119,7 +120,7 @@ def learn_numbers(
 
 
 def make_empty_estimate(d: int) -> Estimate:
-    """Return a representation of rank 0."""
+    """Return a representation of rank 0 of d features."""
     return Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
 
 
@@ -136,14 +137,21 @@ class PriorLearner:
 
     @property
     def panel(self) -> Panel:
+        """Return what is known of the population so far."""
         return self.descent.panel
 
     @property
     def context(self) -> RoundContext:
+        """Return what stays the same in the rounds."""
         return RoundContext(self.run, self.panel.transform, self.intercept, self.settings, mean=self.panel.seen_mean)
 
     def start(self, initialiser: Initialiser, mu_squared: float) -> Estimate:
-        """Return where rounds start: no direction where nobody asks for one and none stands out from the noise."""
+        """Return where rounds start: rank 0 where nobody asks for a rank and no direction stands out from the noise.
+
+        Args:
+            initialiser: finds the directions.
+            mu_squared: what the start costs.
+        """
         d, rank = self.run.users.facts.features, self.rank
         if rank == 0:
             return make_empty_estimate(d)
@@ -165,10 +173,15 @@ class PriorLearner:
         return self.run.users.facts.features > FEW * self.panel.location.most_rows
 
     def hope(self, mu_squared: float) -> float:
-        """Return whether a representation is worth looking for: how many users do better if slopes differ, for one who
-        does not. Where that is lost in noise it is 0, and infinite where it cannot be asked.
+        """Return whether a representation is worth looking for: how many users do better if slopes differ, for each who
+        does not.
 
-        Users with many rows for their features tell by how they do with slopes that differ in all features alike.
+        Return 0 where that is lost in noise, and infinity where it cannot be asked. Users with many rows for their
+        features
+        tell by how they do with slopes that differ in all features alike.
+
+        Args:
+            mu_squared: what the vote costs.
         """
         families = self.families(make_empty_estimate(self.run.users.facts.features))
         width = families.second.shape[1]
@@ -183,6 +196,7 @@ class PriorLearner:
         return float(votes[1] / max(votes[0], sigma))
 
     def families(self, state: Estimate) -> Families:
+        """Return the parts of candidates, with the directions of this state."""
         panel, d = self.panel, self.run.users.facts.features
         matrix = Representation(state.basis, panel.transform, 0.0, find_head_spread(state)).matrix
         facts = self.run.users.facts
@@ -193,7 +207,12 @@ class PriorLearner:
         return Families(self.run, panel.mean, matrix, second, panel.target_scale, *many, unit, panel.loss)
 
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
-        """Return the state, or no direction where heads along it do no better than others."""
+        """Return the state, or rank 0 where heads along it do no better than others.
+
+        Args:
+            state: the start.
+            mu_squared: what the releases cost together.
+        """
         families = self.families(state)
         spreads = families.ask_spreads("spreads-0", 0.4 * mu_squared)
         candidates = [guess(families, spreads, self.intercept) for guess in (guess_common, guess_shared)]
@@ -212,7 +231,13 @@ class PriorLearner:
         return state if loss[1] < min(loss[f] for f in loss if f != 1) - clearly else state.first(0)
 
     def finish(self, state: Estimate, left: float, s: NumbersSettings) -> Estimate:
-        """Return the state after rounds; what they leave goes to the prior mean."""
+        """Return the state after rounds, and after steps on the prior mean that share their budget.
+
+        Args:
+            state: the start.
+            left: mu^2 to spend on all of it.
+            s: shares of the budget.
+        """
         d, k = state.basis.shape
         if not k or k == d:
             for share in (0.4 * left, 0.6 * left):
@@ -240,13 +265,20 @@ class PriorLearner:
 
 
 def _make_full_factor(panel: Panel) -> Array:
-    """Return the factor of slopes that differ in all features alike, in the scale of each within users."""
+    """Return the factor (d, d) of slopes that differ in all features alike, in the scale of each within users."""
     d = len(panel.mean.slopes)
     return np.diag(np.where(panel.location.varies[:d], 1 / panel.transform.scale, 0.0))
 
 
 def conclude(learner: PriorLearner, state: Estimate, for_families: float, for_errors: float) -> Representation:
-    """Choose the prior, measure the noise, and post the representation."""
+    """Choose the prior, measure the noise, and post the representation.
+
+    Args:
+        learner: the fit.
+        state: the representation so far.
+        for_families: mu^2 for the choice and for gains.
+        for_errors: mu^2 for the noise and for intervals.
+    """
     families = learner.families(state)
     spreads = families.ask_spreads("spreads", 0.2 * for_families)
     choice = PriorChoice(families, spreads, learner.intercept, for_families)
@@ -266,6 +298,12 @@ def ask_votes(learner: PriorLearner, factor: Array, chosen: Candidate, mu_square
     """Return whether more users do better by heads of the prior than by regressions of their own.
 
     A vote is the cheapest of questions, for populations too small for losses.
+
+    Args:
+        learner: the fit.
+        factor: the directions along which slopes vary, (d, p).
+        chosen: the prior of the heads.
+        mu_squared: what the votes cost.
     """
     panel = learner.panel
     step = HeadVotes(panel.mean, factor, chosen.own, chosen.level, panel.transform.scale)
@@ -279,7 +317,14 @@ def measure_errors(
 ) -> HeadPrior:
     """Return the prior with the noise's variance and quantiles of errors, by one more release.
 
-    Where that is lost in its noise, the variance is the one that users see alone, and infinite where nobody is heard.
+    Where that is lost in its noise, the variance is what users see alone, and infinite where nobody is heard.
+
+    Args:
+        learner: the fit.
+        factor: the directions along which slopes vary, (d, p).
+        chosen: the prior of the heads.
+        spreads: variances that users see alone.
+        mu_squared: what the release costs.
     """
     panel, q = learner.panel, len(learner.panel.target_scale)
     location, level = panel.location, chosen.level

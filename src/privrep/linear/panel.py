@@ -38,7 +38,7 @@ PURPOSES = {
     "covariance/between": "correlations between users",
     "target": "where users' mean targets lie, closer",
 }
-"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PanelSettings:
 
 @dataclass(frozen=True)
 class Panel:
-    """Users as they are known before representations: coordinates, the prior mean, and where columns lie."""
+    """The population as known before representations: coordinates, the prior mean, and where columns lie."""
 
     location: Location
     transform: FeatureTransform
@@ -66,7 +66,7 @@ class Panel:
 
     @property
     def level_guess(self) -> float:
-        """Return the variance of levels over the noise's as far as it is known; infinite where levels are not."""
+        """Return the variance of levels over the noise's as far as it is known; infinity where levels are not."""
         if self.loss is not None:
             return self.level_ratio
         if not self.location.between[len(self.mean.slopes) :].any():
@@ -74,7 +74,7 @@ class Panel:
         return self.guess_level(GUESSED)
 
     def guess_level(self, limits: tuple[float, float]) -> float:
-        """Return the variance of levels over the noise's, from their sizes, within these limits."""
+        """Return the variance of levels over the noise's, guessed from their sizes and held within these limits."""
         if self.loss is not None:
             return float(np.clip(self.level_ratio, *limits))
         return float(np.clip((self.level_size / self.residual) ** 2, *limits))
@@ -83,7 +83,7 @@ class Panel:
     def seen_mean(self) -> PriorMean:
         """Return the mean that representations are learned around: without slopes that explain next to nothing.
 
-        The error of common slopes is one that all users share: to pair moments it looks like a direction of heads.
+        All users share the error of common slopes. To pair moments it looks like a direction of heads.
         """
         t = self.transform
         scaled = self.mean.slopes * t.scale[:, None] / self.target_scale
@@ -100,7 +100,15 @@ SLIGHT = 0.03  # of the targets' variance within users, that common slopes expla
 def find_moments(
     run: Run, location: Location, mu_squared: float, intercept: bool, loss: Loss | None = None
 ) -> dict[str, Release]:
-    """Ask for second moments of columns, of rows around their user's mean and of means."""
+    """Ask for second moments of columns: of rows around their user's mean, and of users' means.
+
+    Args:
+        run: asks the users.
+        location: where columns lie.
+        mu_squared: what the page costs.
+        intercept: whether users have levels; without, moments of means are not asked for.
+        loss: of labels; None: of numbers.
+    """
     d, q = run.users.facts.features, run.users.facts.targets if loss is None else loss.outputs
     between = np.where(location.between > 0, location.between, location.scale)
     step = PanelMoments(location.scale, location.centre, between, intercept)
@@ -113,7 +121,7 @@ def find_moments(
 
 
 def normalise(released: Release) -> tuple[Array, float] | None:
-    """Return moments over the known column's, and the noise's standard deviation in them; None: all noise."""
+    """Return moments over the known column's, and the noise's standard deviation in them; None where all is noise."""
     moments = unpack(released.value)
     unit = float(moments[-1, -1])
     if unit < CLEAR * released.sigma:
@@ -131,8 +139,16 @@ def find_panel(
 ) -> tuple[Panel, float]:
     """Return coordinates and a first prior mean, and what of mu^2 they cost.
 
-    With a `loss` targets are labels. Their second moments are those of numbers that stand for them; what these say of
+    With a `loss` targets are labels. Their second moments are taken of numbers that stand for labels. What these say of
     slopes and levels is carried over to outputs.
+
+    Args:
+        run: asks the users.
+        total: mu^2 of the whole fit.
+        intercept: whether users have levels.
+        transform: declared public coordinates; None: found by charged releases.
+        s: shares of the budget; None: the default.
+        loss: of labels; None: of numbers.
     """
     s = s or PanelSettings()
     facts = run.users.facts
@@ -199,7 +215,13 @@ def convert_level(mean: PriorMean, loss: Loss) -> PriorMean:
 
 
 def denoise(moments: Array, sigma: float, diagonal: Array | None = None) -> Array:
-    """Return released second moments, shrunk towards a diagonal by how much of the difference may be noise."""
+    """Return released second moments, shrunk towards a diagonal by how much of the difference may be noise.
+
+    Args:
+        moments: (d, d), with noise.
+        sigma: standard deviation of the noise in an entry.
+        diagonal: to shrink towards, (d,); None: the mean of the moments' diagonal.
+    """
     base = np.diag(np.full(len(moments), float(np.trace(moments)) / len(moments)) if diagonal is None else diagonal)
     rest = moments - base
     size = float((rest**2).sum())
@@ -212,8 +234,17 @@ def denoise(moments: Array, sigma: float, diagonal: Array | None = None) -> Arra
 def read_moments(
     released: dict[str, Release], location: Location, transform: FeatureTransform, mean: PriorMean
 ) -> tuple[FeatureTransform, PriorMean, float]:
-    """Return whitened coordinates, the prior mean with axes of users' means and first slopes, and the part of the
-    targets' spread within users that those leave."""
+    """Return whitened coordinates, the prior mean with first slopes, and the part of the targets' spread that those
+    leave.
+
+    The mean also gets axes of users' mean rows. The part left is the root of a share of variance within users.
+
+    Args:
+        released: second moments of rows, `within`, and of users' means, `between`.
+        location: where columns lie.
+        transform: coordinates without whitening.
+        mean: the prior mean without slopes.
+    """
     d, q = mean.slopes.shape
     found = normalise(released["within"])
     if found is None:
@@ -245,6 +276,12 @@ def _add_axes(mean: PriorMean, location: Location, within: Array, found: tuple[A
     """Return the mean with the coordinates of users' mean rows in which they vary.
 
     Where second moments of means were lost in noise, columns are taken to vary as their histograms say.
+
+    Args:
+        mean: the prior mean without axes.
+        location: where columns lie.
+        within: second moments of the features within users, (d, d), in units of `location.scale`.
+        found: second moments of users' means and their noise, from `normalise`; None: lost in noise.
     """
     d, q = mean.slopes.shape
     known = np.flatnonzero(location.between[:d] > 0)
@@ -271,7 +308,15 @@ def _add_axes(mean: PriorMean, location: Location, within: Array, found: tuple[A
 
 
 def _add_level(mean: PriorMean, location: Location, known: Integers, between: Array, sigma: float) -> PriorMean:
-    """Return the mean with the level that users' means have, as far as that stands out from the noise."""
+    """Return the mean with the level that users' means have, as far as that stands out from the noise.
+
+    Args:
+        mean: the prior mean with axes.
+        location: where columns lie.
+        known: positions of features whose users' means were heard, (known,).
+        between: second moments of users' means, (d + q + 1, d + q + 1).
+        sigma: standard deviation of the noise in an entry.
+    """
     d, q = mean.slopes.shape
     target, mid = location.between[d:], between[:, -1]
     slopes = mean.slopes[known] * location.between[known][:, None]

@@ -1,4 +1,4 @@
-"""What users compute in the passes that find the prior of heads: locations, moments, gradients, losses of families.
+"""Local steps of the passes that find the prior of heads: locations, moments, gradients.
 
 Columns are the features, then the targets. Each user's numbers are a function of its own rows, to the bit: products are
 stacked, one per user (see `local.least_squares`).
@@ -33,7 +33,7 @@ COMMON_CELLS = WIDE_CELLS + CELLS  # of the norms of a gradient, and of their ra
 
 
 def add_target_axis(y: Floats) -> Floats:
-    """Return targets (users, m, q), a single one as q = 1."""
+    """Return targets (users, m, q); a single target (users, m) gets q = 1."""
     return y if y.ndim == 3 else y[:, :, None]
 
 
@@ -46,12 +46,12 @@ def check_shapes(
     targets: Sequence[Array] = (),
     columns: Sequence[Array] = (),
 ) -> None:
-    """Raise InputError unless public arrays are for rows such as these. It looks at shapes alone.
+    """Raise InputError unless public arrays are for such rows. It looks at shapes alone.
 
     Args:
         X: rows (users, m, d).
         y: targets (users, m, q).
-        mean: of such rows.
+        mean: a prior mean; None: there is none.
         features: arrays with a row for each feature.
         targets: vectors with a number for each target.
         columns: vectors with a number for each feature and each target.
@@ -77,10 +77,10 @@ def list_typical_rows() -> Array:
 
 @dataclass(frozen=True)
 class ColumnSizes:
-    """Histograms of columns: sizes within users, users' means by signed octave; and of numbers of rows.
+    """Histograms of columns: sizes within users, and users' means by signed octave; and a histogram of numbers of rows.
 
-    Features and targets have histograms of their own: those of targets may be had at a lower price. Sparse features
-    have none of means: their mean is near zero. A column in which a user has no value is not counted by that user.
+    Features and targets have histograms of their own, because histograms of targets may be had at a lower price. Sparse
+    features have none of means: their mean is near zero. A user does not count in a column in which it has no value.
     Without `features`, sizes of features are left out: they are declared.
     """
 
@@ -90,6 +90,7 @@ class ColumnSizes:
     features: bool = True
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `sizes`, `levels`, `target_sizes`, `target_levels` and `rows` of each user, as far as they apply."""
         X: Floats | SparseRows = batch.X
         y = add_target_axis(batch.y)
         one = np.zeros(y.shape[:2])  # a single target, which is not counted among the columns
@@ -114,7 +115,11 @@ def _count_levels(values: Floats) -> Counts:
 
 
 def _average_columns(values: Floats) -> Array:
-    """Return users' means of columns, (users, columns); those that are only rounding are zero, missing ones NaN."""
+    """Return users' means of columns, (users, columns); means that are only rounding are zero, missing ones NaN.
+
+    Args:
+        values: (users, m, columns); NaN is a missing value.
+    """
     rows = values.astype(np.float64, copy=False)
     m = rows.shape[1]
     means: Array = (np.full((1, m), 1 / m) @ rows)[:, 0]
@@ -122,14 +127,14 @@ def _average_columns(values: Floats) -> Array:
 
 
 def find_signed_octaves(values: Array) -> Integers:
-    """Return the cell of each number: an octave below zero, zero, or an octave above."""
+    """Return the cell of each number, in the shape of `values`: an octave below zero, zero, or an octave above."""
     size = find_octaves(np.abs(values))
     cells = np.where(values < 0, CELLS - 1 - size, CELLS + 1 + size)
     return np.where(size < 0, CELLS, cells).astype(np.int64)
 
 
 def list_signed_edges() -> tuple[Array, Array]:
-    """Return the lower and upper edge of each cell of `signed_octaves`, (SIGNED_CELLS,) each."""
+    """Return the lower and the upper edge of each cell of `find_signed_octaves`, (SIGNED_CELLS,) each."""
     middle = np.arange(LOWEST, LOWEST + CELLS)
     low, high = 2.0 ** (middle - 0.5), 2.0 ** (middle + 0.5)
     return np.concatenate([-high[::-1], [0.0], low]), np.concatenate([-low[::-1], [0.0], high])
@@ -137,9 +142,9 @@ def list_signed_edges() -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class LevelCells:
-    """Histograms of users' means of columns in windows: `start` and the `width` of a cell. Width 0: not counted.
+    """Histograms of users' means of columns in windows, which begin at `start` and have cells of `width`.
 
-    Nor is a column in which a user has no value counted by that user.
+    A column of width 0 is not counted. A user does not count in a column in which it has no value.
     """
 
     several_targets: ClassVar[bool] = True
@@ -148,6 +153,7 @@ class LevelCells:
     width: Vector  # (columns,)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `cells` of each user: LINEAR_CELLS of each counted column, and one more at either end."""
         X: Floats | SparseRows = batch.X
         y = add_target_axis(batch.y)
         if self.start.shape != self.width.shape or len(self.width) != y.shape[2]:
@@ -169,8 +175,8 @@ class LevelCells:
 class PanelMoments:
     """Second moments of columns, targets included: of rows around their user's mean, and of users' means.
 
-    Both have a column of known size besides, so that means over users can be read off a sum by direction alone:
-    of rows one that adds 1 to a corner for every row but one, of means the constant 1.
+    Both have one more column of known size, so that means over users can be read off a sum by direction alone. Within
+    users it adds 1 to a corner for every row but one. Between users it is the constant 1.
     """
 
     several_targets: ClassVar[bool] = True
@@ -181,6 +187,7 @@ class PanelMoments:
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `within` and, with intercepts, `between` of each user."""
         X: Floats = batch.X
         users, m, _ = X.shape
         y = add_target_axis(batch.y)
@@ -205,15 +212,18 @@ class PanelMoments:
 
 @dataclass(frozen=True)
 class CommonGradient:
-    """Two gradients of the likelihood around a prior mean: of slopes within users, and of levels between users.
+    """Two gradients of the likelihood around a prior mean: by slopes within users, and by levels between users.
 
     Residuals r are weighed by how users' slopes and levels vary: B_0 = (I + P P^T)^-1, P the rows along `factor`, and
     levels with `level_ratio` times the noise's variance (see `heads.posterior`).
-    within: sum over rows of z (B r), z the rows in public coordinates, B = B_0 with levels free;
+    within: sum over rows of z (B r), z the rows in public coordinates, B = B_0 with levels free.
     between: (1, p) times the sum of B r, B with levels as they vary, p the coordinates of the user's mean row that its
-    level may follow, in public units. Each is followed by `tail` times its curvature, a matrix (`full`) or one number:
-    clipping shrinks both by one factor, and their ratio is Newton's step of the clipped population. `sizes` are
-    histograms of the norms of both gradients, and of their ratios to the curvatures' norms.
+    level may follow, in public units.
+    Each is followed by `tail` times its curvature, a matrix (`full`) or one number. Clipping shrinks both by one
+    factor, so
+    their ratio is Newton's step of the clipped population. `sizes` are histograms of the norms of both gradients, and
+    of
+    their ratios to the curvatures' norms.
     """
 
     several_targets: ClassVar[bool] = True
@@ -238,6 +248,7 @@ class CommonGradient:
         return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=floats)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `within`, `sizes` and, with intercepts, `between` of each user."""
         X: Floats | SparseRows = batch.X
         y, z = add_target_axis(batch.y), self.transform
         turned = None if z.whitening is None else z.whitening.T
@@ -252,6 +263,14 @@ class CommonGradient:
         return join_parts(parts)
 
     def _within(self, X: Floats | SparseRows, spread: Spread, weighed: Array, residuals: Array) -> Part:
+        """Return the gradient by slopes.
+
+        Args:
+            X: rows (users, m, d).
+            spread: the rows as the slopes' prior weighs them.
+            weighed: B_0 times the residuals, (users, m, q).
+            residuals: targets less the prior mean, (users, m, q).
+        """
         m, intercept = X.shape[1], self.mean.intercept
         pull = _free_levels(spread, weighed) if intercept else weighed
         rounding = ROUNDING * np.abs(residuals).max(axis=1, keepdims=True)
@@ -269,6 +288,13 @@ class CommonGradient:
         return np.clip(trace / max(m - self.mean.intercept, 1), 0.0, 1.0)
 
     def _between(self, X: Floats | SparseRows, spread: Spread, weighed: Array) -> Part:
+        """Return the gradient by the level and by coordinates of users' mean rows.
+
+        Args:
+            X: rows (users, m, d).
+            spread: the rows as the slopes' prior weighs them.
+            weighed: B_0 times the residuals, (users, m, q).
+        """
         whole = np.maximum(spread.ones.sum(axis=1), 0.0)  # rounding could make it negative, and a curvature no square
         weight = 1 / (1 + self.level_ratio * whole)
         pull = weight[:, None, None] * (np.ones((1, X.shape[1])) @ weighed)  # (users, 1, q)
@@ -280,7 +306,8 @@ Part = tuple[Contributions, Array, Array]
 
 
 def join_parts(parts: Mapping[str, Part]) -> dict[str, Contributions]:
-    """Return the gradients of a prior mean and histograms of their norms, and of their ratios to the curvatures."""
+    """Return the gradients of a prior mean and, as `sizes`, histograms of their norms and of their ratios to the
+    curvatures."""
     cells = []
     for i, (_, norm, bend) in enumerate(parts.values()):
         ratio = np.divide(norm, bend, out=np.zeros_like(norm), where=bend > 0)
@@ -309,9 +336,9 @@ def make_within_part(
         scale: weight of a user's rows in the curvature, (users,).
         intercept: whether rows count around their user's mean.
         full: whether the curvature is a matrix.
-        tail: times the curvature stands behind the gradient.
+        tail: factor of the curvature, which stands behind the gradient.
         beside: of dense rows, one more row of each user, (users, 1, d), what it pulls with, (users, 1, q), and the root
-            of its weight over that of the others, (users,); None: no such row.
+            of its weight over the weight of the others, (users,); None: no such row.
     """
     users, m, _ = X.shape
     gradient = pull_rows(X, transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
@@ -340,7 +367,7 @@ def make_between_part(
         scale: weight of a user in the curvature, (users,).
         typical_rows: number of rows at which coordinates have unit variance.
         full: whether the curvature is a matrix.
-        tail: times the curvature stands behind the gradient.
+        tail: factor of the curvature, which stands behind the gradient.
     """
     users, m, _ = X.shape
     rows = np.ones((users, 1, 1))
@@ -352,7 +379,7 @@ def make_between_part(
 
 
 def _free_levels(spread: Spread, weighed: Array) -> Array:
-    """Return B times values, levels free, from B_0 times values (users, m, c)."""
+    """Return B times values, levels free, from B_0 times values, (users, m, c) both."""
     m = weighed.shape[1]
     sums = np.ones((1, m)) @ weighed
     return weighed - spread.ones[:, :, None] * (sums / np.maximum(spread.ones.sum(axis=1), 1e-300)[:, None, None])
@@ -361,8 +388,15 @@ def _free_levels(spread: Spread, weighed: Array) -> Array:
 def _append_curvature(gradient: Array, rows: Floats, scale: Array, full: bool, tail: float) -> Part:
     """Return gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures.
 
-    A curvature is scale times rows^T rows: what slopes along the factor take from it is taken evenly from all
+    A curvature is scale times rows^T rows. What slopes along the factor take from it is taken evenly from all
     directions.
+
+    Args:
+        gradient: (users, numbers).
+        rows: in the gradient's coordinates, (users, m, p).
+        scale: weight of a user's rows, (users,).
+        full: whether the curvature is a matrix, not its mean eigenvalue.
+        tail: factor of the curvature.
     """
     users, _, p = rows.shape
     norms = np.sqrt((gradient**2).sum(axis=1))
@@ -374,14 +408,20 @@ def _append_curvature(gradient: Array, rows: Floats, scale: Array, full: bool, t
 
 
 def subtract_mean(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:
-    """Return targets (users, m, q) minus the prior mean, in double precision."""
+    """Return targets minus the prior mean, (users, m, q), in double precision.
+
+    Args:
+        mean: the prior mean.
+        X: rows (users, m, d).
+        y: targets (users, m, q).
+    """
     check_shapes(X, y, mean)
     return y.astype(np.float64, copy=False) - mean.of_users(X)
 
 
 @dataclass(frozen=True)
 class Residual:
-    """A step asked of what common slopes leave of the targets.
+    """A step asked about what common slopes leave of the targets.
 
     Levels stay: with intercepts a step takes users' means out by itself, and without there are none.
     """
@@ -395,6 +435,7 @@ class Residual:
         return replace(self.step.spec, fill=self.mean.fill)
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
+        """Return the contributions of the step inside."""
         y = add_target_axis(batch.y)
         check_shapes(batch.X, y, self.mean)
         if not self.mean.slopes.any():

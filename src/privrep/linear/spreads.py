@@ -1,4 +1,4 @@
-"""How far users' levels and slopes vary, and how large the noise is: histograms of what users see alone.
+"""Variances of users' levels and slopes, and the size of the noise: histograms of what users see alone.
 
 Each user counts once in each, so these are the cheapest releases of a fit, and no user's numbers are too large.
 """
@@ -29,11 +29,12 @@ from privrep.typing import Array, Floats, Matrix, Vector
 
 @dataclass(frozen=True)
 class HeadSpreads:
-    """Histograms, one cell an octave, of what users see alone around the prior mean: squares, over the target's scale.
+    """Histograms, one cell an octave, of squares that users see alone around the prior mean, over the target's scale.
 
-    First with common slopes: variance around the user's own level, and the level. Then with a regression on `factor`
-    as well: variance around that, the level at the origin, and the mean square of the head. With several targets it is
-    the mean over targets. Users with too few rows to tell are not counted.
+    The first two are with common slopes: variance around the user's own level, and the level. The other three are with
+    a
+    regression on `factor` as well: variance around that, the level at the origin, and the mean square of the head. With
+    several targets each is the mean over targets. Users with too few rows to tell are not counted.
     """
 
     several_targets: ClassVar[bool] = True
@@ -46,6 +47,7 @@ class HeadSpreads:
         return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `spreads` of each user: five histograms, one after the other."""
         X: Floats | SparseRows = batch.X
         users, m, _ = X.shape
         y = add_target_axis(batch.y)
@@ -70,6 +72,16 @@ class HeadSpreads:
         return {"spreads": Counts(np.where(cells < 0, -1, cells + WIDE_CELLS * np.arange(5)), 5 * WIDE_CELLS)}
 
     def _regress(self, images: Array, targets: Array, m: int, k: int, free: int) -> Array:
+        """Return the variance left, the squared level and the mean square of the head of users' regressions, (users,
+        3).
+
+        Args:
+            images: of the rows, (k, m, users).
+            targets: less the prior mean, (m, users).
+            m: rows of each user.
+            k: coordinates of the head.
+            free: 1 where users have levels, else 0.
+        """
         P, y = (without_mean(images), without_mean(targets)) if free else (images, targets)
         fit = ridge_fit(P, y, 1e-9, bool(free))
         left = y - sum_columns(P * fit.heads[:, None, :])
@@ -91,19 +103,28 @@ class Spreads:
 
     @property
     def around_own(self) -> bool:
-        """Return whether levels at users' own mean rows are seen to vary less than levels at the public origin."""
+        """Return whether levels at users' own mean rows vary less than levels at the public origin."""
         return self.level is not None and self.level_shared is not None and self.level < self.level_shared
 
     @property
     def around_public(self) -> bool:
-        """Return whether levels at the public origin are seen to vary far less than those at users' own mean rows."""
+        """Return whether levels at the public origin vary far less than levels at users' own mean rows."""
         return self.level is not None and self.level_shared is not None and 2 * self.level_shared < self.level
 
 
 def find_spreads(
     run: Run, page: str, mean: PriorMean, factor: Array, target_scale: Array, mu_squared: float
 ) -> Spreads:
-    """Return variances, read off histograms of what users see alone."""
+    """Return variances, read off histograms of what users see alone.
+
+    Args:
+        run: asks the users.
+        page: the name of the page.
+        mean: the prior mean.
+        factor: the directions of users' regressions, (d, k).
+        target_scale: of each target, (q,).
+        mu_squared: what the release costs.
+    """
     step = HeadSpreads(mean, factor, target_scale)
     bound = Bound(math.sqrt(5.0 if factor.shape[1] else 2.0), 5 * WIDE_CELLS, acute=True)
     released = run.release(page, step, {"spreads": Query(bound, mu_squared)})["spreads"]
@@ -112,8 +133,10 @@ def find_spreads(
 
 @lru_cache(maxsize=1)
 def _make_square_shapes() -> Array:
-    """Return shapes of histograms of mean squares of 1, 2, 4, 8 and 16 normal numbers of variance one, in octaves
-    around one, each of length one, (5, 2 HALF + 1)."""
+    """Return shapes of histograms of mean squares, by octave around one, each of length one, (5, 2 HALF + 1).
+
+    They are mean squares of 1, 2, 4, 8 and 16 normal numbers of variance one.
+    """
     edges = 2.0 ** (np.arange(-HALF, HALF + 2) - 0.5)
     shapes = np.stack([np.diff(chdtr(dof, edges * dof)) for dof in (1, 2, 4, 8, 16)])
     return np.asarray(shapes / np.linalg.norm(shapes, axis=1, keepdims=True))
@@ -123,7 +146,12 @@ HALF = 10  # octaves either side of a variance in which squares are looked for
 
 
 def _read_variance(counts: Array, sigma: float) -> float | None:
-    """Return the variance behind a noisy histogram of squares; None where it is lost in noise."""
+    """Return the variance behind a noisy histogram of squares; None where it is lost in noise.
+
+    Args:
+        counts: users by octave of their square, (WIDE_CELLS,), with noise.
+        sigma: standard deviation of the noise in each count.
+    """
     answers = np.stack([np.correlate(counts, shape, mode="same") for shape in _make_square_shapes()])
     best = np.unravel_index(int(answers.argmax()), answers.shape)
     if answers[best] < 5 * sigma:

@@ -1,5 +1,8 @@
-"""Public coordinates for users' features: their sizes, off released histograms with one cell an octave (see
-`linear.steps.octaves`), and their correlations, off released second moments."""
+"""Public coordinates for users' features: their sizes and their correlations.
+
+Sizes are read off released histograms with one cell an octave (see `linear.steps.find_octaves`), correlations off
+released second moments.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ PURPOSES = {
     "covariance": "correlations of the features",
     "frequencies": "how often features occur",
 }
-"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 CLEAR = 5.0  # standard deviations above zero at which the largest of a few thousand noisy cells is believed
 Numbers = Sequence[float] | Array
@@ -31,11 +34,17 @@ _WINDOW = 4  # octaves either side of the fullest cell that a quantile looks at
 
 
 def find_feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[FeatureTransform, float]:
-    """Public scale of each feature: the power of two nearest to the root mean square that most users have. And how
-    many users took part, roughly.
+    """Return public scales of the features, and roughly how many users took part.
 
-    A feature whose histogram does not rise clearly above the noise gets the scale of all features together, and if
-    even that is lost in the noise, 1. Of several targets likewise; one alone needs no scale.
+    A scale is the power of two nearest to the root mean square that most users have. A feature whose histogram does not
+    rise clearly above the noise gets the scale of all features together, and 1 if even that is lost. So do several
+    targets;
+    one alone needs no scale.
+
+    Args:
+        run: asks the users.
+        mu_squared: what the release costs.
+        intercept: whether sizes are taken around users' means.
     """
     d, q = run.users.facts.features, run.users.facts.targets
     columns = d + (q if q > 1 else 0)
@@ -52,6 +61,12 @@ SPARSE_COLUMNS = 64  # that a user's histogram of sizes speaks of; those of a us
 
 
 def _read_column_scales(counts: Array, sigma: float) -> Array:
+    """Return the scale of each column, (columns,), a power of two.
+
+    Args:
+        counts: users by octave of their size, (columns, CELLS), with noise.
+        sigma: standard deviation of the noise in each count.
+    """
     together = counts.sum(axis=0)
     clear = CLEAR * sigma * math.sqrt(max(len(counts), 1))
     common = int(together.argmax()) if together.max() > clear else -LOWEST
@@ -60,7 +75,15 @@ def _read_column_scales(counts: Array, sigma: float) -> Array:
 
 
 def read_octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> float:
-    """A quantile of the sizes in a noisy histogram, looking only near its fullest cell; interpolated within a cell."""
+    """Return a quantile of the sizes in a noisy histogram, interpolated within a cell.
+
+    It looks only near the fullest cell.
+
+    Args:
+        counts: users by octave of their size, (cells,), with noise.
+        quantile: from 0 to 1.
+        lowest: the octave of the first cell.
+    """
     peak = int(counts.argmax())
     low = max(peak - _WINDOW, 0)
     window = np.maximum(counts[low : peak + _WINDOW + 1], 0.0)
@@ -72,11 +95,16 @@ def read_octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -
 
 
 def find_transform(run: Run, sizes: float, moments: float, intercept: bool) -> tuple[FeatureTransform, float]:
-    """Public coordinates found by charged releases, and what of mu^2 they cost: `sizes` for the features' scales and
-    `moments` for their second moments, unless those would be lost in noise.
+    """Return public coordinates found by charged releases, and what of mu^2 they cost.
 
-    Dense features are whitened; of sparse ones, and of so many that a matrix of all pairs is out of reach, each is
-    only brought to a common mean square.
+    Dense features are whitened. Each sparse feature is only brought to a common mean square. So is each of very many
+    features, of which a matrix of all pairs is out of reach.
+
+    Args:
+        run: asks the users.
+        sizes: mu^2 for the features' scales.
+        moments: mu^2 for their second moments, which are not asked for where they would be lost in noise.
+        intercept: whether rows are taken around users' means.
     """
     transform, users = find_feature_scales(run, sizes, intercept)
     d = run.users.facts.features
@@ -95,10 +123,16 @@ MOST_WHITENED = 1024  # features
 
 
 def find_whitening(run: Run, transform: FeatureTransform, mu_squared: float, intercept: bool) -> Array | None:
-    """W = C^-1/2 from a release of the users' second moments, each by its direction alone.
+    """Return W = C^-1/2, (d, d), from a release of the users' second moments, each by its direction alone.
 
     Eigenvalues of C, relative to their mean, count no less than the noise of the release: directions lost in it are
-    all treated alike. None where what is left differs by no more than noise would make it differ, or by little.
+    all treated alike. Return None where what is left differs by no more than noise would make it differ, or by little.
+
+    Args:
+        run: asks the users.
+        transform: coordinates without whitening.
+        mu_squared: what the release costs.
+        intercept: whether rows are taken around users' means.
     """
     d = run.users.facts.features
     bound = Bound(DIRECTION_ONLY, packed_size(d), acute=True)
@@ -112,7 +146,12 @@ def find_whitening(run: Run, transform: FeatureTransform, mu_squared: float, int
 
 
 def make_whitening(covariance: Array, noise: float) -> Array | None:
-    """C^-1/2 with eigenvalues of at least `noise`; None where they differ by less than noise, or a factor of 2."""
+    """Return C^-1/2 with eigenvalues of at least `noise`; None where they differ by less than noise, or a factor of 2.
+
+    Args:
+        covariance: C, (d, d), of mean eigenvalue about one.
+        noise: radius of the noise's eigenvalues.
+    """
     values, vectors = np.linalg.eigh(covariance)
     kept = np.maximum(values, max(noise, 1e-9 * values[-1]))
     within_noise = values[-1] < 1 + 1.2 * noise and values[0] > 1 - 1.2 * noise
@@ -125,7 +164,13 @@ def make_whitening(covariance: Array, noise: float) -> Array | None:
 def make_declared_transform(
     scale: Numbers | None, covariance: Sequence[Numbers] | None, features: int
 ) -> FeatureTransform | None:
-    """The transform of sizes, or of a covariance, that were declared public; None if neither was."""
+    """Return the transform of sizes, or of a covariance, that were declared public; None if neither was.
+
+    Args:
+        scale: sizes of the features, (features,).
+        covariance: of the features, (features, features).
+        features: how many there are.
+    """
     if scale is not None and covariance is not None:
         raise InputError("feature_covariance says how large features are; leave feature_scale out.")
     if covariance is not None:
@@ -148,7 +193,13 @@ def make_declared_transform(
 
 
 def find_frequency_scales(run: Run, scale: Array, mu_squared: float) -> Array:
-    """Scales that bring every sparse feature to a mean square of one, or as far as the noise lets one tell."""
+    """Return scales (d,) that bring every sparse feature to a mean square of one, or as near as noise lets one tell.
+
+    Args:
+        run: asks the users.
+        scale: of the entries that are not zero, (d,).
+        mu_squared: what the release costs.
+    """
     bound = Bound(math.sqrt(2.0), run.users.facts.features + 1)
     released = run.release("frequencies", Frequencies(scale), {"frequencies": Query(bound, mu_squared)})["frequencies"]
     unit = max(float(released.value[-1]), CLEAR * released.sigma)

@@ -76,10 +76,14 @@ FEW_ROWS = 10.0  # ratings of a user, where that was not heard
 
 
 def private_factorization(run: Run, rank: int | None) -> Representation:
-    """Offsets and factors of the items, on the whole budget. `rank` is the most factors to keep.
+    """Learn offsets and factors of the items, on the whole budget.
 
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+
+    Args:
+        run: asks the users.
+        rank: the most factors to keep; None: as many as stand out; 0: none.
     """
     d, total = run.users.facts.features, run.ledger.capacity
     location, spent = find_location(run, total, True, HISTOGRAMS, np.ones(d))
@@ -99,7 +103,7 @@ def private_factorization(run: Run, rank: int | None) -> Representation:
 
 @dataclass(frozen=True)
 class _Fit:
-    """What is known so far. Every method but `start` and `plan` asks users, and returns what is known then."""
+    """The state of a fit. Every method but `start` and `plan` asks users, and returns the state after that."""
 
     run: Run
     location: Location
@@ -113,7 +117,7 @@ class _Fit:
 
     @classmethod
     def start(cls, run: Run, location: Location) -> _Fit:
-        """Return what histograms tell of where ratings lie."""
+        """Return the state that histograms of where ratings lie tell."""
         heard, varies = bool(location.between[-1] > 0), bool(location.varies[-1])
         spread = float(location.scale[-1]) if varies else 0.0
         apart = float(location.between[-1]) ** 2
@@ -133,31 +137,37 @@ class _Fit:
 
     @property
     def users(self) -> float:
+        """Return roughly how many users there are, at least 1."""
         return max(self.location.users, 1.0)
 
     def price_levels(self, total: float) -> float:
-        """Return what levels get of mu^2, `total`: more where users have few ratings, whose levels are shrunk."""
+        """Return the part of `total` (mu^2) for levels: more where users have few ratings, whose levels are shrunk."""
         many = self.location.rows.sum() > 0 and self.location.typical_rows > MANY_ROWS
         least, most = MOMENTS_SHARES
         good = (2 * LEVEL_NORM / (LEVEL_HEARD * self.users)) ** 2
         return float(np.clip(good, least * total, (most if many else SHRUNK_SHARE) * total))
 
     def price_losses(self, total: float) -> float:
-        """Return what losses get of mu^2, `total`: what is needed to hear them, the least if they are lost anyway."""
+        """Return the part of `total` (mu^2) for losses: what is needed to hear them, the least if they are lost
+        anyway."""
         least, most = (share * total for share in MOMENTS_SHARES)
         good, lost = ((2 * LOSS_NORM / (noise * self.users)) ** 2 for noise in (HEARD, LOST))
         return least if lost > most else float(np.clip(good, max(least, lost), most))
 
     @property
     def rows(self) -> float:
-        """Return how many ratings a user has, in the mean of roots: those weigh items."""
+        """Return how many ratings a user has, in the mean of roots, which weigh items."""
         counts = self.location.rows
         if not counts.sum() > 0:
             return FEW_ROWS
         return float((counts @ np.sqrt(list_typical_rows()) / counts.sum()) ** 2)
 
     def with_items(self, total: float) -> tuple[_Fit, float]:
-        """Return what a first look at items tells, and what it cost."""
+        """Return the state after a first look at items, and what of mu^2 it cost.
+
+        Args:
+            total: mu^2 of the whole fit.
+        """
         d = len(self.ratings.offset)
         typical = KNOWN * self.users * math.sqrt(self.rows) / d
         counted, first = (
@@ -171,7 +181,12 @@ class _Fit:
         return fit.with_passes(1, first), counted + first
 
     def with_passes(self, count: int, mu_squared: float) -> _Fit:
-        """Return what so many more passes on offsets tell, which share this part of the budget."""
+        """Return the state after more passes on offsets.
+
+        Args:
+            count: how many passes.
+            mu_squared: what they cost together.
+        """
         fit = self
         for _ in range(count):
             assert fit.items is not None
@@ -196,7 +211,8 @@ class _Fit:
         return plan_taste(self.items, self.variance, self.evidence.precision, mu_squared, self.rows, most)
 
     def with_levels(self, mu_squared: float) -> _Fit:
-        """Return the level, its variance and the typical spread as moments tell them, where those can be heard."""
+        """Return the state with the level, its variance and the typical spread as moments tell them, where those can be
+        heard."""
         spread, between = self.ratings.spread, float(self.location.between[-1])
         centre = float(self.location.centre[-1])
         step = RatingLevels(self.column, spread or 1.0, centre, between or 1.0)
@@ -217,7 +233,14 @@ class _Fit:
         return replace(self, ratings=ratings)
 
     def with_taste(self, plan: TastePlan, rank: int | None, mu_squared: float) -> _Fit:
-        """Return the factors of the items that are rated most; if none is seen at first, better offsets instead."""
+        """Return the state with factors of the items that are rated most; if none is seen at first, with better offsets
+        instead.
+
+        Args:
+            plan: how many items are paired.
+            rank: the most factors to keep; None: as many as stand out.
+            mu_squared: what it costs.
+        """
         assert self.items is not None
         head = np.sort(np.argsort(-self.items.presence, kind="stable")[: plan.items])
         step = RatingPairs(head, self.column, replace(self.ratings, residual=self.residual))
@@ -248,7 +271,11 @@ class _Fit:
         return max(1 - float(self.items.share @ explained), 0.1)
 
     def publish(self, mu_squared: float) -> Representation:
-        """Ask what it is worth, leave out tastes that users lose by, and post the rest."""
+        """Ask what the model is worth, leave out tastes that users lose by, and post the rest.
+
+        Args:
+            mu_squared: what the losses cost.
+        """
         d = len(self.ratings.offset)
         factors = np.zeros((d, 0)) if self.factors is None else self.factors
         error = np.zeros(0) if self.error is None else self.error
@@ -277,20 +304,28 @@ class _Fit:
 
 
 def combine(value: float, noise: float, guess: float, doubt: float) -> float:
-    """Return the posterior mean of a number that was seen with noise, and guessed beforehand with doubt."""
+    """Return the posterior mean of a number that was seen with noise, and guessed beforehand with doubt.
+
+    Args:
+        value: the number as seen.
+        noise: standard deviation of its noise.
+        guess: the number as guessed.
+        doubt: standard deviation of the guess.
+    """
     return (value * doubt**2 + guess * noise**2) / (doubt**2 + noise**2)
 
 
 def estimate_level_variance(value: float, noise: float, spread: float, apart: float, rows: float) -> float:
-    """Return the variance of levels as it is expected to be.
+    """Return the expected variance of levels, T.
 
-    Levels are shrunk by T / (T + s^2 / m), and what is lost by that is a quadratic in the factor whose coefficients are
-    linear in T. So the posterior mean of T is best, whatever else is known of it.
+    Levels are shrunk by T / (T + s^2 / m). What is lost by that is a quadratic in the factor, whose coefficients are
+    linear
+    in T. So the posterior mean of T is best, whatever else is known of it.
 
     Args:
-        value: what was seen of it.
-        noise: the standard deviation of what was seen.
-        spread: the variance of a user's ratings, s^2. Beforehand the logarithm of T over that has heavy tails.
+        value: the variance as seen.
+        noise: the standard deviation of its noise.
+        spread: the variance of a user's ratings, s^2. Beforehand the logarithm of T over it has heavy tails.
         apart: the variance of users' means, T + s^2 / m, as a histogram told it: roughly, and rather too large.
         rows: ratings of a typical user, m.
     """

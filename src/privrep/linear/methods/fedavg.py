@@ -73,13 +73,18 @@ METHOD = FedAvgMethod()
 
 
 def fedavg(run: Run, *, intercept: bool = True, transform: FeatureTransform | None = None) -> Representation:
-    """Learn the direction of one linear model for everybody. `transform` declares public coordinates.
+    """Learn the direction of one linear model for everybody.
 
     The clipping norm of a round is the median length of users' moves in the round before, read off a released
     histogram. Where the histogram is lost in noise, nothing is learned and the rest of the budget is not spent.
 
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
+
+    Args:
+        run: asks the users.
+        intercept: whether users have levels.
+        transform: declared public coordinates; None: found by charged releases.
     """
     n, d, total = find_public_count(run), run.users.facts.features, run.ledger.capacity
     s, spent = AlternationSettings(), 0.0
@@ -159,7 +164,7 @@ class ModelUpdate:
     """The move of a shared model that fits a user's rows: ridge regression of what the model leaves over.
 
     The ridge is relative to the user's mean squared row length, so it needs no scale. `sizes` is the octave of the
-    move's length. Solved in the smaller of rows and features.
+    move's length. The regression is solved in the smaller of rows and features.
     """
 
     spec: ClassVar[StepSpec] = StepSpec()
@@ -173,6 +178,7 @@ class ModelUpdate:
         return ModelUpdate(self.weights + move, self.transform, self.ridge, self.intercept)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `update`, (users, d), and `sizes` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         m, d = X.shape[1:]

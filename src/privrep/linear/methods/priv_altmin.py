@@ -6,17 +6,18 @@ Passes over the users, each a page of the billboard:
   altmin-scout         histograms of sizes at U_0
   altmin-t             A = sum W W^T and b = sum r W, and the histograms again
                                                                  -> U + reshape(A^-1 b), and a QR
-Where the paper solves for U anew, from the targets of one group of users a round, this solves for the move of U that
-explains the residuals of all users: they shrink as U converges, and the noise of b with them. Noise in A then scales a
-move that is small, so that little of the budget is enough for A.
+The paper solves for U anew, from the targets of one group of users a round. This solves for the move of U that explains
+the residuals of all users: they shrink as U converges, and the noise of b with them. Noise in A then scales a move that
+is small, so that little of the budget is enough for A.
 
 `paper_altmin` is the paper's own configuration. Kept: disjoint groups of users, rows in quarters, fixed clipping norms,
 a solve for U from the targets. Settled or corrected there:
   - Heads: the paper fits v on rows [1, m/4] in its algorithm and on [1, m/2] in its proofs; the algorithm is taken.
   - Sums over a user's rows are means, so that users of different sizes have the same say and the same bound.
-  - The sensitivity is exact: sqrt 2 eta^2 for A, whose parts are positive semi-definite, 2 eta zeta for b; noise is
-    drawn for the triangle of A, in which it has sigma on the diagonal and sigma / sqrt 2 off it; initialisation and
-    rounds are charged to one budget. The paper shows each of the two to be (epsilon, delta)-DP by itself.
+  - The sensitivity is exact: sqrt 2 eta^2 for A, whose parts are positive semi-definite, 2 eta zeta for b.
+    Noise is drawn for the triangle of A, in which it has sigma on the diagonal and sigma / sqrt 2 off it.
+    Initialisation and rounds are charged to one budget. The paper shows each of the two to be (epsilon, delta)-DP by
+    itself.
   - Noise may leave A indefinite, about which the paper says nothing; its equations are solved all the same.
 """
 
@@ -66,7 +67,16 @@ def priv_altmin(
     initialiser: Initialiser | None = None,
     settings: AlternationSettings | None = None,
 ) -> Representation:
-    """Learn a shared representation; see `numbers.learn_numbers`, whose formal guarantee this has."""
+    """Learn a shared representation; see `numbers.learn_numbers`, whose formal guarantee this has.
+
+    Args:
+        run: asks the users; its whole budget is spent.
+        rank: of the representation; None reads it off releases.
+        intercept: whether users have levels.
+        transform: declared public coordinates; None: found by charged releases.
+        initialiser: where rounds start; None: chosen by the number of features.
+        settings: of the rounds; None: the default.
+    """
     d = run.users.facts.features
     check_reach(d, rank)
     start = initialiser or choose_start(d, start_normalised_pairs)
@@ -77,7 +87,7 @@ def priv_altmin(
 
 
 def check_reach(features: int, rank: int | None) -> None:
-    """Refuse normal equations that are out of reach."""
+    """Raise InputError where normal equations are out of reach."""
     if features * (rank or 1) > MOST_UNKNOWNS:
         raise InputError(
             f"Priv-AltMin takes at most {MOST_UNKNOWNS:,} features times rank. Got {features:,} features instead: "
@@ -117,7 +127,7 @@ METHOD = PrivAltMinMethod()
 
 @dataclass(frozen=True)
 class RegressionRound:
-    """A and b of the normal equations, and a step that solves them."""
+    """The round of Priv-AltMin: A and b of the normal equations, and a step that solves them."""
 
     name: str = "altmin"
 
@@ -146,7 +156,15 @@ class RegressionRound:
 
 
 def solve_normal(state: Estimate, outside: Array, normal: Release, right: Release, floor: float) -> Move:
-    """reshape(A^-1 b), in coordinates in which users' heads are uncorrelated."""
+    """Return reshape(A^-1 b), in coordinates in which users' heads are uncorrelated.
+
+    Args:
+        state: the basis before the round.
+        outside: orthonormal basis of all that is orthogonal to it, (d, d - k).
+        normal: the released A, packed.
+        right: the released b.
+        floor: least second moment of heads, relative to the largest.
+    """
     k, e = state.basis.shape[1], outside.shape[1]
     model = denoise_normal(unpack(normal.value), normal.sigma, k, floor)
     raw = (model.inverse @ right.value).reshape(k, e).T @ model.turn
@@ -155,7 +173,12 @@ def solve_normal(state: Estimate, outside: Array, normal: Release, right: Releas
 
 
 def _trace_blocks(inverse: Array, k: int) -> Array:
-    """(k, k): the traces of the blocks of inverse^2, which are the noise in each pair of directions of the move."""
+    """Return the traces of the blocks of inverse^2, (k, k): the noise in each pair of directions of the move.
+
+    Args:
+        inverse: of A, (k e, k e).
+        k: blocks in each direction.
+    """
     rows = inverse.reshape(k, -1)
     return rows @ rows.T
 
@@ -173,12 +196,19 @@ class Normal:
 
 
 def denoise_normal(A: Array, sigma: float, k: int, floor: float) -> Normal:
-    """A as sum of three orthogonal parts, each shrunk by how far it exceeds the noise, its eigenvalues floored.
+    """Return A as the sum of three orthogonal parts, each shrunk by how far it exceeds the noise, its eigenvalues
+    floored.
 
     Where features are uncorrelated and heads have nothing to do with features, A is M kron I, M the heads' second
-    moment; where only the latter holds, it is M kron S. The noise of a part of p coordinates has mean square p sigma^2:
-    M has few and is always heard, the rest of A many and is heard as far as it rises above that. A part of square
+    moment. Where only the latter holds, it is M kron S. The noise of a part of p coordinates has mean square p sigma^2:
+    M has few and is always heard. The rest of A has many and is heard as far as it rises above that. A part of square
     length q is multiplied by 1 - p sigma^2 / q, or by zero where that could be chance.
+
+    Args:
+        A: released, (k e, k e).
+        sigma: standard deviation of the noise on its diagonal.
+        k: directions of the heads.
+        floor: least second moment of heads, relative to the largest.
     """
     e = len(A) // k
     blocks = A.reshape(k, e, k, e)
@@ -211,13 +241,26 @@ LEAST = 0.1  # eigenvalues of A, relative to what its larger parts make them, co
 
 
 def _multiply_kronecker(left: Array, right: Array, matrix: Array) -> Array:
-    """(left kron right) @ matrix, without the Kronecker product."""
+    """Return (left kron right) @ matrix, without the Kronecker product.
+
+    Args:
+        left: (k, k).
+        right: (e, e).
+        matrix: (k e, k e).
+    """
     parts = right @ matrix.reshape(len(left), len(right), -1)
     return np.tensordot(left, parts, 1).reshape(matrix.shape)
 
 
 def _find_kept(part: Array, coordinates: int, sigma: float) -> float:
-    """Zero unless the square length exceeds that of noise by far more than noise does by chance."""
+    """Return the factor that shrinks a part: zero unless its square length exceeds the noise's by far more than by
+    chance.
+
+    Args:
+        part: of any shape.
+        coordinates: how many free numbers it has.
+        sigma: standard deviation of the noise in each.
+    """
     square, noise = float((part**2).sum()), coordinates * sigma**2
     return 1 - noise / square if square > noise * (1 + CLEAR * math.sqrt(2 / max(coordinates, 1))) else 0.0
 
@@ -232,14 +275,25 @@ def paper_altmin(
     init_share: float = 0.5,
     normal_share: float = 0.5,
 ) -> Representation:
-    """Algorithms 1 to 3. `init_share` of mu^2 goes to the initialisation, for which all users are asked; each of the
-    groups, one a round, has all the rest, since no user is in two of them: `normal_share` of it for A. No intercept.
+    """Learn a shared representation as the paper does, by its Algorithms 1 to 3, without an intercept.
 
-    `eta` bounds |x||v| of a row and `zeta` its target. The defaults would rarely be reached by true heads where
-    x ~ N(0, I_50) and |v| = 1, the setting the method was compared in; heads fitted on m/4 rows are often longer.
+    All users are asked for the initialisation. Each round asks one of the groups, which has all the rest of mu^2, since
+    no
+    user is in two of them. The defaults would rarely be reached by true heads where x ~ N(0, I_50) and |v| = 1, the
+    setting
+    the method was compared in. Heads fitted on m/4 rows are often longer.
 
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+
+    Args:
+        run: asks the users; its whole budget is spent.
+        rank: of the representation.
+        rounds: how many there are, each with a group of its own.
+        eta: bound of |x||v| of a row.
+        zeta: bound of a target's size.
+        init_share: part of mu^2 for the initialisation.
+        normal_share: part of a round's mu^2 for A; the rest is for b.
     """
     d, total = run.users.facts.features, run.ledger.capacity
     check_reach(d, rank)
@@ -271,10 +325,11 @@ class NormalEquations:
     """A = sum W W^T and b = sum r W for the move of U that explains users' residuals r, with W = vec(z v^T).
 
     A move within the span of U changes nothing, so rows z are taken in coordinates of `outside`, an orthonormal basis
-    of all that is orthogonal to U. Residuals and heads in b are those of fits that leave the row out, so that every row
-    is used and none explains itself; with an intercept such a residual sees the row's distance from the mean of the
-    *other* rows, m/(m-1) of that from the mean, which A must know. A user shrinks both parts by one factor, so that
-    neither exceeds its norm: what is summed are the normal equations of a population with weights.
+    of all that is orthogonal to U. Residuals and heads in b come from fits that leave the row out, so that every row
+    is used and none explains itself. With an intercept such a residual sees the row's distance from the mean of the
+    *other* rows, m/(m-1) times the distance from the mean, which A must know. A user shrinks both parts by one factor,
+    so
+    that neither exceeds its norm: the sums are the normal equations of a population with weights.
     With several targets a user has a head for each, and sends the sums over them.
     """
 
@@ -301,6 +356,7 @@ class NormalEquations:
         return StepSpec(floats_per_user=self.unknowns)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `normal`, `right` and `sizes` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         users, m, _ = X.shape
@@ -329,10 +385,11 @@ class NormalEquations:
 
 @dataclass(frozen=True)
 class QuarterEquations:
-    """Algorithm 2 of Jain et al. 2021: A = mean of W W^T and b = mean of y W over the second quarter of a user's rows.
+    """The equations of Jain et al. 2021, Algorithm 2: A = mean of W W^T and b = mean of y W over a user's second
+    quarter.
 
-    W = vec(x v^T), shrunk to length `eta`, with v the least squares head of the first quarter (the one of least norm if
-    there are many); targets are held within [-`zeta`, `zeta`]. Users with fewer than four rows send zero.
+    W = vec(x v^T), shrunk to length `eta`. v is the least squares head of the first quarter, the one of least norm if
+    there are many. Targets are held within [-`zeta`, `zeta`]. Users with fewer than four rows send zero.
     """
 
     U: Matrix
@@ -344,6 +401,7 @@ class QuarterEquations:
         return StepSpec(floats_per_user=self.U.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `normal` and `right` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         users, m, d = X.shape
@@ -366,7 +424,8 @@ class QuarterEquations:
 
 @dataclass(frozen=True)
 class DisjointPairs:
-    """Algorithm 3 of Jain et al. 2021: mean of sym(x x'^T) y y' / (|x||x'|) over neighbouring rows of the first half.
+    """The moments of Jain et al. 2021, Algorithm 3: mean of sym(x x'^T) y y' / (|x||x'|) over neighbours in the first
+    half.
 
     Targets are held within [-`zeta`, `zeta`], so that a user's norm is at most zeta^2.
     """
@@ -375,6 +434,7 @@ class DisjointPairs:
     zeta: float
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `moments` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         pairs = X.shape[1] // 4
@@ -389,5 +449,6 @@ class DisjointPairs:
 
 
 def _measure_lengths(vectors: Floats) -> Array:
+    """Return the lengths of vectors (users, numbers), in double precision."""
     values = vectors.astype(np.float64, copy=False)
     return np.sqrt((values**2).sum(axis=1))
