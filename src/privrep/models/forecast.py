@@ -1,7 +1,7 @@
-"""Predict the error of predictions before any data is seen: by privrep, by a user's mean, alone, by a mixed model.
+"""Forecasts of the error of predictions before any data is seen: by privrep, a user's mean, alone, and a mixed model.
 
 Users have m rows each and slopes in d features of unit variance, without correlation. Targets around a user's own line
-have variance s^2, levels t^2; slopes that all users share add w^2 to a target, users' own slopes v^2, along k
+have variance s^2, levels t^2. Slopes that all users share add w^2 to a target. Users' own slopes add v^2, along k
 directions. Means of squared errors on new rows of users who took part:
 
   a user's mean   (s^2 + v^2 + w^2) (1 + 1/m)
@@ -10,14 +10,14 @@ directions. Means of squared errors on new rows of users who took part:
   privrep         the same, with the error that noise leaves in the prior:
     common slopes   a user's gradient has norm sqrt(d (m - 1) r^2), r^2 what slopes leave; the noise of a release that
                     spends mu_t^2 is divided by n (m - 1). Steps are shrunk by their noise: precisions add up
-    U               `planning.predicted_error`; what of v^2 it misses is noise to everyone
+    U               `planning.predict_direction_error`; what of v^2 it misses is noise to everyone
     level           the same for one coordinate of users' means
     family          the best of common slopes, slopes along U and slopes in all features, if losses are legible
     histograms      if sizes of the features are lost in noise, there are levels alone; if the target's is, own means
 
-How rough it is. Constants of histograms and of clipping were set on 100 simulated fits. On 150 other problems, drawn at
-random afterwards (500 to 20,000 users, 3 to 50 features, rank 0 to 3, 3 to 15 rows, epsilon 0.3, 1 or 3, either
-relation; a rank was given if it was not 0), the root of a simulated fit's mean squared error was within 5% of the
+How rough it is. Constants of histograms and of clipping were set on 100 simulated fits. 150 other problems were drawn
+at random afterwards (500 to 20,000 users, 3 to 50 features, rank 0 to 3, 3 to 15 rows, epsilon 0.3, 1 or 3, either
+relation; a rank was given if it was not 0). The root of a simulated fit's mean squared error was within 5% of the
 forecast for 133 and within 10% for 145. With rank="auto" it was within 10% for 138. With users' means that differ and
 levels that follow them, it was within 10% for 36 of 40. Those that are off, by up to a factor of three either way, lie
 where histograms or directions are just heard, or just not, or where "auto" finds another rank.
@@ -51,7 +51,7 @@ def find_posterior_share(rows: float, coordinates: int, ratio: float) -> float:
     """Return what doubt about slopes adds to the variance of a new target, in units of the noise's.
 
     The mean of tr (Z^T Z + lambda)^-1 over Gaussian designs Z is about the t that solves t (rows / (1 + t) + lambda) =
-    coordinates, lambda the noise's variance over that of a coordinate.
+    coordinates, lambda the noise's variance over a coordinate's.
 
     Args:
         rows: that tell of slopes.
@@ -67,7 +67,7 @@ def find_posterior_share(rows: float, coordinates: int, ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Mean squared errors on new rows of users who took part."""
+    """Forecast mean squared errors on new rows of users who took part."""
 
     mean: float  # by each user's own mean
     alone: float  # the best of that and a ridge regression of each user's own
@@ -77,7 +77,7 @@ class Forecast:
 
     @property
     def gain(self) -> float:
-        """Return by which part privrep's squared error is smaller than that of a user's mean."""
+        """Return the part by which privrep's squared error is smaller than a user's mean's."""
         return 1 - self.private / self.mean
 
     @property
@@ -87,7 +87,13 @@ class Forecast:
 
 
 def forecast(users: float, problem: PlanningProblem, budget: Budget) -> Forecast:
-    """Predict errors. Rough."""
+    """Predict errors. Rough.
+
+    Args:
+        users: how many take part.
+        problem: what is known without looking at the data.
+        budget: of the fit.
+    """
     p, once = problem, 1 + 1 / problem.rows  # a user's own level has the error of the mean of its rows
     mean = (p.noise**2 + p.spread + p.common**2) * once
     own = p.noise**2 * (1 + find_posterior_share(p.within, p.features, (p.spread + p.common**2) / p.noise**2)) * once
@@ -100,7 +106,7 @@ def forecast(users: float, problem: PlanningProblem, budget: Budget) -> Forecast
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a population: errors of the parts of the prior, as variances that they add to a target."""
+    """Knowledge of a population: errors of the parts of the prior, as variances that they add to a target."""
 
     slopes: float  # of common slopes
     along: float  # the same where users' slopes along U are known
@@ -116,7 +122,13 @@ class Known:
 
 
 def _predict_family_error(p: PlanningProblem, family: int, known: Known) -> float:
-    """Return the mean squared error of heads whose slopes are common (0), differ along U (1) or in all features (2)."""
+    """Return the mean squared error of heads of one family.
+
+    Args:
+        p: what is known without looking at the data.
+        family: slopes are common (0), differ along U (1) or in all features (2).
+        known: errors of the prior.
+    """
     if family == 0:
         noise, doubt = p.noise**2 + p.spread + known.slopes, 0.0
     elif family == 1:
@@ -137,14 +149,21 @@ def _predict_family_error(p: PlanningProblem, family: int, known: Known) -> floa
 
 
 def find_exact_knowledge(n: float, p: PlanningProblem) -> Known:
-    """Return what a mixed model without privacy knows: all but what few rows leave."""
+    """Return what a mixed model without privacy knows of n users: all but what few rows leave."""
     sampled = p.features * (p.noise**2 + p.spread) / (n * p.within)
     little = predict_few_rows_error(n, p) if 0 < p.rank < p.features else 0.0
     return Known(sampled, sampled, min(little, 1.0))
 
 
 def _predict_private(n: float, p: PlanningProblem, budget: Budget, mean: float) -> float:
-    """Return privrep's mean squared error: that of the best family, where users can tell."""
+    """Return privrep's mean squared error, by heads of the best family, where users can tell.
+
+    Args:
+        n: how many users there are.
+        p: what is known without looking at the data.
+        budget: of the fit.
+        mean: the mean squared error of users' means.
+    """
     if not _is_heard(n, 1, budget):
         return mean  # not even the target's size is
     factor = find_sensitivity_factor(budget.relation)
@@ -196,12 +215,26 @@ def find_private_knowledge(
 
 
 def are_features_heard(n: float, p: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> bool:
-    """Return whether sizes of the features are heard."""
+    """Return whether sizes of the features are heard.
+
+    Args:
+        n: how many users there are.
+        p: what is known without looking at the data.
+        budget: of the fit.
+        plan: of the fit.
+    """
     return _is_heard(n, p.features, budget, plan)
 
 
 def _is_heard(n: float, columns: int, budget: Budget, plan: Plan = NUMBERS) -> bool:
-    """Return whether a histogram of each column is heard for the most that it may cost; see `linear.location`."""
+    """Return whether a histogram of each column is heard for the most that it may cost; see `linear.location`.
+
+    Args:
+        n: how many users there are.
+        columns: how many columns have a histogram.
+        budget: of the fit.
+        plan: of the fit.
+    """
     most = plan.shares.panel.histogram[1]
     noise = math.sqrt(columns / most) / budget.mu
     if budget.relation == "replace-one-user":
@@ -254,7 +287,7 @@ SPREADS = 16.0  # users, times the root of mu^2, for histograms of levels to be 
 
 @dataclass(frozen=True)
 class Goal:
-    """A gain over users' own means, and what it takes: users at this budget, and epsilon for a number of users."""
+    """A gain over users' own means, and its price: users at this budget, and epsilon for a number of users."""
 
     goal: str
     gain: float
@@ -278,17 +311,28 @@ class Gains(Protocol):
     """A forecast, as goals see it."""
 
     @property
-    def gain(self) -> float: ...
+    def gain(self) -> float:
+        """Return the part by which privrep's error is smaller than the reference's."""
+        ...
 
     @property
-    def most(self) -> float: ...
+    def most(self) -> float:
+        """Return the gain of the best model without privacy."""
+        ...
 
 
 Predict = Callable[[float, Budget], Gains]  # from users and budget
 
 
 def find_goals_by(predict: Predict, budget: Budget, users: int | None, wanted: float | None) -> list[Goal]:
-    """Return what common goals take, by a forecast of any kind; see `find_goals`."""
+    """Return what common goals take, by a forecast of any kind; see `find_goals`.
+
+    Args:
+        predict: makes the forecast from users and budget.
+        budget: of the fit.
+        users: how many there are; None: not known.
+        wanted: a gain of one's own; None: no other goal.
+    """
     most = predict(MAX_USERS, budget).most
     goals = {f"{part:.0%} of what a mixed model without privacy gains": part * most for part in PARTS}
     if wanted is not None:
@@ -302,20 +346,44 @@ def find_goals_by(predict: Predict, budget: Budget, users: int | None, wanted: f
 
 
 def find_users(problem: PlanningProblem, budget: Budget, gain: float) -> int | None:
-    """Return the fewest users for which the predicted gain over a user's mean is at least this."""
+    """Return the fewest users for which the predicted gain over a user's mean is at least this; None: too many.
+
+    Args:
+        problem: what is known without looking at the data.
+        budget: of the fit.
+        gain: to reach, a part of the squared error of users' means.
+    """
     return _find_fewest_users(lambda n, b: forecast(n, problem, b), budget, gain)
 
 
 def _find_fewest_users(predict: Predict, budget: Budget, gain: float) -> int | None:
+    """Return the fewest users for which the forecast reaches this gain; None: more than one fit takes."""
     return find_fewest_users(lambda users: predict(users, budget).gain >= gain)
 
 
 def find_epsilon(users: int, problem: PlanningProblem, budget: Budget, gain: float) -> float | None:
-    """Return the smallest epsilon for which these users' predicted gain is at least this, two digits of it."""
+    """Return the smallest epsilon for which these users' predicted gain is at least this, two digits of it.
+
+    Return None where no epsilon up to MOST_EPSILON is enough.
+
+    Args:
+        users: how many there are.
+        problem: what is known without looking at the data.
+        budget: whose delta and relation count.
+        gain: to reach, a part of the squared error of users' means.
+    """
     return _find_least_epsilon(lambda n, b: forecast(n, problem, b), budget, users, gain)
 
 
 def _find_least_epsilon(predict: Predict, budget: Budget, users: int, gain: float) -> float | None:
+    """Return the smallest epsilon for which the forecast reaches this gain, two digits of it; None: none is enough.
+
+    Args:
+        predict: makes the forecast from users and budget.
+        budget: whose delta and relation count.
+        users: how many there are.
+        gain: to reach.
+    """
     low, high = LEAST_EPSILON, MOST_EPSILON
 
     def reached(epsilon: float) -> bool:

@@ -1,7 +1,7 @@
-"""Say what heads with a prior are, and what they gain, by released numbers with their noise.
+"""Sentences about heads with a prior and what they gain, by released numbers with their noise.
 
-Gains are logarithms of squared errors, over those of a user's own mean (`local.representation.Gains`). Here they are
-percentages of squared errors. What is within two standard deviations of the noise is said with each.
+Gains are logarithms of squared errors, over the error of a user's own mean (`local.representation.Gains`). Here they
+are percentages of squared errors. Each is said with two standard deviations of its noise.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def judge_nothing(learned: Representation) -> str:
 
 
 def describe_gains(learned: Representation) -> str:
-    """Return what a typical user gains, in one sentence; of a model with gains."""
+    """Return what a typical user gains, in one sentence; the model must have gains."""
     gains = learned.gains
     assert gains is not None
     if isinstance(learned.prior, LabelPrior):
@@ -71,7 +71,13 @@ def describe_gains(learned: Representation) -> str:
 
 
 def describe_heads(learned: Representation, columns: Columns, report: PrivacyReport) -> list[str]:
-    """Return sentences about the heads of a model with a prior and gains."""
+    """Return sentences about the heads of a model with a prior and gains.
+
+    Args:
+        learned: the model.
+        columns: name targets and features.
+        report: of its ledger.
+    """
     prior, gains = learned.prior, learned.gains
     assert prior is not None
     assert gains is not None
@@ -102,7 +108,13 @@ def is_calibrated(prior: HeadPrior, report: PrivacyReport) -> bool:
 
 
 def make_heads_json(learned: Representation, columns: Columns, report: PrivacyReport) -> dict[str, Any] | None:
-    """Return the same numbers for machines; None of a model without a prior or gains."""
+    """Return the numbers of `describe_heads` for machines; None for a model without a prior or gains.
+
+    Args:
+        learned: the model.
+        columns: name targets and features.
+        report: of its ledger.
+    """
     prior, gains = learned.prior, learned.gains
     if prior is None or gains is None:
         return None
@@ -137,7 +149,7 @@ def find_slopes_ratio(learned: Representation, prior: HeadPrior) -> float:
 
 
 def _name_reference(learned: Representation, whose: str = "its") -> str:
-    """Return what gains are over: without levels, users' means are not known to anyone."""
+    """Return the name of what gains are over: without levels, users' means are not known to anyone."""
     levels = learned.prior is None or learned.prior.mean.intercept
     return f"{whose} own mean" if levels else "predicting zero"
 
@@ -149,7 +161,7 @@ def _say_percent(log: float) -> str:
 
 
 def _compare(log: float, sigma: float) -> str:
-    """Return `_percent` with two standard deviations of its noise."""
+    """Return `_say_percent` with two standard deviations of its noise."""
     if 2 * sigma > 1:
         return "lost in the noise of the release: neither clearly smaller nor larger"
     points = f"{200 * sigma * math.exp(min(log, 20.0)):.2g}"
@@ -157,6 +169,7 @@ def _compare(log: float, sigma: float) -> str:
 
 
 def _describe_family(learned: Representation, prior: HeadPrior | LabelPrior, report: PrivacyReport) -> str:
+    """Return how slopes and levels differ, and how that was decided."""
     (d, k), judged = learned.basis.shape, any(name.startswith("families-1/") for name, _ in report.events)
     kind = (
         "Slopes are common to all users",
@@ -169,6 +182,7 @@ def _describe_family(learned: Representation, prior: HeadPrior | LabelPrior, rep
 
 
 def _describe_strength(learned: Representation, prior: HeadPrior) -> list[str]:
+    """Return sentences about how far levels and slopes of users differ."""
     lines = []
     if prior.mean.intercept:
         follow = " beyond what their averages tell" if prior.mean.context.any() else ""
@@ -191,12 +205,18 @@ def _drop_infinite(numbers: Array) -> list[float | None]:
 
 
 def _find_widths(prior: HeadPrior, known: bool) -> list[float | None]:
-    """Return within which distance of a prediction nine in ten targets lie, one number a target."""
+    """Return the distance from a prediction within which nine in ten targets lie, one number a target.
+
+    Args:
+        prior: with released quantiles.
+        known: whether users have heads; else they are newcomers.
+    """
     variance = prior.noise if known else prior.noise * prior.new_ratio
     return _drop_infinite(np.sqrt(variance) * prior.quantile(0.9, known))
 
 
 def _describe_errors(prior: HeadPrior, columns: Columns) -> list[str]:
+    """Return a sentence about the noise of each target."""
     names = columns.targets if len(columns.targets) == len(prior.noise) > 1 else ("",) * len(prior.noise)
     deviations, wide = np.sqrt(prior.noise), _find_widths(prior, known=False)
     if not np.isfinite(deviations).all():
@@ -219,6 +239,7 @@ def describe_newcomers(learned: Representation, gains: Gains) -> str:
 
 
 def _describe_slopes(learned: Representation, prior: HeadPrior | LabelPrior, columns: Columns) -> str:
+    """Return a sentence that names the strongest common slopes."""
     slopes = prior.mean.slopes[:, 0]
     if not prior.mean.slopes.any():
         return "Common slopes: none stood out from the noise."
@@ -232,5 +253,6 @@ def _describe_slopes(learned: Representation, prior: HeadPrior | LabelPrior, col
 
 
 def _list_feature_names(columns: Columns, count: int) -> list[str]:
+    """Return the names of the features, or numbers for names where there are none."""
     names = list(columns.feature_names)
     return names if len(names) == count else [f"feature {j}" for j in range(count)]

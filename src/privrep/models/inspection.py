@@ -1,4 +1,5 @@
-"""Inspecting a folder of any kind of model, finished or not. Needs no PyTorch, and changes nothing in the folder."""
+"""Inspection of a folder of any kind of model, finished or not. It needs no PyTorch, and changes nothing in the
+folder."""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ _BY_FORMAT = {"privrep-neural": inspect_network, "privrep-clip": inspect_pairs} 
 
 
 def inspect_folder(path: Path) -> Inspection:
-    """Read a model folder or the folder of a run that was not finished."""
+    """Return what a model folder, or the folder of a run that was not finished, says about itself."""
     folder = ModelFolder(path)
     return _BY_FORMAT.get(folder.format.partition("/")[0], _inspect_table)(folder)
 
 
 def _inspect_table(folder: ModelFolder) -> Inspection:
+    """Return what a folder of tables says about itself."""
     found = read_table_facts(folder.path)
     report, spent = found.privacy, list_releases(found.privacy)
     events = [
@@ -48,7 +50,7 @@ def _inspect_table(folder: ModelFolder) -> Inspection:
 
 
 def read_table_facts(path: Path) -> TableFacts:
-    """Read a folder of tables, finished or not."""
+    """Return the facts of a folder of tables, finished or not; raise InputError if it is none."""
     folder = ModelFolder(path)
     if folder.finished:
         model = load(path)

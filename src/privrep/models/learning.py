@@ -25,8 +25,10 @@ KEYS_PAGE = "keys-"  # and a number: where a list of categories is selected
 class PendingColumns:
     """Users whose rows wait for lists of categories or classes, which are private until they are selected.
 
-    `holders` has, by column, who holds which category, where no list was declared; `labels` who has which label, where
-    no classes were. `make` makes the users once all lists are known, in the order of `Columns.categorical`.
+    `holders` tells, for each column without a declared list, which users hold which category. `labels` tells which
+    users
+    have which label, where no classes were declared. `make` makes the users once all lists are known, in the order of
+    `Columns.categorical`.
     """
 
     holders: dict[str, KeyHolders]
@@ -46,8 +48,16 @@ def learn(
     """Learn the representation privately. With a folder every charge and page is on disk before it is used.
 
     Calling it again on the same folder continues a run that was stopped: pages that stand are read, not asked again.
-    `public_map` are the facts of the map that made the features, if one did.
+
     Formal guarantee: the returned model without heads, and the folder, are (epsilon, delta)-DP as its ledger states.
+
+    Args:
+        users: who are asked, or users whose lists are not known yet.
+        config: settings of the fit.
+        folder: of the run; None: nothing is written.
+        columns: of the table; None: there are no names.
+        on_page: is called with the name of each page; None: nobody is told.
+        public_map: facts of the map that made the features; None: columns are features.
     """
     columns = columns or Columns()
     config.check()
@@ -79,7 +89,15 @@ def claim(
     users: Users | PendingColumns,
     public_map: Described | None = None,
 ) -> None:
-    """Make the folder of a run, or check that the one that stands is of this very run."""
+    """Make the folder of a run, or check that the one that stands is of this very run.
+
+    Args:
+        folder: of the run.
+        config: settings of the fit.
+        columns: of the table.
+        users: who are asked, whose public sizes are compared.
+        public_map: facts of the map that made the features; None: columns are features.
+    """
     wanted = describe(config, columns, public_map)
     if not isinstance(users, PendingColumns):
         wanted["feature_count"] = users.facts.features
@@ -89,7 +107,7 @@ def claim(
 
 
 def _select(users: PendingColumns, columns: Columns, run: Run, may_be_empty: bool) -> Columns:
-    """Return the columns with all their lists; select those privately that were not declared.
+    """Return the columns with all their lists; select the lists privately that were not declared.
 
     Lists may be empty where there is something to learn without them: ratings have levels.
     """
@@ -110,6 +128,7 @@ def _select(users: PendingColumns, columns: Columns, run: Run, may_be_empty: boo
 
 
 def _check_classes(classes: Categories) -> Categories:
+    """Return the classes; raise InputError unless there are between two and MOST_CLASSES of them."""
     if 2 <= len(classes) <= MOST_CLASSES:
         return classes
     what = (

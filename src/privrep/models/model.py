@@ -30,7 +30,7 @@ CLASSES_PAGE = "classes"  # on which they are selected
 
 @dataclass(frozen=True)
 class Model:
-    """Everything a fit leaves behind."""
+    """A fitted model: everything a fit leaves behind."""
 
     config: Config
     representation: Representation
@@ -58,18 +58,26 @@ def with_heads(model: Model, heads: Heads) -> Model:
 
 
 def describe(config: Config, columns: Columns, public_map: Described | None = None) -> Described:
-    """Return what was asked for, as JSON has it."""
+    """Return what was asked for, as JSON has it.
+
+    Args:
+        config: settings of the fit.
+        columns: of the table.
+        public_map: facts of the map that made the features; None: columns are features.
+    """
     mapped = {} if public_map is None else {"public_map": public_map}
     described: Described = json.loads(json.dumps({"config": asdict(config), "columns": columns.to_json(), **mapped}))
     return described
 
 
 def _complete(stands: Described) -> Described:
+    """Return a run.json with the fields that later versions added."""
     config, columns = Config.from_json(stands["config"]), Columns.from_json(stands["columns"])
     return stands | describe(config, columns)
 
 
 def _check(described: Any, path: Path) -> None:
+    """Raise InputError unless a file describes a model of this format."""
     if str(described["format"]).startswith("privrep-neural/"):
         folder = path.parent
         raise InputError(f"{folder} holds a neural model: read it in Python, by Centaur.load({str(folder)!r}).")
@@ -89,7 +97,13 @@ TABLE = ModelKind(
 
 
 def save(model: Model, folder: Path, *, overwrite: bool = False) -> None:
-    """Write a model to a folder, all of it or nothing."""
+    """Write a model to a folder, all of it or nothing.
+
+    Args:
+        model: to write.
+        folder: to make.
+        overwrite: whether a model that stands there is replaced.
+    """
     ModelFolder(folder).save(_describe_model(model), model.ledger, model.billboard, model.heads, overwrite=overwrite)
 
 
@@ -99,11 +113,12 @@ def finish(model: Model, folder: Path) -> None:
 
 
 def _describe_model(model: Model) -> Described:
+    """Return the content of model.json."""
     return {"format": FORMAT, **describe(model.config, model.columns, model.public_map)}
 
 
 def load(path: Path) -> Model:
-    """Read a model folder. One that is damaged, in whatever way, is an InputError."""
+    """Read a model folder; raise InputError if it is damaged in whatever way."""
     folder = ModelFolder(path)
     described = folder.read_description(TABLE)
     with folder.damage(MODEL):

@@ -40,6 +40,7 @@ _PURPOSE = {
 
 
 def _check(described: Any, path: Path) -> None:
+    """Raise InputError for another format, and ValueError or LookupError where a part is missing."""
     if described["format"] != FORMAT:
         raise InputError(f"{path} is not a neural model that this version of privrep can read ({FORMAT}).")
     for part, kind in _PARTS.items():
@@ -66,7 +67,7 @@ def is_personal(folder: ModelFolder) -> bool:
 
 
 def inspect_network(folder: ModelFolder) -> Inspection:
-    """Read a folder that names the format of networks."""
+    """Return what a folder that names the format of networks says about itself."""
     described = folder.read_json(MODEL if folder.finished else RUN, NETWORK)
     config = described["config"]
     ledger = folder.read_ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
@@ -87,12 +88,15 @@ def inspect_network(folder: ModelFolder) -> Inspection:
 
 @dataclass(frozen=True)
 class _Facts:
+    """Facts of a folder of networks, finished or not."""
+
     folder: ModelFolder
     described: Described
     report: PrivacyReport
     shared: str | None  # what the plan came to; None: the run is not finished
 
     def sections(self) -> tuple[Section, ...]:
+        """Return everything that the folder says about itself."""
         return (
             *make_privacy_sections(self.report, str(self.folder.path), COVERED),
             describe_unprotected(self.report),
@@ -102,6 +106,7 @@ class _Facts:
         )
 
     def _method(self) -> list[str]:
+        """Return sentences about how the network was learned."""
         plan = self.described["plan"]
         other = plan.get("otherwise")
         if other is not None and self.shared == other["share"]:
@@ -115,11 +120,13 @@ class _Facts:
         return lines
 
     def _classes(self) -> str:
+        """Return a sentence that names the classes."""
         classes = self.described["config"]["classes"]
         listed = say_classes(tuple(classes)) if isinstance(classes, list) else f"{classes:,}"
         return f"{listed}. Declared: taken as a public fact, not computed from the users, and so not protected."
 
     def _model(self) -> list[str]:
+        """Return sentences about what the folder holds and how to use it."""
         if not self.folder.finished:
             return [NOT_THERE_YET]
         there, users = has_heads(self.folder.path), self.described["user_count"]
@@ -136,11 +143,13 @@ class _Facts:
 
 
 def _read_shared(folder: ModelFolder) -> str:
+    """Return what the plan came to: the name of the part that is shared."""
     billboard = folder.read_billboard()
     with folder.damage(BILLBOARD):
         return str(billboard[PAGE].facts["derived"]["share"])
 
 
 def _find_purpose(name: str) -> str:
+    """Return what a release is for, by its name (page/statistic); the empty string where nothing is known."""
     page, _, statistic = name.partition("/")
     return _PURPOSE.get(statistic) or _PURPOSE.get(page.split("-")[0], "")

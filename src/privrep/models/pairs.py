@@ -48,6 +48,7 @@ _NOT_PROTECTED = (
 
 
 def _check(described: Any, path: Path) -> None:
+    """Raise InputError for another format, and ValueError or LookupError where a part is missing."""
     if not isinstance(described, dict) or described.get("format") != FORMAT:
         raise InputError(f"{path} is no DP-CLIP model that this version of privrep can read ({FORMAT}).")
     for part, kind in _PARTS.items():
@@ -63,7 +64,7 @@ PAIRS = ModelKind(FORMAT, _check, "settings, weights, texts or users")
 
 
 def inspect_pairs(folder: ModelFolder) -> Inspection:
-    """Read a folder that names the format of pairs."""
+    """Return what a folder that names the format of pairs says about itself."""
     described = folder.read_json(MODEL if folder.finished else RUN, PAIRS)
     config = described["config"]
     ledger = folder.read_ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
@@ -87,6 +88,7 @@ def inspect_pairs(folder: ModelFolder) -> Inspection:
 
 
 def _describe_promise(described: Described, report: PrivacyReport, folder: str) -> tuple[Section, ...]:
+    """Return the sections about privacy, for the unit that the model protects."""
     if described["unit"] == "pair":
         return make_privacy_sections(report, folder, _COVERED, _PAIRS)
     most = described["config"]["pairs_per_user"]
@@ -95,6 +97,7 @@ def _describe_promise(described: Described, report: PrivacyReport, folder: str) 
 
 
 def _describe_method(described: Described, report: PrivacyReport) -> list[str]:
+    """Return sentences about how the encoders were trained."""
     config, bank = described["config"], described["bank"]
     settings = config["settings"]
     lines = [
@@ -111,6 +114,7 @@ def _describe_method(described: Described, report: PrivacyReport) -> list[str]:
 
 
 def _describe_model(described: Described, folder: ModelFolder) -> list[str]:
+    """Return sentences about what the folder holds and how to use it."""
     if not folder.finished:
         return [NOT_THERE_YET]
     names = [described["modules"][side]["class"] for side in ("image", "text")]
@@ -122,4 +126,5 @@ def _describe_model(described: Described, folder: ModelFolder) -> list[str]:
 
 
 def _find_purpose(name: str) -> str:
+    """Return what a release is for, by its name (page/statistic); the empty string where nothing is known."""
     return _PURPOSE.get(name.split("/")[0].split("-")[0], "")

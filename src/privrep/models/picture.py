@@ -1,4 +1,4 @@
-"""Draw one picture of a fit: the errors of the methods, and how the budget was spent."""
+"""One picture of a fit: the errors of the methods, and how the budget was spent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw_fit(
     Args:
         path: of the file.
         report: of the fit whose budget is drawn, right: the share of mu^2 that each pass over the users took. With
-            several populations it is the fit of the first.
+            several populations it is the first one's fit.
         errors: by population the mean squared error of each method, left, a dot each on a log axis; None: no errors.
         ours: the method to set off.
         note: a line below.
@@ -59,6 +59,15 @@ def draw_fit(
 
 
 def _draw_errors(axis: Any, title: str, errors: Mapping[str, float], ours: str, last: bool) -> None:
+    """Draw a dot for each method's mean squared error on a log axis.
+
+    Args:
+        axis: to draw on.
+        title: the population.
+        errors: mean squared error by method.
+        ours: the method to set off.
+        last: whether it is the lowest panel, which has the label of the axis.
+    """
     names, values = list(errors), list(errors.values())
     smallest, largest = min(values), max(values)
     left = smallest / max(1.3, (largest / smallest) ** 0.12)
@@ -104,7 +113,16 @@ def _find_bars(report: PrivacyReport) -> dict[str, float]:
 
 
 def _draw_budget(axis: Any, title: str, report: PrivacyReport, shares: Mapping[str, float]) -> None:
-    """Shares of different groups of a split stand side by side and do not add up, which the picture says."""
+    """Draw a bar for each share of the budget.
+
+    Shares of different groups of a split stand side by side and do not add up, which the picture says.
+
+    Args:
+        axis: to draw on.
+        title: of the panel.
+        report: of the fit.
+        shares: of mu^2, by label.
+    """
     colours = [_GROUP if "(group " in label else _PRIVATE for label in shares]
     axis.barh(range(len(shares)), list(shares.values()), color=colours, height=min(0.62, 0.07 * len(shares)))
     for row, share in enumerate(shares.values()):
@@ -130,6 +148,7 @@ def _draw_budget(axis: Any, title: str, report: PrivacyReport, shares: Mapping[s
 
 
 def _strip_axes(axis: Any, bottom: bool = True) -> None:
+    """Remove the frame and the marks of an axis, with `bottom` all but the lowest line."""
     for side in ("top", "right", "left", *(() if bottom else ("bottom",))):
         axis.spines[side].set_visible(False)
     axis.tick_params(axis="y", length=0)

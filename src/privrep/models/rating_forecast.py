@@ -1,12 +1,12 @@
-"""Predict the error of predicted ratings before any data is seen: by a user's mean, by offsets of items, by privrep.
+"""Forecasts of the error of predicted ratings before any data is seen: by a user's mean, offsets of items, and privrep.
 
 Users have m ratings each of d items, the j-th of which is rated in proportion to 1 / (j + d / 20): a few often, most
-rarely. Ratings around a user's level have the variance of the noise and that of the items' offsets. Means of squared
+rarely. Ratings around a user's level have the variance of the noise and of the items' offsets. Means of squared
 errors on new ratings by users who took part:
 
   a user's mean   (s^2 + c^2) (1 + 1/m)
   offsets         s^2 + what sampling leaves unknown of offsets + doubt about the level, which is shrunk
-  privrep         the same, with the noise that its passes on offsets have: `linear.offsets.expected_loss`
+  privrep         the same, with the noise that its passes on offsets have: `linear.offsets.predict_loss`
 
 Tastes are not forecast: there is no telling beforehand how much they explain.
 
@@ -54,7 +54,7 @@ class RatingProblem:
 
 @dataclass(frozen=True)
 class RatingForecast:
-    """Mean squared errors on new ratings of users who took part."""
+    """Forecast mean squared errors on new ratings of users who took part."""
 
     mean: float  # by each user's own mean
     shrunk: float  # the same, drawn towards the mean of all
@@ -70,7 +70,13 @@ def guess_rated_items(users: float, problem: RatingProblem) -> Items:
 
 
 def forecast_ratings(users: float, problem: RatingProblem, budget: Budget) -> RatingForecast:
-    """Predict errors. Rough."""
+    """Predict errors. Rough.
+
+    Args:
+        users: how many take part.
+        problem: what is known without looking at the data.
+        budget: of the fit.
+    """
     p = problem
     items, part = guess_rated_items(users, p), p.offsets**2 / p.within
     noise = FOR_OFFSETS * budget.mu**2 / (4 if budget.relation == "replace-one-user" else 2)
@@ -81,5 +87,5 @@ def forecast_ratings(users: float, problem: RatingProblem, budget: Budget) -> Ra
 
 
 def _find_doubt(p: RatingProblem, left: float) -> float:
-    """Return what stays unknown of a user's level, from ratings with such a variance around it."""
+    """Return the variance that stays unknown of a user's level, from ratings with this variance around it."""
     return p.levels**2 * left / (left + p.rows * p.levels**2) if p.levels else 0.0

@@ -1,4 +1,4 @@
-"""Say what a model of ratings holds, and what it is worth, by released numbers."""
+"""Sentences about a model of ratings and what it is worth, by released numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def describe_ratings(learned: Representation) -> list[str]:
 
 
 def make_ratings_json(learned: Representation) -> dict[str, Any] | None:
-    """Return the same numbers for machines; None of a model without a prior or gains."""
+    """Return the numbers of `describe_ratings` for machines; None for a model without a prior or gains."""
     ratings, gains = learned.ratings, learned.gains
     if ratings is None or not ratings.has_prior or gains is None:
         return None
@@ -45,10 +45,12 @@ def make_ratings_json(learned: Representation) -> dict[str, Any] | None:
 
 
 def _find_deviation(ratings: Ratings) -> float | None:
+    """Return the standard deviation of users' levels; None where levels are free."""
     return math.sqrt(ratings.level_variance) if ratings.level_variance < FREE else None
 
 
 def _describe_levels(ratings: Ratings) -> str:
+    """Return a sentence about the level and how far users' levels differ."""
     apart = _find_deviation(ratings)
     if apart is None:
         return "Levels are the users' own: nothing was heard of where ratings lie."
@@ -59,6 +61,7 @@ def _describe_levels(ratings: Ratings) -> str:
 
 
 def _describe_items(learned: Representation, offset: Array) -> str:
+    """Return a sentence about the items' offsets and factors."""
     if not len(offset):
         return "No item could be named."
     if not np.ptp(offset):

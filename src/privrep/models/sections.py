@@ -38,7 +38,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a folder says about itself: for people in sections, for machines in facts. Reading it changes nothing."""
+    """A folder's account of itself: for people in sections, for machines in facts. Reading it changes nothing."""
 
     folder: str
     finished: bool
@@ -156,7 +156,12 @@ def describe_neighbours(relation: Relation, unit: Unit = USERS) -> str:
 
 
 def describe_unprotected(report: PrivacyReport, declared: Sequence[str] = ()) -> Section:
-    """Return what the promise does not cover; `declared` are sentences about public facts that the fit was given."""
+    """Return what the promise does not cover.
+
+    Args:
+        report: of the ledger.
+        declared: sentences about public facts that the fit was given.
+    """
     known = "Membership and the number of users: that someone is among the users is taken as known."
     return Section(
         "What is not protected",
@@ -182,7 +187,7 @@ def say_classes(classes: Categories) -> str:
 
 
 def _describe_adversaries(federation: Path, unit: Unit) -> str:
-    """Return against whom it does not protect: that depends on where it was learned."""
+    """Return against whom the promise does not protect, which depends on where the model was learned."""
     if not federation.is_file():
         return f"Not against whoever runs the fit: that machine reads {unit.rows}."
     try:

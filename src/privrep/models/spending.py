@@ -1,4 +1,4 @@
-"""What each release of a ledger was for, and its part of the budget."""
+"""The spending of a fit: what each release of a ledger was for, and its part of the budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SELECTIONS = {"keys/keys": "which values may be named", "classes/keys": "which 
 
 @dataclass(frozen=True)
 class Spent:
-    """One release in the ledger and its part of the budget."""
+    """A release in the ledger and its part of the budget."""
 
     name: str
     purpose: str
@@ -32,7 +32,7 @@ class Spent:
 
     @property
     def remark(self) -> str:
-        """What the share alone does not tell."""
+        """Return what the share alone does not tell; the empty string where it tells all."""
         if self.group is not None:
             return f"group {self.group.index + 1} of {self.group.count}"
         if self.count > 1:
@@ -48,13 +48,16 @@ def count_releases(report: PrivacyReport) -> int:
 
 
 def find_whole_budget(report: PrivacyReport) -> float:
-    """All of mu^2 that the run may spend, given what its selections set aside of delta; zero if it is pure."""
+    """Return all of mu^2 that the run may spend, given what its selections set aside of delta; zero if it is pure."""
     left = delta_left((event for _, event in report.events), report.delta)
     return gaussian_mu(report.epsilon_budget, left) ** 2 if left > 0 else 0.0
 
 
 def find_share_of_choices(report: PrivacyReport) -> float:
-    """Of the budget: their part of epsilon if it is pure, and else the part of all mu^2 that they leave to no other."""
+    """Return the share of the budget that choices took.
+
+    Of a pure budget that is their part of epsilon. Else it is the part of all mu^2 that they leave to no other release.
+    """
     whole, events = find_whole_budget(report), [event for _, event in report.events]
     pures, left = pure_epsilons(events), delta_left(events, report.delta)
     if not whole or not pures:
@@ -63,14 +66,18 @@ def find_share_of_choices(report: PrivacyReport) -> float:
 
 
 def find_share_spent(report: PrivacyReport) -> float:
-    """Of the budget, at most 1: groups of one split are asked in parallel, so only the costliest counts."""
+    """Return the share of the budget that was spent, at most 1.
+
+    Groups of one split are asked in parallel, so only the costliest counts.
+    """
     whole = find_whole_budget(report)
     gaussian = total_mu(event for _, event in report.events) ** 2 / whole if whole else 0.0
     return gaussian + find_share_of_choices(report)
 
 
 def list_releases(report: PrivacyReport) -> list[Spent]:
-    """Every release with its share of the budget, in the order they were charged; choices share by their epsilons."""
+    """Return every release with its share of the budget, in the order they were charged. Choices share by their
+    epsilons."""
     total, choices = find_whole_budget(report), find_share_of_choices(report)
     pure = math.fsum(pure_epsilons(event for _, event in report.events))
 
@@ -111,7 +118,8 @@ def list_releases_with_samples(report: PrivacyReport, spent: float, purpose: Cal
 
 
 def find_purpose(name: str) -> str:
-    """What a release is for, by its name in the ledger (page/statistic)."""
+    """Return what a release is for, by its name in the ledger (page/statistic); the empty string where nothing is
+    known."""
     page, _, statistic = name.partition("/")
     page = re.sub(r"(-\d+)+$", "", page)
     known = {**find_purposes(), **_SELECTIONS}

@@ -1,4 +1,4 @@
-"""What the folder of a model of a table says about itself, in words for people who have not read the papers."""
+"""Sentences of a table's model folder about itself, for people who have not read the papers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TableFacts:
 
     @property
     def selections(self) -> int:
-        """How many lists of values of features were selected privately."""
+        """Return how many lists of values of features were selected privately."""
         events = [event for name, event in self.privacy.events if not name.startswith(f"{CLASSES_PAGE}/")]
         return sum(isinstance(event, Selection) for event in events)
 
@@ -100,7 +100,7 @@ def _describe_declared(found: TableFacts) -> list[str]:
 
 
 def _name_declared_lists(found: TableFacts) -> str:
-    """In words, those lists of values that were not selected privately; empty if there are none."""
+    """Return the lists of values that were not selected privately, in words; the empty string if there are none."""
     names = found.columns.categorical
     if not found.finished:
         names = tuple(name for name, listed in found.columns.by_category.items() if listed)
@@ -115,7 +115,7 @@ def _name_declared_lists(found: TableFacts) -> str:
 
 
 def describe_method(found: TableFacts) -> list[str]:
-    """What was fitted, to which columns."""
+    """Return sentences about what was fitted, to which columns."""
     c, columns = found.config, found.columns
     lines = [c.learner.title]
     if c.configuration == "paper":
@@ -131,7 +131,7 @@ def describe_method(found: TableFacts) -> list[str]:
 
 
 def _describe_rows(columns: Columns) -> list[str]:
-    """What was chosen for missing values and weights of rows, where it is not what every model has."""
+    """Return sentences about missing values and weights of rows, where they are not what every model has."""
     lines, named = [], columns.feature_names[len(columns.features) :][: len(columns.indicators)]
     if columns.missing == "drop":
         lines.append("Rows of the fit that missed a feature were left out; rows to predict are filled.")
@@ -145,6 +145,7 @@ def _describe_rows(columns: Columns) -> list[str]:
 
 
 def _describe_lists(found: TableFacts) -> list[str]:
+    """Return a sentence about the lists of values and where they came from."""
     columns = found.columns
     if not columns.categorical:
         return []
@@ -165,7 +166,7 @@ def _describe_lists(found: TableFacts) -> list[str]:
 
 
 def describe_classes(found: TableFacts) -> list[str]:
-    """Which there are, and how that was found."""
+    """Return sentences about the classes and how they were found."""
     classes, c = found.columns.classes, found.config
     selected = any(name.startswith(f"{CLASSES_PAGE}/") for name, _ in found.privacy.events)
     if not classes:
@@ -185,6 +186,7 @@ def describe_classes(found: TableFacts) -> list[str]:
 
 
 def describe_representation(found: TableFacts) -> list[str]:
+    """Return sentences about the rank, the coordinates and the error of the representation."""
     if found.representation is None:
         return [
             "Not there yet: the run was not finished. Repeat the same `privrep fit` command to continue it; what was "
@@ -211,7 +213,7 @@ def describe_representation(found: TableFacts) -> list[str]:
 
 
 def _describe_frame(found: TableFacts, learned: Representation) -> list[str]:
-    """The coordinates in which features were seen."""
+    """Return sentences about the coordinates in which features were seen."""
     c, transform = found.config, learned.transform
     if c.ratings:
         return ["Offsets and factors are in units of a user's own spread of ratings; no range of ratings was assumed."]
@@ -236,7 +238,7 @@ def _describe_frame(found: TableFacts, learned: Representation) -> list[str]:
 
 
 def _judge(learned: Representation) -> str:
-    """Return how far the representation was found; of heads with a prior, whether they use it at all."""
+    """Return how far the representation was found; for heads with a prior, whether they use it at all."""
     if learned.serves_newcomers and learned.ratings is not None and not learned.basis.shape[1]:
         return "Users' tastes were not asked for, or not seen: rank 0. What factors cost was spent on offsets."
     if learned.prior is not None and (unused := _explain_unused(learned, learned.prior)):
