@@ -345,10 +345,12 @@ USERS_COMPUTE = (
     "local/losses.py",
     "local/transform.py",
     "heads/classification.py",
+    "heads/label_spaces.py",
     "heads/margin.py",
     "heads/ratings.py",
     "heads/regression.py",
     "linear/class_steps.py",
+    "linear/gradient_parts.py",
     "linear/rating_steps.py",
     "linear/steps.py",
 )

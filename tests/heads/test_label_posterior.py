@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from privrep.heads.label_modes import CoordinateSpace, LabelRows, RowSpace, find_mode, leave_out
+from privrep.heads.label_modes import find_mode, leave_out
 from privrep.heads.label_posterior import find_trust, fit_label_heads, fit_labels, moderate, stretch
+from privrep.heads.label_spaces import CoordinateSpace, LabelRows, RowSpace
 from privrep.local.least_squares import users_last
 from privrep.local.losses import Loss
 from privrep.local.prior import LabelPrior, PriorMean

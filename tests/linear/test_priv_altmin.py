@@ -22,10 +22,10 @@ from privrep.linear.methods.priv_altmin import (
     DisjointPairs,
     NormalEquations,
     QuarterEquations,
-    denoise_normal,
     paper_altmin,
     priv_altmin,
 )
+from privrep.linear.normal_matrix import denoise_normal
 from privrep.linear.references import subspace_distance
 from privrep.linear.starts import INITIALISERS, start_from
 from privrep.linear.steps import SIZES

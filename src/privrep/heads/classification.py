@@ -83,8 +83,7 @@ def fit_class_shared(
     """Return a head on the representation for each user.
 
     Without a `precision` it is the middle one of PRECISIONS, or another that is clearly better by leave-one-out. That
-    is a
-    poor guess on few rows, so a run asks all users together.
+    is a poor guess on few rows, so a run asks all users together.
 
     Args:
         X: rows (users, m, d).
@@ -140,8 +139,7 @@ def fit_class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: 
     frequencies.
 
     It is least squares of the labels, or Newton's method where there are rows enough for that. Its share in the outputs
-    is
-    the larger, the more it gains over the frequencies by leave-one-out. A choice between the two would be as noisy,
+    is the larger, the more it gains over the frequencies by leave-one-out. A choice between the two would be as noisy,
     and is no better on average than a mixture.
 
     Args:
@@ -179,10 +177,8 @@ def _fit_least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) 
     """Return users' own classifiers by least squares. The mean of a label, 1 or -1, is tanh of half its output.
 
     So outputs are twice what least squares says. The ridge is right if features explain two fifths of the labels'
-    variance,
-    all of them as much. With more rows than features, or several outputs, another ridge, or a steeper slope, is taken
-    where
-    that is clearly better.
+    variance, all of them as much. With more rows than features, or several outputs, another ridge, or a steeper slope,
+    is taken where that is clearly better.
 
     Args:
         rows: in public scales, centred with an intercept, (users, m, d).
@@ -212,8 +208,7 @@ def _solve_ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Arra
     """Return the solutions of ridge regressions in the space of rows, for each ridge and user.
 
     The residuals are the ridge times the solutions. One ridge takes an inverse. Several take the eigendecomposition of
-    the
-    smaller of rows by rows and features by features.
+    the smaller of rows by rows and features by features.
 
     Args:
         rows: (users, m, d).

@@ -1,9 +1,9 @@
-"""Missing values of rows to predict, filled as those of the rows that heads were made of.
+"""Missing values of rows to predict, filled in the way of the rows that heads were fitted on.
 
 A user's means of columns are kept with its head, in private, where values were missing in `fit`. A missing value of a
-row to predict is its user's own mean of the column, and the released location of the column where the user had no value
-in it. Representations without a prior have no location: there it is 0, which is as good as any other number for a
-column that is the same in all rows of a user with an intercept.
+row to predict is its user's own mean of the column. Where the user had no value in the column, it is the released
+location of the column. Representations without a prior have no location: there it is 0. For a column that is the same
+in all rows of a user with an intercept, 0 is as good as any other number.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ def fill_to_predict(
     """Return rows to predict in which no value is missing.
 
     A value also counts as missing in a column that its user never had in `fit` and that has no location. The user's
-    head
-    does not know what to compare it with.
+    head does not know what to compare it with.
 
     Args:
         heads: of users.

@@ -1,7 +1,7 @@
 """Personal heads: functions of the public representation and one user's own rows. They never leave their user.
 
-Where the representation has a prior of heads, a head is the posterior mean given the user's rows, and the prior mean
-for a user without rows. Everything below is for representations that have none.
+Where the representation has a prior of heads, a head is the posterior mean given the user's rows. A user without rows
+has the prior mean. Everything below is for representations without a prior.
 
 A user has three candidates: a head on the shared representation, a ridge regression of its own on all features, and a
 constant. It tries each by leave-one-out on its own rows and keeps the candidate that predicted best. The choice costs

@@ -58,7 +58,14 @@ class Heads:
         return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
 
     def _predict(self, representation: Representation, X: Any, users: NDArray[np.int64], target: int) -> Array:
-        """Return predictions for one target, (rows,), before trust; see `predict` for the arguments."""
+        """Return predictions for one target, (rows,), before trust.
+
+        Args:
+            representation: the one that the heads are of.
+            X: rows (rows, d), which may be sparse.
+            users: the position of each row's user, -1 for a user without a head, (rows,).
+            target: its position.
+        """
         heads = users * self.targets + target  # of a user without a head it is another's: those rows are overwritten
         predictions = self.intercept[heads] + np.einsum("rk,rk->r", X @ representation.head_matrix, self.shared[heads])
         if representation.prior is not None:

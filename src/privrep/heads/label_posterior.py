@@ -1,9 +1,9 @@
 """Heads of classifiers as posterior means, for many users of equal size at once, with leave-one-out.
 
-A user's outputs are f = offset + b + P v, one such line for each output: the offset is the prior mean, b ~ N(0, level)
-the user's own level, v ~ N(0, I) its slopes along the public factor, P the user's rows less an origin, times the
-factor. Modes of the outputs are found in `label_modes`. The posterior of logits is skewed, and its mean lies farther
-out than its mode. A head is the mean, to second order.
+A user's outputs are f = offset + b + P v, one such line for each output. The offset is the prior mean, b ~ N(0, level)
+the user's own level, and v ~ N(0, I) its slopes along the public factor. P are the user's rows less an origin, times
+the factor. Modes of the outputs are found in `label_modes`. The posterior of logits is skewed, and its mean lies
+farther out than its mode. A head is the mean, to second order.
 
 Probabilities average over what is left to doubt: an output of variance s counts 1 / sqrt(1 + pi s / 8) of itself
 (MacKay 1992). Each user's numbers are a function of its own rows to the last bit (see `local.least_squares`).
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.data.sparse import SparseRows
-from privrep.heads.label_modes import LabelRows, count_users_at_once, find_mode, leave_out
+from privrep.heads.label_modes import count_users_at_once, find_mode, leave_out
+from privrep.heads.label_spaces import LabelRows
 from privrep.heads.posterior import LARGEST, MOST_PACKED, make_images, make_origins
 from privrep.local.least_squares import sum_rows, users_last
 from privrep.local.losses import Loss

@@ -86,8 +86,7 @@ def fit_zero_one_heads(Q: Floats) -> Floats:
     """Return heads of length one, or zero, of least 0-1 loss on each user's rows, (users, k).
 
     They are exact for k = 1 and 2. In the plane the head is the middle of the widest best arc: it has the largest angle
-    to
-    the nearest row that it has right. For larger k it is the best of a few heads of a perceptron.
+    to the nearest row that it has right. For larger k it is the best of a few heads of a perceptron.
 
     Args:
         Q: rows times their labels, q = y U^T x, (users, m, k).
@@ -130,7 +129,12 @@ HEAD_STEPS = 200  # to one that stays
 
 
 def shorten_rows(P: Floats, longest: float) -> Floats:
-    """Return rows (users, m, k, W) brought to length `longest` where they are longer."""
+    """Return rows brought to length `longest` where they are longer.
+
+    Args:
+        P: rows (users, m, k, W).
+        longest: the largest length to return.
+    """
     square = P[:, :, 0] * P[:, :, 0]
     for a in range(1, P.shape[2]):
         square += P[:, :, a] * P[:, :, a]

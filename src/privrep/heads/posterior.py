@@ -1,9 +1,9 @@
 """Heads as posterior means, for many users of equal size at once, with leave-one-out in closed form.
 
-A user's residuals r around the prior mean are b + P v + e with b ~ N(0, rho s^2), v ~ N(0, s^2 I), e ~ N(0, s^2 I), P
-the user's rows less an origin, times the public factor. With B = (I + rho 11^T + P P^T)^-1 the posterior means are
-b = rho 1^T B r and v = P^T B r, and the residual of row j by the posterior without its target is (B r)_j / B_jj. The
-row's features stay: they are part of the user's mean row either way.
+A user's residuals r around the prior mean are b + P v + e. Here b ~ N(0, rho s^2), v ~ N(0, s^2 I), e ~ N(0, s^2 I),
+and P are the user's rows less an origin, times the public factor. With B = (I + rho 11^T + P P^T)^-1 the posterior
+means are b = rho 1^T B r and v = P^T B r. The residual of row j by the posterior without its target is (B r)_j / B_jj.
+The row's features stay: they are part of the user's mean row either way.
 
 Each user's numbers are a function of its own rows to the last bit (see `local.least_squares`).
 """
@@ -175,8 +175,7 @@ class PosteriorHeads:
     The doubt about a prediction at x, in units of the noise's variance, is (1, p)^T S (1, p) for p = factor^T x -
     origin.
     S is packed in `doubt` where there are at most MOST_PACKED coordinates. With more of them `doubt` has two numbers:
-    what
-    is left of the level's variance and of the mean variance of a coordinate.
+    what is left of the level's variance and of the mean variance of a coordinate.
     """
 
     intercept: Array  # (users,)

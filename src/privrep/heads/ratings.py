@@ -2,9 +2,9 @@
 
     r_ij = level + u_i (c_j + b_i + <F_j, v_i> + e_ij),   b_i ~ N(0, T / u_i^2),   v_i ~ N(0, I),   e_ij ~ N(0, rest)
 
-The user's spread u_i is that of its own ratings, drawn towards the typical one as if it had STRENGTH more ratings.
-Given it, level and taste are a posterior mean (`heads.posterior`): a user with few ratings stays close to the released
-level and to the items' offsets, and one without ratings has just these.
+The user's spread u_i is the spread of its own ratings, drawn towards the typical one as if it had STRENGTH more
+ratings. Given it, level and taste are a posterior mean (`heads.posterior`). A user with few ratings stays close to the
+released level and to the items' offsets, and a user without ratings has just these.
 
 Each user's numbers are a function of its own rows to the last bit (see `local.least_squares`).
 """

@@ -69,7 +69,12 @@ def fit_shared_candidate(X: Array | SparseRows, y: Array, matrix: Array, interce
 
 
 def project_rows(X: Array | SparseRows, matrix: Array) -> Array:
-    """Return rows (users, m, d) times the representation (d, k): (users, m, k)."""
+    """Return rows times the representation, (users, m, k).
+
+    Args:
+        X: rows (users, m, d).
+        matrix: of the representation, (d, k).
+    """
     return X.project(matrix) if isinstance(X, SparseRows) else X @ matrix
 
 
@@ -88,7 +93,12 @@ def fit_own_candidate(X: Array, y: Array, scale: Array, intercept: bool) -> Fit:
 
 
 def _pick_best(kind: int, fits: list[tuple[Array, Array, Array]]) -> Fit:
-    """Return each user's best of several fits (losses, intercepts, weights) of the same users."""
+    """Return each user's best of several fits of the same users.
+
+    Args:
+        kind: of the candidate, its number in KINDS.
+        fits: losses (users,), intercepts (users,) and weights (users, .) of each.
+    """
     losses = np.stack([loss for loss, _, _ in fits])
     best, users = losses.argmin(axis=0), np.arange(losses.shape[1])
     intercepts, weights = np.stack([fit[1] for fit in fits]), np.stack([fit[2] for fit in fits])
@@ -156,7 +166,8 @@ def _fit_dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: b
 
 
 def normalise_grams(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """Return Gram matrices over their mean eigenvalue, that mean, and which users' overflowed: those matrices are zero.
+    """Return Gram matrices over their mean eigenvalue, that mean, and which users' overflowed: overflown matrices are
+    zero.
 
     So whatever a user's rows are, an eigendecomposition, which would raise for everybody, finds small finite numbers.
 
@@ -221,8 +232,7 @@ def fit_rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
     spread.
 
     y / spread = a + offset + <factors, v> + rest, the variance of the rest public. A user with few ratings thus keeps
-    close
-    to the items' offsets. A user whose ratings are all alike keeps close to their mean.
+    close to the items' offsets. A user whose ratings are all alike keeps close to their mean.
 
     Args:
         P: offset and factors of each rated item, (users, m, 1 + k).

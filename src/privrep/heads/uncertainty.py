@@ -82,7 +82,12 @@ class Doubts:
         return np.sqrt(self.prior.noise[target] * ratio)
 
     def _newcomers(self, users: NDArray[np.int64], target: int) -> NDArray[np.bool_]:
-        """Return a mask of rows whose user's prediction is the prior mean, (rows,)."""
+        """Return a mask of rows whose user's prediction is the prior mean, (rows,).
+
+        Args:
+            users: the position of each row's user, -1 for a user without a head, (rows,).
+            target: its position.
+        """
         return (users < 0) | self.new[users * self.targets + target]
 
     def _each(self, columns: list[Array]) -> Array:

@@ -278,6 +278,11 @@ def ask_preference(problem: RoundContext, state: Estimate, mu_squared: float) ->
 
     Return None where the votes are lost in noise. Return None without asking where `mu_squared` is 0: sparse features
     leave no regression of one's own, and several targets have as many votes.
+
+    Args:
+        problem: the part of the fit that stays the same.
+        state: the representation.
+        mu_squared: what the votes cost.
     """
     if not mu_squared:
         return None
@@ -316,10 +321,13 @@ class Move:
 def apply_move(state: Estimate, move: Move) -> Estimate:
     """Return U plus the move, made orthonormal by a QR, each direction shrunk by its signal over signal plus noise.
 
-    The signal of a direction is the length by which it exceeds its noise, whose variance is public, or what earlier
-    steps
-    left over if that is more. Once the signal is gone this averages the rounds' noise. So a round never adds more noise
-    than it removes error.
+    The noise's variance is public. The signal of a direction is the length by which its move exceeds the noise, or what
+    earlier steps left over if that is more. Once the signal is gone this averages the rounds' noise. So a round never
+    adds more noise than it removes error.
+
+    Args:
+        state: the basis before the move.
+        move: with its noise.
     """
     signal = np.maximum((move.raw**2).sum(axis=0) - move.energy, 0.0)
     left = np.diag(move.turn.T @ state.error @ move.turn)

@@ -22,8 +22,7 @@ class Encoded:
     """A step for targets, asked about labels: 1 and -1 for two classes, one target for each class where there are more.
 
     The mean of y x over a user's rows points along that user's head for labels as for numbers. That holds for any link
-    to
-    normal features. So the pair moments of labels hold the representation as well.
+    to normal features. So the pair moments of labels hold the representation as well.
     """
 
     step: Step
@@ -57,8 +56,7 @@ class ClassGradient(LeaveOneOutGradient):
     its loss at the head fitted without it. The loss's second derivative in U takes the place of the heads' second
     moment:
     heads weighted by the curvature at their rows. Features outside the span of U are not related to that curvature if
-    they
-    are normal, so the ratio of the two is Newton's step.
+    they are normal, so the ratio of the two is Newton's step.
     """
 
     loss: Loss

@@ -13,20 +13,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from privrep.linear.gathering import Coordinates, Gathered, Heard, Outputs
+from privrep.linear.gathering import Coordinates, Gathered, Outputs
+from privrep.linear.gradient_parts import COMMON_CELLS
 from privrep.linear.label_steps import LabelGradient
+from privrep.linear.newton import Curvature, solve_newton
 from privrep.linear.norms import choose_norm
 from privrep.linear.panel import Panel
-from privrep.linear.panel_steps import COMMON_CELLS, CommonGradient
+from privrep.linear.panel_steps import CommonGradient
 from privrep.linear.spreads import find_spreads
 from privrep.linear.steps import WIDE_CELLS
 from privrep.linear.transform import read_octave_quantile
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import packed_size
 from privrep.privacy.run import Run
-from privrep.typing import Array
 
 PURPOSES = {
     "common/within": "common slopes",
@@ -46,7 +47,7 @@ SIZING = 0.03  # most of mu^2 for histograms of norms; where they would need mor
 class Descent:
     """Newton's steps on level, slopes and context, each shrunk by how much of it is noise.
 
-    The clipping norms of a step are read off histograms that come with the step before, where those can be afforded.
+    The clipping norms of a step are read off histograms that come with the step before, if the budget allows them.
     """
 
     run: Run
@@ -56,7 +57,7 @@ class Descent:
     spent: float = 0.0
     heard: bool = False  # whether the last step found slopes or contexts that stand out from its noise
     sizes: Release | None = None
-    bends: dict[str, _Curvature] = field(default_factory=dict)  # what steps so far have shown of curvatures
+    bends: dict[str, Curvature] = field(default_factory=dict)  # what steps so far have shown of curvatures
     known: Gathered | None = None  # what steps on labels have shown of the mean
     outputs: Outputs = field(init=False)  # how they bend, by the first level: by how frequent classes are
 
@@ -156,7 +157,7 @@ class Descent:
         self.sizes = released.get("sizes", self.sizes)
         for key, p in self.parts.items():
             size = p * q
-            self.bends[key] = _Curvature.read(released[key], size, p, tails[key], full).combine(self.bends.get(key))
+            self.bends[key] = Curvature.read(released[key], size, p, tails[key], full).combine(self.bends.get(key))
         if self.panel.loss is not None and self.panel.sized and full and "between" in self.parts:
             self.panel, self.heard = self._gather(released)
         else:
@@ -236,10 +237,8 @@ def _guess_label_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple
     """Return the guesses of `_guess_sizes` for labels, whose rows pull with about PULL and weigh WEIGHT each.
 
     Where sizes of features are not known either, gradients of slopes count by their direction alone. A user whose
-    labels
-    are all unlikely pulls at the level as far as its own level goes. The more of that pull is cut off, the more the
-    level
-    follows the likelier label. So the pull is kept as far as noise allows.
+    labels are all unlikely pulls at the level as far as its own level goes. The more of that pull is cut off, the more
+    the level follows the likelier label. So the pull is kept as far as noise allows.
 
     Args:
         panel: what is known of the population.
@@ -267,78 +266,8 @@ TAIL = 0.4
 RARE = 4.0  # norms of users with the rarer label, at most, in units of the guessed ones
 
 
-@dataclass(frozen=True)
-class _Curvature:
-    """A released curvature over its mean eigenvalue. It is noisy, and gets better with every step."""
-
-    shape: Array  # (p, p), of mean eigenvalue about one; (p, 1) where all directions are taken to bend alike
-    mean: float  # eigenvalue, in the units of the last release
-    noise: float  # standard deviation of the noise in `shape`
-    sigma: float  # and in `mean`
-
-    @classmethod
-    def read(cls, released: Release, skip: int, p: int, tail: float, full: bool) -> _Curvature:
-        """Return the curvature that one release shows.
-
-        Args:
-            released: numbers of the gradient, then the curvature times `tail`.
-            skip: how many numbers the gradient has.
-            p: coordinates of the curvature.
-            tail: the factor of the curvature.
-            full: whether the curvature is a packed matrix, not one number.
-        """
-        bend, sigma = released.value[skip:] / tail, released.sigma / tail
-        if not full:
-            return cls(np.ones((p, 1)), float(bend[0]), math.inf, sigma)
-        H = unpack(bend)
-        mean = float(np.trace(H)) / p
-        return cls(H / max(mean, sigma), mean, sigma / max(mean, sigma), sigma / math.sqrt(p))
-
-    def combine(self, other: _Curvature | None) -> _Curvature:
-        """Return the mean of both shapes, weighted by precision; the mean eigenvalue is this release's."""
-        if other is None or math.isinf(self.noise) or math.isinf(other.noise):
-            return self
-        mine, theirs = self.noise**-2, other.noise**-2
-        shape = (mine * self.shape + theirs * other.shape) / (mine + theirs)
-        return replace(self, shape=shape, noise=(mine + theirs) ** -0.5)
-
-    def read_gradient(self, released: Release, outputs: Outputs) -> Heard:
-        """Return the gradient of a release with the curvature as it is known so far; with zeros where that is all
-        noise.
-
-        Args:
-            released: numbers of the gradient (q p), then the curvature.
-            outputs: how the q outputs are turned.
-        """
-        p, found, (q, k) = len(self.shape), self.directions(), outputs.turn.shape
-        if found is None:
-            return Heard(np.zeros((p, k)), np.zeros((p, p)), released.sigma)
-        values, turn = found
-        curvature = np.diag(values) if turn is None else (turn * values) @ turn.T
-        gradient = released.value[: p * q].reshape(q, p).T
-        return Heard(gradient @ outputs.turn, curvature, released.sigma)
-
-    def directions(self) -> tuple[Array, Array | None] | None:
-        """Return the curvature's eigenvalues (p,) and eigenvectors (p, p); None where it is all noise.
-
-        The shape is shrunk towards the identity by how much of it may be noise. Eigenvectors are None where they are
-        the
-        coordinates themselves.
-        """
-        p = len(self.shape)
-        if self.mean < BENT * self.sigma:
-            return None
-        if math.isinf(self.noise):
-            return np.full(p, self.mean), None
-        rest = self.shape - np.eye(p)
-        size = float((rest**2).sum())
-        keep = max(0.0, 1 - self.noise**2 * packed_size(p) / size) if size > 0 else 0.0
-        values, turn = np.linalg.eigh(np.eye(p) + keep * rest)
-        return self.mean * np.maximum(values, max(0.1, keep * self.noise * math.sqrt(p))), turn
-
-
 def _apply_step(
-    panel: Panel, released: dict[str, Release], bends: dict[str, _Curvature], outputs: Outputs
+    panel: Panel, released: dict[str, Release], bends: dict[str, Curvature], outputs: Outputs
 ) -> tuple[Panel, bool]:
     """Return the panel after a step, and whether slopes or contexts moved.
 
@@ -351,7 +280,7 @@ def _apply_step(
     mean = panel.mean
     d = len(mean.slopes)
     heard = False
-    step = _solve_newton(released["within"], bends["within"], outputs, 0)
+    step = solve_newton(released["within"], bends["within"], outputs, 0)
     if step is not None:
         move = panel.transform.original(step.move) * panel.target_scale
         move[~panel.location.varies[:d]] = 0.0
@@ -367,7 +296,7 @@ def _apply_step(
     return panel, heard or also
 
 
-def _apply_between(panel: Panel, released: Release, bend: _Curvature, outputs: Outputs) -> tuple[Panel, bool]:
+def _apply_between(panel: Panel, released: Release, bend: Curvature, outputs: Outputs) -> tuple[Panel, bool]:
     """Return the panel with its level and contexts moved, and whether contexts moved.
 
     Args:
@@ -377,78 +306,10 @@ def _apply_between(panel: Panel, released: Release, bend: _Curvature, outputs: O
         outputs: how outputs are turned.
     """
     mean, scale, m = panel.mean, panel.target_scale, panel.location.typical_rows
-    step = _solve_newton(released, bend, outputs, 1)
+    step = solve_newton(released, bend, outputs, 1)
     if step is None:
         return panel, False
     unit = mean.unit(m, m) / (mean.spread / (mean.spread + 1 / m))
     context = mean.context + step.move[1:] * scale * unit[:, None]
     mean = replace(mean, level=mean.level + step.move[0] * scale, context=context)
     return replace(panel, mean=mean, level_size=step.left(panel.level_size)), bool(step.move[1:].any())
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step of Newton's method, (p, q), and by how much it lowers the mean square of what was left, over all
-    targets."""
-
-    move: Array
-    gain: float
-
-    def left(self, size: float) -> float:
-        """Return the size of what is left after the step, at least a third of the size before it."""
-        return math.sqrt(max(size**2 - 0.8 * self.gain, size**2 / 9))
-
-
-def _solve_newton(released: Release, bend: _Curvature, outputs: Outputs, spare: int) -> _Step | None:
-    """Return curvature^-1 gradient, shrunk by how much of it is noise; None where the curvature is all noise.
-
-    Args:
-        released: numbers of the gradient (q p), then the curvature.
-        bend: the curvature as all steps so far show it.
-        outputs: how the q outputs are turned.
-        spare: how many first coordinates are shrunk by themselves: 1 for a level, else 0.
-    """
-    p, found, (q, _) = len(bend.shape), bend.directions(), outputs.turn.shape
-    if found is None:
-        return None
-    gradient = released.value[: p * q].reshape(q, p).T @ outputs.turn
-    values, turn = found
-    if turn is None and spare == 0:
-        step = _shrink_step(gradient, values, released.sigma)
-        return _Step(outputs.back(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
-    turn = np.eye(p) if turn is None else turn
-    step = turn @ _shrink_step(turn.T @ gradient, values, released.sigma)
-    if spare:  # a level moves by itself: contexts that are all noise do not keep it
-        whole = (turn / values) @ (turn.T @ gradient)
-        noise = released.sigma * np.sqrt(((turn / values) ** 2 @ np.ones(p))[:spare])
-        moved = np.abs(whole[:spare]) > MOVED * noise[:, None]
-        shrunk = whole[:spare] - noise[:, None] ** 2 / np.where(moved, whole[:spare], 1.0)
-        step[:spare] = np.where(moved, shrunk, step[:spare])
-    return _Step(outputs.back(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
-
-
-BENT = 2.5  # standard deviations of its noise from which on a mean curvature is one: it may be off by two fifths
-MOVED = 3.3  # from which on a level is moved: zero is often right, and an error of the level is one of every user
-BELIEVED = 2.6  # standard deviations of its noise from which on a number is believed
-
-
-def _shrink_step(gradient: Array, values: Array, sigma: float) -> Array:
-    """Return the posterior mean of a step, (p, k), in the eigenvectors of its curvature.
-
-    The step is taken to be normal with one variance for all directions, the one under which the gradient is likeliest.
-    Where the likelihood hardly favours it over no step, return zeros.
-
-    Args:
-        gradient: in the curvature's eigenvectors, (p, k).
-        values: eigenvalues of the curvature, (p,).
-        sigma: standard deviation of the noise in the gradient.
-    """
-    steps = gradient / values[:, None]
-    largest = max(float((steps**2).max()), 1e-300)
-    tried = largest * 2.0 ** np.arange(2, -30, -1.0)
-    spread = values[None, :, None] ** 2 * tried[:, None, None] + sigma**2
-    likelihood = -0.5 * (np.log(spread / sigma**2) + gradient**2 * (1 / spread - 1 / sigma**2)).sum(axis=(1, 2))
-    best = int(likelihood.argmax())
-    if likelihood[best] < 0.5 * BELIEVED**2:
-        return np.zeros_like(steps)
-    return np.asarray(steps * (values**2 * tried[best] / (values**2 * tried[best] + sigma**2))[:, None])

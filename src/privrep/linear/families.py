@@ -52,9 +52,8 @@ class HeadLosses:
 
     A user sends its losses as differences to their mean over candidates. `relative` takes the number of rows times the
     logarithm of the losses instead, so that candidates may differ by orders of magnitude. A part of a user's least loss
-    is
-    then added to each, so that no loss is lucky beyond measure. `tail` times the number of rows follows. `sizes` is a
-    histogram of the norms of the differences. `votes` counts the users who lose least by each candidate.
+    is then added to each, so that no loss is lucky beyond measure. `tail` times the number of rows follows. `sizes` is
+    a histogram of the norms of the differences. `votes` counts the users who lose least by each candidate.
     """
 
     several_targets: ClassVar[bool] = True
@@ -138,7 +137,7 @@ class Judged:
     norm: float  # that users' differences were clipped to
 
     def best(self, among: Iterable[int] | None = None) -> int:
-        """Return the position of the candidate that loses least, of all or of those at the positions `among`."""
+        """Return the position of the candidate that loses least, among all or among the given positions."""
         chosen = list(range(len(self.candidates)) if among is None else among)
         return min(chosen, key=lambda i: float(self.losses[i]))
 
@@ -356,8 +355,7 @@ class HeadErrors:
 
 def _count_errors(errors: Array) -> Array:
     """Return how many of each user's errors are in each cell, (users, ERROR_CELLS). Errors that are not finite are in
-    the
-    last cell.
+    the last cell.
 
     A cell is twice the binary logarithm, rounded down, by the bits of the number: see `local.elementary`.
 

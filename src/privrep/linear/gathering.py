@@ -1,15 +1,15 @@
 """The joint evidence of all steps on labels so far about level, slopes and contexts.
 
-Parameters are the common slopes w, by how rows of a user differ from what its mean row will be, the level, and the
-slopes b of those means. Contexts are the difference, c = b - w along the axes of users' means. The two gradients of a
-step are derivatives by w and by b. A user's mean row is known by its rows alone, so what is left of it moves with w.
-So the curvature between w and b follows from the curvature of b, and nothing more is released.
+Parameters are the common slopes w, the level, and the slopes b of users' means. w says how outputs change with the
+difference between a row and what its user's mean row will be. Contexts are c = b - w along the axes of users' means.
+The two gradients of a step are derivatives by w and by b. A user's mean row is known by its rows alone, so what is left
+of it moves with w. So the curvature between w and b follows from the curvature of b, and nothing more is released.
 
-A step with gradient g and curvature H, taken from parameters t, says that H t + g is H times the best parameters, with
-noise of privacy. The best parameters differ from the true ones by sampling noise, whose variance is the inverse of the
-curvature. Slopes are taken to be normal around the first ones, contexts around zero. Where contexts cannot be told from
-noise, rows and means of users tell of one and the same slope. Both variances are averaged over, by how likely all steps
-together are under them.
+A step has a gradient g and a curvature H, taken from parameters t. It says that H t + g is H times the best parameters,
+with noise of privacy. The best parameters differ from the true ones by sampling noise, whose variance is the inverse of
+the curvature. Slopes are taken to be normal around the first ones, contexts around zero. Where contexts cannot be told
+from noise, rows and means of users tell of one and the same slope. Both variances are averaged over, by how likely all
+steps together are under them.
 
 Outputs of several classes bend by diag(p) - p p^T, where p is how frequent classes are. Outputs of frequent classes
 bend more than outputs of rare ones. They are turned to the eigenvectors of that matrix, each of which bends by itself;

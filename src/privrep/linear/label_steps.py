@@ -1,6 +1,6 @@
 """Local steps of the passes that find the prior of classifiers' heads: gradients, losses, trust.
 
-Heads are those of `heads.label_posterior`. Each user's numbers are a function of its own rows, to the bit.
+Heads are fitted by `heads.label_posterior`. Each user's numbers are a function of its own rows, to the bit.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import numpy as np
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
 from privrep.heads.classification import fit_class_own
-from privrep.heads.label_modes import LabelRows, find_mode, leave_out
+from privrep.heads.label_modes import find_mode, leave_out
 from privrep.heads.label_posterior import LabelFits, fit_labels, iterate_users, moderate, stretch
+from privrep.heads.label_spaces import LabelRows
 from privrep.heads.posterior import make_images
-from privrep.linear.panel_steps import Part, check_shapes, join_parts, make_between_part, make_within_part
+from privrep.linear.gradient_parts import Part, join_parts, make_between_part, make_within_part
+from privrep.linear.panel_steps import check_shapes
 from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, find_octaves
 from privrep.local.least_squares import sum_columns, sum_rows, users_last
 from privrep.local.losses import Loss
@@ -103,8 +105,9 @@ class LabelResidual:
 class LabelGradient:
     """`CommonGradient` of labels: gradients of the likelihood around a prior mean of outputs.
 
-    The derivative of a user's marginal likelihood by the prior mean of its rows is K^-1 times what the posterior mean
-    of its outputs adds to it. The curvature is about (K + W^-1)^-1 (see `heads.label_posterior`).
+    The derivative of a user's marginal likelihood by the prior mean of its rows is K^-1 times a difference: the
+    posterior mean of its outputs less the prior mean. The curvature is about (K + W^-1)^-1 (see
+    `heads.label_posterior`).
     """
 
     mean: PriorMean
@@ -174,8 +177,8 @@ class LabelLosses:
     """`HeadLosses` of labels: each user's losses by candidates, each label left out in turn, summed over its rows.
 
     Candidates that are not `common` lie around zero, as for users who know nothing of others. Others lie around the
-    prior
-    mean. Its level and contexts are stretched from the variance of levels that it was learned with to the candidate's.
+    prior mean. Its level and contexts are stretched from the variance of levels that it was learned with to the
+    candidate's.
     """
 
     mean: PriorMean
@@ -299,9 +302,8 @@ class LabelTrust:
     """The evidence about how far outputs should be believed: of heads, each label left out, and of the prior mean
     alone.
 
-    For each of the two a user sends minus the derivative of its loss by a factor of its outputs, at `known` and at
-    `new`,
-    and the second derivative. Their ratio is Newton's step on the factor.
+    For each of the two a user sends derivatives of its loss by a factor of its outputs, at `known` and at `new`. They
+    are minus the first and the second derivative, whose ratio is Newton's step on the factor.
     """
 
     mean: PriorMean

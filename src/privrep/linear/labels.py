@@ -89,8 +89,9 @@ def learn_labels(
 ) -> Representation:
     """Learn the prior of classifiers' heads and a shared representation from labels.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
 
     Args:
         run: asks the users.
@@ -263,8 +264,7 @@ class LabelLearner(PriorLearner):
         """Return whether clearly more users do better by heads of the prior than by classifiers of their own.
 
         Where noise leaves that open, each user chooses for itself. Where slopes were not heard, each user does so
-        unless
-        hardly anybody does better without the prior.
+        unless hardly anybody does better without the prior.
 
         Args:
             factor: the directions along which slopes vary, (d, p).

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammainc, ndtr
 
 from privrep.linear.class_steps import encode_step
+from privrep.linear.histogram_shapes import (
+    UNIT_LENGTH,
+    UNIT_MEAN,
+    UNIT_SPREAD,
+    make_octave_shapes,
+    make_unit_shape,
+    make_window_shapes,
+)
 from privrep.linear.panel_steps import (
     LINEAR_CELLS,
     ROW_CELLS,
     SIGNED_CELLS,
     ColumnSizes,
     LevelCells,
-    list_signed_edges,
     list_typical_rows,
 )
 from privrep.linear.steps import CELLS, LOWEST
@@ -37,7 +42,6 @@ HEARD = 5.0  # standard deviations of its noise that the answer of a filter must
 ZOOMS = 3  # most times that windows narrow; each costs half of a histogram by octaves
 THIN = 0.6  # a spread, in cells of a window, that is looked at again
 OUTSIDE = 0.04  # share of users outside of where most means are, from which on they count for the spread
-NARROW = 0.2  # a spread over a location, below which the octaves of means do not tell it
 ROWS_SHARE = 0.005  # of mu^2
 DEAR = 3.0  # times as much, at most, for histograms of a target as for those of the features
 MOST, MOST_ALONE = 0.42, 0.6  # of mu^2, for all histograms together; where features cannot be heard at all
@@ -94,10 +98,8 @@ def make_histogram_queries(
     """Return the queries of the first page: histograms of columns, each at its price, and of numbers of rows.
 
     Histograms of features that nobody could hear are left out. Histograms of targets are not, because without them
-    there is
-    nothing to predict. The location of labels is known. All together, windows that narrow included, cost at most MOST,
-    or
-    MOST_ALONE.
+    there is nothing to predict. The location of labels is known. All together, windows that narrow included, cost at
+    most MOST, or MOST_ALONE.
 
     Args:
         run: tells sizes and the relation.
@@ -339,21 +341,6 @@ def read_octaves(counts: Array, sigma: float, users: float, anywhere: bool = Fal
 
 
 UNIT_HEARD = 3.0
-_UNIT_SHARES = np.array([0.75, 0.2, 0.05])  # of users with ones, whose mean is about 1, a half, a quarter
-UNIT_LENGTH = float(np.linalg.norm(_UNIT_SHARES))
-UNIT_MEAN = float(_UNIT_SHARES @ 0.5 ** np.arange(3))
-UNIT_SPREAD = math.sqrt(float(_UNIT_SHARES @ 0.25 ** np.arange(3)) - UNIT_MEAN**2)
-
-
-def make_unit_shape() -> Array:
-    """Return the shape of a histogram of means of zeros and ones by signed octave, (SIGNED_CELLS,), of length one.
-
-    The cell of zero is left out.
-    """
-    shape = np.zeros(SIGNED_CELLS)
-    one = CELLS + 1 - LOWEST  # the cell of 1
-    shape[[one, one - 1, one - 2]] = _UNIT_SHARES / UNIT_LENGTH
-    return shape
 
 
 def _measure_lean(counts: Array, sigma: float) -> Array:
@@ -368,55 +355,3 @@ def _measure_lean(counts: Array, sigma: float) -> Array:
     near = np.abs(np.arange(CELLS) - peak[:, None]) <= 5
     more = np.abs(((sides[0] - sides[1]) * near).sum(axis=1))
     return np.asarray(more - 2 * sigma * np.sqrt(2.0 * near.sum(axis=1)))
-
-
-@lru_cache(maxsize=1)
-def make_octave_shapes() -> tuple[Array, Array]:
-    """Return shapes of histograms of means, normal or gamma, by signed octave, and facts about each.
-
-    Returns:
-        Shapes of length one, (shapes, SIGNED_CELLS), and for each its centre, its spread, whether it is narrow, and the
-        length of the shape of one user, (shapes, 4).
-    """
-    low, high = list_signed_edges()
-    sizes = 2.0 ** (np.arange(2 * LOWEST, 2 * (LOWEST + CELLS)) / 2)
-    shapes, facts = [], []
-    for ratio in (0.0, NARROW, 0.5, 1.0, 2.0):
-        for sign in (-1.0, 1.0) if ratio else (1.0,):
-            middle = sign * sizes if ratio else np.zeros_like(sizes)
-            spread = ratio * sizes if ratio else sizes
-            shape = ndtr((high - middle[:, None]) / spread[:, None]) - ndtr((low - middle[:, None]) / spread[:, None])
-            shapes.append(shape)
-            facts.append(np.column_stack([middle, spread, np.full(len(sizes), float(ratio == NARROW))]))
-    for order in (1.0, 0.5):  # of one sign, and over many octaves: numbers whose logarithm varies
-        for sign in (-1.0, 1.0):
-            edges = sorted((sign * low, sign * high), key=np.sum)
-            ends = (gammainc(order, order * np.maximum(edge, 0.0) / sizes[:, None]) for edge in edges)
-            shapes.append(np.subtract(*reversed(list(ends))))
-            facts.append(np.column_stack([sign * sizes, sizes / math.sqrt(order), np.zeros(len(sizes))]))
-    found = np.concatenate(shapes)
-    found[:, CELLS] = 0.0
-    length = np.linalg.norm(found, axis=1)
-    return found / length[:, None], np.column_stack([np.concatenate(facts), length])
-
-
-@lru_cache(maxsize=1)
-def make_window_shapes() -> tuple[Array, Array, Array, Array]:
-    """Return shapes of histograms of means in a window, and facts about each.
-
-    Returns:
-        Shapes of length one, (shapes, LINEAR_CELLS); their centres and spreads in cells, and the lengths of the shapes
-        of
-        one user, (shapes,) each.
-    """
-    places = np.arange(0.0, LINEAR_CELLS + 0.25, 0.25)
-    edges = np.arange(LINEAR_CELLS + 1.0)
-    shapes, centres, spreads, lengths = [], [], [], []
-    for spread in (0.3, 0.5, 0.8, 1.3, 2.0, 3.0, 5.0):
-        below = ndtr((edges - places[:, None]) / spread)
-        shape = np.diff(below, axis=1)
-        lengths.append(np.maximum(np.linalg.norm(shape, axis=1), 1e-3))
-        shapes.append(shape / lengths[-1][:, None])
-        centres.append(places)
-        spreads.append(np.full(len(places), spread))
-    return np.concatenate(shapes), np.concatenate(centres), np.concatenate(spreads), np.concatenate(lengths)

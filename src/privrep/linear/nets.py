@@ -50,12 +50,9 @@ class RandomNet:
     """`size` matrices (dimension, rank) with orthonormal columns, the same for the same name.
 
     Without a centre they are uniform. With a centre the first is the centre itself. Most others lie at `angle` from it
-    in
-    random directions, as the root mean square over the columns. Every fourth keeps a random part of its span and has
-    one
-    fresh direction: a way on where one direction is right, the others are wrong, and nothing near is better. Candidates
-    are
-    drawn WIDTH at a time and never all held.
+    in random directions, as the root mean square over the columns. Every fourth keeps a random part of its span and has
+    one fresh direction: a way on where one direction is right, the others are wrong, and nothing near is better.
+    Candidates are drawn WIDTH at a time and never all held.
     """
 
     fills: ClassVar[type] = Net  # what fields of steps that travel declare
@@ -132,7 +129,9 @@ def zoom(run: Run, page: str, dimension: int, rank: int, zooming: Zooming, losse
     """Return a matrix (dimension, rank) with orthonormal columns, chosen by all of the run's epsilon, one choice a
     round.
 
-    Formal guarantee: epsilon-DP without a delta, by adaptive composition of the rounds' choices, for any local step.
+    Formal guarantee, for the epsilon of the run's budget:
+      - The choice is epsilon-DP without a delta, by adaptive composition of the rounds' choices.
+      - That holds for any local step.
 
     Args:
         run: asks the users; its budget is pure.

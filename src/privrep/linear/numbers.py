@@ -90,8 +90,9 @@ def learn_numbers(
 ) -> Representation:
     """Learn the prior of heads and a shared representation of numbers.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
 
     Args:
         run: asks the users.
@@ -177,8 +178,7 @@ class PriorLearner:
         does not.
 
         Return 0 where that is lost in noise, and infinity where it cannot be asked. Users with many rows for their
-        features
-        tell by how they do with slopes that differ in all features alike.
+        features tell by how they do with slopes that differ in all features alike.
 
         Args:
             mu_squared: what the vote costs.

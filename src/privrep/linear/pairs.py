@@ -1,4 +1,4 @@
-"""Factors of items from noisy sums over pairs of items, and whether those are worth their price.
+"""Factors of items from noisy sums over pairs of items, and whether such sums are worth their price.
 
 The sum of x x^T over users, x what is left of a user's ratings as a direction, is W_jl <F_j, F_l> off the diagonal.
 W_jl, how often both are rated, is the sum of p p^T. It is released as well, so nothing is assumed of which items are
@@ -146,7 +146,7 @@ def plan_taste(items: Items, variance: float, precision: float, mu_squared: floa
 
 
 def _predict_gain(users: float, covered: float, size: int, mu_squared: float, rows: float) -> float:
-    """Return the part of a rating's variance that factors of so many items are expected to explain.
+    """Return the part of a rating's variance that factors of this many items are expected to explain.
 
     Args:
         users: how many there are.

@@ -234,7 +234,7 @@ def denoise(moments: Array, sigma: float, diagonal: Array | None = None) -> Arra
 def read_moments(
     released: dict[str, Release], location: Location, transform: FeatureTransform, mean: PriorMean
 ) -> tuple[FeatureTransform, PriorMean, float]:
-    """Return whitened coordinates, the prior mean with first slopes, and the part of the targets' spread that those
+    """Return whitened coordinates, the prior mean with first slopes, and the part of the targets' spread that slopes
     leave.
 
     The mean also gets axes of users' mean rows. The part left is the root of a share of variance within users.

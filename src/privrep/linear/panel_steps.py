@@ -16,12 +16,13 @@ import numpy as np
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
 from privrep.heads.posterior import Spread, make_images, make_spread
-from privrep.linear.steps import CELLS, LOWEST, WIDE_CELLS, WIDE_LOWEST, FeatureSizes, find_octaves, pull_rows
-from privrep.local.least_squares import ROUNDING, centred
+from privrep.linear.gradient_parts import Part, join_parts, make_between_part, make_within_part
+from privrep.linear.steps import CELLS, LOWEST, FeatureSizes, find_octaves
+from privrep.local.least_squares import ROUNDING
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions, Losses
-from privrep.privacy.contributions import Concatenated, Counts, RowMoments, SparseColumns, Vectors
+from privrep.privacy.contributions import Counts, RowMoments
 from privrep.privacy.protocol import Step, StepSpec, UserBatch
 from privrep.typing import Array, Floats, Integers, Matrix, Vector
 
@@ -29,7 +30,6 @@ SIGNED_CELLS = 2 * CELLS + 1  # histograms of means: octaves below zero, zero, o
 LINEAR_CELLS = 16  # of a window, and one more at either end for what lies outside
 ROW_CELLS = 24  # how many rows users have: 1 to 4 by themselves, then one cell an octave
 FARTHEST = 5.0  # that a mean may lie from the centre, in units of its column's spread
-COMMON_CELLS = WIDE_CELLS + CELLS  # of the norms of a gradient, and of their ratios to curvatures
 
 
 def add_target_axis(y: Floats) -> Floats:
@@ -217,13 +217,11 @@ class CommonGradient:
     Residuals r are weighed by how users' slopes and levels vary: B_0 = (I + P P^T)^-1, P the rows along `factor`, and
     levels with `level_ratio` times the noise's variance (see `heads.posterior`).
     within: sum over rows of z (B r), z the rows in public coordinates, B = B_0 with levels free.
-    between: (1, p) times the sum of B r, B with levels as they vary, p the coordinates of the user's mean row that its
-    level may follow, in public units.
+    between: (1, p) times the sum of B r, B with levels as they vary. p are coordinates of the user's mean row, in
+    public units, that its level may follow.
     Each is followed by `tail` times its curvature, a matrix (`full`) or one number. Clipping shrinks both by one
-    factor, so
-    their ratio is Newton's step of the clipped population. `sizes` are histograms of the norms of both gradients, and
-    of
-    their ratios to the curvatures' norms.
+    factor, so their ratio is Newton's step of the clipped population. `sizes` are histograms of the norms of both
+    gradients, and of their ratios to the curvatures' norms.
     """
 
     several_targets: ClassVar[bool] = True
@@ -301,110 +299,16 @@ class CommonGradient:
         return make_between_part(X, self.mean, pull, whole * weight, self.typical_rows, self.full, self.between_tail)
 
 
-Part = tuple[Contributions, Array, Array]
-"""Gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures."""
-
-
-def join_parts(parts: Mapping[str, Part]) -> dict[str, Contributions]:
-    """Return the gradients of a prior mean and, as `sizes`, histograms of their norms and of their ratios to the
-    curvatures."""
-    cells = []
-    for i, (_, norm, bend) in enumerate(parts.values()):
-        ratio = np.divide(norm, bend, out=np.zeros_like(norm), where=bend > 0)
-        pair = np.stack([find_octaves(norm, WIDE_LOWEST, WIDE_CELLS), find_octaves(ratio)], axis=1)
-        cells.append(np.where(pair < 0, -1, pair + np.array([0, WIDE_CELLS]) + i * COMMON_CELLS))
-    counts = Counts(np.concatenate(cells, axis=1), COMMON_CELLS * len(parts))
-    return {key: part[0] for key, part in parts.items()} | {"sizes": counts}
-
-
-def make_within_part(
-    X: Floats | SparseRows,
-    transform: FeatureTransform,
-    pull: Array,
-    scale: Array,
-    intercept: bool,
-    full: bool,
-    tail: float,
-    beside: tuple[Array, Array, Array] | None = None,
-) -> Part:
-    """Return the gradient by common slopes.
-
-    Args:
-        X: rows (users, m, d).
-        transform: public coordinates of the rows.
-        pull: what each row pulls with, (users, m, q); with an intercept it sums to zero over a user's rows.
-        scale: weight of a user's rows in the curvature, (users,).
-        intercept: whether rows count around their user's mean.
-        full: whether the curvature is a matrix.
-        tail: factor of the curvature, which stands behind the gradient.
-        beside: of dense rows, one more row of each user, (users, 1, d), what it pulls with, (users, 1, q), and the root
-            of its weight over the weight of the others, (users,); None: no such row.
-    """
-    users, m, _ = X.shape
-    gradient = pull_rows(X, transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
-    if isinstance(gradient, SparseColumns) or isinstance(X, SparseRows):
-        assert isinstance(gradient, SparseColumns)
-        curvature = scale[:, None] * float(max(m - intercept, 0))
-        return replace(gradient, tail=curvature * tail), gradient.lengths(), curvature[:, 0]
-    flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
-    rows = transform.rows(centred(X) if intercept else X)
-    if beside is not None:
-        row = transform.rows(beside[0])
-        flat = flat + (beside[1].transpose(0, 2, 1) @ row).reshape(users, -1)
-        rows = np.concatenate([rows.astype(np.float64, copy=False), row * beside[2][:, None, None]], axis=1)
-    return _append_curvature(flat, rows, scale, full, tail)
-
-
-def make_between_part(
-    X: Floats | SparseRows, mean: PriorMean, pull: Array, scale: Array, typical_rows: float, full: bool, tail: float
-) -> Part:
-    """Return the gradient by the level, and by what users' means say of it.
-
-    Args:
-        X: rows (users, m, d).
-        mean: with the coordinates of users' mean rows.
-        pull: what users' levels pull with, (users, 1, q).
-        scale: weight of a user in the curvature, (users,).
-        typical_rows: number of rows at which coordinates have unit variance.
-        full: whether the curvature is a matrix.
-        tail: factor of the curvature, which stands behind the gradient.
-    """
-    users, m, _ = X.shape
-    rows = np.ones((users, 1, 1))
-    if mean.axes.shape[1]:
-        p = (mean.user_means(X) - mean.centre) @ (mean.axes * mean.unit(m, typical_rows))
-        rows = np.concatenate([rows, p], axis=2)
-    flat = np.ascontiguousarray(pull.transpose(0, 2, 1) * rows).reshape(users, -1)
-    return _append_curvature(flat, rows, scale, full, tail)
-
-
 def _free_levels(spread: Spread, weighed: Array) -> Array:
-    """Return B times values, levels free, from B_0 times values, (users, m, c) both."""
+    """Return B times values, levels free, (users, m, c).
+
+    Args:
+        spread: the rows as the slopes' prior weighs them.
+        weighed: B_0 times the values, (users, m, c).
+    """
     m = weighed.shape[1]
     sums = np.ones((1, m)) @ weighed
     return weighed - spread.ones[:, :, None] * (sums / np.maximum(spread.ones.sum(axis=1), 1e-300)[:, None, None])
-
-
-def _append_curvature(gradient: Array, rows: Floats, scale: Array, full: bool, tail: float) -> Part:
-    """Return gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures.
-
-    A curvature is scale times rows^T rows. What slopes along the factor take from it is taken evenly from all
-    directions.
-
-    Args:
-        gradient: (users, numbers).
-        rows: in the gradient's coordinates, (users, m, p).
-        scale: weight of a user's rows, (users,).
-        full: whether the curvature is a matrix, not its mean eigenvalue.
-        tail: factor of the curvature.
-    """
-    users, _, p = rows.shape
-    norms = np.sqrt((gradient**2).sum(axis=1))
-    squares = rows.astype(np.float64, copy=False).reshape(users, -1) ** 2
-    bend = scale * squares.sum(axis=1) / p
-    if full:
-        return Concatenated((Vectors(gradient), RowMoments(rows, tail * scale))), norms, bend
-    return Vectors(np.concatenate([gradient, tail * bend[:, None]], axis=1)), norms, bend
 
 
 def subtract_mean(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:

@@ -36,7 +36,12 @@ LOSS_NORM = 2.0
 
 def _check_batch(batch: UserBatch, matrix: Array) -> tuple[SparseRows, Array]:
     """Return rows and ratings (users, m), in double precision; raise InputError unless the matrix has a row for each
-    item."""
+    item.
+
+    Args:
+        batch: users with equally many ratings.
+        matrix: of the items, (d, .).
+    """
     X: SparseRows = batch.X
     y: Floats = batch.y
     if not isinstance(X, SparseRows) or y.ndim != 2 or len(matrix) != X.shape[2] or matrix.shape[1] < 1:
@@ -110,8 +115,7 @@ class ItemPull:
 
     So the range of ratings and their number do not matter. What lies above and what lies below are two vectors, neither
     with a negative entry: acute. Their difference has the noise that the direction would have. Their sum tells how
-    often
-    items are rated, at no price.
+    often items are rated, at no price.
     """
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
@@ -132,11 +136,9 @@ class RatingLevels:
     """Numbers that tell how users' levels and spreads are distributed, once offsets are taken out.
 
     z is the user's level. p is the mean product of two of its ratings around the centre, whose expectation is the
-    variance
-    of levels: the noise of two ratings has nothing in common. v is the variance of its ratings. All are in public
-    units,
-    and most users' numbers are close to zero: z / FARTHEST, p / MOST_SHARED, (v - 1) / (WIDEST - 1). The last number is
-    -1/2 for a user with a single rating, who has no p and no v.
+    variance of levels: the noise of two ratings has nothing in common. v is the variance of its ratings. All are in
+    public units, and most users' numbers are close to zero: z / FARTHEST, p / MOST_SHARED, (v - 1) / (WIDEST - 1). The
+    last number is -1/2 for a user with a single rating, who has no p and no v.
     """
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)

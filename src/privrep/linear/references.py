@@ -40,8 +40,8 @@ def fit_fedrep(
 ) -> Representation:
     """Fit FedRep (Collins et al. 2021) with full participation, no clipping and no noise. NOT PRIVATE.
 
-    Every round each user fits its head by least squares and takes the gradient of its mean squared error on the same
-    rows, all of them. The server takes a gradient step and a QR. It stops early once a round moves nothing.
+    Every round each user fits its head by least squares on all its rows. It takes the gradient of its mean squared
+    error on the same rows. The server takes a gradient step and a QR, and stops early once a round moves nothing.
 
     Args:
         users: who are asked.
@@ -199,7 +199,13 @@ class _Moments:
 
     @classmethod
     def of(cls, table: UserTable, along: Array, follow: bool) -> _Moments:
-        """Return the moments of a table; see `fit_mixed` for the arguments."""
+        """Return the moments of a table.
+
+        Args:
+            table: every user needs a row.
+            along: the directions in which users' slopes differ, (d, k).
+            follow: whether levels may follow the users' mean rows.
+        """
         n, (d, k) = table.n_users, along.shape
         p, q = 1 + (2 * d if follow else d), 1 + k
         found = cls(*(np.zeros(shape) for shape in ((n, q, q), (q, p, n), (n, q), (n, d), (p + 1, p + 1))))

@@ -32,9 +32,8 @@ class HeadSpreads:
     """Histograms, one cell an octave, of squares that users see alone around the prior mean, over the target's scale.
 
     The first two are with common slopes: variance around the user's own level, and the level. The other three are with
-    a
-    regression on `factor` as well: variance around that, the level at the origin, and the mean square of the head. With
-    several targets each is the mean over targets. Users with too few rows to tell are not counted.
+    a regression on `factor` as well: variance around that, the level at the origin, and the mean square of the head.
+    With several targets each is the mean over targets. Users with too few rows to tell are not counted.
     """
 
     several_targets: ClassVar[bool] = True

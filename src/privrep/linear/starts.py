@@ -138,8 +138,12 @@ def find_noise_edge(values: Array, radius: float | None = None) -> float:
 
 
 def count_above_noise(values: Array, most: int) -> int:
-    """Return how many eigenvalues (d,) stand above the semicircle that the others form: at least one, at most
-    `most`."""
+    """Return how many eigenvalues stand above the semicircle that the others form: at least one.
+
+    Args:
+        values: all eigenvalues, (d,).
+        most: the most to return.
+    """
     above = int((values > find_noise_edge(values)).sum())
     return min(max(above, 1), most, len(values))
 
@@ -148,8 +152,7 @@ def start_power_method(start: Start, *, rounds: int = 4, page: str = "power") ->
     """Return the estimate of a power method: X <- QR of the released sum of Z_i X, from a public random X.
 
     X has some columns to spare. The last round's singular vectors are the estimate. Noise in it has singular values of
-    at
-    most sigma (sqrt d + sqrt c), c the columns. What stands above came from the users.
+    at most sigma (sqrt d + sqrt c), c the columns. What stands above came from the users.
 
     Args:
         start: the question.
@@ -195,7 +198,13 @@ def draw_public_order(rows: int, name: str) -> NDArray[np.int64]:
 
 
 def random_basis(d: int, k: int, name: str) -> Array:
-    """Return a public random orthonormal basis, (d, k), the same for the same name."""
+    """Return a public random orthonormal basis, (d, k), the same for the same name.
+
+    Args:
+        d: rows.
+        k: columns.
+        name: seeds the draw.
+    """
     generator = np.random.default_rng([d, k, *name.encode()])
     return np.linalg.qr(generator.standard_normal((d, k)))[0]
 

@@ -58,10 +58,8 @@ class FeatureSizes:
     """Histograms, one a column, of users' root mean squares, around their own mean if there is an intercept.
 
     A user does not count in a column in which it has no value, or which does not vary within it but for rounding.
-    Columns
-    are the features and, where there are several, the targets. The size of a sparse feature is the size of its entries
-    that
-    are not zero.
+    Columns are the features and, where there are several, the targets. The size of a sparse feature is the size of its
+    entries that are not zero.
     """
 
     several_targets: ClassVar[bool] = True
@@ -133,8 +131,7 @@ class Frequencies:
     """Mean squares of features over a user's rows, in public scales, and a constant `unit` to measure them by.
 
     They are to sparse features what a covariance is to dense ones, as far as it can be afforded. Clipping shrinks the
-    unit
-    with the rest, so that the ratio is the mean square in the clipped population.
+    unit with the rest, so that the ratio is the mean square in the clipped population.
     """
 
     several_targets: ClassVar[bool] = True
@@ -259,7 +256,13 @@ def project_centred(X: Floats | SparseRows, transform: FeatureTransform, basis: 
 
 
 def make_nothing(users: int, d: int, k: int) -> Contributions:
-    """Return the contributions of users who have nothing to say of a gradient by U (d, k)."""
+    """Return the contributions of users who have nothing to say of a gradient by U.
+
+    Args:
+        users: how many there are.
+        d: rows of U.
+        k: columns of U.
+    """
     none = np.empty(0, np.int64)
     return SparseColumns(none, none, np.empty((0, k)), np.zeros((users, packed_size(k))), d)
 
@@ -269,14 +272,11 @@ class LeaveOneOutGradient:
     """The round of Private FedRep with every row used: the gradient by U and the second moment of the heads, joined.
 
     The paper (Snedeker, Zhou, Bassily 2025) fits the head on one batch and takes the gradient on another. Leaving out
-    one
-    row at a time and taking the gradient on it keeps that independence row by row and wastes none.
+    one row at a time and taking the gradient on it keeps that independence row by row and wastes none.
     A user sends the gradient, of dense rows the part of it orthogonal to U, which is all the step uses. Behind it
-    stands
-    `heads_weight` times the second moment of its heads, in one vector. Both are clipped by the same factor, so their
-    ratio
-    is the step of the clipped population. With several targets a user has a head for each, and sends the sums over
-    them.
+    stands `heads_weight` times the second moment of its heads, in one vector. Both are clipped by the same factor, so
+    their ratio is the step of the clipped population. With several targets a user has a head for each, and sends the
+    sums over them.
     Products with X are in its own precision: float32 rows whose mean is 10,000 times their spread lose digits.
     """
 
@@ -361,8 +361,7 @@ class PowerStep:
     """A round of the power method: Z X for the pair moments Z of a user (see `PairMoments`) and a public basis X.
 
     The method's paper (Shen et al. 2023) takes M = 1/m sum y^2 x x^T in place of Z, `own_rows`. M's eigenvalues outside
-    the
-    representation are as large as the targets' mean square. Z's are zero there, so Z needs fewer rounds.
+    the representation are as large as the targets' mean square. Z's are zero there, so Z needs fewer rounds.
     """
 
     several_targets: ClassVar[bool] = True

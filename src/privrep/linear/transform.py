@@ -125,8 +125,8 @@ MOST_WHITENED = 1024  # features
 def find_whitening(run: Run, transform: FeatureTransform, mu_squared: float, intercept: bool) -> Array | None:
     """Return W = C^-1/2, (d, d), from a release of the users' second moments, each by its direction alone.
 
-    Eigenvalues of C, relative to their mean, count no less than the noise of the release: directions lost in it are
-    all treated alike. Return None where what is left differs by no more than noise would make it differ, or by little.
+    Eigenvalues of C, relative to their mean, count no less than the noise of the release: directions lost in it are all
+    treated alike. Return None where what is left differs by no more than noise would make it differ, or by little.
 
     Args:
         run: asks the users.

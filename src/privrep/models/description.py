@@ -151,7 +151,7 @@ class Config:
         return "sparse" not in self.learner.accepts
 
     def _check_rows(self, targets: int, sparse: bool) -> None:
-        """Raise InputError if the method does not accept rows with so many targets, or sparse ones."""
+        """Raise InputError if the method does not accept this number of targets, or sparse rows."""
         wanted = {"several targets": targets > 1, "sparse": sparse}
         check_accepted(self.learner, [word for word, needed in wanted.items() if needed])
 

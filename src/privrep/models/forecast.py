@@ -16,11 +16,11 @@ directions. Means of squared errors on new rows of users who took part:
     histograms      if sizes of the features are lost in noise, there are levels alone; if the target's is, own means
 
 How rough it is. Constants of histograms and of clipping were set on 100 simulated fits. 150 other problems were drawn
-at random afterwards (500 to 20,000 users, 3 to 50 features, rank 0 to 3, 3 to 15 rows, epsilon 0.3, 1 or 3, either
-relation; a rank was given if it was not 0). The root of a simulated fit's mean squared error was within 5% of the
+at random afterwards: 500 to 20,000 users, 3 to 50 features, rank 0 to 3, 3 to 15 rows, epsilon 0.3, 1 or 3, either
+relation; a rank was given if it was not 0. The root of a simulated fit's mean squared error was within 5% of the
 forecast for 133 and within 10% for 145. With rank="auto" it was within 10% for 138. With users' means that differ and
-levels that follow them, it was within 10% for 36 of 40. Those that are off, by up to a factor of three either way, lie
-where histograms or directions are just heard, or just not, or where "auto" finds another rank.
+levels that follow them, it was within 10% for 36 of 40. Some were off by up to a factor of three either way. There
+histograms or directions are just heard, or just not, or "auto" finds another rank.
 Correlated features, heavy tails and users with very different numbers of rows are not modelled.
 """
 
@@ -50,8 +50,8 @@ from privrep.privacy.ledger import Budget
 def find_posterior_share(rows: float, coordinates: int, ratio: float) -> float:
     """Return what doubt about slopes adds to the variance of a new target, in units of the noise's.
 
-    The mean of tr (Z^T Z + lambda)^-1 over Gaussian designs Z is about the t that solves t (rows / (1 + t) + lambda) =
-    coordinates, lambda the noise's variance over a coordinate's.
+    Let Z be a Gaussian design, and lambda the noise's variance over a coordinate's. The mean of tr (Z^T Z + lambda)^-1
+    is about the t that solves t (rows / (1 + t) + lambda) = coordinates.
 
     Args:
         rows: that tell of slopes.
@@ -313,12 +313,10 @@ class Gains(Protocol):
     @property
     def gain(self) -> float:
         """Return the part by which privrep's error is smaller than the reference's."""
-        ...
 
     @property
     def most(self) -> float:
         """Return the gain of the best model without privacy."""
-        ...
 
 
 Predict = Callable[[float, Budget], Gains]  # from users and budget

@@ -17,7 +17,7 @@ hears little, were settled on 180 simulated fits. On 60 other problems (500 to 1
 1, 2 to 15 rows, rates from 0.05, epsilon 0.3, 1 or 3; a rank was given if it was not 0) a fit's log-loss was within 5%
 of the forecast for 50, within 10% for 57; of newcomers within 5% for 59. Predictors' losses lie close together, though:
 of what lies between own frequencies and the best model without privacy, half of the forecasts missed up to 21%, one in
-ten more than 85%. Those that are off lie where a level, features or directions are just heard, or just not. Newcomers'
+ten more than 85%. Forecasts are off where a level, features or directions are just heard, or just not. Newcomers'
 may then be off by a factor of two. Outputs are taken to be normal, which large slopes of users' own make them less.
 Slopes that are found though sizes of features are not heard, and several classes, are not modelled.
 """
@@ -35,9 +35,10 @@ from scipy.special import entr, expit, ndtr
 from scipy.stats import binom
 
 from privrep.errors import InputError
-from privrep.linear.descent import BENT, MOVED, TAIL, WEIGHT
+from privrep.linear.descent import TAIL, WEIGHT
 from privrep.linear.families import LEGIBLE
 from privrep.linear.labels import LEVEL
+from privrep.linear.newton import BENT, MOVED
 from privrep.models.forecast import (
     Goal,
     are_features_heard,
@@ -132,7 +133,13 @@ class LabelProblem:
 
 
 def _average(value: Callable[[Array], Array], centre: float, variance: float) -> float:
-    """Return the mean of a function of a normal variable with this centre and variance."""
+    """Return the mean of a function of a normal variable.
+
+    Args:
+        value: the function, of an array (nodes,).
+        centre: mean of the variable.
+        variance: of the variable.
+    """
     return float(value(centre + math.sqrt(max(variance, 0.0)) * NODES) @ MASSES)
 
 
@@ -184,8 +191,7 @@ def _predict_private(n: float, problem: LabelProblem, budget: Budget) -> tuple[f
     """Return privrep's log-losses for users who took part and for newcomers, in the mean over whether a level is found.
 
     A level that is not found is taken to be zero. Where losses cannot tell how far levels vary, their variance is taken
-    to
-    be LEVEL.
+    to be LEVEL.
     """
     p = problem.as_numbers
     told = n * math.sqrt(LABELS.level) * budget.mu > LEGIBLE

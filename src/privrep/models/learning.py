@@ -26,9 +26,8 @@ class PendingColumns:
     """Users whose rows wait for lists of categories or classes, which are private until they are selected.
 
     `holders` tells, for each column without a declared list, which users hold which category. `labels` tells which
-    users
-    have which label, where no classes were declared. `make` makes the users once all lists are known, in the order of
-    `Columns.categorical`.
+    users have which label, where no classes were declared. `make` makes the users once all lists are known, in the
+    order of `Columns.categorical`.
     """
 
     holders: dict[str, KeyHolders]

@@ -2,7 +2,7 @@
 
 `models.forecast` predicts the error of predictions. Here is the error of U. The prediction follows the algorithm's own
 recursion with what is public. The noise of every release is known from the budget. The signal is known, too, for a
-population like those of the papers: features of unit variance without correlation, heads alike in all directions of the
+population as the papers have it: features of unit variance without correlation, heads alike in all directions of the
 representation. All is in units of the signal: what users' own slopes add to a target has variance one. With e the
 mean squared sine between learned and true directions:
 

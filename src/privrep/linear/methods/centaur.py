@@ -58,8 +58,9 @@ def centaur_linear(
 ) -> Representation:
     """Learn a shared representation.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
 
     Args:
         run: asks the users; its whole budget is spent.
@@ -144,6 +145,10 @@ def _find_smallest_cosine(one: Array, other: Array) -> float:
     """Return the cosine of the largest angle between the spans of two orthonormal bases.
 
     Spans of different dimension do not agree: return 0.
+
+    Args:
+        one: (d, k).
+        other: (d, k).
     """
     return float(np.linalg.svd(one.T @ other)[1].min()) if one.shape == other.shape else 0.0
 
@@ -164,8 +169,9 @@ def paper_centaur(
 ) -> Representation:
     """Learn a shared representation as the paper does, by its Algorithms 3 to 5, without an intercept.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
 
     Args:
         run: asks the users; its whole budget is spent.

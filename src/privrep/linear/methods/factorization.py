@@ -78,8 +78,9 @@ FEW_ROWS = 10.0  # ratings of a user, where that was not heard
 def private_factorization(run: Run, rank: int | None) -> Representation:
     """Learn offsets and factors of the items, on the whole budget.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
 
     Args:
         run: asks the users.
@@ -211,8 +212,12 @@ class _Fit:
         return plan_taste(self.items, self.variance, self.evidence.precision, mu_squared, self.rows, most)
 
     def with_levels(self, mu_squared: float) -> _Fit:
-        """Return the state with the level, its variance and the typical spread as moments tell them, where those can be
-        heard."""
+        """Return the state with the level, its variance and the typical spread as moments tell them, if they can be
+        heard.
+
+        Args:
+            mu_squared: what the moments cost.
+        """
         spread, between = self.ratings.spread, float(self.location.between[-1])
         centre = float(self.location.centre[-1])
         step = RatingLevels(self.column, spread or 1.0, centre, between or 1.0)
@@ -319,8 +324,7 @@ def estimate_level_variance(value: float, noise: float, spread: float, apart: fl
     """Return the expected variance of levels, T.
 
     Levels are shrunk by T / (T + s^2 / m). What is lost by that is a quadratic in the factor, whose coefficients are
-    linear
-    in T. So the posterior mean of T is best, whatever else is known of it.
+    linear in T. So the posterior mean of T is best, whatever else is known of it.
 
     Args:
         value: the variance as seen.

@@ -78,8 +78,9 @@ def fedavg(run: Run, *, intercept: bool = True, transform: FeatureTransform | No
     The clipping norm of a round is the median length of users' moves in the round before, read off a released
     histogram. Where the histogram is lost in noise, nothing is learned and the rest of the budget is not spent.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
 
     Args:
         run: asks the users.
@@ -125,8 +126,9 @@ def paper_fedavg(
         server_rate: By how much the mean of the moves is multiplied.
         ridge: Of the local problem, relative to the mean squared length of a user's rows.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
     n, d = find_public_count(run), run.users.facts.features
     step = ModelUpdate(np.zeros(d), FeatureTransform.plain(d), ridge, intercept=False)

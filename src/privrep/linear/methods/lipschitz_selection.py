@@ -35,12 +35,9 @@ class LipschitzLosses:
 
     The score is a user's gain on v = 0, min_v loss(v) - loss(0). It lies in [-L_f C, 0]: v = 0 is allowed, and a
     1-Lipschitz loss moves by at most |<f, v>| <= L_f C. loss(0) is a constant of the user, the same for all candidates,
-    and
-    changes no probability. The paper takes off a constant, too, and bounds each of four terms by L_f C: a sensitivity
-    of
-    4 L_f C, and exp(-epsilon score / (8 L_f C)). On the range above one user replaced by another moves a score by L_f C
-    at
-    most: exp(-epsilon score / (2 L_f C)), four times as sharp at the same epsilon.
+    and changes no probability. The paper takes off a constant, too, and bounds each of four terms by L_f C: a
+    sensitivity of 4 L_f C, and exp(-epsilon score / (8 L_f C)). On the range above one user replaced by another moves a
+    score by L_f C at most: exp(-epsilon score / (2 L_f C)), four times as sharp at the same epsilon.
     """
 
     net: Net
@@ -80,8 +77,9 @@ def lipschitz_selection(
 ) -> Representation:
     """Choose U by the loss of users' best heads |v| <= norm on U^T x.
 
-    Formal guarantee: epsilon-DP at user level, without a delta, with the epsilon of the run's budget.
-    What a user gains by a candidate lies in a range of radius times norm (see `LipschitzLosses`), brought to [0, 1].
+    Formal guarantee, for the epsilon of the run's budget:
+      - Everything returned or posted is epsilon-DP at user level, without a delta.
+      - A user gains by a candidate within a range of radius times norm (see `LipschitzLosses`), brought to [0, 1].
 
     Args:
         run: asks the users; labels are +-1, but any numbers for the absolute loss.

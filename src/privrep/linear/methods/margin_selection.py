@@ -86,8 +86,7 @@ def _count_depth(a: Floats, b: Floats, rho: Floats, gamma: Floats) -> Floats:
     """Return how many rows q = (a, b) one head in the plane can have right, (users, WIDTH).
 
     A longest head is best. Row j is right on an open arc of the circle |v| = Gamma. As many arcs as ever overlap do so
-    just
-    inside the start of one of them, at v = rho/|q|^2 q + sqrt(Gamma^2 - rho^2/|q|^2) q_perp/|q|.
+    just inside the start of one of them, at v = rho/|q|^2 q + sqrt(Gamma^2 - rho^2/|q|^2) q_perp/|q|.
 
     Args:
         a: first coordinates, (users, m, WIDTH).
@@ -130,8 +129,9 @@ def margin_selection(
 ) -> Representation:
     """Choose U = M^T U~ by the margin loss that users have with it, each with its best head |v| <= norm.
 
-    Formal guarantee: epsilon-DP at user level, without a delta, with the epsilon of the run's budget.
-    A user's loss by each candidate lies in [0, 1], however its head is picked.
+    Formal guarantee, for the epsilon of the run's budget:
+      - Everything returned or posted is epsilon-DP at user level, without a delta.
+      - A user's loss by each candidate lies in [0, 1], however its head is picked.
 
     Args:
         run: asks the users; labels are +-1.
@@ -158,7 +158,13 @@ def margin_selection(
 
 
 def check_margin(margin: float, radius: float, norm: float) -> None:
-    """Raise InputError unless all three are positive and a row can reach the margin."""
+    """Raise InputError unless all three are positive and a row can reach the margin.
+
+    Args:
+        margin: that rows are to exceed.
+        radius: largest length of a row.
+        norm: largest length of a head.
+    """
     for name, value in (("margin", margin), ("radius", radius), ("norm", norm)):
         if not (value > 0 and math.isfinite(value)):
             raise InputError(f"{name} must be positive and finite. Got {value} instead.")

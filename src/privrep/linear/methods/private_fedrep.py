@@ -172,16 +172,15 @@ def paper_fedrep(
 ) -> Representation:
     """Learn a shared representation as the paper does, by its Algorithms 1 and 2, without an intercept.
 
-    The defaults are the paper's for its Figure 1 (it gives no psi_init; its psi is taken).
-    Beware of them: with disjoint batches a step of 2.5 overshoots and moves away from the truth on the paper's own
-    experiment, noise or no noise, because its Lemma 9 asks for at most 1/(2 sigma_max^2), there 1. The authors' code
-    takes
-    head and gradient from the same rows, all of the half: `disjoint=False`. Its residuals are smaller by a factor 1 -
-    k/b,
-    and there 2.5 converges.
+    The defaults are the paper's for its Figure 1 (it gives no psi_init; its psi is taken). Beware of them: with
+    disjoint batches a step of 2.5 overshoots on the paper's own experiment. It moves away from the truth, noise or no
+    noise, because Lemma 9 asks for at most 1/(2 sigma_max^2), there 1. The authors' code takes head and gradient from
+    the same rows, all of the half: `disjoint=False`. Its residuals are smaller by a factor 1 - k/b, and there 2.5
+    converges.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
 
     Args:
         run: asks the users; its whole budget is spent.
@@ -243,10 +242,8 @@ class BatchGradient:
 
     The head is fitted by least squares on one batch. The gradient of the mean squared error is taken on another. Both
     batches come from the first half of a user's rows, drawn without replacement by a public permutation. It depends on
-    the
-    page and the number of rows alone, so that every engine draws the same. With fewer rows than columns of U the head
-    is
-    the one of least norm; with no rows for a batch a user sends zero.
+    the page and the number of rows alone, so that every engine draws the same. With fewer rows than columns of U the
+    head is the one of least norm; with no rows for a batch a user sends zero.
     """
 
     spec: ClassVar[StepSpec] = StepSpec()
