@@ -217,8 +217,7 @@ def _solve_ridge_duals(rows: Array, targets: Array, ridges: Array) -> tuple[Arra
 
     Returns:
         (G + ridge)^-1 targets, (ridges, users, m, outputs), G the Gram matrix over its mean eigenvalue; the rows'
-        leverages
-        (ridges, users, m, 1); that mean eigenvalue (users,); and which users' numbers overflowed, (users,).
+        leverages (ridges, users, m, 1); that mean eigenvalue (users,); and which users' numbers overflowed, (users,).
     """
     users, m, d = rows.shape
     if m <= d:

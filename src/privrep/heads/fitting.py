@@ -272,10 +272,10 @@ def _fit_label_block(block: UserTable, prior: LabelPrior, scale: Array, safety_n
 CLEARLY_LABELS = 3.0  # nats, over all rows, by which a classifier of one's own must be better
 LUCK_LABELS = 0.5
 MANY = 3  # rows for each feature from which on a user may have a regression of its own
-LEAST_OWN = 30  # and in all
-FEWEST_OWN = 4  # or where users' losses could not tell which prior is good
-CLEARLY = 0.8  # of the posterior's leave-one-out loss, that it must stay below
-LUCK = 1.1  # rows' worth of luck: the ridge of such a regression was chosen by the very losses that are compared
+LEAST_OWN = 30  # fewest rows in all for that
+FEWEST_OWN = 4  # fewest rows for that, where users' losses could not tell which prior is good
+CLEARLY = 0.8  # part of the posterior's leave-one-out loss that its own must stay below
+LUCK = 1.1  # rows' worth of luck: the ridge of a user's own regression was chosen by the losses that are compared
 
 
 def find_fair_share(rows: int) -> float:

@@ -33,8 +33,8 @@ class Heads:
     own_position: NDArray[np.int64]  # row of `own`, or -1
     own: Array  # (heads that are regressions of their users' own, d)
     targets: int = 1
-    origin: Array | None = None  # (heads, k) and
-    doubt: Array | None = None  # (heads, .): how sure heads with a prior are, see `posterior.PosteriorHeads`
+    origin: Array | None = None  # (heads, k): images of users' origins
+    doubt: Array | None = None  # (heads, .): doubt about heads with a prior, see `posterior.PosteriorHeads`
     means: Array | None = None  # (n, p): users' means of the first p columns, see `filling`; None: not kept
 
     def predict(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
@@ -66,7 +66,7 @@ class Heads:
             users: the position of each row's user, -1 for a user without a head, (rows,).
             target: its position.
         """
-        heads = users * self.targets + target  # of a user without a head it is another's: those rows are overwritten
+        heads = users * self.targets + target  # without a head it is another user's: such rows are overwritten
         predictions = self.intercept[heads] + np.einsum("rk,rk->r", X @ representation.head_matrix, self.shared[heads])
         if representation.prior is not None:
             mean = representation.prior.mean

@@ -28,7 +28,7 @@ from privrep.typing import Array
 NEWTON_STEPS = 6  # of the log loss
 HINGE_STEPS = 12
 FEW = 6  # rows up to which leave-one-out takes fits of its own
-FOLDS = 3  # fits for softmax with more rows, each without every so many labels
+FOLDS = 3  # fits for softmax with more rows, each without every FOLDS-th label
 STEADY = 0.125
 NUMBERS = 1 << 18  # of a system that is solved for several users at once
 

@@ -149,7 +149,7 @@ class LipschitzFit:
     """Heads that were fitted by a Lipschitz loss, and what they gain."""
 
     heads: Floats  # (users, k, W)
-    gain: Floats  # (users, W): mean loss of v = 0 less that of the head; not negative
+    gain: Floats  # (users, W): mean loss of v = 0 less the head's; not negative
 
 
 def fit_lipschitz(F: Floats, y: Floats, loss: LossName, norm: float, steps: int = HEAD_STEPS) -> LipschitzFit:

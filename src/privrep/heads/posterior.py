@@ -32,7 +32,7 @@ class Fits:
     level: Array  # (users,)
     coordinates: Array  # (users, p): v
     left: Array  # (users, m): r_j minus its prediction without y_j
-    certainty: Array  # (users, m): B_jj, the noise's variance over that of `left`
+    certainty: Array  # (users, m): B_jj, the noise's variance over the variance of `left`
     dual: Array  # (users, m): B r
 
 

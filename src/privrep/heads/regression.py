@@ -175,7 +175,7 @@ def normalise_grams(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
         gram: (users, k, k); overflown ones are set to zero in place.
     """
     k = gram.shape[1]
-    diagonal = np.ascontiguousarray(gram[:, np.arange(k), np.arange(k)])  # else one user's is added in another order
+    diagonal = np.ascontiguousarray(gram[:, np.arange(k), np.arange(k)])  # else the order of sums would change
     size = diagonal.sum(axis=1) / k
     lost = ~np.isfinite(gram.sum(axis=(1, 2)))
     size = np.where(lost | ~(size > np.finfo(np.float64).tiny), 1.0, size)

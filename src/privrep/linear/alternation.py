@@ -176,7 +176,7 @@ def run_rounds(problem: RoundContext, state: Estimate, rank: int | None, method:
     d, s = len(state.basis), problem.settings
     if d > MOST_SQUARED or not state.hides(rank):
         return iterate(problem, state, method, left, method.name, s.rounds)
-    if rank is None:  # a direction that is only the error of the others must not pass for a new one: those first
+    if rank is None:  # first the strong directions: their error must not pass for a new one
         state = iterate(problem, state, method, 0.6 * left, "strong", s.rounds)
         state = add_weak(problem, state, None, method.limit_rank(d), 0.15 * left)
         return iterate(problem, state, method, 0.25 * left, method.name, s.rounds // 2)

@@ -73,8 +73,8 @@ def _estimate_ratio(
 
 MODEST = (0.1, 3.0)  # ratios of levels to the noise to begin with, where slopes are common
 WIDE = (0.01, 1e6)  # ratios where slopes along U explain much
-UNKNOWN = 10.0  # of slopes along U where nothing is known, and of levels beside them: users' own rows decide
-STRONG = 3.0  # a variance that slopes along U explain, over the noise's, from which on they come first
+UNKNOWN = 10.0  # ratio of slopes along U, and of levels, where nothing is known: users' own rows decide
+STRONG = 3.0  # variance that slopes along U explain, over the noise's, above which their family comes first
 
 
 @dataclass

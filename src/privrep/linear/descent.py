@@ -39,7 +39,7 @@ PURPOSES = {
 """Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 MOST_CURVED = 64  # coordinates whose curvature is released as a matrix
-LOOKED = 40.0  # users times the root of mu^2 that histograms of residuals need
+LOOKED = 40.0  # least users times the root of mu^2 for histograms of residuals
 SIZING = 0.03  # most of mu^2 for histograms of norms; where they would need more, norms are guessed from the scales
 
 
@@ -57,9 +57,9 @@ class Descent:
     spent: float = 0.0
     heard: bool = False  # whether the last step found slopes or contexts that stand out from its noise
     sizes: Release | None = None
-    bends: dict[str, Curvature] = field(default_factory=dict)  # what steps so far have shown of curvatures
-    known: Gathered | None = None  # what steps on labels have shown of the mean
-    outputs: Outputs = field(init=False)  # how they bend, by the first level: by how frequent classes are
+    bends: dict[str, Curvature] = field(default_factory=dict)  # curvatures, as steps so far have shown them
+    known: Gathered | None = None  # the evidence of steps on labels
+    outputs: Outputs = field(init=False)  # turned by the first level, that is, by how frequent classes are
 
     def __post_init__(self) -> None:
         loss = self.panel.loss

@@ -133,8 +133,8 @@ class Judged:
     candidates: tuple[Candidate, ...]
     losses: Array  # (candidates,), with noise
     sigma: float  # of the noise in each
-    rows: float  # that these are sums over, with noise of its own
-    norm: float  # that users' differences were clipped to
+    rows: float  # rows that losses are summed over, with noise of its own
+    norm: float  # clipping norm of users' differences
 
     def best(self, among: Iterable[int] | None = None) -> int:
         """Return the position of the candidate that loses least, among all or among the given positions."""
@@ -166,8 +166,8 @@ class Families:
     first: Array
     second: Array
     target_scale: Array
-    users: float  # how many there are, roughly
-    rows: float  # a typical user has
+    users: float  # roughly
+    rows: float  # of a typical user
     level: float = 1.0  # variance of levels over the noise's, as guessed without asking for it
     unit: float = 1.0  # a typical square of an error, over the target's scale squared
     loss: Loss | None = None  # of labels; None: of numbers

@@ -28,7 +28,7 @@ from privrep.local.transform import FeatureTransform
 from privrep.typing import Array
 
 Flags = NDArray[np.bool_]
-LASTING = 50.0  # variance of users' means over that of their rows from which on an axis counts as constant within users
+LASTING = 50.0  # variance of users' means over their rows' variance, from which on an axis is constant within users
 LEVELS = 1.5  # standard deviation of levels around the first one
 SIZES = np.concatenate([[0.0], 2.0 ** np.arange(-7.0, 2.0)])  # standard deviations that slopes and contexts may have
 LEAST = 1e-9  # of the largest eigenvalue: what is less counts as nothing

@@ -70,8 +70,7 @@ def make_window_shapes() -> tuple[Array, Array, Array, Array]:
 
     Returns:
         Shapes of length one, (shapes, LINEAR_CELLS); their centres and spreads in cells, and the lengths of the shapes
-        of
-        one user, (shapes,) each.
+        of one user, (shapes,) each.
     """
     places = np.arange(0.0, LINEAR_CELLS + 0.25, 0.25)
     edges = np.arange(LINEAR_CELLS + 1.0)

@@ -54,7 +54,7 @@ HEADS = (0.2, 2.0, 20.0)  # variances of heads along U to begin with
 MOST_LEVEL = 0.25  # of mu^2, for the first look at how far levels vary: little else can be learned from few users
 HARDLY_ANYBODY = 3.0  # votes for heads over votes against, from which on heads without slopes are for everybody
 MOSTLY_NOISE = 0.3  # mean squared sine of U from which on it is not the first choice
-NOTHING_SEEN = Spreads(None, None, None, None, None)  # what users see of labels alone says little
+NOTHING_SEEN = Spreads(None, None, None, None, None)  # no user's own variances: of labels they say little
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class LabelLearner(PriorLearner):
     """A fit of labels under way."""
 
     heads: float = HEADS[1]  # variance of heads along U
-    asked: int = 0  # how often it was asked how far levels vary
+    asked: int = 0  # releases about the variance of levels so far
 
     @property
     def loss(self) -> Loss:

@@ -38,12 +38,12 @@ from privrep.privacy.calibration import Query
 from privrep.privacy.run import Run
 from privrep.typing import Array
 
-HEARD = 5.0  # standard deviations of its noise that the answer of a filter must have
+HEARD = 5.0  # least answer of a filter, in standard deviations of its noise
 ZOOMS = 3  # most times that windows narrow; each costs half of a histogram by octaves
 THIN = 0.6  # a spread, in cells of a window, that is looked at again
 OUTSIDE = 0.04  # share of users outside of where most means are, from which on they count for the spread
 ROWS_SHARE = 0.005  # of mu^2
-DEAR = 3.0  # times as much, at most, for histograms of a target as for those of the features
+DEAR = 3.0  # most that a target's histograms cost, over the features' histograms
 MOST, MOST_ALONE = 0.42, 0.6  # of mu^2, for all histograms together; where features cannot be heard at all
 
 
@@ -57,7 +57,7 @@ class Location:
     centre: Array  # (d + q,)
     between: Array  # (d + q,): scale of users' means around the centre, zero where it is not known
     rows: Array  # (ROW_CELLS,): users by their number of rows
-    users: float  # how many took part, roughly
+    users: float  # users who took part, roughly
 
     @property
     def typical_rows(self) -> float:
@@ -213,10 +213,10 @@ def _fill_levels(centre: Array, between: Array, scale: Array) -> None:
         between[missing] = scale[missing] * (float(np.median(between[known] / scale[known])) if known.any() else 1.0)
 
 
-WIDE = 1.5  # spread of users' means over that of rows within users, of features whose means are over many octaves
+WIDE = 1.5  # spread of users' means over the spread of rows within users, where means cover many octaves
 
 
-_KERNELS = tuple(  # what sizes of a column look like, octave by octave: alike, and of users who differ
+_KERNELS = tuple(  # histograms of a column's sizes by octave: of users who are alike, and who differ
     kernel / np.linalg.norm(kernel)
     for kernel in (
         np.array([0, 0, 0, 0.2, 0.6, 1, 0.6, 0.2, 0, 0, 0]),

@@ -13,7 +13,7 @@ from privrep.privacy.contributions import packed_size, unpack
 from privrep.typing import Array
 
 BENT = 2.5  # standard deviations of its noise from which on a mean curvature is one: it may be off by two fifths
-MOVED = 3.3  # from which on a level is moved: zero is often right, and an error of the level is one of every user
+MOVED = 3.3  # the same, above which a level is moved: zero is often right, and its error is every user's
 BELIEVED = 2.6  # standard deviations of its noise from which on a number is believed
 
 

@@ -11,8 +11,8 @@ from privrep.linear.steps import WIDE_LOWEST
 from privrep.linear.transform import CLEAR
 from privrep.typing import Array
 
-BIAS = 0.1  # of what is cut off, that counts where users with large norms say much the same as the others
-SEEN = 3.0  # deviations of noise from which on neighbouring cells have users, where users are expected
+BIAS = 0.1  # part of the cut-off that counts where users with large norms say much the same as the others
+SEEN = 3.0  # deviations of noise above which a run of cells has users, where users are expected
 
 
 def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, rare: float | None = None) -> float | None:
@@ -24,8 +24,7 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, rare:
         mu_squared: what the release will cost.
         size: how many numbers it has.
         rare: for labels, the largest norm that users with the rarer label may have; None: for numbers. Such users are
-            few,
-            have larger norms than the others and say something else, so all of what is cut off counts.
+            few, have larger norms than the others and say something else, so all of what is cut off counts.
     """
     peak = int(counts.argmax())
     if counts[peak] < CLEAR * sigma:

@@ -93,8 +93,8 @@ class Panel:
         return replace(self.mean, slopes=np.zeros_like(self.mean.slopes))
 
 
-GUESSED = (0.3, 3.0)  # variances of levels over the noise's that are guessed from sizes
-SLIGHT = 0.03  # of the targets' variance within users, that common slopes explain
+GUESSED = (0.3, 3.0)  # limits of a guess from sizes: the variance of levels over the noise's
+SLIGHT = 0.03  # part of the targets' variance within users that common slopes explain
 
 
 def find_moments(

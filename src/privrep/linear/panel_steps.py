@@ -28,8 +28,8 @@ from privrep.typing import Array, Floats, Integers, Matrix, Vector
 
 SIGNED_CELLS = 2 * CELLS + 1  # histograms of means: octaves below zero, zero, octaves above
 LINEAR_CELLS = 16  # of a window, and one more at either end for what lies outside
-ROW_CELLS = 24  # how many rows users have: 1 to 4 by themselves, then one cell an octave
-FARTHEST = 5.0  # that a mean may lie from the centre, in units of its column's spread
+ROW_CELLS = 24  # cells of numbers of rows: 1 to 4 by themselves, then one an octave
+FARTHEST = 5.0  # most that a mean may lie off the centre, in units of its column's spread
 
 
 def add_target_axis(y: Floats) -> Floats:

@@ -24,7 +24,7 @@ from privrep.privacy.contributions import Counts, RowMoments, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Axes, Floats, Integers, Matrix
 
-FARTHEST = 2.0  # that a user's level may lie from the centre, in units of how far levels are apart
+FARTHEST = 2.0  # most that a user's level may lie off the centre, in units of levels' deviation
 WIDEST = 5.0  # variance of a user's ratings, in units of the typical one
 MOST_SHARED = 2.0  # mean product of two ratings of a user, in public units
 LEVEL_PARTS = 4  # numbers of `RatingLevels`
@@ -145,7 +145,7 @@ class RatingLevels:
     offset: Matrix  # (d, 1)
     spread: float  # typical, of a user's ratings
     centre: float
-    between: float  # how far levels are apart, roughly
+    between: float  # standard deviation of levels, roughly
 
     @property
     def shared(self) -> float:
@@ -178,7 +178,7 @@ class RatingPairs:
     x x^T and p p^T are both of length at most 1, and acute: positive semi-definite.
     """
 
-    items: Annotated[NDArray[np.int64], Axes(1)]  # those it is about: directions are of these alone
+    items: Annotated[NDArray[np.int64], Axes(1)]  # positions of the items that directions are about
     offset: Matrix  # (d, 1)
     ratings: Ratings
 

@@ -53,7 +53,7 @@ class Start:
     mu_squared: float
     intercept: bool
     loss: Loss | None = None  # targets are labels, for this loss; None: numbers
-    mean: PriorMean | None = None  # what the start sees is what it leaves of numbers, or of labels
+    mean: PriorMean | None = None  # prior mean; the start sees what it leaves of numbers or labels
     level: float = 1.0  # of labels: the variance of levels
 
     def see_residuals(self, step: Step) -> Step:
@@ -234,7 +234,7 @@ INITIALISERS: dict[str, Initialiser] = {
 }
 
 
-MOST_SPECTRAL = 256  # features up to which the noise of all pairs does less harm than that of several rounds
+MOST_SPECTRAL = 256  # features up to which noise of all pairs does less harm than noise of several rounds
 
 
 def choose_start(features: int, pairs: Initialiser = start_spectral) -> Initialiser:

@@ -14,9 +14,9 @@ from privrep.linear.families import ERROR_CELLS, LOWEST_ERROR
 from privrep.local.prior import QUANTILES
 from privrep.typing import Array
 
-NORMAL = np.asarray(ndtri((1 + np.array(QUANTILES)) / 2))  # of errors of which nothing is known but their variance
+NORMAL = np.asarray(ndtri((1 + np.array(QUANTILES)) / 2))  # quantiles of errors if nothing is known but their variance
 PRECISE = 0.01  # noise of a count, over all of them, up to which quantiles are read off as they are
-HEARD = 5.0  # standard deviations of its noise that the answer of a filter must have
+HEARD = 5.0  # least answer of a filter, in standard deviations of its noise
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def find_feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[F
     return FeatureTransform(scales[:d], None, scales[d:] if q > 1 else None), float(counts.sum()) / columns
 
 
-SPARSE_COLUMNS = 64  # that a user's histogram of sizes speaks of; those of a user with more count less each
+SPARSE_COLUMNS = 64  # columns in a user's histogram of sizes; of a user with more, each counts less
 
 
 def _read_column_scales(counts: Array, sigma: float) -> Array:

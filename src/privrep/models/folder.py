@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Described = dict[str, Any]
 MODEL, RUN, LEDGER, BILLBOARD = "model.json", "run.json", "ledger.jsonl", "billboard"
-_LEFT_OVER = "run.tmp"  # whoever wrote run.json was killed before it had its name
+_LEFT_OVER = "run.tmp"  # left by a claim that was killed before run.json had its name
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ModelKind:
 
     format: str
     check: Callable[[Any, Path], None]
-    compared: str  # what two runs may differ in
+    compared: str  # what two runs may differ in, for a refusal
     names_difference: bool = True  # whether a refusal says where
     occupied: str = "is not an empty folder"
     completed: Callable[[Described], Described] = dict  # a run.json with the fields that later versions added

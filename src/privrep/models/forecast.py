@@ -396,5 +396,5 @@ def _find_least_epsilon(predict: Predict, budget: Budget, users: int, gain: floa
 
 
 PARTS = (0.5, 0.9, 0.99)
-LEAST_GAIN = 0.005  # what is less is no goal
+LEAST_GAIN = 0.005  # smaller gains are no goals
 LEAST_EPSILON, MOST_EPSILON = 1e-3, 20.0

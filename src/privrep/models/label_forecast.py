@@ -53,7 +53,7 @@ from privrep.typing import Array
 
 NODES, MASSES = np.polynomial.hermite_e.hermegauss(61)
 MASSES = MASSES / MASSES.sum()
-STEEPEST = 100.0  # output that no label is worth planning beyond
+STEEPEST = 100.0  # variance of outputs beyond which labels are certain
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class LabelForecast:
     """Forecast log-losses, in nats a label, on new rows of users who took part, and of newcomers."""
 
     own: float  # by each user's own frequency, smoothed
-    shrunk: float  # the same, drawn towards that of all, without privacy
+    shrunk: float  # the same, drawn towards the frequency of all, without privacy
     pooled: float  # level and common slopes, without privacy
     mixed: float  # a mixed logistic model without privacy
     private: float  # privrep
@@ -220,7 +220,7 @@ def _find_level(n: float, problem: LabelProblem, budget: Budget) -> tuple[float,
     """
     p, s, total, factor = problem.as_numbers, LABELS.shares, budget.mu**2, find_sensitivity_factor(budget.relation)
     heard = are_features_heard(n, p, budget, LABELS)
-    rest = LABELS.rest(p.rank) + (0.0 if heard else s.panel.moments)  # which are then not asked for
+    rest = LABELS.rest(p.rank) + (0.0 if heard else s.panel.moments)  # moments are then not asked for
     later = LABELS.steps if not p.rank else (s.again, s.last) if heard and p.common else (s.last,)
     steps = [each * total / 2 for each in (s.common, *(part * rest for part in later))]  # the other half is for slopes
     after, best = (predict_level_error(n, p, 0, LABELS.clipped / mu, factor) for mu in (sum(steps), max(steps)))

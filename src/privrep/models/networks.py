@@ -93,7 +93,7 @@ class _Facts:
     folder: ModelFolder
     described: Described
     report: PrivacyReport
-    shared: str | None  # what the plan came to; None: the run is not finished
+    shared: str | None  # name of the shared part; None: the run is not finished
 
     def sections(self) -> tuple[Section, ...]:
         """Return everything that the folder says about itself."""

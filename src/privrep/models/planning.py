@@ -115,7 +115,7 @@ class Plan:
 
 NUMBERS = Plan(NumbersSettings(), FOR_NUMBERS, HISTOGRAMS, NumbersSettings().calibration, (0.4, 0.6), 1.3, 10.0)
 _L = LabelsSettings()
-LABELS = Plan(  # whose sizes are known: histograms are those of features and of numbers of rows
+LABELS = Plan(  # sizes of labels are known: histograms are of features and of numbers of rows
     _L, FOR_CLASSES, HISTOGRAMS - 2, _L.trust, (0.35, 0.65 - _L.level_again), 2.0, 8.0, _L.level, HEADS[1]
 )
 

@@ -104,7 +104,7 @@ def _name_declared_lists(found: TableFacts) -> str:
     names = found.columns.categorical
     if not found.finished:
         names = tuple(name for name, listed in found.columns.by_category.items() if listed)
-    elif found.selections:  # which of several were selected is on the billboard
+    elif found.selections:  # the billboard says which of several were selected
         count = len(names) - found.selections
         return "" if not count else "list of values" if count == 1 else "lists of values"
     if not names:
