@@ -3,7 +3,7 @@
 They are the candidates of `regression`, for labels: a head on the representation, or a linear classifier of its own on
 all features mixed with the frequencies of its own classes. Frequencies stand alone where there is nothing else. Each
 user's numbers are a function of its own rows to the last bit, because a release may compare them.
-Labels are signs (outputs, m, users): 1 for the label's class, -1 for another, 0 for a label that is ignored.
+Labels are signs (outputs, m, users): 1 where the label is the output's class, -1 where it is another, 0 for none.
 """
 
 from __future__ import annotations

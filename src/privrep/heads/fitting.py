@@ -71,7 +71,7 @@ def fit_heads(
         representation: that heads are fitted on.
         intercept: whether users have levels.
         safety_net: whether a user may keep a model of its own; without, every head is a shared one.
-        loss: of labels; None: of numbers. `Heads` calls outputs targets: a user's rows of them are all of one kind.
+        loss: of labels; None: of numbers. `Heads` then has a target for each output, and a user's are all of one kind.
         performance: threads; None: the default.
         keep_means: of how many columns users' means are kept: where values were missing, of all that hold numbers.
     """

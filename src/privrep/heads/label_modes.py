@@ -109,12 +109,12 @@ def _polish(mode: Mode, offset: Array) -> Mode:
 
 
 def _take_step(f: Array, target: Array, signs: Array) -> Array:
-    """Return outputs after a step, shortened so that none moves by more than FARTHEST.
+    """Return outputs less their offset after a step, shortened so that no row with a label moves by more than FARTHEST.
 
     Args:
         f: outputs less their offset, (outputs, known, users).
-        target: where the step ends.
-        signs: of the labels; rows without a label do not shorten it.
+        target: where the step ends, of the same shape.
+        signs: of the labels, of the same shape; rows without a label do not shorten it.
     """
     move = target - f
     farthest = np.abs(move * signs).max(axis=1, keepdims=True)

@@ -155,7 +155,7 @@ class Taste:
     mean: float  # of an item that is not among them
 
     def predict(self, items: Any) -> Array:
-        """Return predicted ratings of items, (items,); an item that is not known gets the mean."""
+        """Return predicted ratings of items, (items,); an item that is not known gets the mean prediction."""
         codes = item_codes(items, self.items)
         scores = np.append(self.scores, self.mean)  # at -1: an item that is not among them
         return np.asarray(scores[codes])

@@ -310,8 +310,8 @@ LOWEST_ERROR, ERROR_CELLS = -8, 20  # histograms of errors over their deviations
 class HeadErrors:
     """Errors of users' heads, each target left out in turn, and of the prior mean by itself, in standard deviations.
 
-    noise: sums of squares by target, of heads and of the prior mean, then the numbers of rows of both. A user with one
-    row has no head of other rows, and counts for the prior mean alone.
+    noise: sums of squares by target, of heads and of the prior mean, then the numbers of rows of both. With intercepts
+    a user with one row has no other rows to make a head of, and counts for the prior mean alone.
     tails: how many of a user's errors are in each cell of two histograms, over all targets.
     Deviations are in units of `target_scale`, as if the noise had variance one in them.
     """

@@ -101,7 +101,10 @@ class ModelFolder:
         return ""
 
     def claim(self, kind: ModelKind, wanted: Mapping[str, Any]) -> None:
-        """Make the folder of a run. Raise ResumeError if a folder of another run stands there.
+        """Make the folder of a run, or go on with the run that stands there.
+
+        Raise ResumeError if that is another run. Raise InputError if the folder holds a model, or files of something
+        else.
 
         Args:
             kind: of the model.

@@ -227,14 +227,7 @@ def are_features_heard(n: float, p: PlanningProblem, budget: Budget, plan: Plan 
 
 
 def _is_heard(n: float, columns: int, budget: Budget, plan: Plan = NUMBERS) -> bool:
-    """Return whether a histogram of each column is heard for the most that it may cost; see `linear.location`.
-
-    Args:
-        n: how many users there are.
-        columns: how many columns have a histogram.
-        budget: of the fit.
-        plan: of the fit.
-    """
+    """Return whether a histogram of each column is heard for the most that it may cost; see `linear.location`."""
     most = plan.shares.panel.histogram[1]
     noise = math.sqrt(columns / most) / budget.mu
     if budget.relation == "replace-one-user":

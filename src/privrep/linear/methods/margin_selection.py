@@ -9,7 +9,8 @@ private and leave the guarantee of privacy exact.
 
 A row x with label y = +-1 is seen by a candidate U as p = U^T x, and q = y p is all that counts: a head v has the row
 right with margin rho if <q, v> > rho. A user's loss by U is the part of its rows that the best |v| <= Gamma leaves
-wrong, in [0, 1] for any way of picking v. The loss is the user's own to the last bit (see `nets.score_candidates`).
+wrong. It lies in [0, 1] for any way of picking v. The loss is the user's own to the last bit (see
+`nets.score_candidates`).
 """
 
 from __future__ import annotations
