@@ -13,8 +13,8 @@ tastes v_i stay with them (`heads.ratings`). Pages, in this order:
     taste-1, ...     pairs of the items that are rated most (`linear.pairs`), if they are expected to pay
     losses           what it is worth, by users' leave-one-out losses
 
-The share set aside for pairs goes to offsets if pairs are not expected to pay. If the first look at pairs shows nothing,
-the rest of the share does so, too. No range of ratings is assumed.
+The share set aside for pairs goes to offsets if pairs are not expected to pay. If the first look at pairs shows
+nothing, the rest of the share does so, too. No range of ratings is assumed.
 """
 
 from __future__ import annotations
