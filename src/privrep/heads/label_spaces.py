@@ -143,18 +143,22 @@ class RowSpace(Space):
         return len(self.known)
 
     def without(self, known: NDArray[np.int64]) -> RowSpace:
+        """Return the same lines, where only the labels of the rows at these positions are known; see `Space`."""
         return RowSpace(self.level, known, self.kernel)
 
     def prior_variance(self, asked: NDArray[np.int64]) -> Array:
+        """Return the variance of outputs before any label is seen; see `Space`."""
         return self.kernel[asked, asked] + self.levels
 
     def line(self, dual: Array, asked: NDArray[np.int64]) -> Array:
+        """Return K times a dual at the rows asked for; see `Space`."""
         found = np.repeat((self.level[:, None] * sum_rows(dual))[:, None], len(asked), axis=1)
         for i, j in enumerate(self.known):
             found += self.kernel[asked, j] * dual[:, i, None]
         return found
 
     def at(self, curve: Array) -> BentRows:
+        """Return the space with its systems B at curvatures (outputs, known, users)."""
         n, (outputs, _, users) = len(self.known), curve.shape
         curve = np.maximum(curve, FLATTEST)
         root = np.sqrt(curve)
@@ -178,6 +182,7 @@ class BentRows(Bent):
     root: Array
 
     def step(self, f: Array, pull: Array) -> Array:
+        """Return where Newton's step ends; see `Bent`."""
         wanted = self.root * f + pull / self.root
         return (wanted - self._solve(wanted)) / self.root
 
@@ -186,6 +191,7 @@ class BentRows(Bent):
         return self.systems.solve(values.transpose(1, 0, 2)).transpose(1, 0, 2)
 
     def variance(self, asked: NDArray[np.int64] | None = None) -> Array:
+        """Return what is left of the variance of outputs; see `Bent`."""
         if asked is None:
             certain = np.ascontiguousarray(self.systems.inverse_diagonal().transpose(1, 0, 2))
             return np.maximum(1 - certain, 0.0) / self.curve
@@ -196,6 +202,7 @@ class BentRows(Bent):
         return np.maximum(found, 0.0)
 
     def smooth(self, values: Array) -> Array:
+        """Return (I + W K)^-1 W times values; see `Bent`."""
         return self.root * self._solve(self.root * values)
 
 
@@ -215,21 +222,25 @@ class CoordinateSpace(Space):
         return self.columns if len(self.known) == self.columns.shape[1] else np.take(self.columns, self.known, axis=1)
 
     def without(self, known: NDArray[np.int64]) -> CoordinateSpace:
+        """Return the same lines, where only the labels of the rows at these positions are known; see `Space`."""
         return CoordinateSpace(self.level, known, self.columns)
 
     def prior_variance(self, asked: NDArray[np.int64]) -> Array:
+        """Return the variance of outputs before any label is seen; see `Space`."""
         found = np.zeros((len(asked), self.columns.shape[2]))
         for column in self.columns:
             found += column[asked] * column[asked]
         return found + self.levels
 
     def line(self, dual: Array, asked: NDArray[np.int64]) -> Array:
+        """Return K times a dual at the rows asked for; see `Space`."""
         found = np.repeat((self.level[:, None] * sum_rows(dual))[:, None], len(asked), axis=1)
         for own, column in zip(self.mine, self.columns, strict=True):
             found += sum_rows(dual * own)[:, None] * column[asked]
         return found
 
     def at(self, curve: Array) -> BentCoordinates:
+        """Return the space with its systems H at curvatures (outputs, known, users)."""
         deviation = np.sqrt(self.level)[:, None]
         if len(self.columns) > SMALL:
             moments = self._moments(curve)
@@ -271,6 +282,7 @@ class BentCoordinates(Bent):
     systems: Systems
 
     def step(self, f: Array, pull: Array) -> Array:
+        """Return where Newton's step ends; see `Bent`."""
         return self._through(self.curve * f + pull)
 
     def _through(self, values: Array) -> Array:
@@ -285,6 +297,7 @@ class BentCoordinates(Bent):
         return found
 
     def variance(self, asked: NDArray[np.int64] | None = None) -> Array:
+        """Return what is left of the variance of outputs; see `Bent`."""
         space = self.space
         columns = space.mine if asked is None else np.take(space.columns, asked, axis=1)
         right = np.empty((space.unknowns, len(space.level), *columns.shape[1:]))
@@ -294,5 +307,6 @@ class BentCoordinates(Bent):
         return Systems(T, None if pivots is None else pivots[:, :, None]).squares(right)
 
     def smooth(self, values: Array) -> Array:
+        """Return (I + W K)^-1 W times values; see `Bent`."""
         weighted = self.curve * values
         return weighted - self.curve * self._through(weighted)

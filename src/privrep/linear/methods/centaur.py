@@ -91,12 +91,14 @@ class CentaurMethod(Method):
     own_start = "power-method"
 
     def default(self, run: Run, problem: Problem) -> Representation:
+        """Learn the representation by `centaur_linear`."""
         p = problem
         return centaur_linear(
             run, p.rank, intercept=p.intercept, transform=p.transform, initialiser=p.start, loss=p.loss
         )
 
     def paper(self, run: Run, rank: int) -> Representation:
+        """Learn the representation by `paper_centaur`."""
         return paper_centaur(run, rank)
 
 

@@ -364,6 +364,7 @@ class FactorizationMethod(Method):
     }
 
     def default(self, run: Run, problem: Problem) -> Representation:
+        """Learn offsets and factors by `private_factorization`."""
         return private_factorization(run, problem.rank)
 
 

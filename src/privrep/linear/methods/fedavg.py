@@ -63,9 +63,11 @@ class FedAvgMethod(Method):
     automatic_rank = "the direction of one shared model"
 
     def default(self, run: Run, problem: Problem) -> Representation:
+        """Learn the representation by `fedavg`, whatever the rank."""
         return fedavg(run, intercept=problem.intercept, transform=problem.transform)
 
     def paper(self, run: Run, rank: int) -> Representation:
+        """Learn the representation by `paper_fedavg`, whatever the rank."""
         return paper_fedavg(run)
 
 

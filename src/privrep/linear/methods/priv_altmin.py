@@ -110,13 +110,16 @@ class PrivAltMinMethod(Method):
     own_start = "normalised-pairs"
 
     def check(self, problem: Problem, features: int) -> None:
+        """Raise InputError where normal equations are out of reach."""
         check_reach(features, problem.rank)
 
     def default(self, run: Run, problem: Problem) -> Representation:
+        """Learn the representation by `priv_altmin`."""
         p = problem
         return priv_altmin(run, p.rank, intercept=p.intercept, transform=p.transform, initialiser=p.start)
 
     def paper(self, run: Run, rank: int) -> Representation:
+        """Learn the representation by `paper_altmin`."""
         return paper_altmin(run, rank)
 
 
@@ -130,15 +133,18 @@ class RegressionRound:
     name: str = "altmin"
 
     def limit_rank(self, features: int) -> int:
+        """Return the largest rank whose normal equations are within reach, at most MAX_AUTO_RANK."""
         return min(MAX_AUTO_RANK, MOST_UNKNOWNS // features)
 
     def make_step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> NormalEquations:
+        """Return the step that asks for the normal equations at this state; see `alternation.Round`."""
         k = state.basis.shape[1]
         outside = np.linalg.qr(state.basis, mode="complete")[0][:, k:]
         ridge = problem.settings.ridge(state)
         return NormalEquations(state.basis, outside, problem.transform, norm, norm / ratio, ridge, problem.intercept)
 
     def make_queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
+        """Return the queries for A, `normal`, and b, `right`; see `alternation.Round`."""
         unknowns = step.unknowns
         normal = Bound(step.normal_norm, packed_size(unknowns), acute=True)
         return {
@@ -149,6 +155,7 @@ class RegressionRound:
     def move(
         self, problem: RoundContext, state: Estimate, step: NormalEquations, released: Mapping[str, Release]
     ) -> Estimate:
+        """Return the state after the move that solves the released equations; see `alternation.Round`."""
         solved = solve_normal(state, step.outside, released["normal"], released["right"], problem.settings.floor)
         return apply_move(state, solved)
 

@@ -95,12 +95,14 @@ class PrivateFedRepMethod(Method):
     own_start = "spectral"
 
     def default(self, run: Run, problem: Problem) -> Representation:
+        """Learn the representation by `private_fedrep`."""
         p = problem
         return private_fedrep(
             run, p.rank, intercept=p.intercept, transform=p.transform, initialiser=p.start, loss=p.loss
         )
 
     def paper(self, run: Run, rank: int) -> Representation:
+        """Learn the representation by `paper_fedrep`."""
         return paper_fedrep(run, rank)
 
 
@@ -114,9 +116,11 @@ class GradientRound:
     name: str = "round"
 
     def limit_rank(self, features: int) -> int:
+        """Return MAX_AUTO_RANK, whatever the number of features."""
         return MAX_AUTO_RANK
 
     def make_step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> LeaveOneOutGradient:
+        """Return the step that asks for gradients at this state; see `alternation.Round`."""
         s, weight = problem.settings, problem.settings.heads_weight * ratio
         if problem.loss is not None:
             assert problem.mean is not None
@@ -125,11 +129,13 @@ class GradientRound:
         return LeaveOneOutGradient(state.basis, problem.transform, weight, s.ridge(state), problem.intercept)
 
     def make_queries(self, step: LeaveOneOutGradient, norm: float, mu_squared: float) -> dict[str, Query]:
+        """Return the query for gradients and the heads' second moment, `step`; see `alternation.Round`."""
         return {"step": Query(Bound(norm, gradient_size(*step.U.shape)), mu_squared)}
 
     def move(
         self, problem: RoundContext, state: Estimate, step: LeaveOneOutGradient, released: Mapping[str, Release]
     ) -> Estimate:
+        """Return the state after the released gradient, preconditioned; see `alternation.Round`."""
         return apply_move(state, precondition(state, released["step"], step.heads_weight, problem.settings.floor))
 
 
