@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.table import UserTable
-from privrep.heads.classification import class_shared
+from privrep.heads.classification import fit_class_shared
 from privrep.linear.class_steps import Encoded
 from privrep.linear.references import UNBOUNDED, subspace_distance
-from privrep.linear.steps import PairMoments, projected, pulled
-from privrep.local.least_squares import subtract_mean, sum_columns
+from privrep.linear.steps import PairMoments, project_centred, pull_rows
+from privrep.local.least_squares import sum_columns, without_mean
 from privrep.local.losses import Loss, fit_classes
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
@@ -82,12 +82,12 @@ class FullClassGradient:
         users, m, d = X.shape
         k = self.U.shape[1]
         plain, signs = FeatureTransform.plain(d), self.loss.signs(y)
-        P = projected(X, plain, self.U, self.intercept)
+        P = project_centred(X, plain, self.U, self.intercept)
         fit = fit_classes(P, signs, self.loss, self.precision, self.intercept)
         outputs = np.stack([sum_columns(P * head[:, None, :]) for head in fit.heads]) + fit.intercepts[:, None, :]
         heads = np.broadcast_to(fit.heads[:, :, None, :], (self.loss.outputs, k, m, users))
-        pull = sum_columns(self.loss.differentiate(outputs, signs)[0][:, None] * heads) / m
-        gradient = pulled(X, plain, subtract_mean(pull) if self.intercept else pull)
+        pull = sum_columns(self.loss.pulls(outputs, signs)[0][:, None] * heads) / m
+        gradient = pull_rows(X, plain, without_mean(pull) if self.intercept else pull)
         assert not isinstance(gradient, SparseColumns), "dense rows"
         curvature = self.loss.curvature(outputs, signs, heads) / m
         return {"gradient": Vectors(np.asarray(gradient).reshape(users, -1)), "curvature": Vectors(curvature)}
@@ -114,7 +114,7 @@ def alone_classes(
     for users, size in table.positions_by_size():
         for part in np.array_split(users, max(len(users) * max(size, d) // 2048, 1)):
             X, y = (values.astype(np.float64, copy=False) for values in table.group(part, size))
-            fits = [class_shared(X, loss.signs(y), loss, np.eye(d), intercept, p) for p in precisions]
+            fits = [fit_class_shared(X, loss.signs(y), loss, np.eye(d), intercept, p) for p in precisions]
             best = np.stack([fit.loss for fit in fits]).argmin(axis=0)
             weights[part] = np.stack([fit.weights for fit in fits])[best, np.arange(len(part))]
             intercepts[part] = np.stack([fit.intercept for fit in fits])[best, np.arange(len(part))]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from experiments.class_references import LinearClassifiers, fedrep_classes, pooled_classes
 from privrep.data.synthetic import ClassPopulation, make_class_population
 from privrep.data.table import UserTable
-from privrep.heads.classification import class_constant, class_own, class_shared
+from privrep.heads.classification import fit_class_constant, fit_class_own, fit_class_shared
 from privrep.heads.fitting import Heads, fit_heads
 from privrep.heads.regression import SHARED
 from privrep.linear.methods.private_fedrep import private_fedrep
@@ -257,9 +257,9 @@ def alones(table: UserTable, loss: Loss) -> dict[str, LinearClassifiers]:
             signs = loss.signs(y)
             logistic, mixture, majority = (models[name] for name in OWN_KINDS)
             logistic.weights[part], logistic.intercepts[part] = logistic_alone(X, signs, loss)
-            own = class_own(X, signs, loss, np.ones(d), True)
+            own = fit_class_own(X, signs, loss, np.ones(d), True)
             mixture.weights[part], mixture.intercepts[part] = own.weights, own.intercept
-            majority.intercepts[part] = class_constant(signs, loss, True).intercept
+            majority.intercepts[part] = fit_class_constant(signs, loss, True).intercept
     return models
 
 
@@ -268,7 +268,7 @@ def logistic_alone(X: Array, signs: Array, loss: Loss) -> tuple[Array, Array]:
     mean = X.mean(axis=1)
     left, size, right = np.linalg.svd(X - mean[:, None, :], full_matrices=False)
     rows = left * size[:, None, :]
-    fits = [class_shared(rows, signs, loss, np.eye(rows.shape[2]), True, precision) for precision in OWN_PRECISIONS]
+    fits = [fit_class_shared(rows, signs, loss, np.eye(rows.shape[2]), True, precision) for precision in OWN_PRECISIONS]
     best, every = np.stack([fit.loss for fit in fits]).argmin(axis=0), np.arange(len(X))
     weights = np.stack([fit.weights for fit in fits])[best, every] @ right
     base = np.stack([fit.intercept for fit in fits])[best, every]

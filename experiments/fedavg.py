@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from privrep.linear.methods.private_fedrep import public_count
+from privrep.linear.methods.private_fedrep import find_public_count
 from privrep.linear.references import LinearModel
-from privrep.linear.steps import CELLS, octaves
-from privrep.linear.transform import octave_quantile
+from privrep.linear.steps import CELLS, find_octaves
+from privrep.linear.transform import read_octave_quantile
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import Counts, Vectors
@@ -38,12 +38,12 @@ def dp_fedavg(
     Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
     (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, size, left = public_count(run), run.users.facts.features + 1, run.ledger.capacity
+    n, size, left = find_public_count(run), run.users.facts.features + 1, run.ledger.capacity
     model = np.zeros(size)
     if clip is None:
         query = Query(Bound(1.0, CELLS, acute=True), sizes_share * left)
         released = run.release("fedavg-sizes", LocalUpdate(model, ridge, intercept), {"sizes": query})["sizes"]
-        clip, left = octave_quantile(released.value, 0.5), (1 - sizes_share) * left
+        clip, left = read_octave_quantile(released.value, 0.5), (1 - sizes_share) * left
     query = Query(Bound(clip, size), left / rounds)
     for t in range(1, rounds + 1):
         released = run.release(f"fedavg-round-{t}", LocalUpdate(model, ridge, intercept), {"update": query})["update"]
@@ -79,4 +79,4 @@ class LocalUpdate:
             move = across @ np.linalg.solve(rows @ across + penalty * np.eye(m), residuals)
         else:
             move = np.linalg.solve(across @ rows + penalty * np.eye(d + 1), across @ residuals)
-        return {"update": Vectors(move[:, :, 0]), "sizes": Counts(octaves(np.linalg.norm(move, axis=1)), CELLS)}
+        return {"update": Vectors(move[:, :, 0]), "sizes": Counts(find_octaves(np.linalg.norm(move, axis=1)), CELLS)}

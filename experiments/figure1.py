@@ -30,7 +30,7 @@ from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
 from privrep.linear.method import Problem as Question
 from privrep.linear.methods.private_fedrep import paper_fedrep
-from privrep.linear.references import LinearModel, alone, fedrep, pooled
+from privrep.linear.references import LinearModel, fit_alone, fit_fedrep, fit_pooled
 from privrep.linear.registry import METHODS
 from privrep.local.least_squares import fit_least_squares
 from privrep.local.representation import Representation
@@ -144,10 +144,10 @@ PRIVATE: dict[str, Callable[[Trial, float], float]] = {
     "DP-FedAvg, one linear model": lambda t, e: t.mse(dp_fedavg(t.run(e))),
 }
 NOT_PRIVATE: dict[str, Callable[[Trial], float]] = {
-    "non-private FedRep": lambda t: t.mse(fedrep(InMemoryUsers(t.table), t.setting.rank)),
+    "non-private FedRep": lambda t: t.mse(fit_fedrep(InMemoryUsers(t.table), t.setting.rank)),
     "non-private AltMin": lambda t: t.mse(altmin(t.table, t.setting.rank)),
-    "alone": lambda t: t.truth.population_mse(*alone(t.table)),
-    "pooled": lambda t: t.mse(pooled(t.table)),
+    "alone": lambda t: t.truth.population_mse(*fit_alone(t.table)),
+    "pooled": lambda t: t.mse(fit_pooled(t.table)),
     "null": lambda t: t.truth.null_mse,
     "oracle": lambda t: t.mse(t.oracle()),
 }
@@ -225,7 +225,7 @@ def ratio(target: Target, seed: int) -> tuple[float, float]:
         return mse, seconds
     if target.against == "oracle":
         return mse / trial.mse(trial.oracle()), seconds
-    return mse / min(trial.truth.population_mse(*alone(trial.table)), trial.truth.null_mse), seconds
+    return mse / min(trial.truth.population_mse(*fit_alone(trial.table)), trial.truth.null_mse), seconds
 
 
 def write_csv(path: Path, header: list[str], rows: Iterable[Iterable[object]]) -> None:

@@ -20,9 +20,9 @@ from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
 from privrep.linear.method import Problem
 from privrep.linear.methods.private_fedrep import paper_fedrep
-from privrep.linear.references import alone, fedrep, subspace_distance
+from privrep.linear.references import fit_alone, fit_fedrep, subspace_distance
 from privrep.linear.registry import METHODS
-from privrep.linear.starts import INITIALISERS, Initialiser, Start, given
+from privrep.linear.starts import INITIALISERS, Initialiser, Start, start_from
 from privrep.local.representation import Estimate, Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
@@ -217,7 +217,7 @@ class Trial:
         if who == USER_MEAN:
             means = np.add.reduceat(table.y.astype(np.float64), table.offsets[:-1]) / table.sizes
             return truth.population_mse(np.zeros_like(truth.weights), means)
-        return truth.population_mse(*alone(table, intercept=self.point.has_levels))
+        return truth.population_mse(*fit_alone(table, intercept=self.point.has_levels))
 
     def oracle(self) -> float:
         """Return the error of default heads on the true U; in panels of heads by one who knows the population."""
@@ -256,13 +256,13 @@ def covariance_root(rng: np.random.Generator, d: int, condition: float) -> Array
 
 def without_noise(trial: Trial) -> Initialiser:
     """The spectral start of exact sums, with its true error. NOT PRIVATE."""
-    exact = fedrep(InMemoryUsers(trial.table), trial.point.rank, intercept=False, rounds=0).matrix
+    exact = fit_fedrep(InMemoryUsers(trial.table), trial.point.rank, intercept=False, rounds=0).matrix
 
     def start(asked: Start) -> Estimate:
         seen = exact * asked.transform.scale[:, None]
         if asked.transform.whitening is not None:
             seen = np.linalg.solve(asked.transform.whitening, seen)
-        return given(np.linalg.qr(seen)[0], trial.distance(exact) or 0.0)(asked)
+        return start_from(np.linalg.qr(seen)[0], trial.distance(exact) or 0.0)(asked)
 
     return start
 
@@ -279,7 +279,7 @@ def learn(trial: Trial, who: Contender, run: Run) -> Representation:
     if who.configuration == "not private":
         if who.method == "altmin":
             return altmin(trial.table, rank, intercept=intercept)
-        return fedrep(InMemoryUsers(trial.table), rank, intercept=intercept)
+        return fit_fedrep(InMemoryUsers(trial.table), rank, intercept=intercept)
     start = None if who.start == "own" else INITIALISERS.get(who.start) or without_noise(trial)
     return METHODS[who.method].learn(run, Problem(rank=rank, intercept=intercept, start=start))
 

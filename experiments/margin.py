@@ -10,7 +10,7 @@ to 0.4, by luck.
 Methods choose a representation; all get the same heads, by 0-1 loss on all of a user's rows or, as in the paper, on the
 second half. Margin selection, with its defaults, is epsilon-DP without a delta, and so is the same without the
 projection, tried with up to 1,000 features, where it finds nothing. The others have a delta of 1e-6: Gaussian noise on
-pair moments (`best_start`: spectral, or the power method for more than 256 features), and Private FedRep for the
+pair moments (`choose_start`: spectral, or the power method for more than 256 features), and Private FedRep for the
 logistic loss. All under replace-one-user, the whole budget charged. Noise is simulated from seeds, but for the fit that
 is timed.
 Writes results/margin.csv and results/margin.png beside this file.
@@ -35,8 +35,8 @@ from privrep.data.table import UserTable
 from privrep.errors import NothingLearned
 from privrep.estimators.classification import PrivateFedRepClassifier
 from privrep.estimators.margin import PrivateMarginSelector
-from privrep.heads.margin import first_half, zero_one_heads
-from privrep.linear.starts import Start, best_start, random_basis
+from privrep.heads.margin import count_first_half, fit_zero_one_heads
+from privrep.linear.starts import Start, choose_start, random_basis
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
@@ -76,7 +76,7 @@ def spectral(table: UserTable, epsilon: float, seed: int) -> Array:
     ledger = Ledger(Budget(epsilon, DELTA), seeded=True)
     run = Run(InMemoryUsers(table), ledger, Billboard(), simulated_noise(seed))
     d = table.n_features
-    return best_start(d)(Start(run, FeatureTransform.plain(d), RANK, ledger.capacity, False)).basis
+    return choose_start(d)(Start(run, FeatureTransform.plain(d), RANK, ledger.capacity, False)).basis
 
 
 def fedrep(table: UserTable, epsilon: float, seed: int) -> Array:
@@ -125,7 +125,7 @@ def population(features: int, seed: int) -> tuple[MarginPopulation, UserTable]:
 
 def heads(table: UserTable, matrix: Array, halves: bool) -> Array:
     P = (table.X @ matrix.astype(np.float32)).reshape(-1, ROWS, RANK) * table.y.reshape(-1, ROWS, 1)
-    return zero_one_heads(P[:, first_half(ROWS) if halves else 0 :].astype(np.float64))
+    return fit_zero_one_heads(P[:, count_first_half(ROWS) if halves else 0 :].astype(np.float64))
 
 
 def scores(features: int, seed: int, questions: Iterable[tuple[str, float]]) -> Iterator[Score]:

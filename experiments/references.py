@@ -6,7 +6,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from privrep.data.table import UserTable
-from privrep.linear.references import fedrep, subspace_distance
+from privrep.linear.references import fit_fedrep, subspace_distance
 from privrep.local.least_squares import centre_rows, fit_least_squares
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
@@ -21,7 +21,7 @@ def altmin(table: UserTable, rank: int, *, intercept: bool = True, rounds: int =
     by block, one matrix product for each pair of columns. Stops early once a round moves nothing.
     """
     d = table.n_features
-    U = fedrep(InMemoryUsers(table), rank, intercept=intercept, rounds=0).basis  # the spectral start
+    U = fit_fedrep(InMemoryUsers(table), rank, intercept=intercept, rounds=0).basis  # the spectral start
     with threadpool_limits(1, user_api="blas"):  # products this small gain nothing from threads and can lose much
         for _ in range(rounds):
             normal, right = np.zeros((rank, d, rank, d)), np.zeros((rank, d))

@@ -20,7 +20,7 @@ from privrep.data.synthetic import FeatureKind, Population, make_population
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
 from privrep.linear.method import Problem
-from privrep.linear.references import alone
+from privrep.linear.references import fit_alone
 from privrep.linear.registry import METHODS
 from privrep.local.least_squares import fit_least_squares
 from privrep.local.prior import PriorMean
@@ -175,7 +175,7 @@ def run_population(name: str, point: Point, seed: int, epsilons: Sequence[float]
     """
     trial = draw(point, seed)
     truth, table = trial.asked
-    simple = {"user mean": trial.mse_alone(USER_MEAN), "alone": truth.population_mse(*alone(table))}
+    simple = {"user mean": trial.mse_alone(USER_MEAN), "alone": truth.population_mse(*fit_alone(table))}
     for epsilon in epsilons:
         fit = learn(trial.table, epsilon, seed, None)
         mse = heads_mse(truth, table, fit.learned)

@@ -346,19 +346,21 @@ USERS_COMPUTE = (
     "local/losses.py",
     "local/transform.py",
     "heads/classification.py",
+    "heads/label_spaces.py",
     "heads/margin.py",
     "heads/ratings.py",
     "heads/regression.py",
     "linear/class_steps.py",
+    "linear/gradient_parts.py",
     "linear/rating_steps.py",
     "linear/steps.py",
 )
 """What users compute on their own rows: nothing in these files knows of budgets or engines."""
 USERS_COMPUTE_IN = {
-    "linear/nets.py": ("Net", "by_candidate"),
-    "linear/methods/margin_selection.py": ("margin_losses", "_depth"),
-    "linear/methods/priv_altmin.py": ("_lengths",),
-    "linear/methods/private_fedrep.py": ("head_and_gradient",),
+    "linear/nets.py": ("Net", "score_candidates"),
+    "linear/methods/margin_selection.py": ("find_margin_losses", "_count_depth"),
+    "linear/methods/priv_altmin.py": ("_measure_lengths",),
+    "linear/methods/private_fedrep.py": ("fit_head_and_gradient",),
 }
 """Functions that steps call, where they stand in one file with what the server computes: they know of neither."""
 

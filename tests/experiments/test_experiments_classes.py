@@ -25,7 +25,7 @@ from experiments.classes_runs import (
 from experiments.writers_features import FEATURES, public_map, strokes
 
 from experiments import classes_runs, writers, writers_features
-from privrep.heads.classification import class_shared
+from privrep.heads.classification import fit_class_shared
 from privrep.heads.fitting import fit_heads
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.references import subspace_distance
@@ -76,7 +76,9 @@ def test_logistic_regression_alone_is_that_on_all_features() -> None:
         trial = draw(replace(SMALL, rows=rows, users=6), 2)
         X, y = (part.astype(np.float64) for part in trial.table.group(np.arange(6), rows))
         signs = SMALL.loss.signs(y)
-        fits = [class_shared(X, signs, SMALL.loss, np.eye(8), True, precision) for precision in (64.0, 8.0, 1.0, 0.125)]
+        fits = [
+            fit_class_shared(X, signs, SMALL.loss, np.eye(8), True, precision) for precision in (64.0, 8.0, 1.0, 0.125)
+        ]
         best = np.stack([fit.loss for fit in fits]).argmin(axis=0)
         found = alones(trial.table, SMALL.loss)["alone, logistic"]
         for user, which in enumerate(best):

@@ -10,7 +10,7 @@ from experiments.references import altmin
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.linear.references import FullGradient, fedrep, pooled, subspace_distance
+from privrep.linear.references import FullGradient, fit_fedrep, fit_pooled, subspace_distance
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.noise import simulated_noise
@@ -24,7 +24,7 @@ def rng(seed):
 
 
 def learn(method, table, rank, **options):
-    return method(InMemoryUsers(table) if method is fedrep else table, rank, **options)
+    return method(InMemoryUsers(table) if method is fit_fedrep else table, rank, **options)
 
 
 def start(table, epsilon=1.0, **budget):
@@ -33,7 +33,7 @@ def start(table, epsilon=1.0, **budget):
     )
 
 
-@pytest.mark.parametrize("method", [fedrep, altmin])
+@pytest.mark.parametrize("method", [fit_fedrep, altmin])
 @pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
 def test_recovers_the_representation(method, kind):
     """2,000 users of 8 rows: the error of the least-squares U is about R sqrt(d / (n m)), here 0.002."""
@@ -43,7 +43,7 @@ def test_recovers_the_representation(method, kind):
     assert subspace_distance(found.basis, population.U) < 0.006
 
 
-@pytest.mark.parametrize("method", [fedrep, altmin])
+@pytest.mark.parametrize("method", [fit_fedrep, altmin])
 def test_without_noise_recovery_is_exact(method):
     population = make_population(rng(3), 500, 10, 3, 12, 0.0, intercept=3.0, feature_mean=2.0)
     found = learn(method, population.sample(rng(4)), 3)
@@ -52,11 +52,11 @@ def test_without_noise_recovery_is_exact(method):
 
 def test_fedrep_and_altmin_minimise_the_same_risk():
     table = make_population(rng(5), 800, 10, 2, 8, 0.3).sample(rng(6))
-    one, other = learn(fedrep, table, 2), learn(altmin, table, 2)
+    one, other = learn(fit_fedrep, table, 2), learn(altmin, table, 2)
     assert subspace_distance(one.basis, other.basis) < 1e-4
 
 
-@pytest.mark.parametrize(("method", "condition"), [(fedrep, 1.0), (altmin, 5.0)])
+@pytest.mark.parametrize(("method", "condition"), [(fit_fedrep, 1.0), (altmin, 5.0)])
 def test_ragged_users_and_ill_conditioned_heads(method, condition):
     """Users with no more rows than columns of U, and empty ones, do no harm; AltMin finds weak directions too.
 
@@ -72,7 +72,7 @@ def test_fedrep_in_declared_scales():
     population = make_population(rng(9), 1_000, 5, 2, 8, 0.01)
     table = population.sample(rng(10))
     stretched = UserTable(table.X * scale, table.y, table.offsets, table.ids)
-    plain, scaled = learn(fedrep, table, 2), learn(fedrep, stretched, 2, scale=scale)
+    plain, scaled = learn(fit_fedrep, table, 2), learn(fit_fedrep, stretched, 2, scale=scale)
     np.testing.assert_allclose(scaled.basis @ scaled.basis.T, plain.basis @ plain.basis.T, atol=1e-6)
     np.testing.assert_allclose(scaled.scale, scale)
 
@@ -94,10 +94,10 @@ def test_full_gradient_is_the_derivative_of_the_risk():
 
 def test_pooled_is_ridge_regression_of_all_rows():
     table = make_population(rng(12), 200, 6, 2, (1, 9), 0.1, intercept=0.5, feature_mean=1.0).sample(rng(13))
-    model = pooled(table, ridge=0.0)
+    model = fit_pooled(table, ridge=0.0)
     expected = np.linalg.lstsq(np.column_stack([table.X, np.ones(table.n_rows)]), table.y)[0]
     np.testing.assert_allclose(np.append(model.weights, model.intercept), expected, atol=1e-9)
-    plain = pooled(table, ridge=0.0, intercept=False)
+    plain = fit_pooled(table, ridge=0.0, intercept=False)
     np.testing.assert_allclose(plain.weights, np.linalg.lstsq(table.X, table.y)[0], atol=1e-9)
     assert plain.intercept == 0.0
 

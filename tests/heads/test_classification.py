@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from privrep.heads.classification import class_constant, class_own, class_shared
+from privrep.heads.classification import fit_class_constant, fit_class_own, fit_class_shared
 from privrep.local.elementary import exp, log, sigmoid, softplus
 from privrep.local.least_squares import move_users_last
 from privrep.local.losses import INTERCEPT_PRECISION, SOFTNESS, Loss, fit_classes
@@ -115,7 +115,7 @@ def test_rows_without_a_label_count_for_nothing(name: str, classes: int) -> None
     all_rows = fit_classes(P, loss.signs(hidden), loss, 0.5, False)
     few_rows = fit_classes(P[:, :12], loss.signs(y[:, :12]), loss, 0.5, False)
     np.testing.assert_allclose(all_rows.heads, few_rows.heads, atol=1e-9)
-    constant, known = (class_constant(loss.signs(labels), loss, intercept=True) for labels in (hidden, y[:, :12]))
+    constant, known = (fit_class_constant(loss.signs(labels), loss, intercept=True) for labels in (hidden, y[:, :12]))
     np.testing.assert_allclose(constant.intercept, known.intercept, atol=1e-9)
 
 
@@ -127,12 +127,12 @@ def test_a_head_on_the_right_representation_beats_one_s_own_and_both_beat_a_cons
     hidden = np.concatenate([X, rng.normal(size=(300, 60, 18))], axis=2)
     matrix = np.eye(20)[:, :2]
     signs = loss.signs(y)
-    shared = class_shared(hidden, signs, loss, matrix, True, 0.5)
-    own, constant = class_own(hidden, signs, loss, np.ones(20), True), class_constant(signs, loss, True)
+    shared = fit_class_shared(hidden, signs, loss, matrix, True, 0.5)
+    own, constant = fit_class_own(hidden, signs, loss, np.ones(20), True), fit_class_constant(signs, loss, True)
     assert shared.loss.mean() < own.loss.mean() - 0.05
     assert own.loss.mean() < constant.loss.mean() - 0.1
     fresh, labels = hidden[:, :30], y[:, :30]  # what leave-one-out says of half of the rows, tried on the other half
-    half = class_own(hidden[:, 30:], loss.signs(y[:, 30:]), loss, np.ones(20), True)
+    half = fit_class_own(hidden[:, 30:], loss.signs(y[:, 30:]), loss, np.ones(20), True)
     outputs = np.ascontiguousarray(
         (fresh @ half.weights.transpose(0, 2, 1) + half.intercept[:, None]).transpose(2, 1, 0)
     )
@@ -143,6 +143,6 @@ def test_a_user_with_one_class_and_huge_rows_gets_finite_numbers() -> None:
     loss = Loss("log", 3)
     X, y = np.full((2, 8, 2), 1e6), np.zeros((2, 8))
     X[1] *= np.linspace(-1, 1, 8)[:, None]
-    fit = class_shared(X, loss.signs(y), loss, np.eye(2), True, 1.0)
+    fit = fit_class_shared(X, loss.signs(y), loss, np.eye(2), True, 1.0)
     assert np.isfinite(fit.loss).all()
     assert np.isfinite(fit.weights).all()

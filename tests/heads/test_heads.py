@@ -16,13 +16,13 @@ from privrep.heads.regression import (
     OWN,
     SHARED,
     Preference,
-    constant_candidate,
-    own_candidate,
-    rating_candidate,
-    shared_candidate,
+    fit_constant_candidate,
+    fit_own_candidate,
+    fit_rating_candidate,
+    fit_shared_candidate,
 )
-from privrep.linear.alternation import AlternationSettings, RoundContext, preference
-from privrep.linear.references import alone
+from privrep.linear.alternation import AlternationSettings, RoundContext, ask_preference
+from privrep.linear.references import fit_alone
 from privrep.local.representation import Estimate, Ratings, Representation
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
@@ -59,7 +59,7 @@ def test_losses_are_leave_one_out_and_the_best_is_kept(size, intercept):
     """For own regressions (dual and primal) against refitting without each row, at the ridge that was chosen."""
     features = 10
     _, X, y = users(6, size, features, np.random.default_rng(1).normal(size=(6, features)), 0.3, intercept=2.0)
-    fit = own_candidate(X, y, np.ones(features), intercept)
+    fit = fit_own_candidate(X, y, np.ones(features), intercept)
     for i in range(6):
         centred = X[i] - X[i].mean(0) if intercept else X[i]
         unit = np.trace(centred @ centred.T) / min(size, features)
@@ -76,7 +76,7 @@ def test_losses_are_leave_one_out_and_the_best_is_kept(size, intercept):
 
 def test_constant():
     y = np.array([[1.0, 2.0, 6.0]])
-    fit = constant_candidate(y, True)
+    fit = fit_constant_candidate(y, True)
     assert fit.intercept[0] == 3.0
     assert fit.loss[0] == pytest.approx(np.mean([(1 - 4.0) ** 2, (2 - 3.5) ** 2, (6 - 1.5) ** 2]))
 
@@ -110,7 +110,7 @@ def test_the_net_holds_whatever_the_unit_of_the_features(unit, size):
     rng = np.random.default_rng(8)
     weights = rng.normal(size=(200, 5))
     _, X, y = users(200, size, 5, weights, 0.0)
-    own = own_candidate(X * unit, y, np.ones(5), True)
+    own = fit_own_candidate(X * unit, y, np.ones(5), True)
     assert np.mean((own.weights * unit - weights) ** 2) < 1e-3
 
 
@@ -123,7 +123,7 @@ def test_a_representation_of_noise_costs_almost_nothing():
     table, X, y = users(n, 10, features, weights, 0.1)
     poor = basis(features, 2, error=1.5)
     together = fit_heads(table.blocks(), poor)
-    alone = own_candidate(X, y, np.ones(features), True)
+    alone = fit_own_candidate(X, y, np.ones(features), True)
     excess = [
         np.mean(((w - weights) ** 2).sum(axis=1) + b**2)
         for w, b in ((together.weights(poor), together.intercept), (alone.weights, alone.intercept))
@@ -180,7 +180,7 @@ def test_shared_heads_beat_unregularised_ones_when_rows_are_few():
     weights = np.zeros((3000, 10))
     weights[:, :3] = rng.normal(size=(3000, 3))
     _, X, y = users(3000, 5, 10, weights, 1.0)
-    fit = shared_candidate(X, y, basis(10, 3).matrix, True)
+    fit = fit_shared_candidate(X, y, basis(10, 3).matrix, True)
     plain = np.array([np.linalg.lstsq(np.c_[X[i, :, :3], np.ones(5)], y[i], rcond=None)[0][:3] for i in range(3000)])
     errors = [np.median(((w - weights[:, :3]) ** 2).sum(axis=1)) for w in (fit.weights, plain)]
     assert errors[0] < 0.8 * errors[1]
@@ -230,7 +230,7 @@ def test_the_taste_of_a_user_is_a_posterior_mean():
     """Against the normal equations of the whole model, mean included, with the spread taken from the ratings."""
     rng = np.random.default_rng(9)
     P, y = rng.normal(size=(4, 7, 3)), 3 + rng.normal(size=(4, 7))
-    fit = rating_candidate(P, y, Ratings(np.zeros(1), 0.6))
+    fit = fit_rating_candidate(P, y, Ratings(np.zeros(1), 0.6))
     for i in range(4):
         spread = y[i].std()
         target = y[i] - spread * P[i, :, 0]
@@ -242,10 +242,10 @@ def test_the_taste_of_a_user_is_a_posterior_mean():
 
 def test_ratings_that_are_all_alike_or_alone_are_predicted_by_their_mean():
     P = np.random.default_rng(10).normal(size=(2, 3, 4))
-    fit = rating_candidate(P, np.array([[4.0, 4.0, 4.0], [0.1, 0.1, 0.1]]), Ratings(np.zeros(1), 0.5))
+    fit = fit_rating_candidate(P, np.array([[4.0, 4.0, 4.0], [0.1, 0.1, 0.1]]), Ratings(np.zeros(1), 0.5))
     assert np.allclose(fit.weights, 0.0, atol=1e-12)
     assert fit.intercept == pytest.approx([4.0, 0.1])
-    alone = rating_candidate(P[:, :1], np.array([[2.0], [5.0]]), Ratings(np.zeros(1), 0.5))
+    alone = fit_rating_candidate(P[:, :1], np.array([[2.0], [5.0]]), Ratings(np.zeros(1), 0.5))
     assert np.array_equal(alone.weights, np.zeros((2, 4)))
     assert alone.intercept == pytest.approx([2.0, 5.0])
 
@@ -260,14 +260,14 @@ def test_what_others_found_helps_users_choose_on_few_rows(directions):
     run = Run(InMemoryUsers(table), Ledger(Budget(20.0, 1e-6), seeded=True), Billboard(), simulated_noise(3))
     plain, basis = FeatureTransform.plain(8), truth.U[:, :2]
     problem = RoundContext(run, plain, True, AlternationSettings())
-    votes = preference(problem, Estimate(basis, np.zeros((2, 2))), 0.01 * run.ledger.capacity)
+    votes = ask_preference(problem, Estimate(basis, np.zeros((2, 2))), 0.01 * run.ledger.capacity)
     learned = Representation(basis, plain, 0.01, preference=votes)
     assert learned.preference is not None
     error, without = (
         truth.population_mse(heads.weights(learned), heads.intercept)
         for heads in (fit_heads(table.blocks(), rep) for rep in (learned, replace(learned, preference=None)))
     )
-    alone_error = truth.population_mse(*alone(table))
+    alone_error = truth.population_mse(*fit_alone(table))
     if directions == 2:  # all that there is
         shared = fit_heads(table.blocks(), learned, safety_net=False)
         best = truth.population_mse(shared.weights(learned), shared.intercept)
@@ -292,7 +292,7 @@ def test_no_size_of_one_users_rows_stops_the_others(size, rows, features):
         cells = step(UserBatch(X, y))["votes"].cells
         assert np.array_equal(cells[[0, 2]], step(UserBatch(X[[0, 2]], y[[0, 2]]))["votes"].cells)
         for fit in (
-            own_candidate(X, y, np.ones(features), True),
-            shared_candidate(X, y, np.eye(features)[:, :2], True),
+            fit_own_candidate(X, y, np.ones(features), True),
+            fit_shared_candidate(X, y, np.eye(features)[:, :2], True),
         ):
             assert np.isfinite(fit.loss[[0, 2]]).all()

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from privrep.heads.label_modes import CoordinateSpace, LabelRows, RowSpace, find_mode, leave_out
-from privrep.heads.label_posterior import fit_label_heads, fit_labels, moderated, stretch, trust_of
+from privrep.heads.label_modes import find_mode, leave_out
+from privrep.heads.label_posterior import find_trust, fit_label_heads, fit_labels, moderate, stretch
+from privrep.heads.label_spaces import CoordinateSpace, LabelRows, RowSpace
 from privrep.local.least_squares import move_users_last
 from privrep.local.losses import Loss
 from privrep.local.prior import LabelPrior, PriorMean
@@ -40,7 +41,7 @@ def test_probabilities_are_those_of_quadrature(level: float, deviation: float, r
     offset, images = np.full((users, rows, 1), level), np.zeros((users, rows, 0))
     fits = fit_labels(offset, images, y, TWO, np.array([deviation**2]), covariance=True)
     assert fits.covariance is not None
-    outputs = moderated((level + fits.level).T, fits.covariance[:, 0, 0, 0][None], TWO)[0]
+    outputs = moderate((level + fits.level).T, fits.covariance[:, 0, 0, 0][None], TWO)[0]
     assert 1 / (1 + np.exp(-outputs)) == pytest.approx(exact(y, level, deviation), abs=0.035)
     wrong = 1 / (1 + np.exp(-(level + 0 * outputs)))  # the prior's own
     assert np.abs(wrong - exact(y, level, deviation)).max() > 0.08
@@ -124,11 +125,11 @@ def test_users_with_few_rows_are_fitted_anew() -> None:
 
 def test_what_is_left_to_doubt_makes_probabilities_even() -> None:
     outputs = np.array([[3.0, 3.0, 3.0]])
-    found = moderated(outputs, np.array([[0.0, 1.0, 10.0]]), TWO)
+    found = moderate(outputs, np.array([[0.0, 1.0, 10.0]]), TWO)
     assert found[0, 0] == 3.0
     assert (np.diff(found[0]) < 0).all()
-    assert moderated(outputs, np.array([[5.0, 5.0, 5.0]]), Loss("hinge", 2)) is outputs
-    three = trust_of(np.array([[1.0], [2.0], [3.0]]))
+    assert moderate(outputs, np.array([[5.0, 5.0, 5.0]]), Loss("hinge", 2)) is outputs
+    three = find_trust(np.array([[1.0], [2.0], [3.0]]))
     assert three.shape == (1,)  # one factor for all outputs of a row: the largest stays the largest
 
 

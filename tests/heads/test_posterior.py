@@ -18,11 +18,11 @@ from scipy.stats import norm
 from privrep import PrivateFedRep, make_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.heads.fitting import Heads, fit_block, fit_heads, prior_heads
-from privrep.heads.posterior import MOST_PACKED, doubt_at, doubt_size, fit_posterior, images_of, spread_of
+from privrep.heads.fitting import Heads, fit_block, fit_heads, make_prior_heads
+from privrep.heads.posterior import MOST_PACKED, count_doubt, find_doubt_at, fit_posterior, make_images, make_spread
 from privrep.heads.regression import OWN, POSTERIOR, PRIOR
 from privrep.heads.store import read_heads, write_heads
-from privrep.linear.references import alone
+from privrep.linear.references import fit_alone
 from privrep.local.prior import QUANTILES, HeadPrior, PriorMean
 from privrep.local.representation import Representation, read_representation
 from privrep.local.transform import FeatureTransform
@@ -150,7 +150,7 @@ def test_heads_are_posterior_means(p: int, m: int, ratio: float, own: bool, inte
         np.testing.assert_allclose(heads.intercept[i] + fresh @ weights, wanted, rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(heads.coordinates[i], mean[1:], rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(heads.doubt[i], pack(covariance), rtol=1e-9, atol=1e-9)
-        doubts = doubt_at(np.repeat(heads.doubt[i : i + 1], 7, axis=0), fresh @ prior.factor - heads.origin[i])
+        doubts = find_doubt_at(np.repeat(heads.doubt[i : i + 1], 7, axis=0), fresh @ prior.factor - heads.origin[i])
         design = direct.design(fresh)
         np.testing.assert_allclose(doubts, np.einsum("ra,ab,rb->r", design, covariance, design), atol=1e-8)
 
@@ -162,7 +162,7 @@ def test_leaving_a_target_out_is_refitting_without_it(p: int, m: int, ratio: flo
     direct = [Direct(prior, X[i]) for i in range(3)]
     residuals = np.stack([y[i] - each.mean(X[i]) for i, each in enumerate(direct)])
     whole = direct[0].ratio if intercept else 0.0
-    fits = spread_of(images_of(X, prior.factor, prior.mean, own), residuals).with_levels(whole)
+    fits = make_spread(make_images(X, prior.factor, prior.mean, own), residuals).with_levels(whole)
     for i, each in enumerate(direct):
         design = each.design(X[i])
         for j in range(m):
@@ -177,7 +177,7 @@ def test_doubts_of_many_coordinates_are_two_numbers() -> None:
     for m in (4, 20):
         X, y = some_rows(3, m)
         heads = fit_posterior(X, y, prior, 0)
-        assert heads.doubt.shape == (3, doubt_size(MOST_PACKED + 3)) == (3, 2)
+        assert heads.doubt.shape == (3, count_doubt(MOST_PACKED + 3)) == (3, 2)
         for i in range(3):
             direct = Direct(prior, X[i])
             _, covariance = direct.posterior(y[i])
@@ -229,8 +229,8 @@ def test_users_without_rows_have_the_prior_mean() -> None:
     rep = representation_of(prior)
     heads = fit_heads(table.blocks(), rep)
     assert heads.kind.tolist() == [POSTERIOR, POSTERIOR, PRIOR, PRIOR, POSTERIOR, POSTERIOR]
-    assert_same_heads(heads.of_users(np.array([False, True, False])), prior_heads(np.array(["b"]), prior))
-    wanted = prior.mean.predict_rows(fresh)
+    assert_same_heads(heads.of_users(np.array([False, True, False])), make_prior_heads(np.array(["b"]), prior))
+    wanted = prior.mean.of_rows(fresh)
     for user in (1, -1):
         users = np.full(8, user)
         np.testing.assert_array_equal(heads.predict(rep, fresh, users), wanted)
@@ -288,7 +288,7 @@ def test_intervals_cover_what_they_say(true_prior: HeadPrior) -> None:
         seen = UserTable(
             X[:, :rows].reshape(-1, FEATURES), y[:, :rows].ravel(), np.arange(4001) * rows, np.arange(4000)
         )
-        heads = fit_heads(seen.blocks(), rep) if rows else prior_heads(seen.ids, true_prior)
+        heads = fit_heads(seen.blocks(), rep) if rows else make_prior_heads(seen.ids, true_prior)
         fresh, targets, users = X[:, rows:].reshape(-1, FEATURES), y[:, rows:].ravel(), np.repeat(np.arange(4000), 5)
         errors = (heads.predict(rep, fresh, users) - targets) / heads.deviations(rep, fresh, users)
         assert np.mean(errors**2) == pytest.approx(1.0, abs=0.06)
@@ -303,7 +303,7 @@ def test_each_row_of_ones_own_helps_on_average(true_prior: HeadPrior) -> None:
     users, fresh, targets = np.repeat(np.arange(4000), 10), X[:, 10:].reshape(-1, FEATURES), y[:, 10:].ravel()
     errors = []
     for rows in range(9):
-        heads = prior_heads(np.arange(4000), true_prior)
+        heads = make_prior_heads(np.arange(4000), true_prior)
         if rows:
             heads = fit_heads(table_of_groups((X[:, :rows], y[:, :rows])).blocks(), rep)
         errors.append(np.mean((heads.predict(rep, fresh, users) - targets) ** 2))
@@ -313,7 +313,7 @@ def test_each_row_of_ones_own_helps_on_average(true_prior: HeadPrior) -> None:
 
 @pytest.mark.parametrize("coverage", [0.0, 1.0, -0.1, 90, math.nan, "0.9", None])
 def test_coverage_is_a_share(coverage: Any, true_prior: HeadPrior) -> None:
-    heads = prior_heads(np.arange(2), true_prior)
+    heads = make_prior_heads(np.arange(2), true_prior)
     with pytest.raises(InputError, match="coverage must lie between 0 and 1"):
         heads.interval(representation_of(true_prior), np.zeros((1, FEATURES)), np.array([0]), coverage)
 
@@ -326,7 +326,7 @@ def test_coverage_is_a_share(coverage: Any, true_prior: HeadPrior) -> None:
 def test_heads_with_doubts_come_back_as_they_were(p: int, targets: int, tmp_path: Path) -> None:
     prior = some_prior(p, targets=targets)
     heads = fit_heads(table_of_groups(some_rows(4, 3, targets)).blocks(), representation_of(prior))
-    joined = Heads.join([heads, prior_heads(np.array([17, 18]), prior)])
+    joined = Heads.join([heads, make_prior_heads(np.array([17, 18]), prior)])
     assert joined.shared.shape == (6 * targets, p)
     write_heads(joined, tmp_path)
     read = read_heads(tmp_path)
@@ -352,7 +352,7 @@ def test_users_are_as_well_off_as_alone_where_nothing_can_be_learned() -> None:
     assert not learned.prior.decided
     assert (heads.kind == OWN).mean() > 0.5
     error = population.population_mse(heads.weights(learned), heads.intercept)
-    assert error < 1.01 * population.population_mse(*alone(table))
+    assert error < 1.01 * population.population_mse(*fit_alone(table))
     assert not read_representation_again(model).decided
 
 

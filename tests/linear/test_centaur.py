@@ -9,10 +9,10 @@ from threadpoolctl import threadpool_limits
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
-from privrep.linear.methods.centaur import HalfLossGradient, agreed, boosted, centaur_linear, paper_centaur
+from privrep.linear.methods.centaur import HalfLossGradient, boost_start, centaur_linear, choose_agreed, paper_centaur
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.references import subspace_distance
-from privrep.linear.starts import INITIALISERS, Start, given, power_method, random_basis
+from privrep.linear.starts import INITIALISERS, Start, random_basis, start_from, start_power_method
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
@@ -121,7 +121,7 @@ def turned(basis, angle):
 def test_keeps_one_with_which_half_of_the_copies_agree(angles, chosen, enough):
     """All cosines at least 1 - 2 * 0.05^2 = 0.995, an angle of 0.1; a copy agrees with itself."""
     run, true = run_on(population(1, 20)[1], 1.0), random_basis(8, 2, "true")
-    assert agreed(run, [turned(true, angle) for angle in angles], 0.05) == chosen
+    assert choose_agreed(run, [turned(true, angle) for angle in angles], 0.05) == chosen
     facts = run.billboard["agreement"].facts["derived"]
     assert facts == {"chosen": chosen + 1, "enough": enough}
 
@@ -129,13 +129,13 @@ def test_keeps_one_with_which_half_of_the_copies_agree(angles, chosen, enough):
 def test_bases_of_other_ranks_do_not_agree():
     run = run_on(population(2, 20)[1], 1.0)
     bases = [random_basis(8, 3, "a"), random_basis(8, 2, "b"), random_basis(8, 2, "b")]
-    assert agreed(run, bases, 0.1) == 1
+    assert choose_agreed(run, bases, 0.1) == 1
 
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_every_copy_is_charged(copies):
     run = run_on(population(3)[1], 20.0)
-    state = boosted(copies, 0.2)(Start(run, FeatureTransform.plain(8), 2, 0.3, True))
+    state = boost_start(copies, 0.2)(Start(run, FeatureTransform.plain(8), 2, 0.3, True))
     events = run.ledger.report().events
     assert len(events) == 4 * copies
     assert sum(event.noise_multiplier**-2 for _, event in events) == pytest.approx(0.3)
@@ -144,7 +144,7 @@ def test_every_copy_is_charged(copies):
         images = [run.billboard.releases(f"power-{c}-1")["image"].value for c in (1, 2, 3)]
         assert abs(np.corrcoef(images[0], images[1])[0, 1]) < 0.9
     with pytest.raises(InputError, match="one copy or more"):
-        boosted(0, 0.2)
+        boost_start(0, 0.2)
 
 
 # The methods
@@ -153,7 +153,7 @@ def test_every_copy_is_charged(copies):
 def test_the_default_is_the_rounds_of_private_fedrep_after_a_power_method():
     table = population(4)[1]
     found = centaur_linear(run_on(table, 5.0), 2)
-    same = private_fedrep(run_on(table, 5.0), 2, initialiser=power_method)
+    same = private_fedrep(run_on(table, 5.0), 2, initialiser=start_power_method)
     np.testing.assert_array_equal(found.basis, same.basis)
 
 
@@ -177,7 +177,7 @@ def test_learns_at_a_small_epsilon(intercept):
 @pytest.mark.parametrize("name", [*INITIALISERS, "given"])
 def test_every_initialiser_may_stand_before_it(name):
     made, table = population(7)
-    start = given(np.eye(8)[:, :2], 1.0) if name == "given" else INITIALISERS[name]
+    start = start_from(np.eye(8)[:, :2], 1.0) if name == "given" else INITIALISERS[name]
     found = centaur_linear(run_on(table, 20.0), 2, initialiser=start)
     assert subspace_distance(np.linalg.qr(found.matrix)[0], made.U) < 0.1
 

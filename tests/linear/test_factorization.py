@@ -282,7 +282,7 @@ def test_items_that_nobody_rated_have_no_factors(data):
 
 def test_the_variance_of_levels_is_what_was_seen_or_the_guess():
     def found(value, noise, apart=1.0):
-        return factorization.level_variance(value, noise, 2.0, apart, 4.0)
+        return factorization.estimate_level_variance(value, noise, 2.0, apart, 4.0)
 
     assert [found(value, 0.001) for value in (0.05, 0.6, 3.0)] == pytest.approx([0.05, 0.6, 3.0], rel=0.05)
     guess = found(0.6, 1e6)

@@ -41,7 +41,7 @@ def observe(
     within, between = size * np.eye(D), size * np.eye(1 + R)
     H = coordinates.curvature(within, between)
     gradient = H @ (truth - here)
-    return known.joined(Heard(gradient[:D], within, sigma), Heard(gradient[D:], between, sigma), here, coordinates)
+    return known.add_step(Heard(gradient[:D], within, sigma), Heard(gradient[D:], between, sigma), here, coordinates)
 
 
 def test_one_step_finds_the_best_parameters_where_noise_is_small() -> None:
@@ -106,15 +106,15 @@ def test_earlier_steps_that_disagree_count_less() -> None:
 def test_a_stretched_mean_takes_what_is_known_with_it() -> None:
     coordinates, mean = coordinates_of(np.random.default_rng(6))
     truth, zero = coordinates.parameters(mean), np.zeros((D + 1 + R, 1))
-    known = observe(Gathered.nothing(zero), coordinates, truth, zero, 1.0).scaled(3.0, coordinates)
-    assert np.allclose(np.linalg.solve(known.precision, known.told), coordinates.parameters(mean.scale_levels(3.0)))
+    known = observe(Gathered.nothing(zero), coordinates, truth, zero, 1.0).rescale(3.0, coordinates)
+    assert np.allclose(np.linalg.solve(known.precision, known.told), coordinates.parameters(mean.scaled(3.0)))
 
 
 def test_nothing_heard_leaves_the_first_parameters() -> None:
     coordinates, mean = coordinates_of(np.random.default_rng(7))
     first = coordinates.parameters(mean)
     silent = Heard(np.zeros((D, 1)), np.zeros((D, D)), 1.0), Heard(np.zeros((1 + R, 1)), np.zeros((1 + R, 1 + R)), 1.0)
-    found, moved = Gathered.nothing(first).joined(*silent, first, coordinates).best(coordinates, np.ones(1))
+    found, moved = Gathered.nothing(first).add_step(*silent, first, coordinates).best(coordinates, np.ones(1))
     assert not moved
     assert np.array_equal(found, first)
 
@@ -129,7 +129,7 @@ def test_outputs_that_vary_along_one_direction_share_its_strength() -> None:
     H = coordinates.curvature(size * np.eye(D), size * np.eye(1 + R))
     gradient = H @ truth + sigma * rng.standard_normal(truth.shape)
     heard = Heard(gradient[:D], size * np.eye(D), sigma), Heard(gradient[D:], size * np.eye(1 + R), sigma)
-    found, _ = Gathered.nothing(zero).joined(*heard, zero, coordinates).best(coordinates, np.ones(4))
+    found, _ = Gathered.nothing(zero).add_step(*heard, zero, coordinates).best(coordinates, np.ones(4))
     plain = np.linalg.solve(H, gradient)
     slopes = slice(0, D)
     assert np.linalg.norm((found - truth)[slopes]) < 0.75 * np.linalg.norm((plain - truth)[slopes])

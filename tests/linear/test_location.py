@@ -10,8 +10,8 @@ from privrep.data.table import UserTable
 from privrep.linear import location
 from privrep.linear.location import find_location, read_octaves, read_sizes
 from privrep.linear.numbers import NumbersSettings
-from privrep.linear.panel_steps import SIGNED_CELLS, signed_octaves
-from privrep.linear.steps import CELLS, octaves
+from privrep.linear.panel_steps import SIGNED_CELLS, find_signed_octaves
+from privrep.linear.steps import CELLS, find_octaves
 from privrep.privacy.ledger import Budget
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
@@ -22,7 +22,7 @@ LIMITS = (0.005, 0.06)
 
 def level_counts(means: np.ndarray, sigma: float, seed: int = 0) -> np.ndarray:
     """A noisy histogram of users' means by signed octave, as one column."""
-    counts = np.bincount(signed_octaves(means), minlength=SIGNED_CELLS).astype(float)
+    counts = np.bincount(find_signed_octaves(means), minlength=SIGNED_CELLS).astype(float)
     return (counts + sigma * np.random.default_rng(seed).normal(size=SIGNED_CELLS))[None]
 
 
@@ -68,7 +68,7 @@ def test_sizes_of_users_who_differ_are_heard() -> None:
     """Sizes over six octaves, no cell of which has a fifth of the users; and sizes that are all alike."""
     rng = np.random.default_rng(2)
     for sizes, least, most in ((2.0 ** rng.uniform(0, 5, USERS), 4, 32), (rng.normal(3.0, 0.3, USERS), 2, 4)):
-        counts = np.bincount(octaves(sizes), minlength=CELLS) + USERS / 18 * rng.normal(size=(3, CELLS))
+        counts = np.bincount(find_octaves(sizes), minlength=CELLS) + USERS / 18 * rng.normal(size=(3, CELLS))
         size, heard = read_sizes(counts, USERS / 18)
         assert heard.all()
         assert ((size >= least) & (size <= most)).all()

@@ -19,9 +19,9 @@ from privrep.data.synthetic_margin import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError, ResumeError
 from privrep.estimators.margin import PrivateMarginSelector
-from privrep.heads.margin import zero_one_heads
-from privrep.linear.methods.margin_selection import MarginLosses, margin_selection, projected_dimension
-from privrep.linear.nets import RandomNet, Zooming, sign_matrix
+from privrep.heads.margin import fit_zero_one_heads
+from privrep.linear.methods.margin_selection import MarginLosses, choose_dimension, margin_selection
+from privrep.linear.nets import RandomNet, Zooming, make_sign_matrix
 from privrep.local.transform import Projection
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
@@ -66,13 +66,13 @@ def run_on(table, epsilon, seed, folder=None, **more):
 
 def test_it_finds_the_directions_that_decide(fitted, truth, table):
     P = (table.X @ truth.U).reshape(USERS, ROWS, 2) * table.y.reshape(USERS, ROWS, 1)
-    models = [(fitted.representation_, fitted.heads_), (truth.U, zero_one_heads(P))]
+    models = [(fitted.representation_, fitted.heads_), (truth.U, fit_zero_one_heads(P))]
     ours, true = truth.errors(np.random.default_rng(2), models)
     assert true < 0.01
     assert ours < true + 0.05
     nothing = RandomNet("nothing", 1, 60, 2).member(0)
     images = (table.X @ nothing).reshape(USERS, ROWS, 2) * table.y.reshape(USERS, ROWS, 1)
-    assert truth.errors(np.random.default_rng(2), [(nothing, zero_one_heads(images))])[0] > 0.15
+    assert truth.errors(np.random.default_rng(2), [(nothing, fit_zero_one_heads(images))])[0] > 0.15
 
 
 def test_all_of_a_pure_epsilon_is_charged_and_every_choice_is_on_the_billboard(table):
@@ -98,8 +98,8 @@ def test_what_is_chosen_follows_from_the_choices_alone(table):
     for t in range(1, 4):
         angle = 0.0 if centre is None else zooming.angle(t)
         net = RandomNet(f"margin-{t}", 50, 12, 2, centre, angle)
-        centre = net.member(run.billboard.read_choice(f"margin-{t}").index)
-    assert np.array_equal(sign_matrix(12, 60).T @ centre, representation.basis)
+        centre = net.member(run.billboard.choice(f"margin-{t}").index)
+    assert np.array_equal(make_sign_matrix(12, 60).T @ centre, representation.basis)
 
 
 def test_choices_have_the_probabilities_of_the_exponential_mechanism():
@@ -131,7 +131,7 @@ def test_one_user_moves_every_score_by_one_at_most(table):
     X[30:40], y[30:40] = 1e30 * rng.standard_normal((10, 60)), rng.choice([-1, 1], 10)  # user 3
     other = UserTable(X, y, table.offsets, table.ids)
     step = MarginLosses(RandomNet("test", 200, 20, 2), 0.4, 1.0, True)
-    projection = Projection(sign_matrix(20, 60), 1.0)
+    projection = Projection(make_sign_matrix(20, 60), 1.0)
     totals = [
         project(InMemoryUsers(t), projection).sums(step, {"losses": LossBound(200)})["losses"].total
         for t in (table, other)
@@ -194,7 +194,7 @@ def test_heads_of_the_paper_are_made_of_the_second_half(fitted, table, groups):
     assert np.array_equal(paper.representation_, fitted.representation_)
     P = (table.X @ paper.representation_.astype(np.float32)).reshape(USERS, ROWS, 2)
     signed = (P * table.y.reshape(USERS, ROWS, 1))[:, 5:].astype(np.float64)
-    assert np.allclose(paper.heads_, zero_one_heads(signed), atol=1e-6)
+    assert np.allclose(paper.heads_, fit_zero_one_heads(signed), atol=1e-6)
 
 
 def test_a_folder_is_continued_with_the_same_settings_only(table, groups, tmp_path):
@@ -251,10 +251,10 @@ def test_rows_of_unknown_users_and_missing_groups_are_errors(fitted, table, grou
 
 
 def test_the_projection_is_as_large_as_the_margin_is_small():
-    assert projected_dimension(0.3, 1.0, 1.0) == 31
-    assert projected_dimension(0.6, 2.0, 1.0) == 31
-    assert projected_dimension(0.01, 1.0, 1.0) == 60
-    assert projected_dimension(0.9, 1.0, 1.0) == 10
+    assert choose_dimension(0.3, 1.0, 1.0) == 31
+    assert choose_dimension(0.6, 2.0, 1.0) == 31
+    assert choose_dimension(0.01, 1.0, 1.0) == 60
+    assert choose_dimension(0.9, 1.0, 1.0) == 10
 
 
 def test_theorem_17():

@@ -7,10 +7,11 @@ import pytest
 
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
-from privrep.linear.descent import _Curvature, _moved
+from privrep.linear.descent import _apply_step
 from privrep.linear.families import HeadLosses, HeadVotes
 from privrep.linear.gathering import Outputs
 from privrep.linear.method import Problem
+from privrep.linear.newton import Curvature
 from privrep.linear.panel import find_panel
 from privrep.linear.registry import METHODS
 from privrep.local.prior import PriorMean
@@ -101,11 +102,11 @@ def test_a_step_on_slopes_leaves_what_means_say_in_all() -> None:
     between = np.concatenate([np.zeros(1 + r), np.eye(1 + r)[np.triu_indices(1 + r)]])
     released = {"within": Release(within, 1e-6, 1.0, 1.0), "between": Release(between, 1e-6, 1.0, 1.0)}
     bends = {
-        "within": _Curvature(np.eye(D), 1.0, 1e-6, 1e-6),
-        "between": _Curvature(np.eye(1 + r), 1.0, 1e-6, 1e-6),
+        "within": Curvature(np.eye(D), 1.0, 1e-6, 1e-6),
+        "between": Curvature(np.eye(1 + r), 1.0, 1e-6, 1e-6),
     }
     assert within.size == D + packed_size(D)
-    moved, heard = _moved(panel, released, bends, Outputs.of(np.zeros(1), several=False))
+    moved, heard = _apply_step(panel, released, bends, Outputs.of(np.zeros(1), several=False))
     assert heard
     assert np.linalg.norm(moved.mean.slopes - panel.mean.slopes) > 0.5
     many = 10**9

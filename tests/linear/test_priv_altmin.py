@@ -22,12 +22,12 @@ from privrep.linear.methods.priv_altmin import (
     DisjointPairs,
     NormalEquations,
     QuarterEquations,
-    denoised,
     paper_altmin,
     priv_altmin,
 )
+from privrep.linear.normal_matrix import denoise_normal
 from privrep.linear.references import subspace_distance
-from privrep.linear.starts import INITIALISERS, given
+from privrep.linear.starts import INITIALISERS, start_from
 from privrep.linear.steps import SIZES
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
@@ -302,7 +302,7 @@ def test_without_noise_the_equations_are_solved():
     generator = rng(15)
     rows = generator.normal(size=(300, 12)) * np.linspace(0.8, 1.2, 12)
     A = rows.T @ rows
-    found = denoised(A, 1e-9, 3, 0.02)
+    found = denoise_normal(A, 1e-9, 3, 0.02)
     np.testing.assert_allclose(found.inverse @ A, np.eye(12), atol=1e-6)
     assert found.heard.all()
     assert found.relative_error < 1e-6
@@ -313,10 +313,10 @@ def test_noise_leaves_the_heads_second_moment_and_drops_the_rest():
     generator = rng(16)
     k, e, sigma = 2, 60, 0.1
     A = np.kron(np.diag([1.0, 2.0]), np.eye(e)) + unpack(sigma * generator.normal(size=packed_size(k * e)))
-    found = denoised(A, sigma, k, 0.02)
+    found = denoise_normal(A, sigma, k, 0.02)
     np.testing.assert_allclose(found.inverse, np.kron(np.diag([1.0, 0.5]), np.eye(e)), atol=0.1)
     assert np.abs(np.linalg.eigvalsh(A)).min() < 0.2  # which the plain inverse would have to divide by
-    nothing = denoised(unpack(sigma * generator.normal(size=packed_size(k * e))), sigma, k, 0.02)
+    nothing = denoise_normal(unpack(sigma * generator.normal(size=packed_size(k * e))), sigma, k, 0.02)
     assert (nothing.heads >= 3 * sigma / math.sqrt(e) * (1 - 1e-12)).all()
 
 
@@ -408,7 +408,7 @@ def test_strong_directions_first_where_they_hide_the_weak():
 @pytest.mark.parametrize("name", [*INITIALISERS, "given"])
 def test_every_initialiser_may_stand_before_it(name):
     population = make_population(rng(27), 1_500, 8, 2, 10, 0.05)
-    start = given(np.eye(8)[:, :2], 1.0) if name == "given" else INITIALISERS[name]
+    start = start_from(np.eye(8)[:, :2], 1.0) if name == "given" else INITIALISERS[name]
     found = priv_altmin(run_on(population.sample(rng(28)), 20.0), 2, initialiser=start)
     np.testing.assert_allclose(found.basis.T @ found.basis, np.eye(2), atol=1e-10)
     assert subspace_distance(np.linalg.qr(found.matrix)[0], population.U) < 0.1

@@ -9,8 +9,8 @@ import pytest
 
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
-from privrep.linear.alternation import AlternationSettings, moved
-from privrep.linear.methods.private_fedrep import preconditioned, private_fedrep
+from privrep.linear.alternation import AlternationSettings, apply_move
+from privrep.linear.methods.private_fedrep import precondition, private_fedrep
 from privrep.linear.starts import INITIALISERS
 from privrep.linear.steps import LeaveOneOutGradient, gradient_size
 from privrep.local.representation import Estimate
@@ -222,7 +222,7 @@ def test_without_noise_and_clipping_a_round_is_the_plain_step():
     assert np.allclose(unpack(total[14:]), moment, rtol=1e-6)
     noiseless = Release(total, 1e-12, 1e-12, 1.0)
     before = Estimate(start, np.eye(2))
-    stepped = moved(before, preconditioned(before, noiseless, 1.0, 0.0))
+    stepped = apply_move(before, precondition(before, noiseless, 1.0, 0.0))
     plain = np.linalg.qr(start + gradient.T @ np.linalg.inv(moment))[0]
     assert sine(stepped.basis, plain) < 1e-7
 
@@ -233,7 +233,7 @@ def test_a_step_of_pure_noise_does_not_move_a_good_estimate():
     moment = pack(np.eye(2) * 100.0)
     noise = Release(np.concatenate([rng.normal(size=100), moment]), 1.0, 1.0, 1.0)
     before = Estimate(start, 1e-8 * np.eye(2))
-    settled = moved(before, preconditioned(before, noise, 1.0, 0.02))
+    settled = apply_move(before, precondition(before, noise, 1.0, 0.02))
     assert sine(settled.basis, start) < 0.05 * np.sqrt(50) / 100
     assert settled.converged
 

@@ -9,7 +9,7 @@ from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs, paper_fedrep
-from privrep.linear.references import fedrep, subspace_distance
+from privrep.linear.references import fit_fedrep, subspace_distance
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
@@ -105,7 +105,7 @@ def test_without_noise_it_approaches_fedrep(options):
     table = population.sample(rng(10))
     found = paper_fedrep(start(table, 1e5), 2, rounds=15, step=1.0, clip=100.0, clip_init=100.0, **options)
     np.testing.assert_allclose(found.basis.T @ found.basis, np.eye(2), atol=1e-10)
-    plain = fedrep(InMemoryUsers(table), 2, intercept=False)
+    plain = fit_fedrep(InMemoryUsers(table), 2, intercept=False)
     assert subspace_distance(plain.basis, population.U) < 0.005
     assert subspace_distance(found.basis, plain.basis) < 0.01
 

@@ -15,10 +15,17 @@ from privrep.data.sparse import SparseRows
 from privrep.data.synthetic_margin import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
-from privrep.heads.margin import LOSSES, first_half, lipschitz_fit, shortened, surrogate_heads, zero_one_heads
+from privrep.heads.margin import (
+    LOSSES,
+    count_first_half,
+    fit_lipschitz,
+    fit_surrogate_heads,
+    fit_zero_one_heads,
+    shorten_rows,
+)
 from privrep.linear.methods.lipschitz_selection import LipschitzLosses
-from privrep.linear.methods.margin_selection import MarginLosses, margin_losses
-from privrep.linear.nets import WIDTH, RandomNet, Zooming, sign_matrix
+from privrep.linear.methods.margin_selection import MarginLosses, find_margin_losses
+from privrep.linear.nets import WIDTH, RandomNet, Zooming, make_sign_matrix
 from privrep.local.transform import Projection
 from privrep.privacy.bounds import LossBound
 from privrep.privacy.protocol import Facts, UserBatch
@@ -68,7 +75,7 @@ def crowd(users, m, d, seed):
 def test_the_best_head_in_the_plane_is_found(margin, m):
     Q = np.random.default_rng(m).standard_normal((40, m, 2, 3)) * np.array([0.2, 1.0, 5.0])
     Q[1] = Q[1, :1]
-    losses = margin_losses(Q, margin, 1.5)
+    losses = find_margin_losses(Q, margin, 1.5)
     outputs = np.tensordot(1.5 * DIRECTIONS, Q, axes=(0, 2))  # (directions, users, m, 3)
     by_grid = 1 - (outputs > margin).sum(axis=2).max(axis=0) / m
     assert (losses <= by_grid + 1e-12).all()  # nothing on a fine grid is better
@@ -80,17 +87,17 @@ def test_the_best_head_in_the_plane_is_found(margin, m):
 
 def test_the_loss_of_rank_one_tries_both_signs():
     Q = np.array([0.5, 0.2, -0.4, -0.6, 0.9]).reshape(1, 5, 1, 1)
-    assert margin_losses(Q, 0.3, 1.0)[0, 0] == pytest.approx(3 / 5)
-    assert margin_losses(Q, 0.3, 2.0)[0, 0] == pytest.approx(2 / 5)
-    assert margin_losses(-Q, 0.3, 2.0)[0, 0] == pytest.approx(2 / 5)
+    assert find_margin_losses(Q, 0.3, 1.0)[0, 0] == pytest.approx(3 / 5)
+    assert find_margin_losses(Q, 0.3, 2.0)[0, 0] == pytest.approx(2 / 5)
+    assert find_margin_losses(-Q, 0.3, 2.0)[0, 0] == pytest.approx(2 / 5)
 
 
 def test_rows_that_are_alike_count_alike_and_rows_out_of_reach_not_at_all():
     row = np.array([0.31, 0.17], np.float32)
     Q = np.tile(row, (1, 7, 1))[..., None]
-    assert margin_losses(Q, 0.3, 1.0)[0, 0] == 0
-    assert margin_losses(Q, 0.36, 1.0)[0, 0] == 1  # longer than the rows are
-    assert margin_losses(0 * Q, 0.3, 1.0)[0, 0] == 1
+    assert find_margin_losses(Q, 0.3, 1.0)[0, 0] == 0
+    assert find_margin_losses(Q, 0.36, 1.0)[0, 0] == 1  # longer than the rows are
+    assert find_margin_losses(0 * Q, 0.3, 1.0)[0, 0] == 1
 
 
 @pytest.mark.parametrize("k", [3, 4])
@@ -101,9 +108,9 @@ def test_the_surrogate_finds_a_margin_that_is_there(k):
     Q = rng.standard_normal((200, 6, k))
     Q *= np.sign((Q * V[:, None]).sum(axis=2, keepdims=True))
     Q += 0.5 * V[:, None]
-    heads = surrogate_heads(Q[..., None], 0.2, 1.0)
+    heads = fit_surrogate_heads(Q[..., None], 0.2, 1.0)
     assert np.linalg.norm(heads, axis=1) == pytest.approx(1)
-    losses = margin_losses(Q[..., None], 0.2, 1.0)
+    losses = find_margin_losses(Q[..., None], 0.2, 1.0)
     right = (Q * heads[:, None, :, 0]).sum(axis=2) > 0.2
     assert losses[:, 0] == pytest.approx(1 - right.mean(axis=1))
     assert losses.mean() < 0.05
@@ -112,7 +119,7 @@ def test_the_surrogate_finds_a_margin_that_is_there(k):
 @pytest.mark.parametrize("m", [1, 2, 5, 10])
 def test_heads_in_the_plane_have_the_least_error_and_the_widest_arc(m):
     Q = np.random.default_rng(m).standard_normal((60, m, 2))
-    heads = zero_one_heads(Q)
+    heads = fit_zero_one_heads(Q)
     outputs = np.tensordot(DIRECTIONS, Q, axes=(0, 2))
     right = (Q * heads[:, None]).sum(axis=2) > 0
     counts = (outputs > 0).sum(axis=2)
@@ -126,10 +133,10 @@ def test_heads_in_the_plane_have_the_least_error_and_the_widest_arc(m):
 
 
 def test_heads_of_nothing_are_nothing_and_of_one_row_its_own():
-    assert not zero_one_heads(np.zeros((2, 3, 2))).any()
-    assert zero_one_heads(np.array([[[3.0, 4.0]]])) == pytest.approx(np.array([[0.6, 0.8]]))
-    assert zero_one_heads(np.array([[[1.0], [-1.0], [2.0]], [[0.0], [-1.0], [0.0]]])).tolist() == [[1.0], [-1.0]]
-    assert zero_one_heads(np.random.default_rng(0).standard_normal((4, 6, 5))).shape == (4, 5)
+    assert not fit_zero_one_heads(np.zeros((2, 3, 2))).any()
+    assert fit_zero_one_heads(np.array([[[3.0, 4.0]]])) == pytest.approx(np.array([[0.6, 0.8]]))
+    assert fit_zero_one_heads(np.array([[[1.0], [-1.0], [2.0]], [[0.0], [-1.0], [0.0]]])).tolist() == [[1.0], [-1.0]]
+    assert fit_zero_one_heads(np.random.default_rng(0).standard_normal((4, 6, 5))).shape == (4, 5)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -164,7 +171,7 @@ def test_only_the_first_half_counts_where_it_should():
     X, y = crowd(20, 7, 12, 1)
     net = RandomNet("test", 40, 12, 2)
     changed, flipped = X.copy(), y.copy()
-    changed[:, first_half(7) :], flipped[:, first_half(7) :] = 9, -y[:, first_half(7) :]
+    changed[:, count_first_half(7) :], flipped[:, count_first_half(7) :] = 9, -y[:, count_first_half(7) :]
     for step, same in ((MarginLosses(net, 0.2, 1.0, True), True), (MarginLosses(net, 0.2, 1.0, False), False)):
         losses = [step(UserBatch(*rows))["losses"].values for rows in ((X, y), (changed, flipped))]
         assert np.array_equal(*losses) == same
@@ -173,10 +180,10 @@ def test_only_the_first_half_counts_where_it_should():
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gains_of_lipschitz_losses_lie_in_their_range_and_are_nearly_the_best(loss):
     rng = np.random.default_rng(5)
-    F = shortened(rng.standard_normal((60, 6, 2, 1)), 0.8)
+    F = shorten_rows(rng.standard_normal((60, 6, 2, 1)), 0.8)
     assert np.linalg.norm(F, axis=2).max() <= 0.8 + 1e-12
     y = np.where(rng.random((60, 6, 1)) < 0.5, 1.0, -1.0)
-    fit = lipschitz_fit(F, y, loss, 1.5)
+    fit = fit_lipschitz(F, y, loss, 1.5)
     assert np.linalg.norm(fit.heads, axis=1).max() <= 1.5 + 1e-12
     assert (fit.gain >= 0).all()
     assert (fit.gain <= 0.8 * 1.5).all()
@@ -196,8 +203,8 @@ def test_a_lipschitz_loss_says_what_the_fit_gains():
     net = Fixed(np.linalg.qr(np.random.default_rng(0).standard_normal((3, 6, 2)))[0])
     values = LipschitzLosses(net, "hinge", 0.8, 1.5, False)(UserBatch(X, y))["losses"].values
     for c in range(3):
-        F = shortened((X @ net.matrices[c].astype(np.float32))[..., None], 0.8)
-        gain = lipschitz_fit(F, y[:, :, None], "hinge", 1.5, 6).gain
+        F = shorten_rows((X @ net.matrices[c].astype(np.float32))[..., None], 0.8)
+        gain = fit_lipschitz(F, y[:, :, None], "hinge", 1.5, 6).gain
         assert values[:, c] == pytest.approx(1 - gain[:, 0] / 1.2, abs=1e-5)
     assert values[0].tolist() == [1.0, 1.0, 1.0]  # the rows of user 0 are zero: nothing is gained
 
@@ -205,7 +212,7 @@ def test_a_lipschitz_loss_says_what_the_fit_gains():
 def test_projected_rows_are_a_users_own_and_lie_in_the_ball():
     X, _ = crowd(40, 5, 200, 3)
     X = X * np.linspace(0.5, 3, 40, dtype=np.float32)[:, None, None]
-    M = sign_matrix(16, 200)
+    M = make_sign_matrix(16, 200)
     assert np.allclose(np.abs(M), 0.25)
     assert abs(M.mean()) < 5 * 0.25 / math.sqrt(M.size)
     projection = Projection(M, 1.0)
@@ -228,7 +235,7 @@ def ragged(seed=0):
 
 
 def test_users_projected_once_say_what_users_projected_every_time_say():
-    table, projection = ragged(), Projection(sign_matrix(8, 50), 6.0)
+    table, projection = ragged(), Projection(make_sign_matrix(8, 50), 6.0)
     step = MarginLosses(RandomNet("test", 100, 8, 2), 0.3, 1.0, True)
     bounds = {"losses": LossBound(100)}
     once = project(InMemoryUsers(table, Performance(2)), projection)

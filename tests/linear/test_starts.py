@@ -12,15 +12,15 @@ from privrep.linear.starts import (
     INITIALISERS,
     MOST_SPECTRAL,
     Start,
-    best_start,
-    given,
-    noise_radius,
-    normalised_pairs,
-    power_method,
+    choose_start,
+    count_above_noise,
+    find_noise_radius,
     random_basis,
-    random_start,
-    rank_above_noise,
-    spectral,
+    start_from,
+    start_normalised_pairs,
+    start_power_method,
+    start_random,
+    start_spectral,
     top_eigenvectors,
 )
 from privrep.local.transform import FeatureTransform
@@ -105,23 +105,23 @@ def test_of_nothing_it_says_nothing(name):
 
 def test_a_random_start_looks_at_nothing_and_spends_nothing(planted):
     start = start_on(planted[0], 1.0)
-    found = random_start(start)
+    found = start_random(start)
     assert start.run.ledger.epsilon == 0.0
     assert not list(start.run.billboard)
     assert np.array_equal(found.basis, random_basis(D, K, "random-start"))
     assert found.total_error == K
-    assert np.array_equal(random_start(start_on(planted[0], 9.0, seed=4)).basis, found.basis)
+    assert np.array_equal(start_random(start_on(planted[0], 9.0, seed=4)).basis, found.basis)
     assert not np.allclose(random_basis(D, K, "another"), found.basis)
 
 
 def test_a_given_basis_is_taken_as_it_is(planted):
     table, U = planted
     start = start_on(table, 1.0)
-    found = given(U, 0.01)(start)
+    found = start_from(U, 0.01)(start)
     assert found.basis is U
     assert found.total_error == pytest.approx(0.01 * K)
     assert start.run.ledger.epsilon == 0.0
-    learned = private_fedrep(start.run, K, initialiser=given(U, 0.01))
+    learned = private_fedrep(start.run, K, initialiser=start_from(U, 0.01))
     assert squared_sines(np.linalg.qr(learned.matrix)[0], U) < 1e-3
 
 
@@ -131,7 +131,9 @@ def test_rows_of_any_length_have_the_same_say_once_normalised(planted):
     wild = table.X.copy()
     wild[::97] *= 1000.0
     spoilt = UserTable(wild, table.y, table.offsets, table.ids)
-    plain, brought = (start(start_on(spoilt, 20.0, intercept=False)) for start in (spectral, normalised_pairs))
+    plain, brought = (
+        start(start_on(spoilt, 20.0, intercept=False)) for start in (start_spectral, start_normalised_pairs)
+    )
     assert squared_sines(brought.basis, U) < 0.5 * squared_sines(plain.basis, U) or squared_sines(plain.basis, U) < 0.02
     assert squared_sines(brought.basis, U) < 0.1
 
@@ -139,15 +141,15 @@ def test_rows_of_any_length_have_the_same_say_once_normalised(planted):
 @pytest.mark.parametrize("rounds", [1, 6])
 def test_rounds_of_the_power_method_share_what_it_is_given(rounds, planted):
     start = start_on(planted[0], 2.0)
-    power_method(start, rounds=rounds, page="mine")
+    start_power_method(start, rounds=rounds, page="mine")
     events = start.run.ledger.report().events
     assert [name for name, _ in events] == [f"mine-{t}/image" for t in range(1, rounds + 1)]
     assert len({event.noise_multiplier for _, event in events}) == 1
 
 
 def test_many_features_start_with_the_power_method():
-    assert best_start(MOST_SPECTRAL) is spectral
-    assert best_start(MOST_SPECTRAL + 1) is power_method
+    assert choose_start(MOST_SPECTRAL) is start_spectral
+    assert choose_start(MOST_SPECTRAL + 1) is start_power_method
 
 
 # Spectra
@@ -159,12 +161,12 @@ def wigner(d, seed):
 
 
 def test_rank_above_noise():
-    assert rank_above_noise(np.linalg.eigvalsh(wigner(200, 0)), 16) == 1
+    assert count_above_noise(np.linalg.eigvalsh(wigner(200, 0)), 16) == 1
     spiked = wigner(200, 1)
     spiked[range(5), range(5)] += 60
-    assert rank_above_noise(np.linalg.eigvalsh(spiked), 16) == 5
-    assert rank_above_noise(np.linalg.eigvalsh(spiked), 4) == 4
-    assert noise_radius(np.linalg.eigvalsh(spiked)) == pytest.approx(2 * np.sqrt(200), rel=0.1)
+    assert count_above_noise(np.linalg.eigvalsh(spiked), 16) == 5
+    assert count_above_noise(np.linalg.eigvalsh(spiked), 4) == 4
+    assert find_noise_radius(np.linalg.eigvalsh(spiked)) == pytest.approx(2 * np.sqrt(200), rel=0.1)
 
 
 def test_errors_read_off_the_eigenvalues():

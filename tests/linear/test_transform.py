@@ -13,13 +13,13 @@ from privrep.heads.fitting import fit_heads
 from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.steps import CELLS, LOWEST
 from privrep.linear.transform import (
-    declared_transform,
-    feature_scales,
+    find_feature_scales,
+    find_frequency_scales,
     find_transform,
     find_whitening,
-    frequency_scales,
-    octave_quantile,
-    whitening_of,
+    make_declared_transform,
+    make_whitening,
+    read_octave_quantile,
 )
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.billboard import Billboard
@@ -52,17 +52,17 @@ def rows(n=3000, d=6, size=8, seed=0):
 def test_octave_quantile():
     counts = np.zeros(CELLS)
     counts[[20, 21, 22]] = [10.0, 80.0, 10.0]
-    assert octave_quantile(counts, 0.5) == pytest.approx(2.0 ** (21 + LOWEST), rel=1e-9)
-    assert octave_quantile(counts, 0.05) == pytest.approx(2.0 ** (20 + LOWEST), rel=1e-9)
+    assert read_octave_quantile(counts, 0.5) == pytest.approx(2.0 ** (21 + LOWEST), rel=1e-9)
+    assert read_octave_quantile(counts, 0.05) == pytest.approx(2.0 ** (20 + LOWEST), rel=1e-9)
     counts[70] = 30.0  # noise far from the peak is not looked at
-    assert octave_quantile(counts, 0.5) == pytest.approx(2.0 ** (21 + LOWEST), rel=1e-9)
+    assert read_octave_quantile(counts, 0.5) == pytest.approx(2.0 ** (21 + LOWEST), rel=1e-9)
 
 
 def test_scales_are_within_an_octave_and_the_number_of_users_roughly_right():
     X, y = rows()
     scale = 10.0 ** np.linspace(-6, 6, 6)
     run = run_on(X * scale + 3 * scale, y)
-    transform, users = feature_scales(run, all_of(run), True)
+    transform, users = find_feature_scales(run, all_of(run), True)
     assert np.abs(np.log2(transform.scale / scale)).max() <= 1
     assert np.all(np.log2(transform.scale) == np.rint(np.log2(transform.scale)))
     assert transform.whitening is None
@@ -74,7 +74,7 @@ def test_scales_are_within_an_octave_and_the_number_of_users_roughly_right():
 def test_scales_of_several_targets():
     X, y = rows()
     run = run_on(X, np.column_stack([y * 1e6, y * 1e-6 + 1, np.full_like(y, 0.1)]))
-    transform, _ = feature_scales(run, all_of(run), True)
+    transform, _ = find_feature_scales(run, all_of(run), True)
     assert transform.scale.shape == (6,)
     assert np.abs(np.log2(transform.target_scale[:2] / [1e6, 1e-6])).max() <= 1
     assert np.isfinite(transform.target_scale).all()
@@ -84,14 +84,14 @@ def test_scales_of_several_targets():
 def test_constant_features_get_the_scale_of_the_others():
     X, y = rows()
     run = run_on(np.column_stack([X * 16, np.full(len(X), 0.1), np.zeros(len(X))]), y)
-    transform, _ = feature_scales(run, all_of(run), True)
+    transform, _ = find_feature_scales(run, all_of(run), True)
     assert np.all(transform.scale == 16.0)
 
 
 def test_scales_lost_in_noise_are_one():
     X, y = rows(20, 5)
     run = run_on(X * 100, y, 0.01)
-    transform, users = feature_scales(run, all_of(run), True)
+    transform, users = find_feature_scales(run, all_of(run), True)
     assert np.all(transform.scale == 1.0)
     assert abs(users) < 1e5
 
@@ -103,10 +103,10 @@ def test_sparse_scales_are_those_of_the_entries_and_frequencies_bring_all_to_one
     X = np.where(rng.random((40_000, 4)) < often, rng.choice([-1.0, 1.0], (40_000, 4)), 0.0) * size
     y = rng.normal(size=(40_000, 2)) * [1e3, 1.0]
     run = run_on(sparse.csr_array(X), y[:, 0] if targets == 1 else y, 50.0)
-    transform, _ = feature_scales(run, 0.5 * all_of(run), True)
+    transform, _ = find_feature_scales(run, 0.5 * all_of(run), True)
     assert np.abs(np.log2(transform.scale / size)).max() <= 1
     assert (transform.target_scale is None) == (targets == 1)
-    scale = frequency_scales(run, transform.scale, 0.5 * all_of(run))
+    scale = find_frequency_scales(run, transform.scale, 0.5 * all_of(run))
     assert np.sqrt((X**2).mean(axis=0)) == pytest.approx(scale, rel=0.15)
     assert run.ledger.remaining == pytest.approx(0.0, abs=1e-9)
 
@@ -182,11 +182,11 @@ def test_constant_and_duplicated_features_are_whitened_to_something_finite():
 
 def test_whitening_of_a_known_matrix():
     root = correlated(50.0)
-    W = whitening_of(root @ root.T, 1e-6)
+    W = make_whitening(root @ root.T, 1e-6)
     assert W @ root @ root.T @ W == pytest.approx(np.eye(6), abs=1e-8)
-    assert whitening_of(np.eye(6), 1e-6) is None
-    assert whitening_of(np.diag([1.0, 1.5]), 1e-6) is None  # a factor of less than two is not worth it
-    singular = whitening_of(np.ones((3, 3)), 0.01)
+    assert make_whitening(np.eye(6), 1e-6) is None
+    assert make_whitening(np.diag([1.0, 1.5]), 1e-6) is None  # a factor of less than two is not worth it
+    singular = make_whitening(np.ones((3, 3)), 0.01)
     assert np.isfinite(singular).all()
     assert np.linalg.eigvalsh(singular)[-1] == pytest.approx(10.0)  # no less than the noise
 
@@ -195,15 +195,15 @@ def test_whitening_of_a_known_matrix():
 
 
 def test_declared_sizes_and_covariances():
-    assert declared_transform(None, None, 3) is None
-    assert np.array_equal(declared_transform([1.0, 2.0, 4.0], None, 3).scale, [1.0, 2.0, 4.0])
+    assert make_declared_transform(None, None, 3) is None
+    assert np.array_equal(make_declared_transform([1.0, 2.0, 4.0], None, 3).scale, [1.0, 2.0, 4.0])
     root = np.diag([1e-3, 1.0, 1e3]) @ correlated(100.0, 3)
-    transform = declared_transform(None, (root @ root.T).tolist(), 3)
+    transform = make_declared_transform(None, (root @ root.T).tolist(), 3)
     assert whitened_eigenvalues(transform, root @ root.T) == pytest.approx(np.ones(3), abs=1e-6)
-    diagonal = declared_transform(None, np.diag([4.0, 9.0]), 2)
+    diagonal = make_declared_transform(None, np.diag([4.0, 9.0]), 2)
     assert diagonal.whitening is None
     assert diagonal.scale == pytest.approx([2.0, 3.0])
-    degenerate = declared_transform(None, np.diag([1.0, 0.0]), 2)
+    degenerate = make_declared_transform(None, np.diag([1.0, 0.0]), 2)
     assert (degenerate.scale > 0).all()
 
 
@@ -224,7 +224,7 @@ def test_declared_sizes_and_covariances():
 )
 def test_declarations_that_cannot_be(scale, covariance, sentence):
     with pytest.raises(InputError, match=sentence):
-        declared_transform(scale, covariance, 2)
+        make_declared_transform(scale, covariance, 2)
 
 
 # There and back

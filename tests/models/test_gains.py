@@ -16,15 +16,15 @@ from privrep.local.transform import FeatureTransform
 from privrep.models.description import Columns, Config
 from privrep.models.gains import (
     FAMILIES,
-    about_heads,
     describe_gains,
+    describe_heads,
     find_family,
-    heads_json,
+    find_slopes_ratio,
     is_calibrated,
     judge_nothing,
-    slopes_ratio,
+    make_heads_json,
 )
-from privrep.models.words import TableFacts, table_json, table_sections
+from privrep.models.words import TableFacts, make_table_json, make_table_sections
 from privrep.privacy.events import Gaussian
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport
 
@@ -61,7 +61,7 @@ def facts(found: Representation, report: PrivacyReport = JUDGED) -> TableFacts:
 
 
 def words(found: Representation, report: PrivacyReport = JUDGED) -> dict[str, str]:
-    return {section.heading: "\n".join(section.sentences) for section in table_sections(facts(found, report))}
+    return {section.heading: "\n".join(section.sentences) for section in make_table_sections(facts(found, report))}
 
 
 def test_a_clear_gain_is_said_in_numbers() -> None:
@@ -93,7 +93,7 @@ def test_models_without_gains_keep_their_rule() -> None:
     assert found.learned_nothing
     assert "mostly noise" in judge_nothing(found)
     assert "The heads" not in words(found)
-    assert "heads" not in table_json(facts(found))
+    assert "heads" not in make_table_json(facts(found))
     assert not replace(found, error=0.01).learned_nothing
 
 
@@ -114,13 +114,13 @@ def test_families_and_whether_heads_use_the_representation(rank: int, columns: i
         assert "in all features" in about
     assert ("Estimated error" in about) == (family == 1)
     assert ("The representation was found" in about) == (family == 1)
-    told = heads_json(found, NAMED, JUDGED)
+    told = make_heads_json(found, NAMED, JUDGED)
     assert told is not None
     assert told["family"] == FAMILIES[family]
 
 
 def test_words_about_heads_with_a_prior() -> None:
-    said = "\n".join(about_heads(learned(slopes=1.0), NAMED, JUDGED))
+    said = "\n".join(describe_heads(learned(slopes=1.0), NAMED, JUDGED))
     assert "Released losses decided so" in said
     assert "Levels of users differ by 2 times the noise" in said
     assert "Users' own slopes move a row by 2 times the noise" in said
@@ -129,7 +129,7 @@ def test_words_about_heads_with_a_prior() -> None:
     assert "22% larger (within 4.9 points) than by a user's own mean" in said
     assert "calibrated by a charged release" in said
     assert "The strongest of 3 by the features' scales: weight (-1), height (+2)." in said
-    few = "\n".join(about_heads(learned(level_ratio=math.inf), Columns(), spent("calibration/noise")))
+    few = "\n".join(describe_heads(learned(level_ratio=math.inf), Columns(), spent("calibration/noise")))
     assert "too few users to compare" in few
     assert "Levels are the users' own" in few
     assert "they take errors to be normal" in few
@@ -137,7 +137,7 @@ def test_words_about_heads_with_a_prior() -> None:
 
 
 def test_numbers_for_machines() -> None:
-    told = json.loads(json.dumps(table_json(facts(learned(slopes=1.0))), allow_nan=False))["heads"]
+    told = json.loads(json.dumps(make_table_json(facts(learned(slopes=1.0))), allow_nan=False))["heads"]
     assert told["learned"] is True
     assert told["level_ratio"] == 4.0
     assert told["slopes_ratio"] == pytest.approx(4.0)
@@ -146,7 +146,7 @@ def test_numbers_for_machines() -> None:
     assert told["nine_in_ten_errors"] == pytest.approx([0.5 * 1.64])
     assert told["nine_in_ten_errors_of_newcomers"] == pytest.approx([0.5 * math.sqrt(5) * 3.28])
     assert told["common_slopes"] == [[0.0, 2.0, -1.0]]
-    free = heads_json(learned(level_ratio=math.inf), NAMED, JUDGED)
+    free = make_heads_json(learned(level_ratio=math.inf), NAMED, JUDGED)
     assert free is not None
     assert free["level_ratio"] is None
 
@@ -154,21 +154,21 @@ def test_numbers_for_machines() -> None:
 def test_strength_of_slopes_is_measured_in_public_coordinates() -> None:
     found = learned(columns=2)
     assert found.prior is not None
-    assert slopes_ratio(found, found.prior) == pytest.approx(4 * (1.0 + 0.25))
+    assert find_slopes_ratio(found, found.prior) == pytest.approx(4 * (1.0 + 0.25))
     whitened = replace(found, transform=replace(found.transform, whitening=2 * np.eye(3)))
-    assert slopes_ratio(whitened, found.prior) == pytest.approx(1.0 + 0.25)
-    assert slopes_ratio(learned(columns=0), replace(found.prior, factor=np.zeros((3, 0)))) == 0.0
+    assert find_slopes_ratio(whitened, found.prior) == pytest.approx(1.0 + 0.25)
+    assert find_slopes_ratio(learned(columns=0), replace(found.prior, factor=np.zeros((3, 0)))) == 0.0
 
 
 def test_errors_of_unknown_size_are_said_to_be_unknown() -> None:
     found = learned()
     assert found.prior is not None
     found = replace(found, prior=replace(found.prior, noise=np.array([np.inf])))
-    said = heads_json(found, NAMED, JUDGED)
+    said = make_heads_json(found, NAMED, JUDGED)
     assert said is not None
     assert said["noise_deviation"] == said["nine_in_ten_errors"] == said["nine_in_ten_errors_of_newcomers"] == [None]
     json.dumps(said, allow_nan=False)
-    assert "not known" in " ".join(about_heads(found, NAMED, JUDGED))
+    assert "not known" in " ".join(describe_heads(found, NAMED, JUDGED))
 
 
 def test_intervals_are_calibrated_only_by_a_release_that_was_heard() -> None:
@@ -183,9 +183,9 @@ def test_intervals_are_calibrated_only_by_a_release_that_was_heard() -> None:
         replace(found.prior, noise=np.array([np.inf])),
     ):
         assert not is_calibrated(lost, JUDGED)
-        said = heads_json(replace(found, prior=lost), NAMED, JUDGED)
+        said = make_heads_json(replace(found, prior=lost), NAMED, JUDGED)
         assert said is not None
         assert said["intervals_calibrated"] is False
         assert "calibrated by a charged release" not in "\n".join(
-            about_heads(replace(found, prior=lost), NAMED, JUDGED)
+            describe_heads(replace(found, prior=lost), NAMED, JUDGED)
         )

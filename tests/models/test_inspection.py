@@ -21,7 +21,7 @@ from privrep.models import spending
 from privrep.models.description import Columns, Config
 from privrep.models.inspection import inspect_folder
 from privrep.models.learning import learn
-from privrep.models.picture import _bars
+from privrep.models.picture import _find_bars
 from privrep.models.sections import Inspection
 from privrep.privacy.events import Event, Gaussian, Relation, Selection
 from privrep.privacy.groups import Group
@@ -102,7 +102,7 @@ def test_every_release_of_every_method_has_a_purpose(method: str, options: dict[
     make_model(tmp_path / "m", method=method, seed=1, **options)
     found = inspect_folder(tmp_path / "m")
     assert without_purpose(found) == []
-    left = 1 - spending.share_spent(found.privacy)
+    left = 1 - spending.find_share_spent(found.privacy)
     assert left == pytest.approx(0.0, abs=1e-6) or (not options and left < 0.5)  # papers spend all
     text = everything(found)
     assert ("It stopped early" in text) == (left > 0.02)
@@ -125,7 +125,7 @@ def test_every_release_of_a_default_fit_of_a_panel_has_a_purpose(relation: Relat
     rng = np.random.default_rng(0)
     made = make_population(rng, 3000, 5, 1, 6, 1.0, level=100.0, intercept=1.0, common=1.0, between=1.0, context=1.0)
     fitted = learn(InMemoryUsers(made.sample(rng)), Config(None, 4.0, 1e-6, relation, seed=1))
-    report = spending.releases(fitted.privacy)
+    report = spending.list_releases(fitted.privacy)
     assert [one.name for one in report if not one.purpose] == []
     assert len(report) > 10
 
@@ -177,10 +177,10 @@ def test_names_of_releases_that_few_runs_have() -> None:
         "taste-1/together",
         "taste-2/pairs",
     ):
-        assert spending.purpose(name), name
-    assert spending.purpose("unheard/of") == ""
-    assert spending.purpose("moments/moments") == "starting point"
-    assert spending.purpose("residuals/moments") != "starting point"
+        assert spending.find_purpose(name), name
+    assert spending.find_purpose("unheard/of") == ""
+    assert spending.find_purpose("moments/moments") == "starting point"
+    assert spending.find_purpose("residuals/moments") != "starting point"
 
 
 def report_of(events: dict[str, Event], epsilon: float = 1.0, delta: float = 1e-6) -> PrivacyReport:
@@ -194,11 +194,11 @@ def test_groups_are_asked_in_parallel() -> None:
     half = noise_multiplier(Budget(1.0, 1e-6).mu ** 2 / 2)
     groups = {f"round-{t + 1}/step": Gaussian(half, Group("rounds", t, 2)) for t in range(2)}
     report = report_of({"moments/moments": Gaussian(half), **groups})
-    spent = spending.releases(report)
+    spent = spending.list_releases(report)
     assert [one.share for one in spent] == pytest.approx([0.5, 0.5, 0.5])
     assert [one.remark for one in spent] == ["", "group 1 of 2", "group 2 of 2"]
-    assert spending.share_spent(report) == pytest.approx(1.0)
-    assert _bars(report) == pytest.approx(
+    assert spending.find_share_spent(report) == pytest.approx(1.0)
+    assert _find_bars(report) == pytest.approx(
         {"starting point": 0.5, "round 1 (group 1 of 2)": 0.5, "round 2 (group 2 of 2)": 0.5}
     )
 
@@ -211,13 +211,13 @@ def test_what_a_selection_sets_aside_is_said() -> None:
     ledger.charge({"keys-1/keys": selection})
     ledger.charge({"taste/taste": Gaussian(noise_multiplier(ledger.remaining))})
     report = ledger.report()
-    first, second = spending.releases(report)
+    first, second = spending.list_releases(report)
     assert first.remark == "4e-07 of delta"
     assert first.share > 0.05  # of a smaller whole
     assert first.share + second.share == pytest.approx(1.0, rel=1e-9)
-    assert spending.share_spent(report) == pytest.approx(1.0, rel=1e-9)
+    assert spending.find_share_spent(report) == pytest.approx(1.0, rel=1e-9)
     assert report.epsilon == pytest.approx(1.0, rel=1e-6)
-    assert _bars(report)["which values may be named"] == first.share
+    assert _find_bars(report)["which values may be named"] == first.share
 
 
 def make_ratings(folder: Path, **options: object) -> None:

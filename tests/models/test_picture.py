@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from privrep.models.picture import _bars, draw_fit
+from privrep.models.picture import _find_bars, draw_fit
 from privrep.privacy.events import Event, Gaussian, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
@@ -37,7 +37,7 @@ def test_the_picture_grows_with_the_number_of_passes(tmp_path: Path) -> None:
     events: dict[str, Event] = {"keys-1/keys": Selection(noise_multiplier(whole / 20), 1e-8)}
     events |= {f"round-{t + 1}/step": Gaussian(each, Group("rounds", t, 30)) for t in range(30)}
     report = report_of(events)
-    assert len(_bars(report)) == 31
+    assert len(_find_bars(report)) == 31
     draw_fit(tmp_path / "many.png", report)
     data = (tmp_path / "many.png").read_bytes()
     assert int.from_bytes(data[16:20], "big") == 600
@@ -47,7 +47,7 @@ def test_the_picture_grows_with_the_number_of_passes(tmp_path: Path) -> None:
 def test_bars_of_a_default_fit_of_numbers_are_its_parts() -> None:
     """A fit of numbers has some forty pages; those of one part make one bar."""
     names = ("scales/sizes", "scales/levels", "common-1/within", "round-1/step", "round-2/step", "calibration/noise")
-    bars = _bars(report_of({name: Gaussian(20.0) for name in names}))
+    bars = _find_bars(report_of({name: Gaussian(20.0) for name in names}))
     assert list(bars) == [
         "where columns lie",
         "common slopes, first step",

@@ -13,17 +13,17 @@ from privrep.data.synthetic import make_population
 from privrep.errors import InputError
 from privrep.heads.fitting import fit_heads
 from privrep.models.description import Config
-from privrep.models.forecast import epsilon_for, find_goals, forecast, posterior_share, users_for
+from privrep.models.forecast import find_epsilon, find_goals, find_posterior_share, find_users, forecast
 from privrep.models.learning import learn
 from privrep.models.planning import (
     PlanningProblem,
     epsilon_of_releases,
     find_part,
     plan_parts,
-    predicted_error,
+    predict_direction_error,
     users_needed,
 )
-from privrep.models.spending import releases
+from privrep.models.spending import list_releases
 from privrep.privacy.accounting import compute_epsilon
 from privrep.privacy.events import Gaussian
 from privrep.privacy.ledger import Budget, PrivacyReport
@@ -62,7 +62,7 @@ def test_planned_parts_are_those_of_a_fit() -> None:
     """Every page of a real ledger belongs to a part, and parts that no number of users changes cost what is said."""
     _, _, report = simulated(4000, PlanningProblem(8, 1, 10, 0.5, slopes=1.0), BUDGET, seed=1)
     spent: dict[str, float] = {}
-    for one in releases(report):
+    for one in list_releases(report):
         part = find_part(one.name.partition("/")[0])
         assert part, one.name
         spent[part] = spent.get(part, 0.0) + one.share
@@ -129,7 +129,7 @@ def test_more_of_anything_never_hurts(problem: PlanningProblem) -> None:
     by_users = [forecast(users, problem, BUDGET).private for users in np.geomspace(100, 1e6, 40)]
     by_epsilon = [forecast(5000, problem, Budget(epsilon, 1e-6)).private for epsilon in np.geomspace(0.01, 20, 30)]
     by_rows = [forecast(5000, replace(problem, rows=rows), BUDGET).private for rows in range(2, 40)]
-    sines = [predicted_error(users, problem, BUDGET) for users in np.geomspace(100, 1e6, 40)]
+    sines = [predict_direction_error(users, problem, BUDGET) for users in np.geomspace(100, 1e6, 40)]
     for errors in (by_users, by_epsilon, by_rows, sines):
         assert all(b <= a * (1 + 1e-9) for a, b in pairwise(errors))
 
@@ -150,8 +150,8 @@ def test_doubt_about_slopes_is_that_of_simulated_regressions() -> None:
         Z = rng.standard_normal((4000, rows, coordinates))
         inverse = np.linalg.inv(Z.transpose(0, 2, 1) @ Z + penalty * np.eye(coordinates))
         doubt = float(np.trace(inverse, axis1=1, axis2=2).mean())
-        assert posterior_share(rows, coordinates, ratio) == pytest.approx(doubt, rel=0.1)
-    assert posterior_share(5, 0, 1.0) == posterior_share(5, 3, 0.0) == 0.0
+        assert find_posterior_share(rows, coordinates, ratio) == pytest.approx(doubt, rel=0.1)
+    assert find_posterior_share(5, 0, 1.0) == find_posterior_share(5, 3, 0.0) == 0.0
 
 
 def test_goals_ask_for_more_users_and_epsilon_the_larger_the_gain() -> None:
@@ -170,8 +170,8 @@ def test_goals_ask_for_more_users_and_epsilon_the_larger_the_gain() -> None:
 
 
 def test_goals_that_nobody_reaches() -> None:
-    assert users_for(PlanningProblem(50, 2, 10), Budget(1e-4, 1e-12), 0.1) is None
-    assert epsilon_for(20, PlanningProblem(50, 2, 10), BUDGET, 0.1) is None
+    assert find_users(PlanningProblem(50, 2, 10), Budget(1e-4, 1e-12), 0.1) is None
+    assert find_epsilon(20, PlanningProblem(50, 2, 10), BUDGET, 0.1) is None
     assert find_goals(PlanningProblem(3, 0, 50, levels=5.0, common=0.0), BUDGET, None, None) == []
 
 
@@ -180,7 +180,7 @@ def test_users_needed_fall_with_the_budget() -> None:
     assert None not in counts
     assert counts == sorted(counts, reverse=True)  # type: ignore[type-var]
     assert users_needed(plain(50, 2, 10, 0.5), Budget(1e-4, 1e-12), 0.1) is None
-    assert predicted_error(1000, PlanningProblem(5, 0, 10), BUDGET) == 0.0
+    assert predict_direction_error(1000, PlanningProblem(5, 0, 10), BUDGET) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.models import spending
-from privrep.models.sections import meaning
+from privrep.models.sections import describe_meaning
 from privrep.privacy.accounting import compute_epsilon_by_pld, list_pure_epsilons, total_mu
 from privrep.privacy.composition import log_composed_delta
 from privrep.privacy.events import Event, Gaussian, Pure, Selection
@@ -190,12 +190,12 @@ def test_shares_of_a_pure_budget_are_of_epsilon() -> None:
     ledger = Ledger(Budget(2.0, 0.0))
     ledger.charge({"margin-1/choice": Pure(0.5), "margin-2/choice": Pure(1.0)})
     report = ledger.report()
-    first, second = spending.releases(report)
+    first, second = spending.list_releases(report)
     assert (first.share, second.share) == pytest.approx((0.25, 0.5))
     assert (first.purpose, first.remark) == ("one of many candidates", "epsilon 0.5, pure")
     assert first.noise_multiplier is None
-    assert spending.share_spent(report) == pytest.approx(0.75)
-    assert meaning(report).endswith("4.48 times as likely.")
+    assert spending.find_share_spent(report) == pytest.approx(0.75)
+    assert describe_meaning(report).endswith("4.48 times as likely.")
     assert "added up" in report.accountant
 
 
@@ -205,18 +205,18 @@ def test_shares_of_a_mixed_budget_end_at_the_whole() -> None:
     ledger.charge({"a/choice": Pure(0.2), "b/choice": Pure(0.1), "keys/keys": Selection(20.0, 4e-7)})
     ledger.charge({"c/x": Gaussian(noise_multiplier(ledger.remaining))})
     report = ledger.report()
-    spent = spending.releases(report)
+    spent = spending.list_releases(report)
     assert spent[0].share == pytest.approx(2 * spent[1].share)
     assert 0.05 < spent[1].share < 0.2
     assert sum(one.share for one in spent) == pytest.approx(1.0, rel=1e-6)
-    assert spending.share_spent(report) == pytest.approx(1.0, rel=1e-6)
-    assert meaning(report).endswith("but for a chance of about 1e-06.")
+    assert spending.find_share_spent(report) == pytest.approx(1.0, rel=1e-6)
+    assert describe_meaning(report).endswith("but for a chance of about 1e-06.")
 
 
 def test_a_pure_run_that_released_nothing_says_so() -> None:
     report = Ledger(PURE).report()
     assert str(report) == "(0, 0)-DP, pure, user level, replace-one-user, of a budget of 1, 0 releases"
-    assert (spending.releases(report), spending.share_spent(report)) == ([], 0.0)
+    assert (spending.list_releases(report), spending.find_share_spent(report)) == ([], 0.0)
 
 
 # One charge, one draw

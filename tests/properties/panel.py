@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from privrep.linear.families import ERROR_CELLS, HeadErrors, HeadLosses, HeadVotes
+from privrep.linear.gradient_parts import COMMON_CELLS
 from privrep.linear.panel_steps import (
-    COMMON_CELLS,
     LINEAR_CELLS,
     ROW_CELLS,
     SIGNED_CELLS,

@@ -16,8 +16,8 @@ from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 from privrep.data.sparse import SparseRows
-from privrep.heads.classification import class_own, class_shared
-from privrep.heads.regression import Preference, own_candidate, shared_candidate
+from privrep.heads.classification import fit_class_own, fit_class_shared
+from privrep.heads.regression import Preference, fit_own_candidate, fit_shared_candidate
 from privrep.linear.methods.fedavg import ModelUpdate
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs
 from privrep.linear.steps import (
@@ -227,15 +227,15 @@ def test_a_step_that_looks_at_the_others_is_noticed():
 
 
 CANDIDATES = {
-    "own": lambda X, y: own_candidate(X, y, SCALE, True),
-    "own, no intercept": lambda X, y: own_candidate(X, y, SCALE, False),
-    "shared": lambda X, y: shared_candidate(X, y, WIDE, True),
+    "own": lambda X, y: fit_own_candidate(X, y, SCALE, True),
+    "own, no intercept": lambda X, y: fit_own_candidate(X, y, SCALE, False),
+    "shared": lambda X, y: fit_shared_candidate(X, y, WIDE, True),
     **{
         f"{kind}, {loss.name}, {loss.classes} classes": functools.partial(candidate, loss)
         for loss in (Loss("log", 2), Loss("log", 4), Loss("hinge", 2))
         for kind, candidate in (
-            ("own", lambda loss, X, y: class_own(X, loss.signs(labels(y, loss)), loss, SCALE, True)),
-            ("shared", lambda loss, X, y: class_shared(X, loss.signs(labels(y, loss)), loss, WIDE, True, 0.5)),
+            ("own", lambda loss, X, y: fit_class_own(X, loss.signs(labels(y, loss)), loss, SCALE, True)),
+            ("shared", lambda loss, X, y: fit_class_shared(X, loss.signs(labels(y, loss)), loss, WIDE, True, 0.5)),
         )
     },
 }

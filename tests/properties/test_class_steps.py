@@ -22,8 +22,8 @@ from threadpoolctl import threadpool_limits
 
 from privrep.heads.classification import MANY_ROWS
 from privrep.linear.class_steps import ClassGradient, Encoded
+from privrep.linear.gradient_parts import COMMON_CELLS
 from privrep.linear.label_steps import LabelGradient, LabelLosses, LabelResidual, LabelTrust, LabelVotes
-from privrep.linear.panel_steps import COMMON_CELLS
 from privrep.linear.steps import SIZES, WIDE_CELLS, PairMoments, PowerStep, ResidualMoments, gradient_size
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean

@@ -102,7 +102,7 @@ def run_demo(
     import numpy as np
 
     from privrep.data.synthetic import make_population
-    from privrep.linear.references import fedrep, mixed
+    from privrep.linear.references import fit_fedrep, fit_mixed
     from privrep.models import model as models
     from privrep.models.description import Columns, Config
     from privrep.models.picture import draw_fit
@@ -114,8 +114,8 @@ def run_demo(
     config, columns = Config(rank=2, epsilon=1.0, delta=1e-6), Columns("user", ("y",), FEATURES)
     fitted, ours = _fit(sparse, rows, config, folder / "model", columns, on_page)
     models.finish(fitted, folder / "model")
-    along = fedrep(InMemoryUsers(rows), 2).matrix
-    others = _compare(sparse, rows, mixed(rows, along, follow=False))
+    along = fit_fedrep(InMemoryUsers(rows), 2).matrix
+    others = _compare(sparse, rows, fit_mixed(rows, along, follow=False))
     tables = {f"{users:,} users, 50 features, 10 rows each:\nslopes differ in 2 directions": [*others, ours]}
     _write_rows(sparse, rng, folder / "new-rows.csv")
     panel = make_population(
@@ -123,7 +123,7 @@ def run_demo(
     )
     rows = panel.sample(rng)
     _, ours = _fit(panel, rows, Config(rank=None, epsilon=1.0, delta=1e-6))
-    others = _compare(panel, rows, mixed(rows, np.eye(8)))
+    others = _compare(panel, rows, fit_mixed(rows, np.eye(8)))
     tables[f"{users // 4:,} users, 8 features, 6 rows each:\nlevels differ, slopes are mostly common"] = [*others, ours]
     errors = {title: {row.method: row.error for row in shown} for title, shown in tables.items()}
     draw_fit(folder / "picture.png", fitted.privacy, errors, ours=OURS, note=NOTE)
@@ -160,14 +160,14 @@ def _compare(population: Population, rows: UserTable, by_mixed: tuple[Array, Arr
     """
     import numpy as np
 
-    from privrep.linear.references import alone, pooled
+    from privrep.linear.references import fit_alone, fit_pooled
 
     n, d = rows.n_users, rows.n_features
-    shared, ones = pooled(rows), np.ones((n, 1))
+    shared, ones = fit_pooled(rows), np.ones((n, 1))
     means = np.asarray(rows.y, dtype=np.float64).reshape(n, -1).mean(axis=1)
     found = {
         "each user's own mean": (np.zeros((n, d)), means, 0.0),
-        "each user alone": (*alone(rows), 0.0),
+        "each user alone": (*fit_alone(rows), 0.0),
         "one model for all": (ones * shared.weights, ones[:, 0] * shared.intercept, None),
         "mixed model without privacy": (*by_mixed, None),
     }

@@ -26,7 +26,7 @@ from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.federated.credentials import make_keys
 from privrep.heads.fitting import Heads, fit_heads
-from privrep.linear.references import alone
+from privrep.linear.references import fit_alone
 from privrep.models import model as models
 from privrep.models.description import Config
 from privrep.models.learning import learn
@@ -248,7 +248,7 @@ def _outcome(
         Row("federated, three nodes", found, fitted.privacy.epsilon, True, seconds),
         Row("all data in one place", population.population_mse(*together), spent, False, central),
         Row("each node by itself", population.population_mse(split[0], split[1]), most, False, each),
-        Row("each user alone", population.population_mse(*alone(table)), 0.0),
+        Row("each user alone", population.population_mse(*fit_alone(table)), 0.0),
         Row("predict zero", population.null_mse, 0.0),
     ]
     users = ", ".join(f"{count}" for count in NODES.values())

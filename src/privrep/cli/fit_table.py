@@ -242,7 +242,7 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
 def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
     """What is in the model, a line each."""
     from privrep.models.gains import FAMILIES, find_family
-    from privrep.models.sections import in_words
+    from privrep.models.sections import say_classes
 
     c, (features, rank) = fitted.config, fitted.representation.basis.shape
     label = "" if c.relation == "replace-one-user" else f" {_NOT_PRIVATE}"  # else their number is no public fact
@@ -254,7 +254,7 @@ def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
         yield f"Method: {c.method}{', as its paper has it' if c.configuration == 'paper' else ''}"
     if c.loss is not None:
         how = "selected privately" if fitted.classes_selected else "declared"
-        yield f"Classes: {in_words(fitted.columns.classes)}, {how}; other labels are ignored"
+        yield f"Classes: {say_classes(fitted.columns.classes)}, {how}; other labels are ignored"
     elif heads.targets > 1:
         yield f"Targets: {', '.join(fitted.columns.targets)}; a head for each"
     for name, listed in fitted.columns.by_category.items():

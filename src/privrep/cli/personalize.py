@@ -29,6 +29,7 @@ from privrep.cli.options import (
     split_names,
 )
 from privrep.cli.tables import as_id, check_file, id_kind, new_file, open_table, say_joined, suffix_of
+from privrep.data.missing import make_indicator_names
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -249,8 +250,7 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
     import numpy as np
 
     from privrep.data import categories
-    from privrep.data.missing import make_indicator_names
-    from privrep.heads.fitting import newcomer_heads
+    from privrep.heads.fitting import make_newcomer_heads
 
     d = len(fitted.representation.scale)
     name = _as_id(user_id, fitted)
@@ -260,7 +260,7 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
     if named and len(names) != d:
         raise InputError(f"the model has {d} features and gives no names to them; pass --features.")
     ids = np.array([name], dtype=object if isinstance(name, str) else np.int64)
-    return newcomer_heads(ids, fitted.representation), names
+    return make_newcomer_heads(ids, fitted.representation), names
 
 
 # Where the heads go

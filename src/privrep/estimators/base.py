@@ -20,7 +20,7 @@ from privrep.data.table import UserTable, factorize, find_users, plain
 from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
 from privrep.estimators.checks import Rows, check_features, missing_of, prepare
 from privrep.estimators.rows import GivenRows, Named, read_given, read_known, reader, warn_if_unnamed
-from privrep.heads.filling import fill_to_predict, locate, means_of
+from privrep.heads.filling import average_users, fill_to_predict, locate
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
 from privrep.heads.uncertainty import describe_unknown
@@ -192,7 +192,7 @@ class Personal(BaseEstimator, ABC):
         more: dict[str, Any] = {"doubts": doubts, "read": read, "missing": c.policy}
         numbers = len(c.features) or table.n_features
         if not table.is_sparse or c.features:
-            means = np.concatenate([means_of(table, numbers)[0], np.zeros(table.n_features - numbers)])
+            means = np.concatenate([average_users(table, numbers)[0], np.zeros(table.n_features - numbers)])
             fill, located = locate(self._representation, bool(self.fit_intercept))
             more |= {"fill": np.where(np.isnan(means), fill, means), "ignored": np.isnan(means) & ~located}
         if heads.targets == 1:

@@ -29,7 +29,7 @@ from privrep.estimators.base import (
     warn_if_weak,
 )
 from privrep.estimators.checks import warn_missing
-from privrep.heads.fitting import fit_block, fit_heads, newcomer_heads
+from privrep.heads.fitting import fit_block, fit_heads, make_newcomer_heads
 from privrep.heads.personal import Taste
 from privrep.heads.store import ids_to_arrow
 from privrep.models import learning
@@ -184,7 +184,7 @@ class PrivateFactorization(BaseEstimator):
             rows = _one_hot(items, self.items_)[rated]
             head = fit_block(UserTable.from_rows(rows, values, nobody.repeat(len(values))), learned, True, False)
         else:
-            head = newcomer_heads(nobody, learned)
+            head = make_newcomer_heads(nobody, learned)
         mean = float(head.intercept[0])
         return Taste(self.items_, head.weights(learned)[0] + mean, mean)
 

@@ -22,13 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from privrep.data.categories import check_classes, check_lists
-from privrep.data.readers import TableSource
+from privrep.data.readers import TableSource, read_checked_batches
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.fitting import fit_heads
 from privrep.heads.store import write_heads
 from privrep.models import model as models
-from privrep.models.description import Columns, Config, loss_of
+from privrep.models.description import Columns, Config, make_loss
 from privrep.models.learning import learn
 from privrep.privacy.events import Relation
 from privrep.privacy.protocol import Facts, Users
@@ -122,7 +122,7 @@ class TableTask:
         columns = _check_columns(self.columns, labels=self.config.loss is not None)
         object.__setattr__(self, "columns", columns)  # the dataclass is frozen; this is its construction
         self.config.check(self.features)
-        loss_of(self.config, columns)
+        make_loss(self.config, columns)
         seed = self.config.seed
         if seed is not None and seed < 0:
             raise InputError(f"a seed must be zero or a positive integer. Got {seed} instead.")

@@ -1,9 +1,9 @@
-"""Missing values of rows to predict, filled as those of the rows that heads were made of.
+"""Missing values of rows to predict, filled in the way of the rows that heads were fitted on.
 
 A user's means of columns are kept with its head, in private, where values were missing in `fit`. A missing value of a
-row to predict is its user's own mean of the column, and the released location of the column where the user had no value
-in it. Representations without a prior have no location: there it is 0, which is as good as any other number for a
-column that is the same in all rows of a user with an intercept.
+row to predict is its user's own mean of the column. Where the user had no value in the column, it is the released
+location of the column. Representations without a prior have no location: there it is 0. For a column that is the same
+in all rows of a user with an intercept, 0 is as good as any other number.
 """
 
 from __future__ import annotations
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from privrep.heads.heads import Heads
 
 
-def means_of(block: UserTable, columns: int) -> Array:
-    """Return users' means of the first columns, (users, columns); NaN where a user has no value."""
+def average_users(block: UserTable, columns: int) -> Array:
+    """Return users' means of the first columns, (users, columns); NaN where a user has no value.
+
+    Args:
+        block: the users' rows.
+        columns: how many columns to average.
+    """
     means = np.full((block.n_users, columns), np.nan)
     for users, size in block.positions_by_size():
         X = block.group(users, size)[0]
@@ -36,7 +41,7 @@ def means_of(block: UserTable, columns: int) -> Array:
 
 
 def join_means(parts: Sequence[Heads]) -> Array | None:
-    """Return the means of all users; of users whose means were not kept they are infinite."""
+    """Return the means of all users, (users, columns); infinity for users whose means were not kept."""
     width = max((0 if part.means is None else part.means.shape[1] for part in parts), default=0)
     if not width:
         return None
@@ -48,9 +53,10 @@ def join_means(parts: Sequence[Heads]) -> Array | None:
 
 
 def locate(representation: Representation, intercept: bool) -> tuple[Array, NDArray[np.bool_]]:
-    """Return what columns are taken to hold of users without a value, (d,), and whether that is where they lie, (d,).
+    """Return the values that columns are taken to hold for users without one, (d,), and whether columns lie there,
+    (d,).
 
-    Where it is not, only differences to a user's own mean mean anything.
+    Where a column does not, only differences to a user's own mean mean anything.
     """
     if representation.prior is not None:
         mean = representation.prior.mean
@@ -70,16 +76,16 @@ def fill_to_predict(
 ) -> Any:
     """Return rows to predict in which no value is missing.
 
-    A value in a column that its user never had in `fit`, and that has no location, is taken to be missing, too: the
-    user's head does not know what to compare it with.
+    A value also counts as missing in a column that its user never had in `fit` and that has no location. The user's
+    head does not know what to compare it with.
 
     Args:
         heads: of users.
         representation: the one that the heads are of.
         X: rows (rows, d), which may be sparse; NaN is a missing value.
-        users: the position of each row's user among the heads, -1 for a user without one.
+        users: the position of each row's user among the heads, -1 for a user without one, (rows,).
         intercept: whether users have levels.
-        names: returns those of the columns, for an error.
+        names: returns the names of the columns, for an error.
     """
     fill, located = locate(representation, intercept)
     means = np.zeros((len(heads.ids), 0)) if heads.means is None else heads.means
@@ -87,7 +93,7 @@ def fill_to_predict(
     holes = np.isnan(X.data if sparse.issparse(X) else X)
     if not holes.any() and not gaps.any():
         return X
-    some = np.flatnonzero(_rows_with(X, holes) | ((users >= 0) & gaps[users]))
+    some = np.flatnonzero(_find_rows_with(X, holes) | ((users >= 0) & gaps[users]))
     if not len(some):
         return X
     dense = X[some].toarray() if sparse.issparse(X) else X[some]
@@ -97,20 +103,33 @@ def fill_to_predict(
     missing = np.isnan(dense)
     lost = missing & np.isinf(own) & ~located
     if lost.any():
-        raise InputError(_words(lost, names()))
+        raise InputError(_describe_lost(lost, names()))
     unheard = np.isnan(own) & ~located & (users[some] >= 0)[:, None]
     filled = np.where(missing | unheard, np.where(np.isfinite(own), own, fill), dense)
-    return _replaced(X, some, filled)
+    return _replace_rows(X, some, filled)
 
 
-def _rows_with(X: Any, holes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _find_rows_with(X: Any, holes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return a mask of the rows with a hole, (rows,).
+
+    Args:
+        X: rows (rows, d), which may be sparse.
+        holes: a mask of X, or of its stored values if it is sparse.
+    """
     if not sparse.issparse(X):
         return np.asarray(holes.any(axis=1))
     rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
     return np.bincount(rows[holes], minlength=X.shape[0]) > 0
 
 
-def _replaced(X: Any, some: NDArray[np.int64], filled: Array) -> Any:
+def _replace_rows(X: Any, some: NDArray[np.int64], filled: Array) -> Any:
+    """Return X with some rows replaced.
+
+    Args:
+        X: rows (rows, d), which may be sparse.
+        some: positions of the rows to replace, (some,).
+        filled: what to replace them by, (some, d).
+    """
     if sparse.issparse(X):
         rest = np.setdiff1d(np.arange(X.shape[0]), some)
         back = np.argsort(np.concatenate([rest, some]))
@@ -120,7 +139,13 @@ def _replaced(X: Any, some: NDArray[np.int64], filled: Array) -> Any:
     return result
 
 
-def _words(lost: NDArray[np.bool_], names: Sequence[str]) -> str:
+def _describe_lost(lost: NDArray[np.bool_], names: Sequence[str]) -> str:
+    """Return the sentence that refuses missing values in these columns.
+
+    Args:
+        lost: a mask of values that cannot be filled, (rows, d).
+        names: of the columns; empty: they are numbered.
+    """
     columns = np.flatnonzero(lost.any(axis=0))
     listed = [f"{names[c] if len(names) else f'column {c}'} ({int(lost[:, c].sum()):,})" for c in columns[:5]]
     more = ", ..." if len(columns) > 5 else ""

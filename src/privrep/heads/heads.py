@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.heads.filling import join_means
-from privrep.heads.ratings import newcomer
+from privrep.heads.ratings import make_newcomer
 from privrep.heads.regression import PRIOR
 from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
 from privrep.local.prior import HeadPrior, LabelPrior
@@ -21,7 +21,7 @@ from privrep.typing import Array
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of many users, for each of their targets: that of user i for target c has number i * targets + c.
+    """Heads of many users, for each of their targets. The head of user i for target c has number i * targets + c.
 
     A prediction is intercept + <x, matrix shared> + <x, own>; one of the last two is zero.
     """
@@ -33,8 +33,8 @@ class Heads:
     own_position: NDArray[np.int64]  # row of `own`, or -1
     own: Array  # (heads that are regressions of their users' own, d)
     targets: int = 1
-    origin: Array | None = None  # (heads, k) and
-    doubt: Array | None = None  # (heads, .): how sure heads with a prior are, see `posterior.PosteriorHeads`
+    origin: Array | None = None  # (heads, k): images of users' origins
+    doubt: Array | None = None  # (heads, .): doubt about heads with a prior, see `posterior.PosteriorHeads`
     means: Array | None = None  # (n, p): users' means of the first p columns, see `filling`; None: not kept
 
     def predict(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
@@ -43,8 +43,8 @@ class Heads:
         Args:
             representation: the one that the heads are of.
             X: rows (rows, d), which may be sparse.
-            users: the position of each row's user. Where there is a prior, -1 stands for a user without a head, whose
-                prediction is the prior mean: of ratings the level and the item's offset.
+            users: the position of each row's user, (rows,). Where there is a prior, -1 stands for a user without a
+                head, whose prediction is the prior mean: of ratings the level and the item's offset.
 
         Returns:
             (rows,), or (rows, targets) where there are several.
@@ -58,7 +58,15 @@ class Heads:
         return columns[0] if self.targets == 1 else np.stack(columns, axis=1)
 
     def _predict(self, representation: Representation, X: Any, users: NDArray[np.int64], target: int) -> Array:
-        heads = users * self.targets + target  # of a user without a head it is another's: those rows are overwritten
+        """Return predictions for one target, (rows,), before trust.
+
+        Args:
+            representation: the one that the heads are of.
+            X: rows (rows, d), which may be sparse.
+            users: the position of each row's user, -1 for a user without a head, (rows,).
+            target: its position.
+        """
+        heads = users * self.targets + target  # without a head it is another user's: such rows are overwritten
         predictions = self.intercept[heads] + np.einsum("rk,rk->r", X @ representation.head_matrix, self.shared[heads])
         if representation.prior is not None:
             mean = representation.prior.mean
@@ -68,7 +76,7 @@ class Heads:
                 predictions[rows] = mean.predict_rows(X[rows])[:, target]
         elif representation.ratings is not None and (users < 0).any():
             rows = np.flatnonzero(users < 0)
-            intercept, weights = newcomer(representation.ratings, self.shared.shape[1] - 1)
+            intercept, weights = make_newcomer(representation.ratings, self.shared.shape[1] - 1)
             predictions[rows] = intercept + np.asarray(X[rows] @ (representation.head_matrix @ weights))
         position = np.where(users < 0, -1, self.own_position[heads])
         rows = np.flatnonzero(position >= 0)
@@ -92,19 +100,32 @@ class Heads:
         return Trust(prior, self.origin, self.doubt, self.kind)
 
     def deviations(self, representation: Representation, X: Any, users: NDArray[np.int64]) -> Array:
-        """Return the standard deviation of each prediction's error, as `predict` has them; heads must have a prior."""
+        """Return the standard deviation of each prediction's error, in the shape of `predict`; heads must have a prior.
+
+        Args:
+            representation: the one that the heads are of.
+            X: rows (rows, d), which may be sparse.
+            users: the position of each row's user, -1 for a user without a head, (rows,).
+        """
         return self.doubts(representation).deviations(X, users)
 
     def interval(
         self, representation: Representation, X: Any, users: NDArray[np.int64], coverage: float
     ) -> tuple[Array, Array]:
-        """Return the lower and the upper ends of intervals that cover this share of targets, as `predict` has them."""
+        """Return the lower and the upper ends of intervals, each in the shape of `predict`.
+
+        Args:
+            representation: the one that the heads are of.
+            X: rows (rows, d), which may be sparse.
+            users: the position of each row's user, -1 for a user without a head, (rows,).
+            coverage: the share of targets that intervals cover.
+        """
         width = self.doubts(representation).half_widths(X, users, coverage)
         middle = self.predict(representation, X, users)
         return middle - width, middle + width
 
     def weights(self, representation: Representation) -> Array:
-        """(heads, d): every head's linear model in the original features. For analysis; full vectors all."""
+        """Return every head's linear model in the original features, (heads, d). For analysis; full vectors all."""
         weights = self.shared @ representation.head_matrix.T
         if representation.prior is not None:
             mean, new = representation.prior.mean, self.kind == PRIOR
@@ -134,6 +155,7 @@ class Heads:
 
     @classmethod
     def join(cls, parts: Iterable[Heads]) -> Heads:
+        """Return the heads of all parts, one after another."""
         parts = list(parts)
         starts = np.cumsum([0, *(len(part.own) for part in parts)])
         moved = [np.where(p.own_position >= 0, p.own_position + s, -1) for p, s in zip(parts, starts, strict=False)]
@@ -145,12 +167,13 @@ class Heads:
             np.concatenate(moved),
             np.concatenate([part.own for part in parts]),
             parts[0].targets,
-            _joined([part.origin for part in parts]),
-            _joined([part.doubt for part in parts]),
+            _join_arrays([part.origin for part in parts]),
+            _join_arrays([part.doubt for part in parts]),
             join_means(parts),
         )
 
 
-def _joined(parts: list[Array | None]) -> Array | None:
+def _join_arrays(parts: list[Array | None]) -> Array | None:
+    """Return arrays one after another; None unless every part has one."""
     held = [part for part in parts if part is not None]
     return np.concatenate(held) if len(held) == len(parts) else None

@@ -1,9 +1,9 @@
 """Heads of classifiers as posterior means, for many users of equal size at once, with leave-one-out.
 
-A user's outputs are f = offset + b + P v, one such line for each output: the offset is the prior mean, b ~ N(0, level)
-the user's own level, v ~ N(0, I) its slopes along the public factor, P the user's rows less an origin, times the
-factor. Modes of the outputs are found in `label_modes`. The posterior of logits is skewed, and its mean lies farther
-out than its mode. A head is the mean, to second order.
+A user's outputs are f = offset + b + P v, one such line for each output. The offset is the prior mean, b ~ N(0, level)
+the user's own level, and v ~ N(0, I) its slopes along the public factor. P are the user's rows less an origin, times
+the factor. Modes of the outputs are found in `label_modes`. The posterior of logits is skewed, and its mean lies
+farther out than its mode. A head is the mean, to second order.
 
 Probabilities average over what is left to doubt: an output of variance s counts 1 / sqrt(1 + pi s / 8) of itself
 (MacKay 1992). Each user's numbers are a function of its own rows to the last bit (see `local.least_squares`).
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.data.sparse import SparseRows
-from privrep.heads.label_modes import LabelRows, find_mode, leave_out, users_at_once
-from privrep.heads.posterior import LARGEST, MOST_PACKED, images_of, origins_of
+from privrep.heads.label_modes import count_users_at_once, find_mode, leave_out
+from privrep.heads.label_spaces import LabelRows
+from privrep.heads.posterior import LARGEST, MOST_PACKED, make_images, make_origins
 from privrep.local.least_squares import move_users_last, sum_rows
 from privrep.local.losses import Loss
 from privrep.local.prior import LabelPrior
@@ -43,23 +44,23 @@ class LabelFits:
     covariance: Array | None  # (users, outputs, 1 + p, 1 + p): of (b, v), where it was asked for
 
 
-def moderated(outputs: Array, variance: Array, loss: Loss) -> Array:
+def moderate(outputs: Array, variance: Array, loss: Loss) -> Array:
     """Return outputs as probabilities count them, given the variance that is left of each.
 
     Args:
         outputs: (outputs, ...).
         variance: of the same shape. All outputs of a row shrink alike, so that the largest stays so.
-        loss: hinge outputs stand for no probabilities, and stay.
+        loss: of the outputs; hinge outputs stand for no probabilities, and stay.
     """
     if loss.name != "log":
         return outputs
-    return outputs * trust_of(variance)
+    return outputs * find_trust(variance)
 
 
-def trust_of(variance: Array) -> Array:
-    """Return the share of its outputs that a row's probabilities count, from variances (outputs, ...).
+def find_trust(variance: Array) -> Array:
+    """Return the share of its outputs that a row's probabilities count, (...), from variances (outputs, ...).
 
-    Of several outputs differences count, whose variance is twice as large.
+    With several outputs it is their differences that count, whose variance is twice as large.
     """
     L = len(variance)
     total = variance[0].copy()
@@ -93,7 +94,7 @@ def fit_labels(
         loss: what is minimised.
         level: the variance of levels, (outputs,); zero: none.
         covariance: whether to return the covariance of what is left to doubt.
-        left: whether to leave labels out; else `left` and its variance are those of the mode.
+        left: whether to leave labels out; else `left` and its variance are the mode's.
     """
     m, p = images.shape[1:]
     largest = np.abs(images).max(axis=(1, 2), initial=0.0)
@@ -101,7 +102,7 @@ def fit_labels(
     images = np.where(lost[:, None, None], 0.0, images) if lost.any() else images
     parts = [
         _fit_some(offset[some], images[some], y[some], loss, level, left)
-        for some in some_users(len(images), m, p, loss.outputs)
+        for some in iterate_users(len(images), m, p, loss.outputs)
     ]
     dual, curve, variance, without, doubt = (np.concatenate(each, axis=2) for each in zip(*parts, strict=True))
     return LabelFits(
@@ -112,13 +113,20 @@ def fit_labels(
         variance,
         without,
         doubt,
-        _covariance(images, level, curve) if covariance else None,
+        _find_covariance(images, level, curve) if covariance else None,
     )
 
 
-def some_users(users: int, rows: int, width: int, outputs: int) -> Iterator[slice]:
-    """Yield users, as many at a time as are fitted at once."""
-    size = users_at_once(rows, width, outputs)
+def iterate_users(users: int, rows: int, width: int, outputs: int) -> Iterator[slice]:
+    """Yield slices of users, as many at a time as are fitted at once.
+
+    Args:
+        users: how many there are.
+        rows: of each user.
+        width: coordinates of slopes.
+        outputs: of each row.
+    """
+    size = count_users_at_once(rows, width, outputs)
     for start in range(0, max(users, 1), size):
         yield slice(start, start + size)
 
@@ -126,6 +134,19 @@ def some_users(users: int, rows: int, width: int, outputs: int) -> Iterator[slic
 def _fit_some(
     offset: Array, images: Array, y: Floats, loss: Loss, level: Array, left: bool
 ) -> tuple[Array, Array, Array, Array, Array]:
+    """Return dual, curvature and variance of the mode, then outputs without their labels and their variances.
+
+    Args:
+        offset: the prior mean of the outputs, (users, m, outputs).
+        images: rows less an origin, times the factor, (users, m, p).
+        y: codes of labels, (users, m).
+        loss: what is minimised.
+        level: the variance of levels, (outputs,).
+        left: whether to leave labels out.
+
+    Returns:
+        Five arrays (outputs, m, users).
+    """
     space, signs = LabelRows.of(images).with_prior(1.0, level), loss.signs(y)
     start = move_users_last(offset)
     mode = find_mode(space, start, signs, None, loss)
@@ -133,8 +154,14 @@ def _fit_some(
     return mode.dual, mode.curve, mode.variance, *without
 
 
-def _covariance(images: Array, level: Array, curve: Array) -> Array:
-    """Return the covariance of levels and coordinates that is left, (users, outputs, 1 + p, 1 + p)."""
+def _find_covariance(images: Array, level: Array, curve: Array) -> Array:
+    """Return the covariance of levels and coordinates that is left, (users, outputs, 1 + p, 1 + p).
+
+    Args:
+        images: rows less an origin, times the factor, (users, m, p).
+        level: the variance of levels, (outputs,).
+        curve: of the loss, (outputs, m, users).
+    """
     users, m, p = images.shape
     scale, found = np.ones(1 + p), np.empty((users, len(level), 1 + p, 1 + p))
     for o, variance in enumerate(level):
@@ -162,26 +189,37 @@ class LabelHeads:
 
 
 def fit_label_heads(X: Floats | SparseRows, y: Floats, prior: LabelPrior, loss: Loss) -> LabelHeads:
-    """Return the heads of users with equally many rows, from rows (users, m, d) and codes of labels (users, m)."""
+    """Return the heads of users with equally many rows.
+
+    Args:
+        X: rows (users, m, d).
+        y: codes of labels (users, m).
+        prior: of heads.
+        loss: what heads minimise.
+    """
     mean, m = prior.mean, X.shape[1]
-    images = images_of(X, prior.factor, mean, prior.own_origin)
+    images = make_images(X, prior.factor, mean, prior.own_origin)
     level = prior.level_variance_at(m)
     fits = fit_labels(mean.predict_users(X), images, y, loss, level, covariance=True)
     users, _, p = fits.coordinates.shape
     origin = np.zeros((users, p))
-    origin += origins_of(X, prior.factor, mean, prior.own_origin)[:, 0]
+    origin += make_origins(X, prior.factor, mean, prior.own_origin)[:, 0]
     base = np.tile(mean.constant, (users, 1))
     if mean.intercept:
         base = base + mean.project_means(X, mean.centre * mean.located, mean.mean_weights(m))[:, 0]
     intercept = base + fits.level - (fits.coordinates * origin[:, None, :]).sum(axis=2)
     assert fits.covariance is not None
-    outputs = moderated(fits.left, fits.left_variance, loss) * prior.known
+    outputs = moderate(fits.left, fits.left_variance, loss) * prior.known
     loo = sum_rows(loss.values(outputs, loss.signs(y))) / m
-    return LabelHeads(intercept, fits.coordinates, origin, _packed(fits.covariance), loo)
+    return LabelHeads(intercept, fits.coordinates, origin, _pack_doubt(fits.covariance), loo)
 
 
-def _packed(covariance: Array) -> Array:
-    """Return what is left to doubt, (users, outputs, .): packed, or two numbers where coordinates are many."""
+def _pack_doubt(covariance: Array) -> Array:
+    """Return what is left to doubt, (users, outputs, .): packed, or two numbers where coordinates are many.
+
+    Args:
+        covariance: of level and coordinates, (users, outputs, 1 + p, 1 + p).
+    """
     p = covariance.shape[2] - 1
     if p <= MOST_PACKED:
         return np.asarray(pack(covariance))
@@ -189,8 +227,8 @@ def _packed(covariance: Array) -> Array:
     return np.stack([covariance[:, :, 0, 0], trace / p], axis=2)
 
 
-def new_variance(images: Array, level: Array) -> Array:
-    """Return the variance of outputs of users of whom nothing is known, (rows, outputs).
+def find_new_variance(images: Array, level: Array) -> Array:
+    """Return the variance of outputs of users about whom nothing is known, (rows, outputs).
 
     Args:
         images: rows less the public centre, times the factor, (rows, p).

@@ -49,25 +49,35 @@ class PersonalHead:
         """
         rows = self.checked_rows(X)
         values = self._values(rows)
-        return (values, self._known_doubts.deviations(rows, _first(rows))) if return_std else values
+        return (values, self._known_doubts.deviations(rows, _index_only_user(rows))) if return_std else values
 
     def _values(self, rows: Any) -> Array:
+        """Return predictions for checked rows, (rows,) or (rows, targets)."""
         return np.asarray(rows @ self.weights.T + self.intercept)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
-        """Return the lower and the upper ends of intervals that cover this share of targets, each as `predict` has."""
+        """Return the lower and the upper ends of intervals, each in the shape of `predict`.
+
+        Args:
+            X: rows (rows, d), which may be sparse.
+            coverage: the share of targets that intervals cover, between 0 and 1.
+        """
         rows = self.checked_rows(X)
-        values, width = self._values(rows), self._known_doubts.half_widths(rows, _first(rows), coverage)
+        values, width = self._values(rows), self._known_doubts.half_widths(rows, _index_only_user(rows), coverage)
         return values - width, values + width
 
     @property
     def _known_doubts(self) -> Doubts:
+        """Return what the head leaves to doubt; raise InputError if it has no prior."""
         if self.doubts is None:
             raise InputError(SAYS_NOTHING)
         return self.doubts
 
     def checked_rows(self, X: Any) -> Any:
-        """Return rows (rows, d) as numbers; raise InputError unless they have as many features as the head."""
+        """Return rows (rows, d) as numbers; raise InputError unless they have as many features as the head.
+
+        Missing values are filled in, or refused if the fit refused them.
+        """
         X = X if self.read is None else self.read(X)
         rows: Any = np.asarray(plain(X), dtype=np.float64) if not sparse.issparse(X) else X
         whole = self.weights.shape[-1]
@@ -89,8 +99,8 @@ class PersonalHead:
         return np.where(np.isnan(rows) | self.ignored, self.fill, rows)
 
 
-def _first(rows: Any) -> NDArray[np.int64]:
-    """Return the position of the only user, for each row."""
+def _index_only_user(rows: Any) -> NDArray[np.int64]:
+    """Return the position of the only user, 0, for each row."""
     return np.zeros(rows.shape[0], dtype=np.int64)
 
 
@@ -117,20 +127,22 @@ class PersonalClassifier:
         return self.head.kind if isinstance(self.head.kind, str) else self.head.kind[0]
 
     def decision_function(self, X: Any) -> Array:
-        """The outputs: (rows,) for two classes, positive for the second, or (rows, classes)."""
+        """Return the outputs for rows (rows, d): (rows,) for two classes, positive for the second, or (rows,
+        classes)."""
         outputs = self.head.predict(X)
         if self.trust is None:
             return outputs
         rows = self.head.checked_rows(X)
-        factors = self.trust.factors(rows, _first(rows))
+        factors = self.trust.factors(rows, _index_only_user(rows))
         return outputs * (factors if outputs.ndim == 1 else factors[:, None])
 
     def predict(self, X: Any) -> NDArray[Any]:
+        """Return the likeliest class of each row, (rows,), from rows (rows, d)."""
         return self.classes[decide_classes(self.decision_function(X))]
 
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
-        """(rows, classes): of each class, in the order of `classes`."""
+        """Return the probability of each class, (rows, classes), in the order of `classes`, from rows (rows, d)."""
         return compute_probabilities(self.loss, self.decision_function(X))
 
 
@@ -143,6 +155,7 @@ class Taste:
     mean: float  # of an item that is not among them
 
     def predict(self, items: Any) -> Array:
+        """Return predicted ratings of items, (items,); an item that is not known gets the mean prediction."""
         codes = encode_items(items, self.items)
         scores = np.append(self.scores, self.mean)  # at -1: an item that is not among them
         return np.asarray(scores[codes])
@@ -156,11 +169,12 @@ class MarginHead:
     classes: NDArray[Any]
 
     def decision_function(self, X: Any) -> Array:
-        """Positive for the second class."""
+        """Return outputs for rows (rows, d), (rows,); positive for the second class."""
         rows = np.asarray(plain(X)) if isinstance(X, list) else plain(X)
         if rows.ndim != 2 or rows.shape[1] != len(self.weights):
             raise InputError(f"X must have shape (rows, {len(self.weights)}). Got {rows.shape} instead.")
         return np.asarray(rows @ self.weights)
 
     def predict(self, X: Any) -> NDArray[Any]:
+        """Return the class of each row, (rows,), from rows (rows, d)."""
         return self.classes[(self.decision_function(X) > 0).astype(np.int64)]

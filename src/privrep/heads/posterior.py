@@ -1,9 +1,9 @@
 """Heads as posterior means, for many users of equal size at once, with leave-one-out in closed form.
 
-A user's residuals r around the prior mean are b + P v + e with b ~ N(0, rho s^2), v ~ N(0, s^2 I), e ~ N(0, s^2 I), P
-the user's rows less an origin, times the public factor. With B = (I + rho 11^T + P P^T)^-1 the posterior means are
-b = rho 1^T B r and v = P^T B r, and the residual of row j by the posterior without its target is (B r)_j / B_jj. The
-row's features stay: they are part of the user's mean row either way.
+A user's residuals r around the prior mean are b + P v + e. Here b ~ N(0, rho s^2), v ~ N(0, s^2 I), e ~ N(0, s^2 I),
+and P are the user's rows less an origin, times the public factor. With B = (I + rho 11^T + P P^T)^-1 the posterior
+means are b = rho 1^T B r and v = P^T B r. The residual of row j by the posterior without its target is (B r)_j / B_jj.
+The row's features stay: they are part of the user's mean row either way.
 
 Each user's numbers are a function of its own rows to the last bit (see `local.least_squares`).
 """
@@ -32,7 +32,7 @@ class Fits:
     level: Array  # (users,)
     coordinates: Array  # (users, p): v
     left: Array  # (users, m): r_j minus its prediction without y_j
-    certainty: Array  # (users, m): B_jj, the noise's variance over that of `left`
+    certainty: Array  # (users, m): B_jj, the noise's variance over the variance of `left`
     dual: Array  # (users, m): B r
 
 
@@ -57,21 +57,30 @@ class Spread:
         return values - self.images @ (self.inverse @ (self.images.transpose(0, 2, 1) @ values))
 
     def level_gain(self, ratio: float | Array) -> Array:
-        """Return the variance that is left of levels, (users,), in units of the noise's."""
+        """Return the variance that is left of levels, (users,), in units of the noise's.
+
+        Args:
+            ratio: variance of levels over the noise's, a number or (users,).
+        """
         whole = self.ones.sum(axis=1)
         return 1 / (np.maximum(whole, 1e-300) + 1 / np.maximum(ratio, 1e-300))
 
-    def surprised(self, ratio: float | Array, noise: float) -> Array:
+    def raise_ratios(self, ratio: float | Array, noise: float) -> Array:
         """Return the ratio of levels for each user, (users,): larger where its own level lies FAR off the prior mean.
 
         Levels have heavier tails than normal ones have, and a user who is unlike all others is not to pay for it.
+
+        Args:
+            ratio: variance of levels over the noise's, a number or (users,).
+            noise: variance of the noise.
         """
         whole, pull = np.maximum(self.ones.sum(axis=1), 1e-300), self.targets.sum(axis=1)
         beyond = (pull / whole) ** 2 / max(noise, 1e-300) - FAR**2 * (ratio + 1 / whole)
         return ratio + np.where(beyond > 0, beyond, 0.0)
 
     def with_levels(self, ratio: float | Array) -> Fits:
-        """Return the fits where levels have `ratio` times the noise's variance; infinite: levels are free."""
+        """Return the fits for a variance of levels over the noise's, a number or (users,); infinity: levels are
+        free."""
         m = self.ones.shape[1]
         pull, gain = self.targets.sum(axis=1), self.level_gain(ratio)
         dual = self.targets - self.ones * (gain * pull)[:, None]
@@ -80,11 +89,17 @@ class Spread:
         return Fits(gain * pull, coordinates, dual / diagonal, diagonal, dual)
 
 
-def images_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
+def make_images(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
     """Return users' rows, less their origins, times the factor: (users, m, p).
 
-    The origin of a user is its mean row, `own`, or the public centre, but for columns where no centre is known. Without
+    A user's origin is its mean row (`own`), or the public centre except in columns where no centre is known. Without
     intercepts it is zero.
+
+    Args:
+        X: rows (users, m, d).
+        factor: the directions along which slopes vary, (d, p).
+        mean: the prior mean, with the centre.
+        own: whether the origin is the user's own mean row.
     """
     if isinstance(X, SparseRows):
         images = X.project(factor)
@@ -96,16 +111,24 @@ def images_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool)
         return images
     if own:
         return centre_rows(images)
-    return images - origins_of(X, factor, mean, own)
+    return images - make_origins(X, factor, mean, own)
 
 
 def _is_diagonal(factor: Array) -> bool:
+    """Return whether a factor (d, p) is a diagonal matrix."""
     d, p = factor.shape
     return d == p and not (factor - np.diag(np.diag(factor))).any()
 
 
-def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
-    """Return the images of users' origins, (users, 1, p) or (1, 1, p)."""
+def make_origins(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool) -> Array:
+    """Return the images of users' origins, (users, 1, p) or (1, 1, p).
+
+    Args:
+        X: rows (users, m, d).
+        factor: the directions along which slopes vary, (d, p).
+        mean: the prior mean, with the centre.
+        own: whether the origin is the user's own mean row.
+    """
     if not mean.intercept:
         return np.zeros((1, 1, factor.shape[1]))
     if own:
@@ -116,8 +139,13 @@ def origins_of(X: Floats | SparseRows, factor: Array, mean: PriorMean, own: bool
     return public + mean.project_means(X, np.zeros(len(factor)), factor * (1 - mean.located)[:, None])
 
 
-def spread_of(images: Array, residuals: Array) -> Spread:
-    """Return what the slopes' prior makes of residuals (users, m); images (users, m, p) are in the prior's units."""
+def make_spread(images: Array, residuals: Array) -> Spread:
+    """Return users' residuals as the slopes' prior weighs them.
+
+    Args:
+        images: rows in the prior's units, (users, m, p).
+        residuals: targets less the prior mean, (users, m).
+    """
     users, m, p = images.shape
     if p == 0:
         ones = np.ones((users, m))
@@ -144,9 +172,10 @@ def spread_of(images: Array, residuals: Array) -> Spread:
 class PosteriorHeads:
     """Heads of users with equally many rows, for one target: intercept + <x, slopes + factor coordinates>.
 
-    What is left to doubt about a prediction at x, in units of the noise's variance, is (1, p)^T S (1, p) for
-    p = factor^T x - origin: S is packed in `doubt` where there are at most MOST_PACKED coordinates. With more of them
-    `doubt` has two numbers, what is left of the level's variance and of the mean variance of a coordinate.
+    The doubt about a prediction at x, in units of the noise's variance, is (1, p)^T S (1, p) for p = factor^T x -
+    origin.
+    S is packed in `doubt` where there are at most MOST_PACKED coordinates. With more of them `doubt` has two numbers:
+    what is left of the level's variance and of the mean variance of a coordinate.
     """
 
     intercept: Array  # (users,)
@@ -159,33 +188,45 @@ class PosteriorHeads:
 MOST_PACKED = 6
 
 
-def doubt_size(p: int) -> int:
+def count_doubt(p: int) -> int:
     """Return how many numbers the doubt of a head with p coordinates has."""
     return packed_size(1 + p) if p <= MOST_PACKED else 2
 
 
 def fit_posterior(X: Floats | SparseRows, y: Array, prior: HeadPrior, target: int) -> PosteriorHeads:
-    """Return the heads of users with equally many rows, from rows (users, m, d) and one target (users, m)."""
+    """Return the heads of users with equally many rows, for one target.
+
+    Args:
+        X: rows (users, m, d).
+        y: the target, (users, m).
+        prior: of heads.
+        target: its position among the prior's targets.
+    """
     mean, m = prior.mean, X.shape[1]
     ratio = prior.level_ratio_at(m, target) if mean.intercept else 0.0
     residuals = y - mean.predict_users(X)[:, :, target]
-    images = images_of(X, prior.factor, mean, prior.own_origin)
-    spread = spread_of(images, residuals)
-    ratios = spread.surprised(ratio, float(prior.noise[target])) if mean.intercept else np.zeros(len(y))
+    images = make_images(X, prior.factor, mean, prior.own_origin)
+    spread = make_spread(images, residuals)
+    ratios = spread.raise_ratios(ratio, float(prior.noise[target])) if mean.intercept else np.zeros(len(y))
     fits = spread.with_levels(ratios)
     base = np.full(len(y), mean.constant[target])
     origin = np.zeros((len(y), images.shape[2]))
-    origin += origins_of(X, prior.factor, mean, prior.own_origin)[:, 0]
+    origin += make_origins(X, prior.factor, mean, prior.own_origin)[:, 0]
     if mean.intercept:
         moved = mean.project_means(X, mean.centre * mean.located, mean.mean_weights(m)[:, target, None])
         base = base + moved[:, 0, 0]
     coordinates = np.where(spread.lost[:, None], 0.0, fits.coordinates)
     intercept = base + fits.level - (origin * coordinates).sum(axis=1)
-    return PosteriorHeads(intercept, coordinates, origin, _doubt(spread, ratios), (fits.left**2).mean(axis=1))
+    return PosteriorHeads(intercept, coordinates, origin, _find_doubt(spread, ratios), (fits.left**2).mean(axis=1))
 
 
-def _doubt(spread: Spread, ratio: Array) -> Array:
-    """Return what is left to doubt; see `PosteriorHeads`."""
+def _find_doubt(spread: Spread, ratio: Array) -> Array:
+    """Return what is left to doubt, (users, packed (1 + p)) or (users, 2); see `PosteriorHeads`.
+
+    Args:
+        spread: the users' rows.
+        ratio: variance of levels over the noise's, (users,).
+    """
     users, m, p = spread.images.shape
     gain = spread.level_gain(ratio)
     if p > MOST_PACKED:
@@ -203,8 +244,13 @@ def _doubt(spread: Spread, ratio: Array) -> Array:
     return pack(joint)
 
 
-def doubt_at(doubt: Array, p: Array) -> Array:
-    """Return the doubt about predictions, (rows,), from doubts of their users and coordinates p (rows, p) of rows."""
+def find_doubt_at(doubt: Array, p: Array) -> Array:
+    """Return the doubt about predictions, (rows,), in units of the noise's variance.
+
+    Args:
+        doubt: of each row's user, (rows, .).
+        p: coordinates of the rows, (rows, p).
+    """
     if p.shape[1] > MOST_PACKED:
         return np.asarray(doubt[:, 0] + doubt[:, 1] * (p**2).sum(axis=1))
     joined = np.concatenate([np.ones((len(p), 1)), p], axis=1)

@@ -2,9 +2,9 @@
 
     r_ij = level + u_i (c_j + b_i + <F_j, v_i> + e_ij),   b_i ~ N(0, T / u_i^2),   v_i ~ N(0, I),   e_ij ~ N(0, rest)
 
-The user's spread u_i is that of its own ratings, drawn towards the typical one as if it had STRENGTH more ratings.
-Given it, level and taste are a posterior mean (`heads.posterior`): a user with few ratings stays close to the released
-level and to the items' offsets, and one without ratings has just these.
+The user's spread u_i is the spread of its own ratings, drawn towards the typical one as if it had STRENGTH more
+ratings. Given it, level and taste are a posterior mean (`heads.posterior`). A user with few ratings stays close to the
+released level and to the items' offsets, and a user without ratings has just these.
 
 Each user's numbers are a function of its own rows to the last bit (see `local.least_squares`).
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privrep.heads.posterior import spread_of
+from privrep.heads.posterior import make_spread
 from privrep.local.least_squares import ROUNDING, centre_rows
 from privrep.local.representation import Ratings
 from privrep.typing import Array
@@ -34,8 +34,13 @@ class RatingFits:
     left_out: Array  # (users, m): ratings minus their prediction by the others
 
 
-def user_spreads(y: Array, typical: float) -> Array:
-    """Return each user's spread, (users,), from its ratings (users, m); zero where nothing tells it."""
+def estimate_spreads(y: Array, typical: float) -> Array:
+    """Return each user's spread, (users,), from its ratings (users, m); zero where nothing tells it.
+
+    Args:
+        y: ratings (users, m).
+        typical: the spread of a typical user.
+    """
     m = y.shape[1]
     squares = (centre_rows(y) ** 2).sum(axis=1)
     spread = np.sqrt((STRENGTH * typical**2 + squares) / (STRENGTH + m - 1))
@@ -51,14 +56,14 @@ def fit_ratings(P: Array, y: Array, ratings: Ratings) -> RatingFits:
         ratings: the prior.
     """
     level = ratings.level or 0.0
-    unit = user_spreads(y, ratings.spread)
+    unit = estimate_spreads(y, ratings.spread)
     varies, safe = unit > 0, np.where(unit > 0, unit, 1.0)
     known = np.where(varies[:, None, None], P, 0.0)
     around = (y - level) / safe[:, None] - known[:, :, 0]
     root = math.sqrt(ratings.residual)
-    spread = spread_of(known[:, :, 1:] / root, around)
+    spread = make_spread(known[:, :, 1:] / root, around)
     ratio = ratings.level_variance / (safe**2 * ratings.residual)
-    fits = spread.with_levels(np.where(ratio < 1e299, spread.surprised(ratio, ratings.residual), ratio))
+    fits = spread.with_levels(np.where(ratio < 1e299, spread.raise_ratios(ratio, ratings.residual), ratio))
     taste = np.where(spread.lost[:, None], 0.0, fits.coordinates / root)
     weights = np.concatenate([unit[:, None], taste * unit[:, None]], axis=1)
     made = fits.level[:, None] + (known[:, :, 1:] @ taste[:, :, None])[:, :, 0]
@@ -66,7 +71,7 @@ def fit_ratings(P: Array, y: Array, ratings: Ratings) -> RatingFits:
     return RatingFits(level + safe * fits.level, weights, (around - made) * scale, fits.left * scale)
 
 
-def newcomer(ratings: Ratings, factors: int) -> tuple[float, Array]:
+def make_newcomer(ratings: Ratings, factors: int) -> tuple[float, Array]:
     """Return intercept and weights (1 + factors,) of a user without ratings: the level and the items' offsets."""
     weights = np.zeros(1 + factors)
     weights[0] = ratings.spread

@@ -1,4 +1,4 @@
-"""What a user's model can be, tried by leave-one-out on the user's own rows, for many users of equal size at once.
+"""Candidates for a user's model, tried by leave-one-out on the user's own rows, for many users of equal size at once.
 
 Each user's numbers are a function of its own rows to the last bit (see `least_squares`), because `Preference` turns
 comparisons of them into a release. Heads of ratings are a user's mean, spread and taste, on the public offsets and
@@ -32,7 +32,7 @@ _OWN_RIDGES = (1e-3, 1e-1, 1.0, 10.0, 100.0)
 
 @dataclass(frozen=True)
 class Fit:
-    """One candidate for a group of users: its leave-one-out error as it counts in the choice, and its numbers."""
+    """A candidate for a group of users: its leave-one-out error as it counts in the choice, and its numbers."""
 
     kind: int
     loss: Array
@@ -40,46 +40,86 @@ class Fit:
     weights: Array  # in the coordinates of that kind: (users, k) shared, (users, d) own; of classes (users, outputs, .)
 
 
-def constant_candidate(y: Array, intercept: bool) -> Fit:
-    """The user's mean (zero without an intercept)."""
+def fit_constant_candidate(y: Array, intercept: bool) -> Fit:
+    """Return the user's mean as a candidate, or zero without an intercept.
+
+    Args:
+        y: targets (users, m).
+        intercept: whether users have intercepts.
+    """
     m = y.shape[1]
     mean = y.mean(axis=1) if intercept else np.zeros(len(y))
     residual = (y - mean[:, None]) * (m / max(m - 1, 1) if intercept else 1.0)
     return Fit(CONSTANT, (residual**2).mean(axis=1), mean, np.zeros((len(y), 0)))
 
 
-def shared_candidate(X: Array | SparseRows, y: Array, matrix: Array, intercept: bool) -> Fit:
-    """Ridge regression on the representation; ridge, and whether to have an intercept, by leave-one-out."""
-    P = images(X, matrix)
-    fits = [_ridges(P, y, _SHARED_RIDGES, centre) for centre in ((True, False) if intercept else (False,))]
-    return _best(SHARED, fits)
+def fit_shared_candidate(X: Array | SparseRows, y: Array, matrix: Array, intercept: bool) -> Fit:
+    """Return each user's ridge regression on the representation. Leave-one-out finds the ridge, and whether to have an
+    intercept.
+
+    Args:
+        X: rows (users, m, d).
+        y: targets (users, m).
+        matrix: of the representation, (d, k).
+        intercept: whether users may have intercepts.
+    """
+    P = project_rows(X, matrix)
+    fits = [_fit_ridges(P, y, _SHARED_RIDGES, centre) for centre in ((True, False) if intercept else (False,))]
+    return _pick_best(SHARED, fits)
 
 
-def images(X: Array | SparseRows, matrix: Array) -> Array:
-    """(users, rows, k): rows times the representation."""
+def project_rows(X: Array | SparseRows, matrix: Array) -> Array:
+    """Return rows times the representation, (users, m, k).
+
+    Args:
+        X: rows (users, m, d).
+        matrix: of the representation, (d, k).
+    """
     return X.project(matrix) if isinstance(X, SparseRows) else X @ matrix
 
 
-def own_candidate(X: Array, y: Array, scale: Array, intercept: bool) -> Fit:
-    """Ridge regression on all features in public scales; the ridge by leave-one-out."""
-    ridges = _ridges if X.shape[1] > X.shape[2] else _dual_ridges
-    best = _best(OWN, [ridges(X / scale, y, _OWN_RIDGES, intercept)])
+def fit_own_candidate(X: Array, y: Array, scale: Array, intercept: bool) -> Fit:
+    """Return each user's ridge regression on all features in public scales, with the ridge found by leave-one-out.
+
+    Args:
+        X: rows (users, m, d).
+        y: targets (users, m).
+        scale: public scales of the features, (d,).
+        intercept: whether users have intercepts.
+    """
+    ridges = _fit_ridges if X.shape[1] > X.shape[2] else _fit_dual_ridges
+    best = _pick_best(OWN, [ridges(X / scale, y, _OWN_RIDGES, intercept)])
     return replace(best, weights=best.weights / scale)
 
 
-def _best(kind: int, fits: list[tuple[Array, Array, Array]]) -> Fit:
-    """Of fits (losses, intercepts, weights) of the same users, each user's best."""
+def _pick_best(kind: int, fits: list[tuple[Array, Array, Array]]) -> Fit:
+    """Return each user's best of several fits of the same users.
+
+    Args:
+        kind: of the candidate, its number in KINDS.
+        fits: losses (users,), intercepts (users,) and weights (users, .) of each.
+    """
     losses = np.stack([loss for loss, _, _ in fits])
     best, users = losses.argmin(axis=0), np.arange(losses.shape[1])
     intercepts, weights = np.stack([fit[1] for fit in fits]), np.stack([fit[2] for fit in fits])
     return Fit(kind, losses[best, users], intercepts[best, users], weights[best, users])
 
 
-def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
-    """Each user's best ridge regression: its leave-one-out loss, intercept and weights. From one eigendecomposition."""
+def _fit_ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
+    """Return each user's best ridge regression, from one eigendecomposition.
+
+    Args:
+        P: rows (users, m, k), with more rows than columns.
+        y: targets (users, m).
+        ridges: to try, relative to the mean eigenvalue of a user's Gram matrix.
+        centre: whether to fit an intercept.
+
+    Returns:
+        Leave-one-out losses (users,), intercepts (users,) and weights (users, k).
+    """
     rows, targets = (centre_rows(P), centre_rows(y)) if centre else (P, y)
     m, k = P.shape[1:]
-    gram, size, lost = normalised(rows.transpose(0, 2, 1) @ rows)
+    gram, size, lost = normalise_grams(rows.transpose(0, 2, 1) @ rows)
     values, Q = np.linalg.eigh(gram)
     turned = rows @ Q  # (users, rows, k)
     squares = turned**2 / size[:, None, None]
@@ -94,18 +134,24 @@ def _ridges(P: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tupl
         losses[i] = ((residuals / np.maximum(1 - leverage, 1e-6)) ** 2).mean(axis=1) + np.where(lost, np.inf, 0.0)
     best, users = losses.argmin(axis=0), np.arange(len(P))
     weights = np.matmul(Q, heads[best, users][:, :, None])[:, :, 0]
-    return losses[best, users], intercepts(P, y, weights, centre), weights
+    return losses[best, users], fit_intercepts(P, y, weights, centre), weights
 
 
-def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
-    """The same with no more rows than features, through the Gram matrix of the rows.
+def _fit_dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool) -> tuple[Array, Array, Array]:
+    """Return the results of `_fit_ridges` with no more rows than features, through the Gram matrix of the rows.
 
     An intercept is a feature of great size that is the same in every row, so it adds a large constant to the Gram
     matrix. The leave-one-out residual is (B y)_j / B_jj with B the inverse of the Gram matrix plus ridge.
+
+    Args:
+        rows: (users, m, d).
+        y: targets (users, m).
+        ridges: to try, relative to the mean eigenvalue of a user's Gram matrix.
+        centre: whether to fit an intercept.
     """
     X, targets = (centre_rows(rows), centre_rows(y)) if centre else (rows, y)
     users, m = y.shape
-    gram, size, lost = normalised(X @ X.transpose(0, 2, 1))
+    gram, size, lost = normalise_grams(X @ X.transpose(0, 2, 1))
     values, Q = np.linalg.eigh(gram + 1e3 if centre else gram)
     squares, products = Q**2, np.matmul(targets[:, None, :], Q)[:, 0]
     losses, alphas = np.empty((len(ridges), users)), np.empty((len(ridges), users, m))
@@ -116,16 +162,20 @@ def _dual_ridges(rows: Array, y: Array, ridges: tuple[float, ...], centre: bool)
         losses[i] = (left**2).mean(axis=1) + np.where(lost, np.inf, 0.0)
     best = losses.argmin(axis=0)
     weights = np.matmul((alphas[best, np.arange(users)] / size[:, None])[:, None, :], X)[:, 0]
-    return losses[best, np.arange(users)], intercepts(rows, y, weights, centre), weights
+    return losses[best, np.arange(users)], fit_intercepts(rows, y, weights, centre), weights
 
 
-def normalised(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """Gram matrices over their mean eigenvalue, that mean, and which users' overflowed: those are zero.
+def normalise_grams(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Return Gram matrices over their mean eigenvalue, that mean, and which users' overflowed: overflown matrices are
+    zero.
 
     So whatever a user's rows are, an eigendecomposition, which would raise for everybody, finds small finite numbers.
+
+    Args:
+        gram: (users, k, k); overflown ones are set to zero in place.
     """
     k = gram.shape[1]
-    diagonal = np.ascontiguousarray(gram[:, np.arange(k), np.arange(k)])  # else one user's is added in another order
+    diagonal = np.ascontiguousarray(gram[:, np.arange(k), np.arange(k)])  # else the order of sums would change
     size = diagonal.sum(axis=1) / k
     lost = ~np.isfinite(gram.sum(axis=(1, 2)))
     size = np.where(lost | ~(size > np.finfo(np.float64).tiny), 1.0, size)
@@ -133,8 +183,15 @@ def normalised(gram: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
     return gram / size[:, None, None], size, lost
 
 
-def intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
-    """What the weights leave of the users' means."""
+def fit_intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
+    """Return what the weights leave of the users' means, (users,); zero without `centre`.
+
+    Args:
+        rows: (users, m, d).
+        y: targets (users, m).
+        weights: (users, d).
+        centre: whether users have intercepts.
+    """
     if not centre:
         return np.zeros(len(y))
     return y.mean(axis=1) - (rows.mean(axis=1) * weights).sum(axis=1)
@@ -142,7 +199,10 @@ def intercepts(rows: Array, y: Array, weights: Array, centre: bool) -> Array:
 
 @dataclass(frozen=True)
 class Preference:
-    """One vote per user: which of the three did best by leave-one-out. Users with too few rows to tell do not vote."""
+    """A vote of each user: which of the three candidates did best by leave-one-out.
+
+    Users with too few rows to tell do not vote.
+    """
 
     spec: ClassVar[StepSpec] = StepSpec()
     matrix: Matrix
@@ -150,15 +210,16 @@ class Preference:
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `votes` of each user: the cell is the candidate's number in KINDS."""
         X: Floats = batch.X
         y: Floats = batch.y
         votes = np.full((len(X), 1), -1)
         if X.shape[1] > 2:
             X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
             fits = {
-                SHARED: shared_candidate(X, y, self.matrix, self.intercept).loss,
-                OWN: own_candidate(X, y, self.transform.scale, self.intercept).loss,
-                CONSTANT: constant_candidate(y, self.intercept).loss,
+                SHARED: fit_shared_candidate(X, y, self.matrix, self.intercept).loss,
+                OWN: fit_own_candidate(X, y, self.transform.scale, self.intercept).loss,
+                CONSTANT: fit_constant_candidate(y, self.intercept).loss,
             }
             losses = np.stack([fits[kind] for kind in range(len(KINDS))])
             clear = np.isfinite(losses).all(axis=0)
@@ -166,11 +227,17 @@ class Preference:
         return {"votes": Counts(votes, len(KINDS))}
 
 
-def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
-    """A user's mean, and its taste: a normal prior of the head with unit covariance, in units of the user's own spread.
+def fit_rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
+    """Return a user's mean and its taste: a head with a normal prior of unit covariance, in units of the user's own
+    spread.
 
-    y / spread = a + offset + <factors, v> + rest, the variance of the rest public; P has offset and factors. A user
-    with few ratings thus keeps close to the items' offsets, and one whose ratings are all alike to their mean.
+    y / spread = a + offset + <factors, v> + rest, the variance of the rest public. A user with few ratings thus keeps
+    close to the items' offsets. A user whose ratings are all alike keeps close to their mean.
+
+    Args:
+        P: offset and factors of each rated item, (users, m, 1 + k).
+        y: ratings (users, m).
+        ratings: tell the variance of the rest.
     """
     m = y.shape[1]
     spread = np.sqrt((centre_rows(y) ** 2).mean(axis=1))
@@ -181,4 +248,4 @@ def rating_candidate(P: Array, y: Array, ratings: Ratings) -> Fit:
     taste = np.linalg.solve(gram, rows.transpose(0, 2, 1) @ left[:, :, None])[:, :, 0]
     head = np.concatenate([unit[:, None], taste], axis=1)
     loss = (left - (rows @ taste[:, :, None])[:, :, 0]) ** 2
-    return Fit(SHARED, loss.sum(axis=1) / m, intercepts(P, y, head, True), head)
+    return Fit(SHARED, loss.sum(axis=1) / m, fit_intercepts(P, y, head, True), head)

@@ -38,8 +38,8 @@ def has_heads(folder: Path) -> bool:
 
 
 def write_heads(heads: Heads | OwnHeads, folder: Path) -> None:
-    """Write heads to a model folder, for the owner's eyes only, as a whole or not at all."""
-    table = _table_heads(heads) if isinstance(heads, Heads) else _network_heads(heads)
+    """Write heads to a model folder, readable by the owner only, as a whole or not at all."""
+    table = _tabulate_heads(heads) if isinstance(heads, Heads) else _tabulate_network(heads)
     path = folder / FILE
     path.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -48,14 +48,15 @@ def write_heads(heads: Heads | OwnHeads, folder: Path) -> None:
     os.replace(temporary, path)
 
 
-def _table_heads(heads: Heads) -> pa.Table:
+def _tabulate_heads(heads: Heads) -> pa.Table:
+    """Return heads of a table as an Arrow table with a row for each head."""
     own = [None if p < 0 else heads.own[p] for p in heads.own_position]
     ids = ids_to_arrow(heads.ids)
     listed = {name: value for name in _LISTS if (value := getattr(heads, name)) is not None}
-    lists = {name: _fixed_lists(value) for name, value in listed.items() if value.shape[1]}
+    lists = {name: _make_lists(value) for name, value in listed.items() if value.shape[1]}
     empty = {name: "0" for name, value in listed.items() if not value.shape[1]}  # Arrow has no lists of length 0
     if heads.means is not None:
-        lists["means"] = _fixed_lists(np.repeat(heads.means, heads.targets, axis=0))
+        lists["means"] = _make_lists(np.repeat(heads.means, heads.targets, axis=0))
     return pa.table(
         {
             "user": ids.take(pa.array(np.repeat(np.arange(len(ids)), heads.targets))),
@@ -71,11 +72,13 @@ def _table_heads(heads: Heads) -> pa.Table:
 _LISTS = ("shared", "origin", "doubt")  # a list of numbers for each head; heads without a prior have the first alone
 
 
-def _fixed_lists(numbers: Array) -> pa.Array:
+def _make_lists(numbers: Array) -> pa.Array:
+    """Return numbers (heads, length) as a column of lists of that length."""
     return pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), numbers.shape[1])
 
 
-def _network_heads(heads: OwnHeads) -> pa.Table:
+def _tabulate_network(heads: OwnHeads) -> pa.Table:
+    """Return heads of a network as an Arrow table with a row for each user."""
     rows = list(zip(heads.alone.tolist(), heads.position.tolist(), strict=True))
     kind = pa.list_(pa.float32())
     return pa.table(
@@ -97,10 +100,10 @@ def read_heads(folder: Path) -> Heads:
     d, q = int(table.schema.metadata[b"features"]), int(table.schema.metadata[b"targets"])
     own = table["own"].combine_chunks()
     has_own = np.asarray(own.is_valid())
-    shared, origin, doubt = (_lists(table, name) for name in _LISTS)
+    shared, origin, doubt = (_read_lists(table, name) for name in _LISTS)
     if shared is None:
         raise KeyError("shared")
-    means = _lists(table, "means")
+    means = _read_lists(table, "means")
     return Heads(
         table["user"].to_numpy(zero_copy_only=False)[::q],
         table["kind"].to_numpy(),
@@ -115,15 +118,20 @@ def read_heads(folder: Path) -> Heads:
     )
 
 
-def _lists(table: pa.Table, name: str) -> Array | None:
-    """Return a column of lists as a matrix (heads, .); None if the file has none of that name."""
+def _read_lists(table: pa.Table, name: str) -> Array | None:
+    """Return a column of lists as a matrix (heads, length); None if the file has no column of that name."""
     if name in table.column_names:
         return np.asarray(table[name].combine_chunks().flatten(), dtype=np.float64).reshape(len(table), -1)
     return np.zeros((len(table), 0)) if table.schema.metadata.get(name.encode()) == b"0" else None
 
 
 def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:
-    """Read the heads of a network's model; raise ValueError if they are of another shared part."""
+    """Read the heads of a network's model; raise ValueError if they belong to another shared part.
+
+    Args:
+        folder: of the model.
+        sizes: of the heads, as the shared part says.
+    """
     from privrep.heads.neural import OwnHeads
 
     table = pq.read_table(folder / FILE)
@@ -135,19 +143,20 @@ def read_own_heads(folder: Path, sizes: HeadSizes) -> OwnHeads:
         table["user"].to_numpy(zero_copy_only=False),
         alone,
         table["scale"].to_numpy() if "scale" in table.column_names else np.where(alone, 0.0, 1.0).astype(np.float32),
-        _numbers(table, "prior").reshape(len(table), sizes.classes),
+        _read_numbers(table, "prior").reshape(len(table), sizes.classes),
         np.where(alone, np.cumsum(alone), np.cumsum(~alone)) - 1,
-        _numbers(table, "shared").reshape(int((~alone).sum()), sizes.shared, sizes.classes),
-        _numbers(table, "own").reshape(int(alone.sum()), sizes.own, sizes.classes),
+        _read_numbers(table, "shared").reshape(int((~alone).sum()), sizes.shared, sizes.classes),
+        _read_numbers(table, "own").reshape(int(alone.sum()), sizes.own, sizes.classes),
     )
 
 
-def _numbers(table: pa.Table, name: str) -> NDArray[np.float32]:
+def _read_numbers(table: pa.Table, name: str) -> NDArray[np.float32]:
+    """Return all numbers of a column of lists, one after another."""
     return np.array(table[name].combine_chunks().flatten(), dtype=np.float32)
 
 
 def ids_to_arrow(ids: NDArray[Any]) -> pa.Array:
-    """Return the ids of users as a column; raise InputError if they cannot be read back as they are."""
+    """Return the ids of users (users,) as a column; raise InputError if they cannot be read back as they are."""
     try:
         array = pa.array(ids.tolist() if ids.dtype == object else ids)
         if array.to_numpy(zero_copy_only=False).tolist() == ids.tolist():

@@ -1,8 +1,9 @@
-"""Which prior of heads a population wants: one choice for everybody, by charged releases.
+"""The choice of the prior of heads that a population wants: one prior for everybody, by charged releases.
 
-Histograms of what users see alone give first ratios of the variances. Then users' leave-one-out losses decide, in few
-candidates at a time, for losses of candidates that are much alike have little noise: ratios of the likeliest family,
-the family, its ratios again. Losses that could not tell are not asked for.
+Histograms of what users see alone give first ratios of the variances. Then users' leave-one-out losses decide between
+candidates, a few at a time, because losses of candidates that are much alike have little noise. Three rounds follow
+each other: the ratios of the likeliest family, the family, its ratios again. Losses that could not tell candidates
+apart are not asked for.
 """
 
 from __future__ import annotations
@@ -22,29 +23,48 @@ FIRST, SECOND = 6.0, 3.0  # factors between neighbours when ratios are refined, 
 
 
 def guess_common(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
-    """Return the candidate with common slopes whose levels vary as users see it."""
+    """Return the candidate with common slopes whose levels vary as users see it.
+
+    Args:
+        families: the parts of candidates, with a typical number of rows.
+        spreads: variances that users see alone.
+        intercept: whether users have levels.
+    """
     if not intercept:
         return Candidate(0, 0.0, 0.0)
-    return Candidate(0, 0.0, _ratio(spreads.level, spreads.noise, families, MODEST, families.level))
+    return Candidate(0, 0.0, _estimate_ratio(spreads.level, spreads.noise, families, MODEST, families.level))
 
 
 def guess_shared(families: Families, spreads: Spreads, intercept: bool) -> Candidate:
-    """Return the candidate with slopes along U that vary, as do levels, as users see it.
+    """Return the candidate whose slopes along U and levels vary as users see it.
 
-    Slopes turn around whichever origin leaves levels that vary less.
+    Slopes turn around the origin that leaves levels that vary less.
+
+    Args:
+        families: the parts of candidates, with a typical number of rows.
+        spreads: variances that users see alone.
+        intercept: whether users have levels.
     """
-    slopes = _ratio(spreads.head, spreads.noise_shared, families, WIDE, UNKNOWN)
+    slopes = _estimate_ratio(spreads.head, spreads.noise_shared, families, WIDE, UNKNOWN)
     if not intercept:
         return Candidate(1, slopes, 0.0)
     own = spreads.around_own
     level = spreads.level if own else spreads.level_shared
-    return Candidate(1, slopes, _ratio(level, spreads.noise_shared, families, WIDE, UNKNOWN), own)
+    return Candidate(1, slopes, _estimate_ratio(level, spreads.noise_shared, families, WIDE, UNKNOWN), own)
 
 
-def _ratio(
+def _estimate_ratio(
     square: float | None, noise: float | None, families: Families, limits: tuple[float, float], unknown: float
 ) -> float:
-    """Return a variance over the noise's, less what of the noise is in it; `unknown` where nothing is known."""
+    """Return a variance over the noise's, less the part of the noise that is in it.
+
+    Args:
+        square: the variance as users see it; None: not heard.
+        noise: the noise's variance; None: not heard.
+        families: tell a typical number of rows.
+        limits: the least and the largest ratio to return.
+        unknown: the ratio to return where one of the two was not heard.
+    """
     if square is None or noise is None:
         return unknown
     ratio = square / noise
@@ -53,13 +73,14 @@ def _ratio(
 
 MODEST = (0.1, 3.0)  # ratios of levels to the noise to begin with, where slopes are common
 WIDE = (0.01, 1e6)  # ratios where slopes along U explain much
-UNKNOWN = 10.0  # of slopes along U where nothing is known, and of levels beside them: users' own rows decide
-STRONG = 3.0  # a variance that slopes along U explain, over the noise's, from which on they come first
+UNKNOWN = 10.0  # ratio of slopes along U, and of levels, where nothing is known: users' own rows decide
+STRONG = 3.0  # variance that slopes along U explain, over the noise's, above which their family comes first
 
 
 @dataclass
 class PriorChoice:
-    """How the prior is chosen: ratios of the likeliest family, then the family, then its ratios again."""
+    """The search for the prior that users lose least by: ratios of the likeliest family, then the family, then ratios
+    again."""
 
     families: Families
     spreads: Spreads
@@ -71,16 +92,17 @@ class PriorChoice:
     flips_last: ClassVar[bool] = True  # whether the other origin is judged with the last ratios, or before
 
     def make(self) -> Candidate:
-        """Return the prior that users lose least by."""
+        """Return the prior that users lose least by, after up to three charged releases of losses."""
         chosen, shared = self.guess()
-        chosen = self._refined(chosen, FIRST, 0.22)
+        chosen = self._refine(chosen, FIRST, 0.22)
         others = self.others(chosen, shared)
-        if others and self.families.legible(0.22 * self.mu_squared):
+        if others and self.families.is_legible(0.22 * self.mu_squared):
             chosen = pick(self._judge([chosen, *others], 0.22))
-        return self._refined(chosen, SECOND, 0.22, flip=self.intercept and self.flips_last)
+        return self._refine(chosen, SECOND, 0.22, flip=self.intercept and self.flips_last)
 
     def guess(self) -> tuple[Candidate, Candidate | None]:
-        """Return the likeliest candidate before any is judged, and the one with slopes along U, if there is a U."""
+        """Return the likeliest candidate before any is judged, and the candidate with slopes along U; None if there is
+        no U."""
         k = self.families.first.shape[1]
         common = guess_common(self.families, self.spreads, self.intercept)
         shared = guess_shared(self.families, self.spreads, self.intercept) if k else None
@@ -89,7 +111,12 @@ class PriorChoice:
         return common, shared
 
     def others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
-        """Return the candidates of the other families, with levels that go with those of the chosen one."""
+        """Return the candidates of the other families, with levels that go with the chosen candidate's.
+
+        Args:
+            chosen: the candidate so far.
+            shared: the candidate with slopes along U; None: there is no U.
+        """
         p, level = self.families.second.shape[1], chosen.level
         found = [shared] if shared is not None and chosen.factor != 1 else []
         if chosen.factor == 1 and chosen.slopes * self.families.first.shape[1] <= 100 * STRONG:
@@ -98,13 +125,23 @@ class PriorChoice:
             found += [Candidate(2, odds / p, level, own=not self.intercept) for odds in ODDS_ALL]
         return found
 
-    def _refined(self, chosen: Candidate, factor: float, share: float, flip: bool = False) -> Candidate:
-        around = neighbours(chosen, factor, flip)
-        if len(around) == 1 or not self.families.legible(share * self.mu_squared):
+    def _refine(self, chosen: Candidate, factor: float, share: float, flip: bool = False) -> Candidate:
+        """Return the candidate with its ratios moved to where users lose least; unchanged where losses could not tell.
+
+        Args:
+            chosen: the candidate so far.
+            factor: the factor between neighbouring ratios.
+            share: the part of `mu_squared` to spend.
+            flip: whether to try the other origin of slopes as well.
+        """
+        around = list_neighbours(chosen, factor, flip)
+        if len(around) == 1 or not self.families.is_legible(share * self.mu_squared):
             return chosen
         return refine(self._judge(around, share), factor)
 
     def _judge(self, candidates: list[Candidate], share: float) -> Judged:
+        """Ask users what they lose by each candidate, for this part of `mu_squared`; return and remember the released
+        losses."""
         self.asked += 1
         self.spent += share * self.mu_squared
         along = all(c.factor == 1 for c in candidates)
@@ -124,10 +161,13 @@ def pick(judged: Judged) -> Candidate:
     return judged.candidates[judged.best(among)]
 
 
-def neighbours(chosen: Candidate, factor: float, flip: bool) -> list[Candidate]:
-    """Return the candidate, and those with each ratio that much larger and smaller.
+def list_neighbours(chosen: Candidate, factor: float, flip: bool) -> list[Candidate]:
+    """Return the candidate, and candidates with each of its ratios multiplied and divided by the factor.
 
-    With `flip` also one whose slopes turn around the other origin.
+    Args:
+        chosen: the candidate in the middle.
+        factor: the factor between neighbouring ratios.
+        flip: whether to add the candidate whose slopes turn around the other origin.
     """
     found = [chosen]
     for name in ("level", "slopes"):
@@ -140,8 +180,14 @@ def neighbours(chosen: Candidate, factor: float, flip: bool) -> list[Candidate]:
 
 
 def refine(judged: Judged, factor: float) -> Candidate:
-    """Return the first candidate moved, ratio by ratio, to where a parabola through its neighbours is least; or the
-    best of those with the other origin, where that loses less than all neighbours."""
+    """Return the first candidate with each ratio moved to where a parabola through its neighbours' losses is least.
+
+    Return the best candidate with the other origin instead, where it loses less than all neighbours.
+
+    Args:
+        judged: losses of the candidates that `list_neighbours` returned.
+        factor: the factor between neighbouring ratios.
+    """
     chosen = found = judged.candidates[0]
     middle = float(judged.losses[0])
     same = [i for i, c in enumerate(judged.candidates) if c.own == chosen.own]
@@ -159,17 +205,25 @@ def refine(judged: Judged, factor: float) -> Candidate:
     return found
 
 
-def alone_candidates(families: Families, intercept: bool) -> list[Candidate]:
-    """Return regressions of users' own, which know nothing of others; none where features are sparse or too many."""
+def list_alone_candidates(families: Families, intercept: bool) -> list[Candidate]:
+    """Return the regressions of users' own, which know nothing of others; none where features are sparse or too
+    many."""
     p, free = families.second.shape[1], math.inf if intercept else 0.0
     odds = (1.0, 100.0) if families.loss is None or not families.loss.softmax else (1.0,)
     return [Candidate(2, each / p, free, common=False) for each in odds] if p else []
 
 
 def read_gains(families: Families, chosen: Candidate, intercept: bool, mu_squared: float) -> Gains:
-    """Return what users lose by their means, alone, by the prior mean and by their heads, from one more release."""
+    """Return what users lose by their means, alone, by the prior mean and by their heads, from one more release.
+
+    Args:
+        families: the parts of candidates, and the run that asks users.
+        chosen: the prior of the heads.
+        intercept: whether users have levels.
+        mu_squared: what the release costs.
+    """
     own_mean = Candidate(0, 0.0, math.inf if intercept else 0.0, common=False)
-    asked = [chosen, Candidate(0, 0.0, 0.0), own_mean, *alone_candidates(families, intercept)]
+    asked = [chosen, Candidate(0, 0.0, 0.0), own_mean, *list_alone_candidates(families, intercept)]
     judged = families.judge("families", asked, mu_squared, relative=True)
     heads, prior, mean, *own = (float(loss - judged.losses[2]) / judged.rows for loss in judged.losses)
     return Gains(min([mean, *own]), prior, heads, math.sqrt(2.0) * judged.sigma / judged.rows)

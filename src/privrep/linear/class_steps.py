@@ -1,4 +1,4 @@
-"""What users compute in the passes of a classifier: those of `steps`, with labels in place of targets."""
+"""Local steps of classifiers: the steps of `steps`, with labels in place of targets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from privrep.typing import Floats
 
 @dataclass(frozen=True)
 class Encoded:
-    """A step for targets, asked of labels: 1 and -1 for two classes, a target for each class where there are more.
+    """A step for targets, asked about labels: 1 and -1 for two classes, one target for each class where there are more.
 
-    The mean of y x over a user's rows points along that user's head for labels as for numbers, whatever their link to
-    the features, if those are normal; so the pair moments of labels hold the representation as well.
+    The mean of y x over a user's rows points along that user's head for labels as for numbers. That holds for any link
+    to normal features. So the pair moments of labels hold the representation as well.
     """
 
     step: Step
@@ -30,9 +30,11 @@ class Encoded:
 
     @property
     def spec(self) -> StepSpec:
+        """Return the spec of the step inside."""
         return self.step.spec
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
+        """Return the contributions of the step inside, with numbers in place of the codes of labels."""
         y: Floats = batch.y
         if self.classes == 2:
             targets = np.where(y == 1, 1.0, 0.0) - np.where(y == 0, 1.0, 0.0)
@@ -41,8 +43,8 @@ class Encoded:
         return self.step(replace(batch, y=targets.astype(y.dtype)))
 
 
-def encoded(step: Step, loss: Loss | None) -> Step:
-    """The step itself, or as labels need it."""
+def encode_step(step: Step, loss: Loss | None) -> Step:
+    """Return the step for labels of this loss, or the step itself where the loss is None."""
     return step if loss is None else Encoded(step, loss.classes)
 
 
@@ -51,9 +53,10 @@ class ClassGradient(LeaveOneOutGradient):
     """`LeaveOneOutGradient` of another loss than the square; `ridge` is the precision of the heads' prior.
 
     Heads lie around a prior mean of the outputs, with levels of variance `level`. A row pulls at U by the derivative of
-    its loss at the head fitted without it. In place of the heads' second moment comes the loss's second derivative in
-    U: heads weighted by the curvature at their rows. Features outside the span of U are not related to that curvature
-    if they are normal, so that their ratio is Newton's step.
+    its loss at the head fitted without it. The loss's second derivative in U takes the place of the heads' second
+    moment:
+    heads weighted by the curvature at their rows. Features outside the span of U are not related to that curvature if
+    they are normal, so the ratio of the two is Newton's step.
     """
 
     loss: Loss
@@ -62,9 +65,17 @@ class ClassGradient(LeaveOneOutGradient):
 
     @property
     def spec(self) -> StepSpec:
+        """Return the spec of the gradient, with the prior mean's values for missing features."""
         return replace(super().spec, fill=self.mean.fill)
 
     def _pulls(self, X: Floats | SparseRows, P: Floats, y: Floats) -> tuple[Floats, Floats]:
+        """Return how each row pulls at U, (k, m, users), and the packed second derivative, (users, packed k).
+
+        Args:
+            X: rows (users, m, d).
+            P: the rows' images (k, m, users).
+            y: codes of labels (users, m).
+        """
         self.mean.check_rows(X.shape[2], self.loss.outputs)
         m = P.shape[1]
         signs = self.loss.signs(y)

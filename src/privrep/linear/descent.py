@@ -1,9 +1,9 @@
 """Newton's steps on the prior mean: level, common slopes, and what users' mean rows say of their levels.
 
-Each step is one release of two gradients with their curvatures. Its clipping norms come from histograms of norms of the
-step before, from ones asked for by themselves where users are now known to vary, from histograms of residuals, or from
-scales: the first that can be had. Directions of a step are shrunk by how much of them is noise, whose variance is
-public. What steps on labels tell all together is in `gathering`.
+Each step is one release of two gradients with their curvatures. Its clipping norms come from the first of these that
+can be had: histograms of norms from the step before; histograms of norms asked for by themselves, where users are now
+known to vary; histograms of residuals; scales. Directions of a step are shrunk by how much of them is noise, whose
+variance is public. `gathering` joins what all steps on labels tell.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from privrep.linear.gathering import Coordinates, Gathered, Heard, Outputs
+from privrep.linear.gathering import Coordinates, Gathered, Outputs
+from privrep.linear.gradient_parts import COMMON_CELLS
 from privrep.linear.label_steps import LabelGradient
+from privrep.linear.newton import Curvature, solve_newton
 from privrep.linear.norms import choose_norm
 from privrep.linear.panel import Panel
-from privrep.linear.panel_steps import COMMON_CELLS, CommonGradient
+from privrep.linear.panel_steps import CommonGradient
 from privrep.linear.spreads import find_spreads
 from privrep.linear.steps import WIDE_CELLS
-from privrep.linear.transform import octave_quantile
+from privrep.linear.transform import read_octave_quantile
 from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import DIRECTION_ONLY, Bound
 from privrep.privacy.calibration import Query
-from privrep.privacy.contributions import packed_size, unpack
+from privrep.privacy.contributions import packed_size
 from privrep.privacy.run import Run
-from privrep.typing import Array
 
 PURPOSES = {
     "common/within": "common slopes",
@@ -35,18 +36,18 @@ PURPOSES = {
     "common-look": "how large residuals are",
     "common-scout": "clipping norm of the last step on common slopes",
 }
-"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 MOST_CURVED = 64  # coordinates whose curvature is released as a matrix
-LOOKED = 40.0  # users times the root of mu^2 that histograms of residuals need
+LOOKED = 40.0  # least users times the root of mu^2 for histograms of residuals
 SIZING = 0.03  # most of mu^2 for histograms of norms; where they would need more, norms are guessed from the scales
 
 
 @dataclass
 class Descent:
-    """Newton's steps on level, slopes and context; each shrunk by how much of it is noise.
+    """Newton's steps on level, slopes and context, each shrunk by how much of it is noise.
 
-    The clipping norms of a step are read off histograms that come with the step before, where those can be afforded.
+    The clipping norms of a step are read off histograms that come with the step before, if the budget allows them.
     """
 
     run: Run
@@ -56,9 +57,9 @@ class Descent:
     spent: float = 0.0
     heard: bool = False  # whether the last step found slopes or contexts that stand out from its noise
     sizes: Release | None = None
-    bends: dict[str, _Curvature] = field(default_factory=dict)  # what steps so far have shown of curvatures
-    known: Gathered | None = None  # what steps on labels have shown of the mean
-    outputs: Outputs = field(init=False)  # how they bend, by the first level: by how frequent classes are
+    bends: dict[str, Curvature] = field(default_factory=dict)  # curvatures, as steps so far have shown them
+    known: Gathered | None = None  # the evidence of steps on labels
+    outputs: Outputs = field(init=False)  # turned by the first level, that is, by how frequent classes are
 
     def __post_init__(self) -> None:
         loss = self.panel.loss
@@ -66,13 +67,14 @@ class Descent:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return the numbers of coordinates of the gradients."""
+        """Return the number of coordinates of each gradient: "within" of slopes, "between" of the level and
+        contexts."""
         mean = self.panel.mean
         return {"within": len(mean.slopes)} | ({"between": 1 + len(mean.spread)} if mean.intercept else {})
 
     @property
     def curved(self) -> bool:
-        """Return whether curvatures are asked for as matrices."""
+        """Return whether curvatures are asked for as matrices, not as one number each."""
         return max(self.parts.values()) <= MOST_CURVED and not self.run.users.facts.sparse
 
     @property
@@ -81,7 +83,13 @@ class Descent:
         return Coordinates.of(self.panel.mean, self.panel.transform, self.panel.location.typical_rows)
 
     def ask(self, full: bool = False, within: float = 1.0, between: float = 1.0) -> CommonGradient | LabelGradient:
-        """Return the step that users are asked."""
+        """Return the local step that users are asked.
+
+        Args:
+            full: whether curvatures are matrices.
+            within: the tail of the gradient by slopes: a factor of the curvature behind it.
+            between: the tail of the gradient by the level.
+        """
         p = self.panel
         rows = p.location.typical_rows
         factor, ratio = self.panel.factor, self.panel.level_ratio
@@ -89,8 +97,9 @@ class Descent:
             return LabelGradient(p.mean, p.transform, p.loss, factor, ratio, rows, within, between, full)
         return CommonGradient(p.mean, p.transform, p.target_scale, factor, ratio, rows, within, between, full)
 
-    def sizing(self) -> Query | None:
-        """Return the question for the norms of gradients; None where it would cost too much."""
+    def make_sizing_query(self) -> Query | None:
+        """Return the query for histograms of the gradients' norms; None where it would cost more than SIZING of the
+        capacity."""
         parts = len(self.parts)
         needed = (4 * math.sqrt(4 * parts) / (max(self.panel.location.users, 1.0) / 10)) ** 2
         if needed > SIZING * self.capacity:
@@ -99,17 +108,30 @@ class Descent:
         return Query(bound, max(needed, 0.003 * self.capacity))
 
     def stretch(self, factor: float, level_ratio: float) -> None:
-        """Go on with another variance of levels, and with levels of the mean that many times as far from zero."""
-        self.known = None if self.known is None else self.known.scaled(factor, self.coordinates)
+        """Go on with another variance of levels, and with the mean's levels this many times as far from zero.
+
+        Args:
+            factor: of the mean's level and contexts.
+            level_ratio: the new variance of levels.
+        """
+        self.known = None if self.known is None else self.known.rescale(factor, self.coordinates)
         self.panel = replace(self.panel, mean=self.panel.mean.scale_levels(factor), level_ratio=level_ratio)
 
     def refit(self, panel: Panel) -> None:
-        """Go on with another idea of how users vary: earlier histograms say nothing of its gradients."""
+        """Go on with another panel, that is, another idea of how users vary.
+
+        Earlier histograms and curvatures are forgotten: they say nothing of the new gradients.
+        """
         self.panel, self.sizes, self.bends = panel, None, {}
 
     def step(self, mu_squared: float, last: bool) -> None:
-        """Take a step that costs this much, histograms included; `last` asks for none for another."""
-        sizing, q = self.sizing(), len(self.panel.target_scale)
+        """Take a step on the prior mean.
+
+        Args:
+            mu_squared: what the step costs, histograms included.
+            last: whether no step follows, so that no histograms for another are asked for.
+        """
+        sizing, q = self.make_sizing_query(), len(self.panel.target_scale)
         if sizing is not None and sizing.mu_squared > 0.3 * mu_squared:
             sizing = None
         left = mu_squared
@@ -135,25 +157,29 @@ class Descent:
         self.sizes = released.get("sizes", self.sizes)
         for key, p in self.parts.items():
             size = p * q
-            self.bends[key] = _Curvature.read(released[key], size, p, tails[key], full).joined(self.bends.get(key))
+            self.bends[key] = Curvature.read(released[key], size, p, tails[key], full).combine(self.bends.get(key))
         if self.panel.loss is not None and self.panel.sized and full and "between" in self.parts:
-            self.panel, self.heard = self._gathered(released)
+            self.panel, self.heard = self._gather(released)
         else:
-            self.panel, self.heard = _moved(self.panel, released, self.bends, self.outputs)
+            self.panel, self.heard = _apply_step(self.panel, released, self.bends, self.outputs)
 
-    def _gathered(self, released: dict[str, Release]) -> tuple[Panel, bool]:
-        """Return the panel that all steps of labels so far tell of, and whether slopes or contexts moved."""
+    def _gather(self, released: dict[str, Release]) -> tuple[Panel, bool]:
+        """Return the panel that all steps on labels so far tell of, and whether slopes or contexts moved."""
         panel, mean, coordinates = self.panel, self.panel.mean, self.coordinates
         here, outputs = self.outputs.to(coordinates.parameters(mean)), self.outputs
-        within, between = (self.bends[key].heard(released[key], outputs) for key in ("within", "between"))
+        within, between = (self.bends[key].read_gradient(released[key], outputs) for key in ("within", "between"))
         known = self.known or Gathered.nothing(here)
-        self.known = known.joined(within, between, here, coordinates)
+        self.known = known.add_step(within, between, here, coordinates)
         best, moved = self.known.best(coordinates, outputs.bend)
         varies = panel.location.varies[: len(mean.slopes)]
         return replace(panel, mean=coordinates.mean_of(outputs.back(best), mean, varies)), moved
 
     def _look(self, most: float) -> float:
-        """Ask how large residuals are, by the cheapest of histograms; return what it cost."""
+        """Ask how large residuals are, by the cheapest of histograms; return what it cost, 0 where it was not asked.
+
+        Args:
+            most: the most mu^2 that it may cost.
+        """
         needed = (LOOKED / max(self.panel.location.users, 1.0)) ** 2
         if self.panel.loss is not None or self.panel.factor.shape[1] or needed > most:
             return 0.0
@@ -165,7 +191,12 @@ class Descent:
         return needed
 
     def _read_sizes(self, each: float, full: bool) -> dict[str, tuple[float, float]]:
-        """Return clipping norms, and typical ratios of gradients to curvatures."""
+        """Return the clipping norm of each gradient and its typical ratio to the curvature.
+
+        Args:
+            each: mu^2 of each gradient's release.
+            full: whether curvatures are matrices.
+        """
         read, q = _guess_sizes(self.panel, full, each), len(self.panel.target_scale)
         if self.sizes is None:
             return {key: read[key] for key in self.parts}
@@ -174,14 +205,19 @@ class Descent:
             rare = None if self.panel.loss is None else RARE * read[key][0]
             norm = choose_norm(counts[:WIDE_CELLS], self.sizes.sigma, each, p * q, rare)
             if norm is not None and counts[WIDE_CELLS:].max() > 3 * self.sizes.sigma:
-                ratio = octave_quantile(counts[WIDE_CELLS:], 0.5)
+                ratio = read_octave_quantile(counts[WIDE_CELLS:], 0.5)
                 read[key] = norm, ratio if not full else ratio / math.sqrt(p)
         return {key: read[key] for key in self.parts}
 
 
 def _guess_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float, float]]:
-    """Return norms of users' gradients, each of which costs this much, and their ratios to curvatures, from scales and
-    public facts."""
+    """Return guesses of the norm of each gradient and of its ratio to the curvature, from scales and public facts.
+
+    Args:
+        panel: what is known of the population.
+        full: whether curvatures are matrices.
+        each: mu^2 of each gradient's release.
+    """
     d, q = panel.mean.slopes.shape
     r, m = len(panel.mean.spread), max(panel.location.typical_rows - 1, 1.0)
     size = panel.level_size
@@ -198,11 +234,16 @@ def _guess_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float
 
 
 def _guess_label_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float, float]]:
-    """Return the same for labels, whose rows pull with about PULL and weigh WEIGHT each.
+    """Return the guesses of `_guess_sizes` for labels, whose rows pull with about PULL and weigh WEIGHT each.
 
-    Where sizes of features are not known either, gradients of slopes count by their direction alone. A user all of
-    whose labels are unlikely pulls at the level as far as its own level goes. The more of that pull is cut off, the
-    more the level follows the likelier label: it is kept as far as noise allows.
+    Where sizes of features are not known either, gradients of slopes count by their direction alone. A user whose
+    labels are all unlikely pulls at the level as far as its own level goes. The more of that pull is cut off, the more
+    the level follows the likelier label. So the pull is kept as far as noise allows.
+
+    Args:
+        panel: what is known of the population.
+        full: whether curvatures are matrices.
+        each: mu^2 of each gradient's release.
     """
     d, q = panel.mean.slopes.shape
     r, m = len(panel.mean.spread), max(panel.location.typical_rows, 1.0)
@@ -225,66 +266,21 @@ TAIL = 0.4
 RARE = 4.0  # norms of users with the rarer label, at most, in units of the guessed ones
 
 
-@dataclass(frozen=True)
-class _Curvature:
-    """A released curvature over its mean eigenvalue, and what it stands for: noisy, and better after every step."""
-
-    shape: Array  # (p, p), of mean eigenvalue about one; (p, 1) where all directions are taken to bend alike
-    mean: float  # eigenvalue, in the units of the last release
-    noise: float  # standard deviation of the noise in `shape`
-    sigma: float  # and in `mean`
-
-    @classmethod
-    def read(cls, released: Release, skip: int, p: int, tail: float, full: bool) -> _Curvature:
-        """Return what one release shows; the curvature stands behind `skip` numbers of the gradient."""
-        bend, sigma = released.value[skip:] / tail, released.sigma / tail
-        if not full:
-            return cls(np.ones((p, 1)), float(bend[0]), math.inf, sigma)
-        H = unpack(bend)
-        mean = float(np.trace(H)) / p
-        return cls(H / max(mean, sigma), mean, sigma / max(mean, sigma), sigma / math.sqrt(p))
-
-    def joined(self, other: _Curvature | None) -> _Curvature:
-        """Return the shape as both show it, each by its precision; the mean is of this release."""
-        if other is None or math.isinf(self.noise) or math.isinf(other.noise):
-            return self
-        mine, theirs = self.noise**-2, other.noise**-2
-        shape = (mine * self.shape + theirs * other.shape) / (mine + theirs)
-        return replace(self, shape=shape, noise=(mine + theirs) ** -0.5)
-
-    def heard(self, released: Release, outputs: Outputs) -> Heard:
-        """Return the gradient of a release with the curvature as it is known; with none where that is noise."""
-        p, found, (q, k) = len(self.shape), self.directions(), outputs.turn.shape
-        if found is None:
-            return Heard(np.zeros((p, k)), np.zeros((p, p)), released.sigma)
-        values, turn = found
-        curvature = np.diag(values) if turn is None else (turn * values) @ turn.T
-        gradient = released.value[: p * q].reshape(q, p).T
-        return Heard(gradient @ outputs.turn, curvature, released.sigma)
-
-    def directions(self) -> tuple[Array, Array | None] | None:
-        """Return the curvature's eigenvalues and eigenvectors, (p,) and (p, p), its shape shrunk towards the identity
-        by how much of it may be noise; no eigenvectors: the coordinates. None: all noise."""
-        p = len(self.shape)
-        if self.mean < BENT * self.sigma:
-            return None
-        if math.isinf(self.noise):
-            return np.full(p, self.mean), None
-        rest = self.shape - np.eye(p)
-        size = float((rest**2).sum())
-        keep = max(0.0, 1 - self.noise**2 * packed_size(p) / size) if size > 0 else 0.0
-        values, turn = np.linalg.eigh(np.eye(p) + keep * rest)
-        return self.mean * np.maximum(values, max(0.1, keep * self.noise * math.sqrt(p))), turn
-
-
-def _moved(
-    panel: Panel, released: dict[str, Release], bends: dict[str, _Curvature], outputs: Outputs
+def _apply_step(
+    panel: Panel, released: dict[str, Release], bends: dict[str, Curvature], outputs: Outputs
 ) -> tuple[Panel, bool]:
-    """Return the panel after a step, and whether slopes or contexts moved."""
+    """Return the panel after a step, and whether slopes or contexts moved.
+
+    Args:
+        panel: what is known before the step.
+        released: the gradients by name, each with its curvature behind.
+        bends: the curvatures by name, as all steps so far show them.
+        outputs: how outputs are turned.
+    """
     mean = panel.mean
     d = len(mean.slopes)
     heard = False
-    step = _newton(released["within"], bends["within"], outputs, 0)
+    step = solve_newton(released["within"], bends["within"], outputs, 0)
     if step is not None:
         move = panel.transform.to_original(step.move) * panel.target_scale
         move[~panel.location.varies[:d]] = 0.0
@@ -293,75 +289,27 @@ def _moved(
     if not mean.intercept:
         return panel, heard
     change = panel.mean.slopes - mean.slopes
-    panel, also = _moved_between(panel, released["between"], bends["between"], outputs)
+    panel, also = _apply_between(panel, released["between"], bends["between"], outputs)
     if heard and len(mean.spread):  # what users' means say in all is as the step found it, whatever slopes do
         context = panel.mean.context - mean.along_axes(change, panel.transform)
         panel = replace(panel, mean=replace(panel.mean, context=context))
     return panel, heard or also
 
 
-def _moved_between(panel: Panel, released: Release, bend: _Curvature, outputs: Outputs) -> tuple[Panel, bool]:
-    """Return the panel with its level and contexts moved, and whether contexts were."""
+def _apply_between(panel: Panel, released: Release, bend: Curvature, outputs: Outputs) -> tuple[Panel, bool]:
+    """Return the panel with its level and contexts moved, and whether contexts moved.
+
+    Args:
+        panel: what is known before the step.
+        released: the gradient by the level and contexts.
+        bend: its curvature, as all steps so far show it.
+        outputs: how outputs are turned.
+    """
     mean, scale, m = panel.mean, panel.target_scale, panel.location.typical_rows
-    step = _newton(released, bend, outputs, 1)
+    step = solve_newton(released, bend, outputs, 1)
     if step is None:
         return panel, False
     unit = mean.unit_factors(m, m) / (mean.spread / (mean.spread + 1 / m))
     context = mean.context + step.move[1:] * scale * unit[:, None]
     mean = replace(mean, level=mean.level + step.move[0] * scale, context=context)
     return replace(panel, mean=mean, level_size=step.left(panel.level_size)), bool(step.move[1:].any())
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Newton's step, (p, q), and by how much it lowers the mean square of what was left, all targets together."""
-
-    move: Array
-    gain: float
-
-    def left(self, size: float) -> float:
-        """Return the size of what is left after the step, from the size before it; no smaller than a third."""
-        return math.sqrt(max(size**2 - 0.8 * self.gain, size**2 / 9))
-
-
-def _newton(released: Release, bend: _Curvature, outputs: Outputs, spare: int) -> _Step | None:
-    """Return curvature^-1 gradient, shrunk by how much of it is noise, the `spare` first coordinates apart."""
-    p, found, (q, _) = len(bend.shape), bend.directions(), outputs.turn.shape
-    if found is None:
-        return None
-    gradient = released.value[: p * q].reshape(q, p).T @ outputs.turn
-    values, turn = found
-    if turn is None and spare == 0:
-        step = _shrunk(gradient, values, released.sigma)
-        return _Step(outputs.back(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
-    turn = np.eye(p) if turn is None else turn
-    step = turn @ _shrunk(turn.T @ gradient, values, released.sigma)
-    if spare:  # a level moves by itself: contexts that are all noise do not keep it
-        whole = (turn / values) @ (turn.T @ gradient)
-        noise = released.sigma * np.sqrt(((turn / values) ** 2 @ np.ones(p))[:spare])
-        moved = np.abs(whole[:spare]) > MOVED * noise[:, None]
-        shrunk = whole[:spare] - noise[:, None] ** 2 / np.where(moved, whole[:spare], 1.0)
-        step[:spare] = np.where(moved, shrunk, step[:spare])
-    return _Step(outputs.back(step), max(float((gradient * step).sum()) / (bend.mean * q), 0.0))
-
-
-BENT = 2.5  # standard deviations of its noise from which on a mean curvature is one: it may be off by two fifths
-MOVED = 3.3  # from which on a level is moved: zero is often right, and an error of the level is one of every user
-BELIEVED = 2.6  # standard deviations of its noise from which on a number is believed
-
-
-def _shrunk(gradient: Array, values: Array, sigma: float) -> Array:
-    """Return the posterior mean of a step, (p, q), in the directions of a curvature with these eigenvalues.
-
-    The step is taken to be normal with one variance for all directions, the one under which the gradient is likeliest.
-    Where the likelihood hardly favours it over none, there is no step.
-    """
-    steps = gradient / values[:, None]
-    largest = max(float((steps**2).max()), 1e-300)
-    tried = largest * 2.0 ** np.arange(2, -30, -1.0)
-    spread = values[None, :, None] ** 2 * tried[:, None, None] + sigma**2
-    likelihood = -0.5 * (np.log(spread / sigma**2) + gradient**2 * (1 / spread - 1 / sigma**2)).sum(axis=(1, 2))
-    best = int(likelihood.argmax())
-    if likelihood[best] < 0.5 * BELIEVED**2:
-        return np.zeros_like(steps)
-    return np.asarray(steps * (values**2 * tried[best] / (values**2 * tried[best] + sigma**2))[:, None])

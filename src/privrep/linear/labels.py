@@ -1,6 +1,6 @@
-"""Learn from labels: the prior mean of outputs first, then what users differ in, then how strong the prior is.
+"""Learning from labels: the prior mean of outputs first, then what users differ in, then how strong the prior is.
 
-Passes over the users, each a page of the billboard; those that numbers have too are explained in `numbers`:
+Passes over the users, each a page of the billboard; pages that numbers have too are explained in `numbers`:
   scales, levels-t, covariance   where features lie; labels count as numbers   -> coordinates, first slopes
   common-t                       see `descent`                                 -> level, common slopes, contexts
   families-level                 losses with several variances of levels       -> how far levels vary
@@ -29,7 +29,7 @@ from privrep.linear.choice import ODDS_ALL, PriorChoice, read_gains, refine
 from privrep.linear.descent import Descent
 from privrep.linear.families import Candidate, Judged
 from privrep.linear.label_steps import LabelTrust, LabelVotes
-from privrep.linear.numbers import HOPE, STRONG_HOPE, PriorLearner, no_directions
+from privrep.linear.numbers import HOPE, STRONG_HOPE, PriorLearner, make_empty_estimate
 from privrep.linear.panel import PanelSettings, find_panel
 from privrep.linear.spreads import Spreads
 from privrep.linear.starts import Initialiser
@@ -46,7 +46,7 @@ PURPOSES = {
     "families-level": "how far users' levels vary",
     "trust": "how far outputs are to be believed",
 }
-"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 LEVEL, UNHEARD = 1.0, 3.0  # variance of levels to begin with, and where not even their mean was heard
 STEP, HALF_STEP = 8.0, 3.0  # between neighbours when the variance of levels is looked for, and again
@@ -54,7 +54,7 @@ HEADS = (0.2, 2.0, 20.0)  # variances of heads along U to begin with
 MOST_LEVEL = 0.25  # of mu^2, for the first look at how far levels vary: little else can be learned from few users
 HARDLY_ANYBODY = 3.0  # votes for heads over votes against, from which on heads without slopes are for everybody
 MOSTLY_NOISE = 0.3  # mean squared sine of U from which on it is not the first choice
-NOTHING_SEEN = Spreads(None, None, None, None, None)  # what users see of labels alone says little
+NOTHING_SEEN = Spreads(None, None, None, None, None)  # no user's own variances: of labels they say little
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ def learn_labels(
 ) -> Representation:
     """Learn the prior of classifiers' heads and a shared representation from labels.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
 
     Args:
         run: asks the users.
@@ -110,10 +111,10 @@ def learn_labels(
     learner = LabelLearner(run, method, settings or FOR_CLASSES, descent, rank, intercept)
     if not learner.panel.mean.level.any():  # where it lies was not heard, and levels are spread around it
         descent.panel = replace(descent.panel, level_ratio=UNHEARD)
-    learner.find_level(no_directions(d), STEP, s.level * total)
+    learner.find_level(make_empty_estimate(d), STEP, s.level * total)
     s = s if loss.name == "log" else replace(s, trust=0.0)  # outputs that stand for no probabilities need no trust
     later = (s.families + s.trust) * total
-    state = no_directions(d)
+    state = make_empty_estimate(d)
     hope = math.inf if rank is not None else learner.hope(s.look * total)
     if hope > HOPE:
         state = learner.start(initialiser, (s.start if hope > STRONG_HOPE else s.brief_start) * total)
@@ -128,26 +129,38 @@ class LabelLearner(PriorLearner):
     """A fit of labels under way."""
 
     heads: float = HEADS[1]  # variance of heads along U
-    asked: int = 0  # how often it was asked how far levels vary
+    asked: int = 0  # releases about the variance of levels so far
 
     @property
     def loss(self) -> Loss:
+        """Return the loss of the labels."""
         loss = self.panel.loss
         assert loss is not None
         return loss
 
     @property
     def context(self) -> RoundContext:
+        """Return what stays the same in the rounds: prior mean, precision of heads and variance of levels as known
+        now."""
         panel = self.panel
         prior = panel.seen_mean, 1 / self.heads, panel.level_ratio
         return RoundContext(self.run, panel.transform, self.intercept, self.settings, self.loss, *prior)
 
     def find_level(self, state: Estimate, factor: float, mu_squared: float) -> None:
-        """Ask users with which variance of levels they lose least: the one so far, or `factor` times more or less."""
+        """Ask users with which variance of levels they lose least, and go on with it.
+
+        The candidates are the variance so far, and `factor` times more and less. Nothing is asked where users are too
+        few.
+
+        Args:
+            state: the representation so far.
+            factor: between neighbouring candidates.
+            mu_squared: what the release costs.
+        """
         families, level = self.families(state), self.panel.level_ratio
         if self.asked == 0:
             mu_squared = max(mu_squared, min(families.legible_price, MOST_LEVEL * self.run.ledger.capacity))
-        if not (self.intercept and families.legible(mu_squared)):
+        if not (self.intercept and families.is_legible(mu_squared)):
             return
         self.asked += 1
         kind = (1, self.heads) if state.basis.shape[1] else (0, 0.0)
@@ -161,8 +174,14 @@ class LabelLearner(PriorLearner):
         self.descent.stretch(stretch(self.panel.level_ratio, level) if self.intercept else 1.0, level)
 
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
-        """Return the state, or no direction where nobody asks for one and heads along it do no better than others; and
-        find how long heads along it are."""
+        """Return the state, or rank 0 where nobody asks for a rank and heads along it do no better than others.
+
+        It also finds how long heads along the state's directions are.
+
+        Args:
+            state: the start.
+            mu_squared: what the release costs.
+        """
         families, level = self.families(state), self.panel.level_ratio
         own = self.intercept
         shared = [Candidate(1, slopes, level, own) for slopes in HEADS]
@@ -171,7 +190,7 @@ class LabelLearner(PriorLearner):
             odds = ODDS_ALL[-1:] if self.loss.softmax else ODDS_ALL  # in all features softmax takes its time
             others = [Candidate(0, 0.0, level)]
             others += [Candidate(2, each / width, level, own=not own) for each in odds if width]
-        if not families.legible(mu_squared):
+        if not families.is_legible(mu_squared):
             if self.rank is not None or self.few:
                 return state
             votes, sigma = families.vote("families-0", [shared[1], *others], mu_squared)
@@ -180,7 +199,7 @@ class LabelLearner(PriorLearner):
             return state if better else state.first(0)
         judged = families.judge("families-0", [*shared, *others], mu_squared)
         self.descent.spent += mu_squared
-        self.heads = _between(judged, len(shared))
+        self.heads = _find_head_variance(judged, len(shared))
         if self.rank is not None:
             return state
         losses = judged.by_factor()
@@ -188,12 +207,18 @@ class LabelLearner(PriorLearner):
         return state if losses[1] < min(losses[f] for f in losses if f != 1) - clearly else state.first(0)
 
     def improve(self, state: Estimate, left: float, s: LabelsSettings) -> Estimate:
-        """Return the state after rounds; what they leave goes to the prior mean."""
+        """Return the state after rounds, and after steps on the prior mean that share their budget.
+
+        Args:
+            state: the start.
+            left: mu^2 to spend on all of it.
+            s: shares of the budget.
+        """
         d, k = state.basis.shape
         if not k or k == d:
             before = self.descent.spent
             self.descent.step(0.35 * left, last=False)
-            self.find_level(no_directions(d), HALF_STEP, s.level_again * left)
+            self.find_level(make_empty_estimate(d), HALF_STEP, s.level_again * left)
             self.descent.step(left - (self.descent.spent - before), last=True)
             return state
         before = self.descent.spent
@@ -209,7 +234,13 @@ class LabelLearner(PriorLearner):
         return state
 
     def conclude(self, state: Estimate, for_families: float, for_trust: float) -> Representation:
-        """Choose the prior, measure how far to believe it, and post the representation."""
+        """Choose the prior, measure how far to believe it, and post the representation.
+
+        Args:
+            state: the representation so far.
+            for_families: mu^2 for the choice and for gains.
+            for_trust: mu^2 for factors of outputs.
+        """
         families, logits = self.families(state), self.loss.name == "log"
         level = self.panel.level_ratio if self.intercept else 0.0
         seen = bool(state.basis.shape[1]) and state.total_error < MOSTLY_NOISE * state.basis.shape[1]
@@ -232,8 +263,13 @@ class LabelLearner(PriorLearner):
     def ask_votes(self, factor: Array, chosen: Candidate, mu_squared: float) -> bool:
         """Return whether clearly more users do better by heads of the prior than by classifiers of their own.
 
-        Where noise leaves that open, each user chooses for itself; and where slopes were not heard, unless hardly
-        anybody does better without the prior.
+        Where noise leaves that open, each user chooses for itself. Where slopes were not heard, each user does so
+        unless hardly anybody does better without the prior.
+
+        Args:
+            factor: the directions along which slopes vary, (d, p).
+            chosen: the prior of the heads.
+            mu_squared: what the votes cost.
         """
         scale = self.panel.transform.scale
         step = LabelVotes(self.panel.mean, factor, chosen.own, chosen.level, scale, self.loss)
@@ -247,6 +283,10 @@ class LabelLearner(PriorLearner):
         """Return the prior with factors of outputs that make probabilities right on average, by two of Newton's steps.
 
         A step is shrunk by how much of it is noise, and stays within a factor of two.
+
+        Args:
+            prior: with the factors so far.
+            mu_squared: what both steps cost together.
         """
         size = TRUST_NORM * (1.5 + float(np.abs(prior.mean.level).max()))  # of outputs, about
         norm = size * math.sqrt(self.panel.location.typical_rows)
@@ -257,8 +297,8 @@ class LabelLearner(PriorLearner):
             query = Query(Bound(norm, 4), mu_squared / 2)
             released = self.run.release(f"trust-{t}", step, {"trust": query})["trust"]
             slope, curve, new_slope, new_curve = (float(value) for value in released.value)
-            known = prior.known * _newton_factor(slope, curve, released.sigma, prior.known)
-            new = prior.new * _newton_factor(new_slope, new_curve, released.sigma, prior.new)
+            known = prior.known * _find_factor(slope, curve, released.sigma, prior.known)
+            new = prior.new * _find_factor(new_slope, new_curve, released.sigma, prior.new)
             prior = replace(prior, known=known, new=new)
         return prior
 
@@ -267,10 +307,16 @@ USUAL = 0.15
 TRUST_NORM = 0.8  # of a user's derivatives, for each root of its rows, over the size of outputs
 
 
-def _newton_factor(slope: float, curve: float, sigma: float, here: float) -> float:
-    """Return by what a factor of outputs is multiplied: the posterior mean of Newton's step, given its noise.
+def _find_factor(slope: float, curve: float, sigma: float, here: float) -> float:
+    """Return the number to multiply a factor of outputs by: the posterior mean of Newton's step, given its noise.
 
     Before it is asked, the logarithm of the factor is taken to be normal around 0 with deviation USUAL.
+
+    Args:
+        slope: minus the released derivative of users' losses by the factor.
+        curve: the released second derivative.
+        sigma: standard deviation of the noise in both.
+        here: the factor at which derivatives were taken.
     """
     if curve < 4 * sigma:
         return 1.0
@@ -279,8 +325,8 @@ def _newton_factor(slope: float, curve: float, sigma: float, here: float) -> flo
     return float(np.clip(1 + move * USUAL**2 / (USUAL**2 + noise), 0.5, 2.0))
 
 
-def _between(judged: Judged, count: int) -> float:
-    """Return the variance of heads where a parabola through the first losses, over its logarithm, is least."""
+def _find_head_variance(judged: Judged, count: int) -> float:
+    """Return the variance of heads where a parabola through the first `count` losses, over its logarithm, is least."""
     low, middle, high = (float(loss) for loss in judged.losses[:count])
     curvature = max(low + high - 2 * middle, 0.0) + 3 * judged.sigma
     place = float(np.clip((low - high) / (2 * curvature), -1.0, 1.0))
@@ -289,7 +335,7 @@ def _between(judged: Judged, count: int) -> float:
 
 @dataclass
 class LabelChoice(PriorChoice):
-    """How the prior of labels is chosen: from the variances that earlier losses found."""
+    """The search for the prior of labels, from the variances that earlier losses found."""
 
     flips_last: ClassVar[bool] = False
     heads: float = HEADS[1]
@@ -297,6 +343,8 @@ class LabelChoice(PriorChoice):
     seen: bool = True  # whether U is more than noise, as far as its releases tell
 
     def guess(self) -> tuple[Candidate, Candidate | None]:
+        """Return the likeliest candidate before any is judged, and the candidate with slopes along U; None if there is
+        no U."""
         common = Candidate(0, 0.0, self.level)
         if not self.families.first.shape[1]:
             return common, None
@@ -304,9 +352,14 @@ class LabelChoice(PriorChoice):
         return (shared if self.seen else common), shared
 
     def others(self, chosen: Candidate, shared: Candidate | None) -> list[Candidate]:
-        """Return the candidates of the other families, and those with the other origin, at which levels may vary less.
+        """Return the candidates of the other families, and candidates with the other origin, at which levels may vary
+        less.
 
-        The loss of a label has no scale to speak of, and the last ratios are those of one origin.
+        The loss of a label has no scale to speak of, and the last ratios belong to one origin.
+
+        Args:
+            chosen: the candidate so far.
+            shared: the candidate with slopes along U; None: there is no U.
         """
         found = super().others(chosen, shared)
         if self.intercept and chosen.factor:

@@ -1,28 +1,33 @@
-"""Where columns lie, by charged histograms: their sizes within users, and users' means of them.
+"""The location of columns, by charged histograms: their sizes within users, and users' means of them.
 
-A noisy histogram is read by matched filters: of many shapes that a histogram may have, the one that explains most of
-it. That hears what no single cell would show, for the noise of many cells together is known.
+A noisy histogram is read by matched filters: of many shapes that a histogram may have, the shape that explains most of
+it. That hears what no single cell would show, because the noise of many cells together is known.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammainc, ndtr
 
-from privrep.linear.class_steps import encoded
+from privrep.linear.class_steps import encode_step
+from privrep.linear.histogram_shapes import (
+    UNIT_LENGTH,
+    UNIT_MEAN,
+    UNIT_SPREAD,
+    make_octave_shapes,
+    make_unit_shape,
+    make_window_shapes,
+)
 from privrep.linear.panel_steps import (
     LINEAR_CELLS,
     ROW_CELLS,
     SIGNED_CELLS,
     ColumnSizes,
     LevelCells,
-    rows_of_cells,
-    signed_edges,
+    list_typical_rows,
 )
 from privrep.linear.steps import CELLS, LOWEST
 from privrep.linear.transform import SPARSE_COLUMNS
@@ -33,45 +38,52 @@ from privrep.privacy.calibration import Query
 from privrep.privacy.run import Run
 from privrep.typing import Array
 
-HEARD = 5.0  # standard deviations of its noise that the answer of a filter must have
+HEARD = 5.0  # least answer of a filter, in standard deviations of its noise
 ZOOMS = 3  # most times that windows narrow; each costs half of a histogram by octaves
 THIN = 0.6  # a spread, in cells of a window, that is looked at again
 OUTSIDE = 0.04  # share of users outside of where most means are, from which on they count for the spread
-NARROW = 0.2  # a spread over a location, below which the octaves of means do not tell it
 ROWS_SHARE = 0.005  # of mu^2
-DEAR = 3.0  # times as much, at most, for histograms of a target as for those of the features
+DEAR = 3.0  # most that a target's histograms cost, over the features' histograms
 MOST, MOST_ALONE = 0.42, 0.6  # of mu^2, for all histograms together; where features cannot be heard at all
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where columns lie: the features, then the targets. Of sparse features nothing but their size within users."""
+    """The location of columns: features, then targets. Of sparse features nothing is known but their size within
+    users."""
 
     scale: Array  # (d + q,), within users
     varies: NDArray[np.bool_]  # (d + q,): whether users' rows were seen to vary in the column
     centre: Array  # (d + q,)
     between: Array  # (d + q,): scale of users' means around the centre, zero where it is not known
     rows: Array  # (ROW_CELLS,): users by their number of rows
-    users: float  # how many took part, roughly
+    users: float  # users who took part, roughly
 
     @property
     def typical_rows(self) -> float:
         """Return the number of rows whose inverse is the mean inverse over users."""
         counts = self.rows
-        return float(counts.sum() / max((counts / rows_of_cells()).sum(), 1e-9)) if counts.sum() > 0 else 4.0
+        return float(counts.sum() / max((counts / list_typical_rows()).sum(), 1e-9)) if counts.sum() > 0 else 4.0
 
     @property
     def most_rows(self) -> int:
         """Return the number of rows that few users exceed."""
         seen = np.flatnonzero(self.rows > 0.02 * self.rows.sum())
-        return int(rows_of_cells()[seen[-1]]) if len(seen) else 1 << 20
+        return int(list_typical_rows()[seen[-1]]) if len(seen) else 1 << 20
 
 
-def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, float], hard: float = 4.0) -> float:
-    """Return mu^2 with which filters hear a histogram of each column: fourteen standard deviations are half of the
-    users, or fewer where the most that may be spent does not reach; 0 where that is `hard` times too little.
+def price_histogram(run: Run, total: float, columns: int, limits: tuple[float, float], hard: float = 4.0) -> float:
+    """Return the mu^2 with which filters hear a histogram of each column.
 
-    Where the number of users is not public it is the most.
+    Fourteen standard deviations are then half of the users, or fewer where the most that may be spent does not reach.
+    Return 0 where the most is `hard` times too little, and the most where the number of users is not public.
+
+    Args:
+        run: tells the relation and the number of users.
+        total: mu^2 of the whole fit.
+        columns: how many columns have a histogram.
+        limits: the least and the most part of `total` to spend.
+        hard: how many times too little the most may be.
     """
     least, most = limits
     if run.ledger.budget.relation != "replace-one-user":
@@ -80,28 +92,37 @@ def histogram_share(run: Run, total: float, columns: int, limits: tuple[float, f
     return 0.0 if needed > hard * most * total else float(np.clip(needed, least * total, most * total))
 
 
-def histogram_queries(
+def make_histogram_queries(
     run: Run, total: float, intercept: bool, limits: tuple[float, float], declared: bool, labels: bool = False
 ) -> dict[str, Query]:
-    """Return what is asked on the first page: histograms of columns, each at its price, and of numbers of rows.
+    """Return the queries of the first page: histograms of columns, each at its price, and of numbers of rows.
 
-    Histograms of features that nobody could hear are left out. Those of targets are not: without them there is nothing
-    to predict. Where labels lie is known. All together, windows that narrow included, cost at most MOST, or MOST_ALONE.
+    Histograms of features that nobody could hear are left out. Histograms of targets are not, because without them
+    there is nothing to predict. The location of labels is known. All together, windows that narrow included, cost at
+    most MOST, or MOST_ALONE.
+
+    Args:
+        run: tells sizes and the relation.
+        total: mu^2 of the whole fit.
+        intercept: whether users have levels.
+        limits: the least and the most part of `total` for one histogram.
+        declared: whether sizes of features are declared.
+        labels: whether targets are labels.
     """
     facts = run.users.facts
     d, q = facts.features, facts.targets
     columns = min(d, SPARSE_COLUMNS) if facts.sparse else d
     shares = {
-        "sizes": (histogram_share(run, total, columns, limits, 16.0), columns, d * CELLS),
+        "sizes": (price_histogram(run, total, columns, limits, 16.0), columns, d * CELLS),
         "target_sizes": (0.0, q, q * CELLS),
-        "levels": (histogram_share(run, total, d, limits), d, d * SIGNED_CELLS),
+        "levels": (price_histogram(run, total, d, limits), d, d * SIGNED_CELLS),
         "target_levels": (0.0, q, q * SIGNED_CELLS),
     }
     features = (shares["sizes"][0] + (1 + ZOOMS / 2) * shares["levels"][0]) / total
     most = MOST if features or declared or facts.sparse else MOST_ALONE
     dear = limits[0], min(DEAR * limits[1], (most - features) / (2 + ZOOMS / 2))  # targets: nothing goes without
     for name in ("target_sizes", "target_levels"):
-        shares[name] = (histogram_share(run, total, q, dear, 40.0) or limits[1] * total, *shares[name][1:])
+        shares[name] = (price_histogram(run, total, q, dear, 40.0) or limits[1] * total, *shares[name][1:])
     if labels:
         del shares["target_sizes"], shares["target_levels"]
     if declared:
@@ -133,14 +154,14 @@ def find_location(
         run: asks the users.
         total: mu^2 of the whole fit.
         intercept: whether users have levels.
-        limits: the least and the most of `total` for one histogram.
+        limits: the least and the most part of `total` for one histogram.
         declared: public scales of the features, (d,), which are then not asked for.
         loss: of labels, whose targets are numbers of known size (see `class_steps.Encoded`); None: of numbers.
     """
     facts = run.users.facts
     d, q = facts.features, facts.targets if loss is None else loss.outputs
-    queries = histogram_queries(run, total, intercept, limits, declared is not None, loss is not None)
-    released = run.release("scales", encoded(ColumnSizes(intercept, declared is None), loss), queries)
+    queries = make_histogram_queries(run, total, intercept, limits, declared is not None, loss is not None)
+    released = run.release("scales", encode_step(ColumnSizes(intercept, declared is None), loss), queries)
     spent = sum(query.mu_squared for query in queries.values())
     scale, varies = np.ones(d + q), np.zeros(d + q, bool)
     if declared is not None:
@@ -171,13 +192,14 @@ def find_location(
 
 
 def _fill_levels(centre: Array, between: Array, scale: Array) -> None:
-    """Take features whose means were not heard to lie around zero, as all do that were, or many octaves wide.
+    """Fill in spreads of users' means that were not heard.
 
-    Means that lie close together far from zero are heard before all others. What is changed is `between`.
+    They are taken to lie around zero, like all means that were heard, or to be many octaves wide. Means that lie close
+    together far from zero are heard before all others.
 
     Args:
         centre: of each feature, (d,).
-        between: spread of its means, (d,); zero where nothing was heard.
+        between: spread of its means, (d,), zero where nothing was heard; changed in place.
         scale: of its rows within users, (d,); zero where that was not heard.
     """
     heard = between > 0
@@ -191,10 +213,10 @@ def _fill_levels(centre: Array, between: Array, scale: Array) -> None:
         between[missing] = scale[missing] * (float(np.median(between[known] / scale[known])) if known.any() else 1.0)
 
 
-WIDE = 1.5  # spread of users' means over that of rows within users, of features whose means are over many octaves
+WIDE = 1.5  # spread of users' means over the spread of rows within users, where means cover many octaves
 
 
-_KERNELS = tuple(  # what sizes of a column look like, octave by octave: alike, and of users who differ
+_KERNELS = tuple(  # histograms of a column's sizes by octave: of users who are alike, and who differ
     kernel / np.linalg.norm(kernel)
     for kernel in (
         np.array([0, 0, 0, 0.2, 0.6, 1, 0.6, 0.2, 0, 0, 0]),
@@ -204,9 +226,13 @@ _KERNELS = tuple(  # what sizes of a column look like, octave by octave: alike, 
 
 
 def read_sizes(counts: Array, sigma: float) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the size of each column within users, and whether it was heard.
+    """Return the size of each column within users, and whether it was heard, (columns,) each.
 
-    A column that was not gets the size of all columns together; if even those are lost in noise, 1.
+    A column that was not heard gets the size of all columns together, or 1 if even that is lost in noise.
+
+    Args:
+        counts: users by octave of their size, (columns, CELLS), with noise.
+        sigma: standard deviation of the noise in each count.
     """
     if not len(counts):
         return np.ones(0), np.zeros(0, bool)
@@ -227,8 +253,10 @@ def _find_levels(
     users: float,
     loss: Loss | None,
 ) -> tuple[tuple[Array, Array], float]:
-    """Return centres and spreads of users' means of some columns; spread 0: not heard. Columns that octaves cannot tell
-    are looked at again, in windows that narrow.
+    """Return centres and spreads of users' means of some columns, (centre, spread), and what of mu^2 it cost.
+
+    A spread of 0 says that nothing was heard. Columns that octaves cannot tell are looked at again, in windows that
+    narrow.
 
     Args:
         run: asks the users.
@@ -245,7 +273,7 @@ def _find_levels(
     width = np.where(active, 1.2 * np.abs(centre) / LINEAR_CELLS, 0.0)
     reach = LINEAR_CELLS / 2 * width
     start, spent = centre - reach, 0.0
-    shapes, places, spreads, sizes = window_shapes()
+    shapes, places, spreads, sizes = make_window_shapes()
     for t in range(1, ZOOMS + 1):
         looked = np.flatnonzero(active)
         if not len(looked):
@@ -254,7 +282,7 @@ def _find_levels(
         query = Query(Bound(math.sqrt(len(looked)), size, acute=True), mu_squared)
         starts, widths = np.zeros(columns), np.zeros(columns)
         starts[part], widths[part] = start, np.where(active, width, 0.0)
-        released = run.release(f"{pages}-{t}", encoded(LevelCells(starts, widths), loss), {"cells": query})["cells"]
+        released = run.release(f"{pages}-{t}", encode_step(LevelCells(starts, widths), loss), {"cells": query})["cells"]
         spent += mu_squared
         answers = released.value.reshape(-1, LINEAR_CELLS + 2)[:, 1:-1] @ shapes.T
         few = (spreads < THIN) & (answers / sizes < 0.6 * users)  # some users have one and the same mean, and not most
@@ -274,17 +302,26 @@ def _find_levels(
 
 
 def read_octaves(counts: Array, sigma: float, users: float, anywhere: bool = False) -> tuple[Array, Array, Array]:
-    """Return centre and spread of users' means of each column, and whether they are too narrow for octaves to tell.
+    """Return the centre and spread of users' means of each column, and whether it is too narrow for octaves to tell.
 
     Means are about normal, but for users whose mean is zero. A spread of 0 says that nothing was heard. Means that no
-    shape around zero explains may lie elsewhere if they may be `anywhere`: a feature placed wrongly costs more.
+    shape around zero explains may lie elsewhere if they may be `anywhere`. For a feature a wrong place costs more.
+
+    Args:
+        counts: users by signed octave of their mean, (columns, SIGNED_CELLS), with noise.
+        sigma: standard deviation of the noise in each count.
+        users: how many there are, roughly.
+        anywhere: whether to prefer a place off zero to hearing nothing.
+
+    Returns:
+        Three arrays (columns,).
     """
     zeros, rest = np.maximum(counts[:, CELLS], 0.0), counts.copy()
     rest[:, CELLS] = 0.0
-    shapes, facts = octave_shapes()
+    shapes, facts = make_octave_shapes()
     answers = rest @ shapes.T
     plain = np.where(facts[:, 0] == 0, answers, -np.inf)  # around zero, which is preferred unless it is clearly worse
-    around = (answers.max(axis=1) > plain.max(axis=1) + 3 * sigma) | (_lean(rest, sigma) > 0.3 * users)
+    around = (answers.max(axis=1) > plain.max(axis=1) + 3 * sigma) | (_measure_lean(rest, sigma) > 0.3 * users)
     around |= anywhere & (plain.max(axis=1) <= HEARD * sigma)
     best = np.where(around, answers.argmax(axis=1), plain.argmax(axis=1))
     middle, deviation, narrow, length = facts[best].T
@@ -292,7 +329,7 @@ def read_octaves(counts: Array, sigma: float, users: float, anywhere: bool = Fal
     others = answer / length  # users whose mean is not zero
     zeros = np.where(zeros > np.maximum(HEARD * sigma, 0.1 * users), zeros, 0.0)
     heard = (answer > HEARD * sigma) & (others > 0.05 * users) & (others + zeros > 0.3 * users)
-    ones = rest @ unit_shape()  # of columns of zeros and ones: the likeliest, so that less is enough to hear them
+    ones = rest @ make_unit_shape()  # of columns of zeros and ones: the likeliest, so that less is enough to hear them
     indicator = ~heard & (zeros > 0.2 * users) & (ones > UNIT_HEARD * sigma)
     others = np.where(indicator, np.minimum(ones / UNIT_LENGTH, users), others)
     middle, deviation = np.where(indicator, UNIT_MEAN, middle), np.where(indicator, UNIT_SPREAD, deviation)
@@ -304,67 +341,17 @@ def read_octaves(counts: Array, sigma: float, users: float, anywhere: bool = Fal
 
 
 UNIT_HEARD = 3.0
-_UNIT_SHARES = np.array([0.75, 0.2, 0.05])  # of users with ones, whose mean is about 1, a half, a quarter
-UNIT_LENGTH = float(np.linalg.norm(_UNIT_SHARES))
-UNIT_MEAN = float(_UNIT_SHARES @ 0.5 ** np.arange(3))
-UNIT_SPREAD = math.sqrt(float(_UNIT_SHARES @ 0.25 ** np.arange(3)) - UNIT_MEAN**2)
 
 
-def unit_shape() -> Array:
-    """Return the shape, of length one, of a histogram of means of zeros and ones by signed octave, zeros left out."""
-    shape = np.zeros(SIGNED_CELLS)
-    one = CELLS + 1 - LOWEST  # the cell of 1
-    shape[[one, one - 1, one - 2]] = _UNIT_SHARES / UNIT_LENGTH
-    return shape
+def _measure_lean(counts: Array, sigma: float) -> Array:
+    """Return how many more users have a mean of one sign than of the other, of each column, at least.
 
-
-def _lean(counts: Array, sigma: float) -> Array:
-    """Return how many more users have a mean of one sign than of the other, of each column, at least."""
+    Args:
+        counts: users by signed octave of their mean, (columns, SIGNED_CELLS), with noise.
+        sigma: standard deviation of the noise in each count.
+    """
     sides = counts[:, CELLS + 1 :], counts[:, :CELLS][:, ::-1]
     peak = (sides[0] + sides[1]).argmax(axis=1)
     near = np.abs(np.arange(CELLS) - peak[:, None]) <= 5
     more = np.abs(((sides[0] - sides[1]) * near).sum(axis=1))
     return np.asarray(more - 2 * sigma * np.sqrt(2.0 * near.sum(axis=1)))
-
-
-@lru_cache(maxsize=1)
-def octave_shapes() -> tuple[Array, Array]:
-    """Return shapes of histograms of means, normal or gamma, by signed octave, each of length one, and of each its
-    centre, its spread, whether it is narrow, and the length of the shape of one user."""
-    low, high = signed_edges()
-    sizes = 2.0 ** (np.arange(2 * LOWEST, 2 * (LOWEST + CELLS)) / 2)
-    shapes, facts = [], []
-    for ratio in (0.0, NARROW, 0.5, 1.0, 2.0):
-        for sign in (-1.0, 1.0) if ratio else (1.0,):
-            middle = sign * sizes if ratio else np.zeros_like(sizes)
-            spread = ratio * sizes if ratio else sizes
-            shape = ndtr((high - middle[:, None]) / spread[:, None]) - ndtr((low - middle[:, None]) / spread[:, None])
-            shapes.append(shape)
-            facts.append(np.column_stack([middle, spread, np.full(len(sizes), float(ratio == NARROW))]))
-    for order in (1.0, 0.5):  # of one sign, and over many octaves: numbers whose logarithm varies
-        for sign in (-1.0, 1.0):
-            edges = sorted((sign * low, sign * high), key=np.sum)
-            ends = (gammainc(order, order * np.maximum(edge, 0.0) / sizes[:, None]) for edge in edges)
-            shapes.append(np.subtract(*reversed(list(ends))))
-            facts.append(np.column_stack([sign * sizes, sizes / math.sqrt(order), np.zeros(len(sizes))]))
-    found = np.concatenate(shapes)
-    found[:, CELLS] = 0.0
-    length = np.linalg.norm(found, axis=1)
-    return found / length[:, None], np.column_stack([np.concatenate(facts), length])
-
-
-@lru_cache(maxsize=1)
-def window_shapes() -> tuple[Array, Array, Array, Array]:
-    """Return shapes of histograms of a window, each of length one, their centres and spreads in cells, and lengths of
-    the shapes of one user."""
-    places = np.arange(0.0, LINEAR_CELLS + 0.25, 0.25)
-    edges = np.arange(LINEAR_CELLS + 1.0)
-    shapes, centres, spreads, lengths = [], [], [], []
-    for spread in (0.3, 0.5, 0.8, 1.3, 2.0, 3.0, 5.0):
-        below = ndtr((edges - places[:, None]) / spread)
-        shape = np.diff(below, axis=1)
-        lengths.append(np.maximum(np.linalg.norm(shape, axis=1), 1e-3))
-        shapes.append(shape / lengths[-1][:, None])
-        centres.append(places)
-        spreads.append(np.full(len(places), spread))
-    return np.concatenate(shapes), np.concatenate(centres), np.concatenate(spreads), np.concatenate(lengths)

@@ -1,7 +1,8 @@
-"""A method that learns a shared linear representation: what callers may know of it.
+"""A method that learns a shared linear representation, as callers may know it.
 
 Every method is one file in `linear/methods/` and one line in `linear/registry.py`. Its file holds the users' half (a
-step), the server's half, the configuration of its paper, the sentence of `inspect` and what its pages are for.
+step), the server's half and the configuration of its paper. The file also has the sentence of `inspect` and the
+purposes of its pages.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from privrep.privacy.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a method is asked to learn, in public facts alone."""
+    """The problem that a method is asked to solve, in public facts alone."""
 
     rank: (
         int | None
@@ -36,10 +37,10 @@ class Problem:
 class Method(ABC):
     """A way to learn a representation privately.
 
-    `accepts` has words of `registry.REFUSALS`, "numbers" or "ratings", and "rank 0" where there is a prior of
-    heads: what may be asked of the method. The words are checked in one place, `registry.check_accepted`.
+    `accepts` has words that say what may be asked of the method: words of `registry.REFUSALS`, "numbers" or "ratings",
+    and "rank 0" where there is a prior of heads. The words are checked in one place, `registry.check_accepted`.
     `purposes` says what the method's pages are for. A key is "page/statistic", a page, or a statistic; pages are named
-    without their numbers. Pages of modules that methods share have their purposes there.
+    without their numbers. Modules that methods share have the purposes of their own pages.
     """
 
     name: ClassVar[str]  # in configurations, files and on the command line
@@ -50,13 +51,17 @@ class Method(ABC):
     automatic_rank: ClassVar[str] = "read off a released spectrum"  # where a rank comes from if nobody gives one
 
     def check(self, problem: Problem, features: int) -> None:  # noqa: B027 (most have nothing to refuse)
-        """Raise InputError if the method cannot learn this from so many features. Looks at rank and configuration."""
+        """Raise InputError if the method cannot learn this problem from this number of features.
+
+        It looks at rank and configuration.
+        """
 
     def learn(self, run: Run, problem: Problem) -> Representation:
         """Learn the representation in the configuration that the problem asks for.
 
-        Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-        (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+        Formal guarantee, for the epsilon and delta of the run's budget:
+          - Everything returned or posted is a function of the releases charged to `run.ledger`.
+          - Hence it is (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
         """
         if problem.configuration != "paper":
             return self.default(run, problem)

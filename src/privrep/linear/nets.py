@@ -1,11 +1,11 @@
-"""Finite sets of candidate representations, and rounds of them around what was chosen last.
+"""Finite sets of candidate representations, and rounds of them around the last choice.
 
 A random finite set drawn without looking at the data is a legitimate range of the exponential mechanism. Zooming: every
-round has candidates around the one chosen before, nearer than the round before. What each round costs adds up; nothing
-else is released, because a round's candidates are functions of its page's name and the choices before it.
+round has candidates around the representation chosen before, nearer than the round before. The costs of rounds add up.
+Nothing else is released, because a round's candidates are functions of its page's name and the choices before it.
 
-A user's losses are the same to the last bit whoever stands beside it and however many candidates there are: candidates
-come WIDTH at a time, always, one product per user; all else is elementwise, by operations that are rounded correctly.
+A user's losses are the same to the last bit whoever stands beside it and however many candidates there are. Candidates
+come WIDTH at a time, always, one product per user. All else is elementwise, by operations that are rounded correctly.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ WIDTH = 256  # candidates that are scored at a time; the last ones of a net are 
 _USERS = 64  # users at a time: their images by WIDTH candidates stay in a core's cache
 
 PURPOSES = {"choice": "one of many candidates"}
-"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 _SWAPPED = (np.arange(WIDTH) % 4 == 3)[:, None, None]  # candidates with a fresh direction
 
 
 class Net(Protocol):
-    """Finitely many candidates, drawn without looking at the data."""
+    """A finite set of candidates, drawn without looking at the data."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return the number of candidates."""
+        ...
 
     def chunk(self, number: int) -> Array:
-        """(dimension, rank, WIDTH): candidates number * WIDTH and following."""
+        """Return the candidates number * WIDTH and following, (dimension, rank, WIDTH)."""
         ...
 
 
@@ -47,10 +49,10 @@ class Net(Protocol):
 class RandomNet:
     """`size` matrices (dimension, rank) with orthonormal columns, the same for the same name.
 
-    Uniform without a centre. With one: the centre itself, the first; then those at `angle` from it in random directions
-    (root mean square over the columns), and, every fourth, those that keep a random part of its span and have one fresh
-    direction: a way on from where one direction is right and the others are wrong, and nothing near is better. They
-    are drawn WIDTH at a time and never all held.
+    Without a centre they are uniform. With a centre the first is the centre itself. Most others lie at `angle` from it
+    in random directions, as the root mean square over the columns. Every fourth keeps a random part of its span and has
+    one fresh direction: a way on where one direction is right, the others are wrong, and nothing near is better.
+    Candidates are drawn WIDTH at a time and never all held.
     """
 
     fills: ClassVar[type] = Net  # what fields of steps that travel declare
@@ -62,6 +64,7 @@ class RandomNet:
     angle: float = 0.0
 
     def chunk(self, number: int) -> Array:
+        """Return the candidates number * WIDTH and following, (dimension, rank, WIDTH)."""
         generator = np.random.default_rng([self.dimension, self.rank, number, *self.name.encode()])
         T = generator.standard_normal((WIDTH, self.dimension, self.rank))
         if self.centre is not None:
@@ -73,22 +76,28 @@ class RandomNet:
         return columns
 
     def _aside(self, T: Array) -> Array:
-        """What moves the centre by `angle`, in the directions that T has outside its span."""
+        """Return the moves of the centre by `angle`, (WIDTH, dimension, rank), in directions of T outside its span.
+
+        Args:
+            T: random matrices, (WIDTH, dimension, rank).
+        """
         assert self.centre is not None
         T = T - self.centre @ (self.centre.T @ T)
         length = np.sqrt((T**2).sum(axis=(1, 2), keepdims=True))
         return np.asarray(T * (math.tan(self.angle) * math.sqrt(self.rank) / np.where(length > 0, length, 1)))
 
     def member(self, index: int) -> Array:
+        """Return one candidate, (dimension, rank), by its position in the net."""
         return np.ascontiguousarray(self.chunk(index // WIDTH)[:, :, index % WIDTH])
 
 
 @dataclass(frozen=True)
 class Zooming:
-    """How many rounds of how many candidates, how far from the last choice, and how the budget is split over them.
+    """The plan of a selection: rounds, candidates a round, angles from the last choice, and the split of the budget.
 
     One round is the exponential mechanism over a random finite set. Angles shrink geometrically from the second round
-    on, shares of the budget grow: candidates that are nearer to each other are harder to tell apart.
+    on.
+    Shares of the budget grow, because candidates that are nearer to each other are harder to tell apart.
     """
 
     candidates: int = 1024
@@ -107,19 +116,30 @@ class Zooming:
             raise InputError("angles of zooming must lie between 0 and pi/2, the widest first, and growth be positive.")
 
     def shares(self) -> Array:
-        """Of the budget, for each round."""
+        """Return the part of the budget that each round spends, (rounds,)."""
         weights = self.growth ** np.arange(self.rounds)
         return np.asarray(weights / weights.sum())
 
     def angle(self, t: int) -> float:
-        """Of round t = 2, 3, ..."""
+        """Return the angle of round t = 2, 3, ..., in radians."""
         return self.widest * (self.narrowest / self.widest) ** ((t - 2) / max(self.rounds - 2, 1))
 
 
 def zoom(run: Run, page: str, dimension: int, rank: int, zooming: Zooming, losses: Callable[[Net], Step]) -> Array:
-    """(dimension, rank), orthonormal columns: chosen by all of the run's epsilon, one choice a round.
+    """Return a matrix (dimension, rank) with orthonormal columns, chosen by all of the run's epsilon, one choice a
+    round.
 
-    Formal guarantee: epsilon-DP without a delta, by adaptive composition of the rounds' choices, for any local step.
+    Formal guarantee, for the epsilon of the run's budget:
+      - The choice is epsilon-DP without a delta, by adaptive composition of the rounds' choices.
+      - That holds for any local step.
+
+    Args:
+        run: asks the users; its budget is pure.
+        page: begins the names of the pages.
+        dimension: rows of the matrix.
+        rank: columns of the matrix.
+        zooming: the plan of the rounds.
+        losses: makes the local step that scores a net.
     """
     centre: Array | None = None
     for t, share in enumerate(zooming.shares().tolist(), start=1):
@@ -130,15 +150,22 @@ def zoom(run: Run, page: str, dimension: int, rank: int, zooming: Zooming, losse
     return centre
 
 
-def sign_matrix(rows: int, columns: int) -> Array:
-    """The public Johnson-Lindenstrauss matrix of this size: entries +-1/sqrt(rows), the same on every day."""
+def make_sign_matrix(rows: int, columns: int) -> Array:
+    """Return the public Johnson-Lindenstrauss matrix of this size: entries +-1/sqrt(rows), the same on every day."""
     generator = np.random.default_rng([rows, columns, *b"johnson-lindenstrauss"])
     signs = 2.0 * generator.integers(0, 2, (rows, columns), dtype=np.int8) - 1.0
     return np.asarray(signs / math.sqrt(rows))
 
 
-def by_candidate(net: Net, rows: Floats, evaluate: Callable[[Floats, slice], Floats]) -> Losses:
-    """The losses (users, candidates) that `evaluate` finds in images (users, m, rank, WIDTH), for a slice of users."""
+def score_candidates(net: Net, rows: Floats, evaluate: Callable[[Floats, slice], Floats]) -> Losses:
+    """Return the losses (users, candidates) of every candidate of a net.
+
+    Args:
+        net: the candidates.
+        rows: of the users, (users, m, dimension).
+        evaluate: returns losses (users, WIDTH) from images (users, m, rank, WIDTH) and the slice of users they belong
+            to.
+    """
     users, m, _ = rows.shape
     losses = np.empty((users, net.size), np.float32)
     for number, start in enumerate(range(0, net.size, WIDTH)):

@@ -1,4 +1,4 @@
-"""Clipping norms, from released histograms of the norms that users' vectors have."""
+"""Clipping norms, read off released histograms of the norms of users' vectors."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from privrep.linear.steps import WIDE_LOWEST
 from privrep.linear.transform import CLEAR
 from privrep.typing import Array
 
-BIAS = 0.1  # of what is cut off, that counts where users with large norms say much the same as the others
-SEEN = 3.0  # deviations of noise from which on neighbouring cells have users, where users are expected
+BIAS = 0.1  # part of the cut-off that counts where users with large norms say much the same as the others
+SEEN = 3.0  # deviations of noise above which a run of cells has users, where users are expected
 
 
 def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, rare: float | None = None) -> float | None:
     """Return the clipping norm that balances the noise against what it cuts off; None where no user is heard.
 
     Args:
-        counts: (cells,) users by the octave of their norm, with noise.
-        sigma: of the noise.
+        counts: users by the octave of their norm, (cells,), with noise.
+        sigma: standard deviation of the noise in each count.
         mu_squared: what the release will cost.
         size: how many numbers it has.
-        rare: for labels, the largest norm that users with the rarer label may have. They are few, have larger norms
-            than the others and say something else: all of what is cut off counts.
+        rare: for labels, the largest norm that users with the rarer label may have; None: for numbers. Such users are
+            few, have larger norms than the others and say something else, so all of what is cut off counts.
     """
     peak = int(counts.argmax())
     if counts[peak] < CLEAR * sigma:
         return None
-    most = _around(counts > 2 * sigma, peak)
+    most = _find_full_cells(counts > 2 * sigma, peak)
     users = np.where(most, counts, 0.0)
     if rare is not None:
         last = min(math.floor(math.log2(rare)) - WIDE_LOWEST, len(counts) - 1)
-        few = _rarer(counts, sigma, int(np.flatnonzero(most)[-1]) + 1, last)
+        few = _find_rarer(counts, sigma, int(np.flatnonzero(most)[-1]) + 1, last)
         users = np.where(most | (counts > CLEAR * sigma), counts, few)
     norms = 2.0 ** (np.arange(len(counts)) + WIDE_LOWEST)
     first, last = np.flatnonzero(users)[[0, -1]]
@@ -47,17 +47,30 @@ def choose_norm(counts: Array, sigma: float, mu_squared: float, size: int, rare:
     return float(candidates[error.argmin()])
 
 
-def _around(full: NDArray[np.bool_], peak: int) -> NDArray[np.bool_]:
-    """Return which cells around the fullest are full without a gap."""
+def _find_full_cells(full: NDArray[np.bool_], peak: int) -> NDArray[np.bool_]:
+    """Return a mask of the cells around the peak that are full without a gap, (cells,).
+
+    Args:
+        full: whether each cell is full, (cells,).
+        peak: the position of the fullest cell.
+    """
     below, above = np.flatnonzero(~full[:peak]), np.flatnonzero(~full[peak:])
     around = np.zeros(len(full), bool)
     around[below[-1] + 1 if len(below) else 0 : peak + above[0] if len(above) else len(full)] = True
     return around
 
 
-def _rarer(counts: Array, sigma: float, first: int, last: int) -> Array:
-    """Return users in the run of cells, between the first and the last, that stands out most from the noise: as many
-    in each of its cells. Nobody where no run does. Few users over many cells do not stand out cell by cell."""
+def _find_rarer(counts: Array, sigma: float, first: int, last: int) -> Array:
+    """Return users in the run of cells that stands out most from the noise, spread evenly over it, (cells,).
+
+    Return zeros where no run stands out. Few users over many cells do not stand out cell by cell.
+
+    Args:
+        counts: users by cell, (cells,), with noise.
+        sigma: standard deviation of the noise in each count.
+        first: the first cell to look at.
+        last: the last cell to look at.
+    """
     found, clearest = np.zeros(len(counts)), SEEN
     sums = np.concatenate([[0.0], np.cumsum(counts)])
     for start in range(first, last + 1):

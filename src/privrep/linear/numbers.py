@@ -1,4 +1,4 @@
-"""Learn from numbers: the prior mean first, then what users differ in, then how strong the prior is.
+"""Learning from numbers: the prior mean first, then what users differ in, then how strong the prior is.
 
 Passes over the users, each a page of the billboard:
   scales, levels-t, covariance   see `panel`                               -> coordinates, first slopes
@@ -26,8 +26,8 @@ from privrep.linear.alternation import (
     AlternationSettings,
     Round,
     RoundContext,
+    find_head_spread,
     run_rounds,
-    spread_of_heads,
 )
 from privrep.linear.choice import MODEST, ODDS_ALL, PriorChoice, guess_common, guess_shared, read_gains
 from privrep.linear.descent import Descent
@@ -53,6 +53,7 @@ PURPOSES = {
     "calibration/noise": "noise of the targets",
     "calibration/tails": "how often errors are large",
 }
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 FEW = 4  # features for each row of a user with many rows, from which on it has little to go by alone
 HOPE = 1.1  # users who do better if slopes differ, for one who does not, from which on U is looked for
 STRONG_HOPE = 3.5  # and from which on more is spent on it
@@ -89,8 +90,9 @@ def learn_numbers(
 ) -> Representation:
     """Learn the prior of heads and a shared representation of numbers.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
 
     Args:
         run: asks the users.
@@ -108,7 +110,7 @@ def learn_numbers(
     descent.step(s.common * total, last=False)
     later = (s.families + s.calibration) * total
     learner = PriorLearner(run, method, settings or FOR_NUMBERS, descent, rank, intercept)
-    state = no_directions(d)
+    state = make_empty_estimate(d)
     hope = math.inf if rank is not None else learner.hope(s.look * total)
     if hope > HOPE:
         state = learner.start(initialiser, (s.start if hope > STRONG_HOPE else s.brief_start) * total)
@@ -118,8 +120,8 @@ def learn_numbers(
     return conclude(learner, state, s.families * total, s.calibration * total)
 
 
-def no_directions(d: int) -> Estimate:
-    """Return a representation of rank 0."""
+def make_empty_estimate(d: int) -> Estimate:
+    """Return a representation of rank 0 of d features."""
     return Estimate(np.zeros((d, 0)), np.zeros((0, 0)))
 
 
@@ -136,17 +138,24 @@ class PriorLearner:
 
     @property
     def panel(self) -> Panel:
+        """Return what is known of the population so far."""
         return self.descent.panel
 
     @property
     def context(self) -> RoundContext:
+        """Return what stays the same in the rounds."""
         return RoundContext(self.run, self.panel.transform, self.intercept, self.settings, mean=self.panel.seen_mean)
 
     def start(self, initialiser: Initialiser, mu_squared: float) -> Estimate:
-        """Return where rounds start: no direction where nobody asks for one and none stands out from the noise."""
+        """Return where rounds start: rank 0 where nobody asks for a rank and no direction stands out from the noise.
+
+        Args:
+            initialiser: finds the directions.
+            mu_squared: what the start costs.
+        """
         d, rank = self.run.users.facts.features, self.rank
         if rank == 0:
-            return no_directions(d)
+            return make_empty_estimate(d)
         if d in (rank, 1):
             return Estimate(np.eye(d), np.zeros((d, d)))
         panel = self.panel
@@ -157,7 +166,7 @@ class PriorLearner:
             return state
         rows = self.panel.location.most_rows
         least = int(self.few)  # rounds may find what a start does not, and few rows are lost without it
-        return state.first(min(max(state.found, least), self.method.most(d), max(rows - 1, 0)))
+        return state.first(min(max(state.found, least), self.method.limit_rank(d), max(rows - 1, 0)))
 
     @property
     def few(self) -> bool:
@@ -165,12 +174,16 @@ class PriorLearner:
         return self.run.users.facts.features > FEW * self.panel.location.most_rows
 
     def hope(self, mu_squared: float) -> float:
-        """Return whether a representation is worth looking for: how many users do better if slopes differ, for one who
-        does not. Where that is lost in noise it is 0, and infinite where it cannot be asked.
+        """Return whether a representation is worth looking for: how many users do better if slopes differ, for each who
+        does not.
 
-        Users with many rows for their features tell by how they do with slopes that differ in all features alike.
+        Return 0 where that is lost in noise, and infinity where it cannot be asked. Users with many rows for their
+        features tell by how they do with slopes that differ in all features alike.
+
+        Args:
+            mu_squared: what the vote costs.
         """
-        families = self.families(no_directions(self.run.users.facts.features))
+        families = self.families(make_empty_estimate(self.run.users.facts.features))
         width = families.second.shape[1]
         if self.few or width < 2:
             return math.inf
@@ -183,24 +196,30 @@ class PriorLearner:
         return float(votes[1] / max(votes[0], sigma))
 
     def families(self, state: Estimate) -> Families:
+        """Return the parts of candidates, with the directions of this state."""
         panel, d = self.panel, self.run.users.facts.features
-        matrix = Representation(state.basis, panel.transform, 0.0, spread_of_heads(state)).matrix
+        matrix = Representation(state.basis, panel.transform, 0.0, find_head_spread(state)).matrix
         facts = self.run.users.facts
-        second = np.zeros((d, 0)) if facts.sparse or d > MOST_ALL else _all_features(panel)
+        second = np.zeros((d, 0)) if facts.sparse or d > MOST_ALL else _make_full_factor(panel)
         location = panel.location
         many = location.users, location.typical_rows, panel.level_guess
         unit = 1.0 if panel.loss is None else TYPICAL
         return Families(self.run, panel.mean, matrix, second, panel.target_scale, *many, unit, panel.loss)
 
     def doubt(self, state: Estimate, mu_squared: float) -> Estimate:
-        """Return the state, or no direction where heads along it do no better than others."""
+        """Return the state, or rank 0 where heads along it do no better than others.
+
+        Args:
+            state: the start.
+            mu_squared: what the releases cost together.
+        """
         families = self.families(state)
-        spreads = families.spreads("spreads-0", 0.4 * mu_squared)
+        spreads = families.ask_spreads("spreads-0", 0.4 * mu_squared)
         candidates = [guess(families, spreads, self.intercept) for guess in (guess_common, guess_shared)]
         p = families.second.shape[1]
         candidates += [Candidate(2, odds / p, candidates[0].level, own=not self.intercept) for odds in ODDS_ALL if p]
         self.descent.spent += 0.4 * mu_squared
-        if not families.legible(0.6 * mu_squared):
+        if not families.is_legible(0.6 * mu_squared):
             votes, sigma = families.vote("families-0", candidates, 0.6 * mu_squared)
             self.descent.spent += 0.6 * mu_squared
             better = votes[1] > max(votes[0], votes[2:].sum()) + 2 * sigma
@@ -212,7 +231,13 @@ class PriorLearner:
         return state if loss[1] < min(loss[f] for f in loss if f != 1) - clearly else state.first(0)
 
     def finish(self, state: Estimate, left: float, s: NumbersSettings) -> Estimate:
-        """Return the state after rounds; what they leave goes to the prior mean."""
+        """Return the state after rounds, and after steps on the prior mean that share their budget.
+
+        Args:
+            state: the start.
+            left: mu^2 to spend on all of it.
+            s: shares of the budget.
+        """
         d, k = state.basis.shape
         if not k or k == d:
             for share in (0.4 * left, 0.6 * left):
@@ -227,7 +252,7 @@ class PriorLearner:
         self.descent.panel = replace(self.panel, mean=mean)
         everywhere = replace(mean, located=np.ones_like(mean.located))  # with zero for a centre where none is known
         families = replace(self.families(state), mean=everywhere)
-        spreads = families.spreads("spreads-1", 0.2 * last)
+        spreads = families.ask_spreads("spreads-1", 0.2 * last)
         if spreads.around_public:
             self.descent.panel = replace(self.panel, mean=everywhere)
         families = self.families(state)
@@ -239,16 +264,23 @@ class PriorLearner:
         return state
 
 
-def _all_features(panel: Panel) -> Array:
-    """Return the factor of slopes that differ in all features alike, in the scale of each within users."""
+def _make_full_factor(panel: Panel) -> Array:
+    """Return the factor (d, d) of slopes that differ in all features alike, in the scale of each within users."""
     d = len(panel.mean.slopes)
     return np.diag(np.where(panel.location.varies[:d], 1 / panel.transform.scale, 0.0))
 
 
 def conclude(learner: PriorLearner, state: Estimate, for_families: float, for_errors: float) -> Representation:
-    """Choose the prior, measure the noise, and post the representation."""
+    """Choose the prior, measure the noise, and post the representation.
+
+    Args:
+        learner: the fit.
+        state: the representation so far.
+        for_families: mu^2 for the choice and for gains.
+        for_errors: mu^2 for the noise and for intervals.
+    """
     families = learner.families(state)
-    spreads = families.spreads("spreads", 0.2 * for_families)
+    spreads = families.ask_spreads("spreads", 0.2 * for_families)
     choice = PriorChoice(families, spreads, learner.intercept, for_families)
     chosen = choice.make()
     gains = read_gains(families, chosen, learner.intercept, 0.14 * for_families)
@@ -266,6 +298,12 @@ def ask_votes(learner: PriorLearner, factor: Array, chosen: Candidate, mu_square
     """Return whether more users do better by heads of the prior than by regressions of their own.
 
     A vote is the cheapest of questions, for populations too small for losses.
+
+    Args:
+        learner: the fit.
+        factor: the directions along which slopes vary, (d, p).
+        chosen: the prior of the heads.
+        mu_squared: what the votes cost.
     """
     panel = learner.panel
     step = HeadVotes(panel.mean, factor, chosen.own, chosen.level, panel.transform.scale)
@@ -279,7 +317,14 @@ def measure_errors(
 ) -> HeadPrior:
     """Return the prior with the noise's variance and quantiles of errors, by one more release.
 
-    Where that is lost in its noise, the variance is the one that users see alone, and infinite where nobody is heard.
+    Where that is lost in its noise, the variance is what users see alone, and infinite where nobody is heard.
+
+    Args:
+        learner: the fit.
+        factor: the directions along which slopes vary, (d, p).
+        chosen: the prior of the heads.
+        spreads: variances that users see alone.
+        mu_squared: what the release costs.
     """
     panel, q = learner.panel, len(learner.panel.target_scale)
     location, level = panel.location, chosen.level

@@ -1,9 +1,9 @@
-"""Offsets of items from noisy sums: shrunk by the noise of privacy and by that of sampling.
+"""Offsets of items from noisy sums, shrunk by the noise of privacy and by the noise of sampling.
 
-A pass releases S_j, the sum of users' directions, of which P_j (c_j - c'_j) is expected: P_j says how many users rated
+A pass releases S_j, the sum of users' directions, whose expectation is P_j (c_j - c'_j). P_j says how many users rated
 item j, and c' are the offsets so far. Passes are averaged by their noise. Offsets are normal around a line in the
-logarithm of P_j, for items that many rate are often rated otherwise than those that few do. Lines and variances count
-by how likely they make the sums (empirical Bayes).
+logarithm of P_j, because items that many rate are often rated otherwise than items that few rate. Lines and variances
+count by how likely they make the sums (empirical Bayes).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VARIANCES = np.geomspace(1e-5, 2.0, 40)
 
 @dataclass(frozen=True)
 class Items:
-    """Which items were rated how often, as released, with noise: averaged over releases."""
+    """Released counts of how often items were rated, with noise, averaged over releases."""
 
     counts: Array  # (d,)
     sigma: float  # of their noise
@@ -37,7 +37,12 @@ class Items:
         return np.maximum(self.counts, max(self.sigma, 1e-3 * float(self.counts.max()), 1e-9))
 
     def with_sizes(self, sizes: Array, sigma: float) -> Items:
-        """Return the average with sizes of directions, which are as many as counts but for a factor."""
+        """Return the average of these counts with sizes of directions, which are as large but for a factor.
+
+        Args:
+            sizes: sums of absolute directions by item, (d,).
+            sigma: standard deviation of their noise.
+        """
         whole = float(sizes.sum())
         if not whole > FEW * sigma * math.sqrt(len(sizes)) or not float(self.counts.sum()) > 0:
             return self
@@ -59,14 +64,20 @@ class Items:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What passes say of the offsets: with P_j times what was before, P_j c_j plus noise, averaged over passes."""
+    """The evidence of all passes about the offsets: P_j c_j plus noise, averaged over passes."""
 
     left: Array  # (d,): what passes saw of what earlier offsets had left, averaged
     before: Array  # (d,): the offsets that they left, averaged in the same way
     precision: float = 0.0  # the inverse of the noise's variance
 
     def with_pass(self, left: Array, sigma: float, offset: Array) -> Evidence:
-        """Return the evidence with one more pass, which was about what these offsets leave."""
+        """Return the evidence with one more pass.
+
+        Args:
+            left: what the pass saw of what offsets leave, (d,).
+            sigma: standard deviation of its noise.
+            offset: the offsets that it was asked about, (d,).
+        """
         weight = 1 / sigma**2
         mine, total = self.precision, self.precision + weight
         return Evidence(
@@ -76,7 +87,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Offsets:
-    """Offsets as they are expected to be, and the variance of what stays unknown of each."""
+    """Expected offsets, and the variance of what stays unknown of each."""
 
     offset: Array  # (d,)
     variance: float  # of offsets around the line
@@ -102,7 +113,7 @@ def estimate_offsets(evidence: Evidence, items: Items) -> Offsets:
     return Offsets(weights @ offsets, float(weights @ VARIANCES))
 
 
-def expected_loss(items: Items, variance: float, precision: float) -> float:
+def predict_loss(items: Items, variance: float, precision: float) -> float:
     """Return the part of a rating's variance that offsets will leave unexplained at such a precision of the sums.
 
     Args:

@@ -1,11 +1,11 @@
-"""Factors of items from noisy sums over pairs of items, and when those are worth their price.
+"""Factors of items from noisy sums over pairs of items, and whether such sums are worth their price.
 
 The sum of x x^T over users, x what is left of a user's ratings as a direction, is W_jl <F_j, F_l> off the diagonal.
-W_jl, how often both are rated, is the sum of p p^T: it is released as well, so nothing is assumed of which items are
-rated together. Each entry has the noise of privacy and, as W_jl tells, that of sampling. Over its standard deviation
-every entry has noise of size one. Eigenvalues that stand above the edge of such noise are kept, and shrunk by it
-(Donoho, Gavish, Johnstone). So are the factors of single items, the more the rarer an item is. The diagonal holds all
-else, too, and is treated as missing.
+W_jl, how often both are rated, is the sum of p p^T. It is released as well, so nothing is assumed of which items are
+rated together. Each entry has the noise of privacy and, as W_jl tells, the noise of sampling. Over its standard
+deviation every entry has noise of size one. Eigenvalues that stand above the edge of such noise are kept, and shrunk by
+it (Donoho, Gavish, Johnstone 2018). So are the factors of single items, the more the rarer an item is. The diagonal
+holds all else, too, and is treated as missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privrep.linear.offsets import Items, expected_loss
+from privrep.linear.offsets import Items, predict_loss
 from privrep.typing import Array
 
 MAX_RANK = 30
@@ -32,14 +32,14 @@ class PairSums:
     pairs: Array  # (K, K)
     noise: float  # standard deviation
 
-    def joined(self, other: PairSums) -> PairSums:
-        """Return the average of two releases of the same sum, by their noise."""
+    def average(self, other: PairSums) -> PairSums:
+        """Return the average of two releases of the same sum, weighted by their precision."""
         mine, theirs = self.noise**-2, other.noise**-2
         return PairSums((mine * self.pairs + theirs * other.pairs) / (mine + theirs), (mine + theirs) ** -0.5)
 
 
 def read_together(sums: PairSums) -> Array:
-    """Return W: how often items are rated together, without what may be noise, never negative."""
+    """Return W, (K, K): how often items are rated together, without what may be noise, never negative."""
     values, vectors = np.linalg.eigh(sums.pairs)
     radius = 2 * math.sqrt(len(values)) * sums.noise
     seen = values > EDGE * radius
@@ -51,10 +51,10 @@ def find_factors(sums: PairSums, together: Array, rank: int | None, beyond: floa
     """Return factors of the items, (K, k), and the mean squared sine of each with the truth, (k,).
 
     Args:
-        sums: of the pairs of what is left of ratings.
+        sums: over pairs, of what is left of ratings.
         together: W, (K, K).
-        rank: the most factors to keep; None: those that stand out.
-        beyond: how far beyond where the noise ends eigenvalues must lie, in deviations of its largest.
+        rank: the most factors to keep; None: as many as stand out.
+        beyond: how far beyond the noise's edge eigenvalues must lie, in deviations of its largest.
     """
     K = len(together)
     few = float(np.trace(together)) / max(float(together.sum()), 1e-300)  # the inverse of how many items users rated
@@ -64,15 +64,25 @@ def find_factors(sums: PairSums, together: Array, rank: int | None, beyond: floa
     strength = (signal**2).mean(axis=1)
     strength = np.sqrt(strength / max(math.sqrt(float(strength.mean())), 1e-300))  # signal_jl is about the product
     radius = 2 * math.sqrt(K)
-    values, vectors = _without_diagonal(sums.pairs / deviation, radius, MAX_RANK if rank is None else rank, beyond)
+    values, vectors = _decompose_without_diagonal(
+        sums.pairs / deviation, radius, MAX_RANK if rank is None else rank, beyond
+    )
     size = (values + np.sqrt(values**2 - radius**2)) / 2  # before noise pushed them up
     error = (radius / 2 / size) ** 2
-    return _shrunk(vectors * np.sqrt(size), strength, error * size / K), np.minimum(error, 1.0)
+    return _shrink_factors(vectors * np.sqrt(size), strength, error * size / K), np.minimum(error, 1.0)
 
 
-def _without_diagonal(matrix: Array, radius: float, rank: int, beyond: float) -> tuple[Array, Array]:
-    """Return eigenvalues above the noise, and their vectors, of a matrix whose diagonal is unknown: it is filled in
-    from them, a few times over."""
+def _decompose_without_diagonal(matrix: Array, radius: float, rank: int, beyond: float) -> tuple[Array, Array]:
+    """Return eigenvalues above the noise, (k,), and their vectors, (K, k), of a matrix whose diagonal is unknown.
+
+    The diagonal is filled in from them, a few times over.
+
+    Args:
+        matrix: (K, K); its diagonal is overwritten.
+        radius: of the noise's eigenvalues.
+        rank: the most eigenvalues to keep.
+        beyond: how far beyond the radius they must lie, in deviations of the noise's largest.
+    """
     d = len(matrix)
     edge = radius * (1 + beyond * d ** (-2 / 3))
     diagonal = np.zeros(d)
@@ -87,9 +97,16 @@ def _without_diagonal(matrix: Array, radius: float, rank: int, beyond: float) ->
     return values, vectors
 
 
-def _shrunk(rows: Array, strength: Array, noise: Array) -> Array:
-    """Return F_ji from rows_ji = strength_j F_ji + noise of variance noise_i, with F_ji ~ N(0, tau_i), tau_i by
-    moments."""
+def _shrink_factors(rows: Array, strength: Array, noise: Array) -> Array:
+    """Return F_ji, (K, k), from rows_ji = strength_j F_ji + noise of variance noise_i.
+
+    F_ji is taken to be normal with variance tau_i, found by moments.
+
+    Args:
+        rows: (K, k).
+        strength: (K,).
+        noise: (k,).
+    """
     tau = np.maximum((rows**2 - noise).sum(axis=0), 0.0) / max(float(strength @ strength), 1e-300)
     factors: Array = rows * strength[:, None] * tau / (strength[:, None] ** 2 * tau + noise)
     return factors
@@ -97,41 +114,47 @@ def _shrunk(rows: Array, strength: Array, noise: Array) -> Array:
 
 @dataclass(frozen=True)
 class TastePlan:
-    """Which part of the budget pairs of items get, and how many items are paired: those rated most."""
+    """The part of the budget that pairs of items get, and how many items are paired: the items rated most."""
 
     share: float
     items: int
 
 
 def plan_taste(items: Items, variance: float, precision: float, mu_squared: float, rows: float, most: int) -> TastePlan:
-    """Return what pairs get of a budget that offsets could have as well: what is expected to lose least.
+    """Return the part of a budget for pairs that is expected to lose least, where offsets could have it as well.
 
     Nothing is known of tastes beforehand. They are guessed to explain TASTES of what is left of ratings.
 
     Args:
         items: how often they were rated.
         variance: of the offsets.
-        precision: what is known of the sums behind them.
+        precision: of the sums that offsets are known by.
         mu_squared: what is there to spend.
         rows: ratings of a typical user.
-        most: items that can be paired.
+        most: the most items that can be paired.
     """
     covered = np.cumsum(np.sort(items.presence)[::-1]) / items.presence.sum()
     sizes = sorted({min(most, len(covered), 2**power) for power in range(3, 14)})
     best, plan = -math.inf, TastePlan(0.0, 0)
     for share in SHARES:
-        loss = expected_loss(items, variance, precision + (1 - share) * mu_squared / 4)
+        loss = predict_loss(items, variance, precision + (1 - share) * mu_squared / 4)
         for size in sizes if share else (0,):
-            gain = (
-                _expected_gain(items.users, float(covered[size - 1]), size, share * mu_squared, rows) if size else 0.0
-            )
+            gain = _predict_gain(items.users, float(covered[size - 1]), size, share * mu_squared, rows) if size else 0.0
             if gain - loss > best + 1e-6:
                 best, plan = gain - loss, TastePlan(share, size)
     return plan
 
 
-def _expected_gain(users: float, covered: float, size: int, mu_squared: float, rows: float) -> float:
-    """Return the part of a rating's variance that factors of so many items are expected to explain."""
+def _predict_gain(users: float, covered: float, size: int, mu_squared: float, rows: float) -> float:
+    """Return the part of a rating's variance that factors of this many items are expected to explain.
+
+    Args:
+        users: how many there are.
+        covered: the part of all ratings that are of these items.
+        size: how many items are paired.
+        mu_squared: what pairs cost.
+        rows: ratings of a typical user.
+    """
     rated = rows * covered
     found = TASTES * users * min(rated / 2, 1.0)  # eigenvalues
     noise = size * (1 / mu_squared + users / size**2)  # square of half the edge

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from privrep.linear.class_steps import encoded
+from privrep.linear.class_steps import encode_step
 from privrep.linear.location import Location, find_location
 from privrep.linear.panel_steps import PanelMoments
-from privrep.linear.transform import CLEAR, MOST_WHITENED, frequency_scales, whitening_of
+from privrep.linear.transform import CLEAR, MOST_WHITENED, find_frequency_scales, make_whitening
 from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
@@ -38,7 +38,7 @@ PURPOSES = {
     "covariance/between": "correlations between users",
     "target": "where users' mean targets lie, closer",
 }
-"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PanelSettings:
 
 @dataclass(frozen=True)
 class Panel:
-    """Users as they are known before representations: coordinates, the prior mean, and where columns lie."""
+    """The population as known before representations: coordinates, the prior mean, and where columns lie."""
 
     location: Location
     transform: FeatureTransform
@@ -66,7 +66,7 @@ class Panel:
 
     @property
     def level_guess(self) -> float:
-        """Return the variance of levels over the noise's as far as it is known; infinite where levels are not."""
+        """Return the variance of levels over the noise's as far as it is known; infinity where levels are not."""
         if self.loss is not None:
             return self.level_ratio
         if not self.location.between[len(self.mean.slopes) :].any():
@@ -74,7 +74,7 @@ class Panel:
         return self.guess_level(GUESSED)
 
     def guess_level(self, limits: tuple[float, float]) -> float:
-        """Return the variance of levels over the noise's, from their sizes, within these limits."""
+        """Return the variance of levels over the noise's, guessed from their sizes and held within these limits."""
         if self.loss is not None:
             return float(np.clip(self.level_ratio, *limits))
         return float(np.clip((self.level_size / self.residual) ** 2, *limits))
@@ -83,7 +83,7 @@ class Panel:
     def seen_mean(self) -> PriorMean:
         """Return the mean that representations are learned around: without slopes that explain next to nothing.
 
-        The error of common slopes is one that all users share: to pair moments it looks like a direction of heads.
+        All users share the error of common slopes. To pair moments it looks like a direction of heads.
         """
         t = self.transform
         scaled = self.mean.slopes * t.scale[:, None] / self.target_scale
@@ -93,14 +93,22 @@ class Panel:
         return replace(self.mean, slopes=np.zeros_like(self.mean.slopes))
 
 
-GUESSED = (0.3, 3.0)  # variances of levels over the noise's that are guessed from sizes
-SLIGHT = 0.03  # of the targets' variance within users, that common slopes explain
+GUESSED = (0.3, 3.0)  # limits of a guess from sizes: the variance of levels over the noise's
+SLIGHT = 0.03  # part of the targets' variance within users that common slopes explain
 
 
 def find_moments(
     run: Run, location: Location, mu_squared: float, intercept: bool, loss: Loss | None = None
 ) -> dict[str, Release]:
-    """Ask for second moments of columns, of rows around their user's mean and of means."""
+    """Ask for second moments of columns: of rows around their user's mean, and of users' means.
+
+    Args:
+        run: asks the users.
+        location: where columns lie.
+        mu_squared: what the page costs.
+        intercept: whether users have levels; without, moments of means are not asked for.
+        loss: of labels; None: of numbers.
+    """
     d, q = run.users.facts.features, run.users.facts.targets if loss is None else loss.outputs
     between = np.where(location.between > 0, location.between, location.scale)
     step = PanelMoments(location.scale, location.centre, between, intercept)
@@ -109,11 +117,11 @@ def find_moments(
     queries = {"within": Query(Bound(DIRECTION_ONLY, size, acute=True), share)}
     if intercept:
         queries["between"] = Query(Bound(DIRECTION_ONLY, size, acute=True), share)
-    return run.release("covariance", encoded(step, loss), queries)
+    return run.release("covariance", encode_step(step, loss), queries)
 
 
 def normalise(released: Release) -> tuple[Array, float] | None:
-    """Return moments over the known column's, and the noise's standard deviation in them; None: all noise."""
+    """Return moments over the known column's, and the noise's standard deviation in them; None where all is noise."""
     moments = unpack(released.value)
     unit = float(moments[-1, -1])
     if unit < CLEAR * released.sigma:
@@ -131,8 +139,16 @@ def find_panel(
 ) -> tuple[Panel, float]:
     """Return coordinates and a first prior mean, and what of mu^2 they cost.
 
-    With a `loss` targets are labels. Their second moments are those of numbers that stand for them; what these say of
+    With a `loss` targets are labels. Their second moments are taken of numbers that stand for labels. What these say of
     slopes and levels is carried over to outputs.
+
+    Args:
+        run: asks the users.
+        total: mu^2 of the whole fit.
+        intercept: whether users have levels.
+        transform: declared public coordinates; None: found by charged releases.
+        s: shares of the budget; None: the default.
+        loss: of labels; None: of numbers.
     """
     s = s or PanelSettings()
     facts = run.users.facts
@@ -155,24 +171,24 @@ def find_panel(
     residual = 1.0
     if facts.sparse:
         if transform is None:
-            scales = replace(scales, scale=frequency_scales(run, scales.scale, s.moments * total))
+            scales = replace(scales, scale=find_frequency_scales(run, scales.scale, s.moments * total))
             spent += s.moments * total
     elif d <= MOST_WHITENED and noise < 2 and (location.varies[:d].any() or location.between[:d].any()):
         released = find_moments(run, location, s.moments * total, intercept, loss)
         spent += s.moments * total
         scales, mean, residual = read_moments(released, location, scales, mean)
         if loss is not None and (within := normalise(released["within"])) is not None:
-            mean = output_slopes(mean, np.diag(within[0])[d : d + q] * target_scale**2, loss)
+            mean = convert_slopes(mean, np.diag(within[0])[d : d + q] * target_scale**2, loss)
     none = np.zeros((d, 0))
     if loss is not None:
-        mean = output_level(mean, loss)
+        mean = convert_level(mean, loss)
         return Panel(location, transform or scales, mean, np.ones(q), none, 1.0, 1.0, 1.0, loss, sized), spent
     between = np.where(location.between[d:] > 0, location.between[d:], target_scale)
     level_size = float(np.sqrt(np.mean((between / target_scale) ** 2)))
     return Panel(location, transform or scales, mean, target_scale, none, 1.0, residual, level_size), spent
 
 
-def output_slopes(mean: PriorMean, within: Array, loss: Loss) -> PriorMean:
+def convert_slopes(mean: PriorMean, within: Array, loss: Loss) -> PriorMean:
     """Return the mean with slopes of outputs for slopes of the numbers that stand for labels.
 
     A probability p moves by p (1 - p) times its output. That is the variance of a label within users, or a quarter of
@@ -187,7 +203,7 @@ def output_slopes(mean: PriorMean, within: Array, loss: Loss) -> PriorMean:
     return replace(mean, slopes=mean.slopes * (2.0 if two else 1.0) / np.maximum(within, 0.1 if two else 0.03))
 
 
-def output_level(mean: PriorMean, loss: Loss) -> PriorMean:
+def convert_level(mean: PriorMean, loss: Loss) -> PriorMean:
     """Return the mean with the level of outputs for the level of the numbers that stand for labels."""
     if not mean.intercept:
         return mean
@@ -199,7 +215,13 @@ def output_level(mean: PriorMean, loss: Loss) -> PriorMean:
 
 
 def denoise(moments: Array, sigma: float, diagonal: Array | None = None) -> Array:
-    """Return released second moments, shrunk towards a diagonal by how much of the difference may be noise."""
+    """Return released second moments, shrunk towards a diagonal by how much of the difference may be noise.
+
+    Args:
+        moments: (d, d), with noise.
+        sigma: standard deviation of the noise in an entry.
+        diagonal: to shrink towards, (d,); None: the mean of the moments' diagonal.
+    """
     base = np.diag(np.full(len(moments), float(np.trace(moments)) / len(moments)) if diagonal is None else diagonal)
     rest = moments - base
     size = float((rest**2).sum())
@@ -212,8 +234,17 @@ def denoise(moments: Array, sigma: float, diagonal: Array | None = None) -> Arra
 def read_moments(
     released: dict[str, Release], location: Location, transform: FeatureTransform, mean: PriorMean
 ) -> tuple[FeatureTransform, PriorMean, float]:
-    """Return whitened coordinates, the prior mean with axes of users' means and first slopes, and the part of the
-    targets' spread within users that those leave."""
+    """Return whitened coordinates, the prior mean with first slopes, and the part of the targets' spread that slopes
+    leave.
+
+    The mean also gets axes of users' mean rows. The part left is the root of a share of variance within users.
+
+    Args:
+        released: second moments of rows, `within`, and of users' means, `between`.
+        location: where columns lie.
+        transform: coordinates without whitening.
+        mean: the prior mean without slopes.
+    """
     d, q = mean.slopes.shape
     found = normalise(released["within"])
     if found is None:
@@ -224,7 +255,7 @@ def read_moments(
     features = denoise(within[:d, :d], sigma) if heard else np.zeros((d, d))
     whitening = None
     if d > 1 and heard:
-        whitening = whitening_of(features / (np.trace(features) / d), 1e-6)
+        whitening = make_whitening(features / (np.trace(features) / d), 1e-6)
     scale, target = location.scale[:d], location.scale[d:]
     values, vectors = np.linalg.eigh(features)
     right, bend = vectors.T @ within[:d, d : d + q], np.maximum(values, 0.0) + sigma * math.sqrt(2 * d)
@@ -237,14 +268,20 @@ def read_moments(
     residual = math.sqrt(max(1 - explained / whole, 0.05))
     mean = replace(mean, slopes=slopes * target / scale[:, None])
     if mean.intercept:
-        mean = _with_axes(mean, location, features, normalise(released["between"]))
+        mean = _add_axes(mean, location, features, normalise(released["between"]))
     return replace(transform, whitening=whitening), mean, residual
 
 
-def _with_axes(mean: PriorMean, location: Location, within: Array, found: tuple[Array, float] | None) -> PriorMean:
+def _add_axes(mean: PriorMean, location: Location, within: Array, found: tuple[Array, float] | None) -> PriorMean:
     """Return the mean with the coordinates of users' mean rows in which they vary.
 
     Where second moments of means were lost in noise, columns are taken to vary as their histograms say.
+
+    Args:
+        mean: the prior mean without axes.
+        location: where columns lie.
+        within: second moments of the features within users, (d, d), in units of `location.scale`.
+        found: second moments of users' means and their noise, from `normalise`; None: lost in noise.
     """
     d, q = mean.slopes.shape
     known = np.flatnonzero(location.between[:d] > 0)
@@ -267,11 +304,19 @@ def _with_axes(mean: PriorMean, location: Location, within: Array, found: tuple[
     turned, spread = (root @ turn)[:, heard], spread[heard]
     axes[known] = turned / unit[:, None]
     mean = replace(mean, axes=axes, spread=spread, context=np.zeros((len(spread), q)))
-    return mean if found is None else _with_level(mean, location, known, *found)
+    return mean if found is None else _add_level(mean, location, known, *found)
 
 
-def _with_level(mean: PriorMean, location: Location, known: Integers, between: Array, sigma: float) -> PriorMean:
-    """Return the mean with the level that users' means have, as far as that stands out from the noise."""
+def _add_level(mean: PriorMean, location: Location, known: Integers, between: Array, sigma: float) -> PriorMean:
+    """Return the mean with the level that users' means have, as far as that stands out from the noise.
+
+    Args:
+        mean: the prior mean with axes.
+        location: where columns lie.
+        known: positions of features whose users' means were heard, (known,).
+        between: second moments of users' means, (d + q + 1, d + q + 1).
+        sigma: standard deviation of the noise in an entry.
+    """
     d, q = mean.slopes.shape
     target, mid = location.between[d:], between[:, -1]
     slopes = mean.slopes[known] * location.between[known][:, None]

@@ -1,4 +1,4 @@
-"""What users compute in the passes that find the prior of heads: locations, moments, gradients, losses of families.
+"""Local steps of the passes that find the prior of heads: locations, moments, gradients.
 
 Columns are the features, then the targets. Each user's numbers are a function of its own rows, to the bit: products are
 stacked, one per user (see `local.least_squares`).
@@ -15,26 +15,25 @@ import numpy as np
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
-from privrep.heads.posterior import Spread, images_of, spread_of
-from privrep.linear.steps import CELLS, LOWEST, WIDE_CELLS, WIDE_LOWEST, FeatureSizes, octaves, pulled
-from privrep.local.least_squares import ROUNDING, centre_rows
+from privrep.heads.posterior import Spread, make_images, make_spread
+from privrep.linear.gradient_parts import Part, join_parts, make_between_part, make_within_part
+from privrep.linear.steps import CELLS, LOWEST, FeatureSizes, find_octaves
+from privrep.local.least_squares import ROUNDING
 from privrep.local.prior import PriorMean
 from privrep.local.transform import FeatureTransform
 from privrep.privacy.bounds import Contributions, Losses
-from privrep.privacy.columns import SparseColumns
-from privrep.privacy.contributions import Concatenated, Counts, RowMoments, Vectors
+from privrep.privacy.contributions import Counts, RowMoments
 from privrep.privacy.protocol import Step, StepSpec, UserBatch
 from privrep.typing import Array, Floats, Integers, Matrix, Vector
 
 SIGNED_CELLS = 2 * CELLS + 1  # histograms of means: octaves below zero, zero, octaves above
 LINEAR_CELLS = 16  # of a window, and one more at either end for what lies outside
-ROW_CELLS = 24  # how many rows users have: 1 to 4 by themselves, then one cell an octave
-FARTHEST = 5.0  # that a mean may lie from the centre, in units of its column's spread
-COMMON_CELLS = WIDE_CELLS + CELLS  # of the norms of a gradient, and of their ratios to curvatures
+ROW_CELLS = 24  # cells of numbers of rows: 1 to 4 by themselves, then one an octave
+FARTHEST = 5.0  # most that a mean may lie off the centre, in units of its column's spread
 
 
-def with_targets(y: Floats) -> Floats:
-    """Return targets (users, m, q), a single one as q = 1."""
+def add_target_axis(y: Floats) -> Floats:
+    """Return targets (users, m, q); a single target (users, m) gets q = 1."""
     return y if y.ndim == 3 else y[:, :, None]
 
 
@@ -47,12 +46,12 @@ def check_shapes(
     targets: Sequence[Array] = (),
     columns: Sequence[Array] = (),
 ) -> None:
-    """Raise InputError unless public arrays are for rows such as these. It looks at shapes alone.
+    """Raise InputError unless public arrays are for such rows. It looks at shapes alone.
 
     Args:
         X: rows (users, m, d).
         y: targets (users, m, q).
-        mean: of such rows.
+        mean: a prior mean; None: there is none.
         features: arrays with a row for each feature.
         targets: vectors with a number for each target.
         columns: vectors with a number for each feature and each target.
@@ -66,22 +65,22 @@ def check_shapes(
         raise InputError(f"a step for other rows cannot be asked of rows with {d:,} features and {q:,} targets.")
 
 
-def row_cell(rows: int) -> int:
+def find_row_cell(rows: int) -> int:
     """Return the cell of a number of rows: 1 to 4 each have their own, then there is one an octave."""
     return rows - 1 if rows <= 4 else min(1 + math.ceil(math.log2(rows)), ROW_CELLS - 1)
 
 
-def rows_of_cells() -> Array:
+def list_typical_rows() -> Array:
     """Return a typical number of rows of each cell, (ROW_CELLS,)."""
     return np.concatenate([np.arange(1, 5), 2.0 ** (np.arange(4, ROW_CELLS) - 1.5)])
 
 
 @dataclass(frozen=True)
 class ColumnSizes:
-    """Histograms of columns: sizes within users, users' means by signed octave; and of numbers of rows.
+    """Histograms of columns: sizes within users, and users' means by signed octave; and a histogram of numbers of rows.
 
-    Features and targets have histograms of their own: those of targets may be had at a lower price. Sparse features
-    have none of means: their mean is near zero. A column in which a user has no value is not counted by that user.
+    Features and targets have histograms of their own, because histograms of targets may be had at a lower price. Sparse
+    features have none of means: their mean is near zero. A user does not count in a column in which it has no value.
     Without `features`, sizes of features are left out: they are declared.
     """
 
@@ -91,46 +90,51 @@ class ColumnSizes:
     features: bool = True
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `sizes`, `levels`, `target_sizes`, `target_levels` and `rows` of each user, as far as they apply."""
         X: Floats | SparseRows = batch.X
-        y = with_targets(batch.y)
+        y = add_target_axis(batch.y)
         one = np.zeros(y.shape[:2])  # a single target, which is not counted among the columns
         sizes = FeatureSizes(self.intercept)
-        rows = np.full((len(y), 1), row_cell(X.shape[1]))
+        rows = np.full((len(y), 1), find_row_cell(X.shape[1]))
         found: dict[str, Contributions] = {
             "target_sizes": sizes(UserBatch(y, one))["sizes"],
-            "target_levels": _level_counts(y),
+            "target_levels": _count_levels(y),
             "rows": Counts(rows, ROW_CELLS),
         }
         if self.features:
             found["sizes"] = sizes(replace(batch, y=one))["sizes"]
-        return found if isinstance(X, SparseRows) else found | {"levels": _level_counts(X)}
+        return found if isinstance(X, SparseRows) else found | {"levels": _count_levels(X)}
 
 
-def _level_counts(values: Floats) -> Counts:
+def _count_levels(values: Floats) -> Counts:
     """Return users' means of columns (users, m, columns) by signed octave, a histogram for each column."""
-    means = _means(values)
+    means = _average_columns(values)
     columns = means.shape[1]
-    cells = signed_octaves(means) + SIGNED_CELLS * np.arange(columns)
+    cells = find_signed_octaves(means) + SIGNED_CELLS * np.arange(columns)
     return Counts(np.where(np.isnan(means), -1, cells), SIGNED_CELLS * columns)
 
 
-def _means(values: Floats) -> Array:
-    """Return users' means of columns, (users, columns); those that are only rounding are zero, missing ones NaN."""
+def _average_columns(values: Floats) -> Array:
+    """Return users' means of columns, (users, columns); means that are only rounding are zero, missing ones NaN.
+
+    Args:
+        values: (users, m, columns); NaN is a missing value.
+    """
     rows = values.astype(np.float64, copy=False)
     m = rows.shape[1]
     means: Array = (np.full((1, m), 1 / m) @ rows)[:, 0]
     return np.where(np.abs(means) <= ROUNDING * np.abs(rows).max(axis=1), 0.0, means)
 
 
-def signed_octaves(values: Array) -> Integers:
-    """Return the cell of each number: an octave below zero, zero, or an octave above."""
-    size = octaves(np.abs(values))
+def find_signed_octaves(values: Array) -> Integers:
+    """Return the cell of each number, in the shape of `values`: an octave below zero, zero, or an octave above."""
+    size = find_octaves(np.abs(values))
     cells = np.where(values < 0, CELLS - 1 - size, CELLS + 1 + size)
     return np.where(size < 0, CELLS, cells).astype(np.int64)
 
 
-def signed_edges() -> tuple[Array, Array]:
-    """Return the lower and upper edge of each cell of `signed_octaves`, (SIGNED_CELLS,) each."""
+def list_signed_edges() -> tuple[Array, Array]:
+    """Return the lower and the upper edge of each cell of `find_signed_octaves`, (SIGNED_CELLS,) each."""
     middle = np.arange(LOWEST, LOWEST + CELLS)
     low, high = 2.0 ** (middle - 0.5), 2.0 ** (middle + 0.5)
     return np.concatenate([-high[::-1], [0.0], low]), np.concatenate([-low[::-1], [0.0], high])
@@ -138,9 +142,9 @@ def signed_edges() -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class LevelCells:
-    """Histograms of users' means of columns in windows: `start` and the `width` of a cell. Width 0: not counted.
+    """Histograms of users' means of columns in windows, which begin at `start` and have cells of `width`.
 
-    Nor is a column in which a user has no value counted by that user.
+    A column of width 0 is not counted. A user does not count in a column in which it has no value.
     """
 
     several_targets: ClassVar[bool] = True
@@ -149,16 +153,17 @@ class LevelCells:
     width: Vector  # (columns,)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `cells` of each user: LINEAR_CELLS of each counted column, and one more at either end."""
         X: Floats | SparseRows = batch.X
-        y = with_targets(batch.y)
+        y = add_target_axis(batch.y)
         if self.start.shape != self.width.shape or len(self.width) != y.shape[2]:
             check_shapes(X, y, columns=(self.start, self.width))
         counted, before = np.flatnonzero(self.width > 0), len(self.width) - y.shape[2]
         if isinstance(X, SparseRows) or not before:  # means of sparse features are taken to be zero
             means, targets = np.zeros((len(y), len(counted))), counted >= before
-            means[:, targets] = _means(y)[:, counted[targets] - before]
+            means[:, targets] = _average_columns(y)[:, counted[targets] - before]
         else:
-            means = np.concatenate([_means(X), _means(y)], axis=1)[:, counted]
+            means = np.concatenate([_average_columns(X), _average_columns(y)], axis=1)[:, counted]
         place = np.floor((means - self.start[counted]) / self.width[counted])
         cells = np.clip(np.where(np.isfinite(place), place, -1.0), -1, LINEAR_CELLS).astype(np.int64) + 1
         total = LINEAR_CELLS + 2
@@ -170,8 +175,8 @@ class LevelCells:
 class PanelMoments:
     """Second moments of columns, targets included: of rows around their user's mean, and of users' means.
 
-    Both have a column of known size besides, so that means over users can be read off a sum by direction alone:
-    of rows one that adds 1 to a corner for every row but one, of means the constant 1.
+    Both have one more column of known size, so that means over users can be read off a sum by direction alone. Within
+    users it adds 1 to a corner for every row but one. Between users it is the constant 1.
     """
 
     several_targets: ClassVar[bool] = True
@@ -182,13 +187,14 @@ class PanelMoments:
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `within` and, with intercepts, `between` of each user."""
         X: Floats = batch.X
         users, m, _ = X.shape
-        y = with_targets(batch.y)
+        y = add_target_axis(batch.y)
         check_shapes(X, y, columns=(self.scale, self.centre, self.between))
         joined = np.concatenate([X, y], axis=2).astype(np.float64, copy=False)
         np.copyto(joined, self.centre, where=np.isnan(joined))
-        means = _means(joined)
+        means = _average_columns(joined)
         rows = joined - means[:, None, :] if self.intercept else joined
         rounding = ROUNDING * np.abs(joined).max(axis=1, keepdims=True)
         rows = np.where(np.abs(rows) > rounding, rows, 0.0)
@@ -206,15 +212,16 @@ class PanelMoments:
 
 @dataclass(frozen=True)
 class CommonGradient:
-    """Two gradients of the likelihood around a prior mean: of slopes within users, and of levels between users.
+    """Two gradients of the likelihood around a prior mean: by slopes within users, and by levels between users.
 
     Residuals r are weighed by how users' slopes and levels vary: B_0 = (I + P P^T)^-1, P the rows along `factor`, and
     levels with `level_ratio` times the noise's variance (see `heads.posterior`).
-    within: sum over rows of z (B r), z the rows in public coordinates, B = B_0 with levels free;
-    between: (1, p) times the sum of B r, B with levels as they vary, p the coordinates of the user's mean row that its
-    level may follow, in public units. Each is followed by `tail` times its curvature, a matrix (`full`) or one number:
-    clipping shrinks both by one factor, and their ratio is Newton's step of the clipped population. `sizes` are
-    histograms of the norms of both gradients, and of their ratios to the curvatures' norms.
+    within: sum over rows of z (B r), z the rows in public coordinates, B = B_0 with levels free.
+    between: (1, p) times the sum of B r, B with levels as they vary. p are coordinates of the user's mean row, in
+    public units, that its level may follow.
+    Each is followed by `tail` times its curvature, a matrix (`full`) or one number. Clipping shrinks both by one
+    factor, so their ratio is Newton's step of the clipped population. `sizes` are histograms of the norms of both
+    gradients, and of their ratios to the curvatures' norms.
     """
 
     several_targets: ClassVar[bool] = True
@@ -239,13 +246,14 @@ class CommonGradient:
         return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=floats)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `within`, `sizes` and, with intercepts, `between` of each user."""
         X: Floats | SparseRows = batch.X
-        y, z = with_targets(batch.y), self.transform
+        y, z = add_target_axis(batch.y), self.transform
         turned = None if z.whitening is None else z.whitening.T
         check_shapes(X, y, features=(self.factor, z.scale, z.whitening, turned), targets=(self.target_scale,))
-        residuals = residual_targets(self.mean, X, y) / self.target_scale
-        images = images_of(X, self.factor, self.mean, own=False)
-        spread = spread_of(images, np.ascontiguousarray(residuals[:, :, 0]))
+        residuals = subtract_prior_mean(self.mean, X, y) / self.target_scale
+        images = make_images(X, self.factor, self.mean, own=False)
+        spread = make_spread(images, np.ascontiguousarray(residuals[:, :, 0]))
         weighed = spread.apply(residuals)  # B_0 r, (users, m, q)
         parts = {"within": self._within(X, spread, weighed, residuals)}
         if self.mean.intercept:
@@ -253,12 +261,20 @@ class CommonGradient:
         return join_parts(parts)
 
     def _within(self, X: Floats | SparseRows, spread: Spread, weighed: Array, residuals: Array) -> Part:
+        """Return the gradient by slopes.
+
+        Args:
+            X: rows (users, m, d).
+            spread: the rows as the slopes' prior weighs them.
+            weighed: B_0 times the residuals, (users, m, q).
+            residuals: targets less the prior mean, (users, m, q).
+        """
         m, intercept = X.shape[1], self.mean.intercept
-        pull = _freed(spread, weighed) if intercept else weighed
+        pull = _free_levels(spread, weighed) if intercept else weighed
         rounding = ROUNDING * np.abs(residuals).max(axis=1, keepdims=True)
         pull = np.where(np.abs(pull) > rounding, pull, 0.0)
         scale = np.ones(len(pull)) if isinstance(X, SparseRows) else self._left_over(spread, m)
-        return part_within(X, self.transform, pull, scale, intercept, self.full, self.within_tail)
+        return make_within_part(X, self.transform, pull, scale, intercept, self.full, self.within_tail)
 
     def _left_over(self, spread: Spread, m: int) -> Array:
         """Return the share of users' rows that levels and slopes along the factor leave to common slopes, (users,)."""
@@ -270,119 +286,46 @@ class CommonGradient:
         return np.clip(trace / max(m - self.mean.intercept, 1), 0.0, 1.0)
 
     def _between(self, X: Floats | SparseRows, spread: Spread, weighed: Array) -> Part:
+        """Return the gradient by the level and by coordinates of users' mean rows.
+
+        Args:
+            X: rows (users, m, d).
+            spread: the rows as the slopes' prior weighs them.
+            weighed: B_0 times the residuals, (users, m, q).
+        """
         whole = np.maximum(spread.ones.sum(axis=1), 0.0)  # rounding could make it negative, and a curvature no square
         weight = 1 / (1 + self.level_ratio * whole)
         pull = weight[:, None, None] * (np.ones((1, X.shape[1])) @ weighed)  # (users, 1, q)
-        return part_between(X, self.mean, pull, whole * weight, self.typical_rows, self.full, self.between_tail)
+        return make_between_part(X, self.mean, pull, whole * weight, self.typical_rows, self.full, self.between_tail)
 
 
-Part = tuple[Contributions, Array, Array]
-"""Gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures."""
-
-
-def join_parts(parts: Mapping[str, Part]) -> dict[str, Contributions]:
-    """Return the gradients of a prior mean and histograms of their norms, and of their ratios to the curvatures."""
-    cells = []
-    for i, (_, norm, bend) in enumerate(parts.values()):
-        ratio = np.divide(norm, bend, out=np.zeros_like(norm), where=bend > 0)
-        pair = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
-        cells.append(np.where(pair < 0, -1, pair + np.array([0, WIDE_CELLS]) + i * COMMON_CELLS))
-    counts = Counts(np.concatenate(cells, axis=1), COMMON_CELLS * len(parts))
-    return {key: part[0] for key, part in parts.items()} | {"sizes": counts}
-
-
-def part_within(
-    X: Floats | SparseRows,
-    transform: FeatureTransform,
-    pull: Array,
-    scale: Array,
-    intercept: bool,
-    full: bool,
-    tail: float,
-    beside: tuple[Array, Array, Array] | None = None,
-) -> Part:
-    """Return the gradient by common slopes.
+def _free_levels(spread: Spread, weighed: Array) -> Array:
+    """Return B times values, levels free, (users, m, c).
 
     Args:
-        X: rows (users, m, d).
-        transform: public coordinates of the rows.
-        pull: what each row pulls with, (users, m, q); with an intercept it sums to zero over a user's rows.
-        scale: weight of a user's rows in the curvature, (users,).
-        intercept: whether rows count around their user's mean.
-        full: whether the curvature is a matrix.
-        tail: times the curvature stands behind the gradient.
-        beside: of dense rows, one more row of each user, (users, 1, d), what it pulls with, (users, 1, q), and the root
-            of its weight over that of the others, (users,); None: no such row.
+        spread: the rows as the slopes' prior weighs them.
+        weighed: B_0 times the values, (users, m, c).
     """
-    users, m, _ = X.shape
-    gradient = pulled(X, transform, np.ascontiguousarray(pull.transpose(2, 1, 0)))
-    if isinstance(gradient, SparseColumns) or isinstance(X, SparseRows):
-        assert isinstance(gradient, SparseColumns)
-        curvature = scale[:, None] * float(max(m - intercept, 0))
-        return replace(gradient, tail=curvature * tail), gradient.measure_columns(), curvature[:, 0]
-    flat = gradient.reshape(users, -1).astype(np.float64, copy=False)
-    rows = transform.rows(centre_rows(X) if intercept else X)
-    if beside is not None:
-        row = transform.rows(beside[0])
-        flat = flat + (beside[1].transpose(0, 2, 1) @ row).reshape(users, -1)
-        rows = np.concatenate([rows.astype(np.float64, copy=False), row * beside[2][:, None, None]], axis=1)
-    return _with_curvature(flat, rows, scale, full, tail)
-
-
-def part_between(
-    X: Floats | SparseRows, mean: PriorMean, pull: Array, scale: Array, typical_rows: float, full: bool, tail: float
-) -> Part:
-    """Return the gradient by the level, and by what users' means say of it.
-
-    Args:
-        X: rows (users, m, d).
-        mean: with the coordinates of users' mean rows.
-        pull: what users' levels pull with, (users, 1, q).
-        scale: weight of a user in the curvature, (users,).
-        typical_rows: number of rows at which coordinates have unit variance.
-        full: whether the curvature is a matrix.
-        tail: times the curvature stands behind the gradient.
-    """
-    users, m, _ = X.shape
-    rows = np.ones((users, 1, 1))
-    if mean.axes.shape[1]:
-        p = (mean.user_means(X) - mean.centre) @ (mean.axes * mean.unit_factors(m, typical_rows))
-        rows = np.concatenate([rows, p], axis=2)
-    flat = np.ascontiguousarray(pull.transpose(0, 2, 1) * rows).reshape(users, -1)
-    return _with_curvature(flat, rows, scale, full, tail)
-
-
-def _freed(spread: Spread, weighed: Array) -> Array:
-    """Return B times values, levels free, from B_0 times values (users, m, c)."""
     m = weighed.shape[1]
     sums = np.ones((1, m)) @ weighed
     return weighed - spread.ones[:, :, None] * (sums / np.maximum(spread.ones.sum(axis=1), 1e-300)[:, None, None])
 
 
-def _with_curvature(gradient: Array, rows: Floats, scale: Array, full: bool, tail: float) -> Part:
-    """Return gradients with their curvatures behind, norms of the gradients, and mean eigenvalues of the curvatures.
+def subtract_prior_mean(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:
+    """Return targets minus the prior mean, (users, m, q), in double precision.
 
-    A curvature is scale times rows^T rows: what slopes along the factor take from it is taken evenly from all
-    directions.
+    Args:
+        mean: the prior mean.
+        X: rows (users, m, d).
+        y: targets (users, m, q).
     """
-    users, _, p = rows.shape
-    norms = np.sqrt((gradient**2).sum(axis=1))
-    squares = rows.astype(np.float64, copy=False).reshape(users, -1) ** 2
-    bend = scale * squares.sum(axis=1) / p
-    if full:
-        return Concatenated((Vectors(gradient), RowMoments(rows, tail * scale))), norms, bend
-    return Vectors(np.concatenate([gradient, tail * bend[:, None]], axis=1)), norms, bend
-
-
-def residual_targets(mean: PriorMean, X: Floats | SparseRows, y: Floats) -> Array:
-    """Return targets (users, m, q) minus the prior mean, in double precision."""
     check_shapes(X, y, mean)
     return y.astype(np.float64, copy=False) - mean.predict_users(X)
 
 
 @dataclass(frozen=True)
 class Residual:
-    """A step asked of what common slopes leave of the targets.
+    """A step asked about what common slopes leave of the targets.
 
     Levels stay: with intercepts a step takes users' means out by itself, and without there are none.
     """
@@ -396,7 +339,8 @@ class Residual:
         return replace(self.step.spec, fill=self.mean.fill)
 
     def __call__(self, batch: UserBatch) -> Mapping[str, Contributions | Losses]:
-        y = with_targets(batch.y)
+        """Return the contributions of the step inside."""
+        y = add_target_axis(batch.y)
         check_shapes(batch.X, y, self.mean)
         if not self.mean.slopes.any():
             return self.step(batch)

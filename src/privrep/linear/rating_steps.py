@@ -1,4 +1,4 @@
-"""What users compute in the passes over ratings: which items they rated, what is left of their ratings, pairs, losses.
+"""Local steps of the passes over ratings: which items users rated, what is left of their ratings, pairs, losses.
 
 Each user's numbers are a function of its own rows, to the bit: sums run over a user's own slots, one after another, and
 products are stacked, one per user (see `local.least_squares`).
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
 from privrep.errors import InputError
-from privrep.heads.ratings import fit_ratings, user_spreads
+from privrep.heads.ratings import estimate_spreads, fit_ratings
 from privrep.local.elementary import log
 from privrep.local.least_squares import ROUNDING, centre_rows
 from privrep.local.representation import Ratings
@@ -24,7 +24,7 @@ from privrep.privacy.contributions import Counts, RowMoments, Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.typing import Array, Axes, Floats, Integers, Matrix
 
-FARTHEST = 2.0  # that a user's level may lie from the centre, in units of how far levels are apart
+FARTHEST = 2.0  # most that a user's level may lie off the centre, in units of levels' deviation
 WIDEST = 5.0  # variance of a user's ratings, in units of the typical one
 MOST_SHARED = 2.0  # mean product of two ratings of a user, in public units
 LEVEL_PARTS = 4  # numbers of `RatingLevels`
@@ -34,8 +34,14 @@ LOSS_PARTS = 4  # numbers of `RatingLosses`
 LOSS_NORM = 2.0
 
 
-def _checked(batch: UserBatch, matrix: Array) -> tuple[SparseRows, Array]:
-    """Return rows and ratings, in double precision; raise InputError unless the matrix has a row for each item."""
+def _check_batch(batch: UserBatch, matrix: Array) -> tuple[SparseRows, Array]:
+    """Return rows and ratings (users, m), in double precision; raise InputError unless the matrix has a row for each
+    item.
+
+    Args:
+        batch: users with equally many ratings.
+        matrix: of the items, (d, .).
+    """
     X: SparseRows = batch.X
     y: Floats = batch.y
     if not isinstance(X, SparseRows) or y.ndim != 2 or len(matrix) != X.shape[2] or matrix.shape[1] < 1:
@@ -43,21 +49,39 @@ def _checked(batch: UserBatch, matrix: Array) -> tuple[SparseRows, Array]:
     return X, y.astype(np.float64, copy=False)
 
 
-def _slots(X: SparseRows, values: Array) -> tuple[Integers, Integers, Array]:
-    """Return users, items and what the values (users, m) of a user's ratings of an item add up to, by user and item."""
+def _sum_by_item(X: SparseRows, values: Array) -> tuple[Integers, Integers, Array]:
+    """Return users, items, and the sum of a user's values of each of its items, (slots,) each.
+
+    Args:
+        X: one-hot rows of items, (users, m, d).
+        values: of each rating, (users, m).
+    """
     user, item, T = X.slots()
     return user, item, T @ np.ascontiguousarray(values).ravel()
 
 
-def _unit(values: Array, user: Integers, users: int) -> Array:
-    """Return values of slots over the length of their user's."""
+def _scale_to_unit(values: Array, user: Integers, users: int) -> Array:
+    """Return values of slots over the length of their user's values, (slots,).
+
+    Args:
+        values: (slots,).
+        user: the position of each slot's user, (slots,).
+        users: how many there are.
+    """
     length = np.sqrt(np.bincount(user, values**2, minlength=users))[user]
     unit: Array = np.divide(values, length, out=np.zeros_like(values), where=length > 0)
     return unit
 
 
-def _left(X: SparseRows, y: Array, matrix: Array, ratings: Ratings) -> Array:
-    """Return what users' own levels, and tastes along the matrix, leave of their ratings, (users, m)."""
+def _subtract_fit(X: SparseRows, y: Array, matrix: Array, ratings: Ratings) -> Array:
+    """Return what users' own levels, and tastes along the matrix, leave of their ratings, (users, m).
+
+    Args:
+        X: one-hot rows of items, (users, m, d).
+        y: ratings (users, m).
+        matrix: offsets, then factors, of each item, (d, 1 + k).
+        ratings: the prior of users' levels and tastes.
+    """
     left = fit_ratings(X.project(matrix), y, ratings).left
     rounding = ROUNDING * np.abs(y).max(axis=1, keepdims=True)
     return np.where(np.abs(left) > rounding, left, 0.0)
@@ -65,7 +89,7 @@ def _left(X: SparseRows, y: Array, matrix: Array, ratings: Ratings) -> Array:
 
 @dataclass(frozen=True)
 class RatedItems:
-    """Which items users rated, one for each. Clipped to norm 1, a user adds 1 / sqrt(t) to each of its t items.
+    """The items that users rated, counted once each. Clipped to norm 1, a user adds 1 / sqrt(t) to each of its t items.
 
     Acute: counts.
     """
@@ -73,6 +97,7 @@ class RatedItems:
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `items` of each user."""
         X: SparseRows = batch.X
         if not X.shape[2]:
             raise InputError("no items are named that a user could have rated.")
@@ -85,11 +110,12 @@ class RatedItems:
 
 @dataclass(frozen=True)
 class ItemPull:
-    """What is left of a user's ratings of each item by its level and the offsets so far, as a direction.
+    """A direction: what is left of a user's ratings of each item by its level and the offsets so far, brought to length
+    1.
 
-    So its length is 1, whatever the range of ratings and however many there are. What lies above and what lies below
-    are two vectors, neither with a negative entry: acute. Their difference has the noise that the direction would have,
-    and their sum tells how often items are rated, at no price.
+    So the range of ratings and their number do not matter. What lies above and what lies below are two vectors, neither
+    with a negative entry: acute. Their difference has the noise that the direction would have. Their sum tells how
+    often items are rated, at no price.
     """
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
@@ -97,9 +123,10 @@ class ItemPull:
     ratings: Ratings
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X, y = _checked(batch, self.offset)
-        user, item, values = _slots(X, _left(X, y, self.offset, self.ratings))
-        pull = _unit(values, user, len(X))
+        """Return `pull` of each user: what lies above, then what lies below."""
+        X, y = _check_batch(batch, self.offset)
+        user, item, values = _sum_by_item(X, _subtract_fit(X, y, self.offset, self.ratings))
+        pull = _scale_to_unit(values, user, len(X))
         sides = np.stack([np.maximum(pull, 0.0), np.maximum(-pull, 0.0)], axis=1)
         return {"pull": NonNegativeColumns(user, item, sides, np.zeros((len(X), 0)), X.shape[2])}
 
@@ -108,17 +135,17 @@ class ItemPull:
 class RatingLevels:
     """Numbers that tell how users' levels and spreads are distributed, once offsets are taken out.
 
-    z is the user's level, and p the mean product of two of its ratings around the centre, which is expected to be the
-    variance of levels: no noise of ratings is in it, for that of two ratings has nothing in common. v is the variance
-    of its ratings. All in public units, and so that most users' numbers are close to zero:
-    z / FARTHEST, p / MOST_SHARED, (v - 1) / (WIDEST - 1), and -1/2 for a user with a single rating, who has no p, no v.
+    z is the user's level. p is the mean product of two of its ratings around the centre, whose expectation is the
+    variance of levels: the noise of two ratings has nothing in common. v is the variance of its ratings. All are in
+    public units, and most users' numbers are close to zero: z / FARTHEST, p / MOST_SHARED, (v - 1) / (WIDEST - 1). The
+    last number is -1/2 for a user with a single rating, who has no p and no v.
     """
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
     offset: Matrix  # (d, 1)
     spread: float  # typical, of a user's ratings
     centre: float
-    between: float  # how far levels are apart, roughly
+    between: float  # standard deviation of levels, roughly
 
     @property
     def shared(self) -> float:
@@ -126,9 +153,10 @@ class RatingLevels:
         return max(self.spread**2, self.between**2)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X, y = _checked(batch, self.offset)
+        """Return `levels` of each user, (users, LEVEL_PARTS)."""
+        X, y = _check_batch(batch, self.offset)
         m = y.shape[1]
-        unit = user_spreads(y, self.spread)
+        unit = estimate_spreads(y, self.spread)
         around = y - unit[:, None] * X.project(self.offset)[:, :, 0] - self.centre
         z = np.clip(around.mean(axis=1) / self.between, -FARTHEST, FARTHEST)
         values = np.zeros((len(y), LEVEL_PARTS))
@@ -147,10 +175,10 @@ class RatingLevels:
 class RatingPairs:
     """Pairs of items: what is left of a user's ratings of some items as a direction x, and which it rated, p.
 
-    x x^T and p p^T, both of length at most 1, and acute: positive semi-definite.
+    x x^T and p p^T are both of length at most 1, and acute: positive semi-definite.
     """
 
-    items: Annotated[NDArray[np.int64], Axes(1)]  # those it is about: directions are of these alone
+    items: Annotated[NDArray[np.int64], Axes(1)]  # positions of the items that directions are about
     offset: Matrix  # (d, 1)
     ratings: Ratings
 
@@ -159,25 +187,28 @@ class RatingPairs:
         return StepSpec(accepts_sparse=True, floats_per_sparse_user=2 * len(self.items) + 1)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X, y = _checked(batch, self.offset)
+        """Return `pairs` and `together` of each user."""
+        X, y = _check_batch(batch, self.offset)
         users, d = len(X), X.shape[2]
         place = np.full(d, -1)
         place[self.items] = np.arange(len(self.items))
-        user, item, values = _slots(X, _left(X, y, self.offset, self.ratings))
+        user, item, values = _sum_by_item(X, _subtract_fit(X, y, self.offset, self.ratings))
         kept = place[item] >= 0
         user, item, values = user[kept], place[item[kept]], values[kept]
         parts: dict[str, Contributions] = {}
         for name, numbers in (("pairs", values), ("together", np.ones(len(values)))):
             rows = np.zeros((users, 1, len(self.items)))
-            rows[user, 0, item] = _unit(numbers, user, users)
+            rows[user, 0, item] = _scale_to_unit(numbers, user, users)
             parts[name] = RowMoments(rows, np.ones(users))
         return parts
 
 
 @dataclass(frozen=True)
 class RatingLosses:
-    """What users lose by leave-one-out, as logarithms over the loss by their own mean: by the prior, by level and
-    offsets, and by taste as well; and whether they could tell. Users with a single rating, or equal ones, cannot.
+    """Leave-one-out losses of users, as logarithms over the loss by their own mean.
+
+    They are losses by the prior, by level and offsets, and by taste as well. A last number says whether the user could
+    tell. Users with a single rating, or equal ones, cannot.
     """
 
     spec: ClassVar[StepSpec] = StepSpec(accepts_sparse=True)
@@ -185,7 +216,8 @@ class RatingLosses:
     ratings: Ratings
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
-        X, y = _checked(batch, self.matrix)
+        """Return `losses` of each user, (users, LOSS_PARTS)."""
+        X, y = _check_batch(batch, self.matrix)
         m = y.shape[1]
         values = np.zeros((len(y), LOSS_PARTS))
         alone = ((centre_rows(y) * (m / max(m - 1, 1))) ** 2).sum(axis=1)

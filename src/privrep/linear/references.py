@@ -1,8 +1,8 @@
-"""References that the demo compares a private fit with. NOT PRIVATE, but for `alone`, in which nothing is shared.
+"""References that the demo compares a private fit with. NOT PRIVATE, except `fit_alone`, in which nothing is shared.
 
-`fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do: `BoundedSum.total` is read
-here, under a bound too large to clip. References of experiments alone are in `experiments/references.py`.
-Rows of each user are centred by their own mean (`intercept`), which takes the user's intercept out of the regression.
+`fit_fedrep` reads exact sums of users' contributions, which nothing that claims privacy may do: `BoundedSum.total` is
+read here, under a bound too large to clip. References of experiments alone are in `experiments/references.py`.
+With `intercept` each user's rows are centred by their own mean, which takes its intercept out of the regression.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from privrep.data.table import UserTable
-from privrep.heads.regression import own_candidate
-from privrep.linear.methods.private_fedrep import head_and_gradient
+from privrep.heads.regression import fit_own_candidate
+from privrep.linear.methods.private_fedrep import fit_head_and_gradient
 from privrep.linear.steps import PairMoments
 from privrep.local.least_squares import centre_rows
 from privrep.local.representation import Representation
@@ -29,23 +29,30 @@ UNBOUNDED = 1e150  # a clipping norm that no data reaches
 
 @dataclass(frozen=True)
 class LinearModel:
-    """One linear predictor for everybody: <x, weights> + intercept."""
+    """A linear predictor for everybody: <x, weights> + intercept."""
 
     weights: Array  # (d,)
     intercept: float
 
 
-def fedrep(
+def fit_fedrep(
     users: Users, rank: int, *, intercept: bool = True, scale: Array | None = None, rounds: int = 100, step: float = 1.0
 ) -> Representation:
-    """FedRep (Collins et al. 2021), full participation, no clipping and no noise. NOT PRIVATE.
+    """Fit FedRep (Collins et al. 2021) with full participation, no clipping and no noise. NOT PRIVATE.
 
-    Every round each user fits its head by least squares and takes the gradient of its mean squared error on the same
-    rows, all of them; the server takes a gradient step and a QR. `step` is in units of 1 / (2 sigma_max(V)^2 / n),
-    the longest the theory allows. `scale` divides the features. Stops early once a round moves nothing.
+    Every round each user fits its head by least squares on all its rows. It takes the gradient of its mean squared
+    error on the same rows. The server takes a gradient step and a QR, and stops early once a round moves nothing.
+
+    Args:
+        users: who are asked.
+        rank: columns of the representation.
+        intercept: whether users have intercepts.
+        scale: what features are divided by, (d,); None: nothing.
+        rounds: at most.
+        step: in units of 1 / (2 sigma_max(V)^2 / n), the longest the theory allows.
     """
     inverse_scale = np.ones(users.facts.features) if scale is None else 1 / scale
-    U = _spectral(users, rank, inverse_scale, intercept)
+    U = _find_spectral_basis(users, rank, inverse_scale, intercept)
     d, k = U.shape
     bounds = {"gradient": Bound(UNBOUNDED, d * k), "heads": Bound(UNBOUNDED, packed_size(k))}
     for _ in range(rounds):
@@ -60,7 +67,7 @@ def fedrep(
 
 @dataclass(frozen=True)
 class FullGradient:
-    """Head and gradient of every user on all its rows. Users whose rows any U can fit have nothing to say: zero."""
+    """The head and the gradient of every user on all its rows. Users whose rows any U can fit send zero."""
 
     spec: ClassVar[StepSpec] = StepSpec()
     U: Array
@@ -68,28 +75,49 @@ class FullGradient:
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `gradient`, (users, d k), and the packed second moment of `heads` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         rows, targets = (centre_rows(X), centre_rows(y)) if self.intercept else (X, y)
         every = np.arange(X.shape[1] if X.shape[1] > self.U.shape[1] + self.intercept else 0)
-        heads, gradient = head_and_gradient(self.U, rows * self.inverse_scale, targets, every, every)
+        heads, gradient = fit_head_and_gradient(self.U, rows * self.inverse_scale, targets, every, every)
         return {"gradient": Vectors(gradient), "heads": Vectors(pack(heads[:, :, None] * heads[:, None, :]))}
 
 
-def _spectral(users: Users, rank: int, inverse_scale: Array, intercept: bool) -> Array:
-    """Algorithm 2 without clipping and noise. NOT PRIVATE."""
+def _find_spectral_basis(users: Users, rank: int, inverse_scale: Array, intercept: bool) -> Array:
+    """Return the top eigenvectors of the exact sum of pair moments, (d, rank). NOT PRIVATE.
+
+    That is Algorithm 2 of Snedeker, Zhou, Bassily 2025 without clipping and noise.
+
+    Args:
+        users: who are asked.
+        rank: how many eigenvectors.
+        inverse_scale: factors of the features, (d,).
+        intercept: whether users have intercepts.
+    """
     bound = {"moments": Bound(UNBOUNDED, packed_size(users.facts.features))}
     total = users.sums(PairMoments(FeatureTransform(1 / inverse_scale), intercept), bound)["moments"].total
     return np.linalg.eigh(unpack(total))[1][:, ::-1][:, :rank]
 
 
 def subspace_distance(U: Array, W: Array) -> float:
-    """Sine of the largest principal angle between the columns' spans, both orthonormal: dist(U, W) of the papers."""
+    """Return the sine of the largest principal angle between the spans of U and W, dist(U, W) of the papers.
+
+    Args:
+        U: orthonormal columns, (d, k).
+        W: orthonormal columns, (d, k).
+    """
     return float(np.linalg.norm(W - U @ (U.T @ W), ord=2))
 
 
-def pooled(table: UserTable, *, ridge: float = 1e-6, intercept: bool = True) -> LinearModel:
-    """One ridge regression on everybody's rows. NOT PRIVATE. `ridge` is relative to the mean square of the features."""
+def fit_pooled(table: UserTable, *, ridge: float = 1e-6, intercept: bool = True) -> LinearModel:
+    """Fit one ridge regression on everybody's rows. NOT PRIVATE.
+
+    Args:
+        table: of all users.
+        ridge: relative to the mean square of the features.
+        intercept: whether the model has an intercept.
+    """
     d = table.n_features
     normal = np.zeros((d + 2, d + 2))
     for block in table.blocks():
@@ -101,25 +129,25 @@ def pooled(table: UserTable, *, ridge: float = 1e-6, intercept: bool = True) -> 
     return LinearModel(solution[:d], float(solution[d]))
 
 
-def alone(table: UserTable, *, intercept: bool = True) -> tuple[Array, Array]:
-    """Every user's own ridge regression, (n, d) weights and (n,) intercepts: nothing is shared, nothing is spent."""
+def fit_alone(table: UserTable, *, intercept: bool = True) -> tuple[Array, Array]:
+    """Fit every user's own ridge regression; return weights (n, d) and intercepts (n,). Nothing is shared or spent."""
     weights, intercepts = np.zeros((table.n_users, table.n_features)), np.zeros(table.n_users)
     for users, size in table.positions_by_size():
         for part in np.array_split(users, max(len(users) * size // 8192, 1)):
             X, y = (values.astype(np.float64, copy=False) for values in table.group(part, size))
-            fit = own_candidate(X, y, np.ones(table.n_features), intercept)
+            fit = fit_own_candidate(X, y, np.ones(table.n_features), intercept)
             weights[part], intercepts[part] = fit.weights, fit.intercept
     return weights, intercepts
 
 
-def mixed(
+def fit_mixed(
     table: UserTable, along: Array, *, follow: bool = True, iterations: int = 60, tolerance: float = 1e-3
 ) -> tuple[Array, Array]:
-    """Fit a mixed model by EM (Liu and Rubin 1994): return (n, d) weights and (n,) intercepts. NOT PRIVATE.
+    """Fit a mixed model by EM (Liu and Rubin 1994); return weights (n, d) and intercepts (n,). NOT PRIVATE.
 
     Args:
         table: every user needs a row.
-        along: (d, k), the directions in which users' slopes differ around common ones; levels differ, too.
+        along: the directions in which users' slopes differ around common ones, (d, k); levels differ, too.
         follow: whether levels may follow the users' mean rows.
         iterations: at most.
         tolerance: largest change of a variance, relative to itself and the noise's, after which to stop.
@@ -151,7 +179,7 @@ def mixed(
 
 @dataclass(frozen=True)
 class _Moments:
-    """Second moments of rows: F has the p effects that all users share, R the q of each user's own."""
+    """Second moments of rows: F has the p effects that all users share, R the q effects of each user's own."""
 
     inner: Array  # (n, q, q): R^T R of each user
     across: Array  # (q, p, n): R^T F
@@ -171,6 +199,13 @@ class _Moments:
 
     @classmethod
     def of(cls, table: UserTable, along: Array, follow: bool) -> _Moments:
+        """Return the moments of a table.
+
+        Args:
+            table: every user needs a row.
+            along: the directions in which users' slopes differ, (d, k).
+            follow: whether levels may follow the users' mean rows.
+        """
         n, (d, k) = table.n_users, along.shape
         p, q = 1 + (2 * d if follow else d), 1 + k
         found = cls(*(np.zeros(shape) for shape in ((n, q, q), (q, p, n), (n, q), (n, d), (p + 1, p + 1))))

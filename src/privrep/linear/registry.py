@@ -1,7 +1,7 @@
 """The methods by name, a line each. Names are known without loading anything; a method is loaded when it is asked for.
 
-`METHODS` are those that the setting `method` can name. Ratings have one method, which no setting names. Selection by
-margins and by Lipschitz losses is not here: it takes public facts of its own (margin, radius, norm), spends a pure
+`METHODS` are the methods that the setting `method` can name. Ratings have one method, which no setting names. Selection
+by margins and by Lipschitz losses is not here: it takes public facts of its own (margin, radius, norm), spends a pure
 budget, and its estimator calls it.
 """
 
@@ -47,7 +47,7 @@ REFUSALS = {  # by the word of `Method.accepts` that is missing
 
 
 class _Methods(Mapping[str, "Method"]):
-    """Methods by name, each loaded when it is asked for."""
+    """The methods by name, each loaded when it is asked for."""
 
     def __getitem__(self, name: str) -> Method:
         return _load(_REGISTERED[name][0])
@@ -61,16 +61,17 @@ class _Methods(Mapping[str, "Method"]):
 
 METHODS: Mapping[str, Method] = _Methods()
 ESTIMATORS = {estimator: name for name, (_, estimator) in _REGISTERED.items()}
-"""Methods by the names of their estimators."""
+"""Names of methods by the names of their estimators."""
 
 
 @cache
 def _load(file: str) -> Method:
+    """Return the method of a file in linear/methods/, loaded once."""
     return cast("Method", import_module(f"privrep.linear.methods.{file}").METHOD)
 
 
 def find_method(name: str, ratings: bool) -> Method:
-    """Return the method that learns from such a table: ratings have their own, whatever the name."""
+    """Return the method of this name, or the method of ratings for a table of ratings, whatever the name."""
     return _load(_RATINGS[0]) if ratings else METHODS[name]
 
 

@@ -1,4 +1,4 @@
-"""How far users' levels and slopes vary, and how large the noise is: histograms of what users see alone.
+"""Variances of users' levels and slopes, and the size of the noise: histograms of what users see alone.
 
 Each user counts once in each, so these are the cheapest releases of a fit, and no user's numbers are too large.
 """
@@ -14,10 +14,17 @@ import numpy as np
 from scipy.special import chdtr
 
 from privrep.data.sparse import SparseRows
-from privrep.heads.posterior import images_of
-from privrep.linear.panel_steps import check_shapes, residual_targets, with_targets
-from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, octaves
-from privrep.local.least_squares import ROUNDING, fit_ridge, move_users_last, subtract_mean, sum_columns, sum_rows
+from privrep.heads.posterior import make_images
+from privrep.linear.panel_steps import add_target_axis, check_shapes, subtract_prior_mean
+from privrep.linear.steps import WIDE_CELLS, WIDE_LOWEST, find_octaves
+from privrep.local.least_squares import (
+    ROUNDING,
+    fit_ridge,
+    move_users_last,
+    subtract_mean,
+    sum_columns,
+    sum_rows,
+)
 from privrep.local.prior import PriorMean
 from privrep.privacy.bounds import Bound, Contributions
 from privrep.privacy.calibration import Query
@@ -29,11 +36,11 @@ from privrep.typing import Array, Floats, Matrix, Vector
 
 @dataclass(frozen=True)
 class HeadSpreads:
-    """Histograms, one cell an octave, of what users see alone around the prior mean: squares, over the target's scale.
+    """Histograms, one cell an octave, of squares that users see alone around the prior mean, over the target's scale.
 
-    First with common slopes: variance around the user's own level, and the level. Then with a regression on `factor`
-    as well: variance around that, the level at the origin, and the mean square of the head. With several targets it is
-    the mean over targets. Users with too few rows to tell are not counted.
+    The first two are with common slopes: variance around the user's own level, and the level. The other three are with
+    a regression on `factor` as well: variance around that, the level at the origin, and the mean square of the head.
+    With several targets each is the mean over targets. Users with too few rows to tell are not counted.
     """
 
     several_targets: ClassVar[bool] = True
@@ -46,14 +53,15 @@ class HeadSpreads:
         return StepSpec(accepts_sparse=True, fill=self.mean.fill, floats_per_user=self.factor.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `spreads` of each user: five histograms, one after the other."""
         X: Floats | SparseRows = batch.X
         users, m, _ = X.shape
-        y = with_targets(batch.y)
+        y = add_target_axis(batch.y)
         check_shapes(X, y, features=(self.factor,), targets=(self.target_scale,))
         k, free = self.factor.shape[1], int(self.mean.intercept)
-        residuals = residual_targets(self.mean, X, y) / self.target_scale
+        residuals = subtract_prior_mean(self.mean, X, y) / self.target_scale
         sizes = np.zeros((users, 5))
-        images = move_users_last(images_of(X, self.factor, self.mean, own=False))
+        images = move_users_last(make_images(X, self.factor, self.mean, own=False))
         for c in range(residuals.shape[2]):
             targets = move_users_last(np.ascontiguousarray(residuals[:, :, c]))
             if m > free:
@@ -61,15 +69,25 @@ class HeadSpreads:
                 sizes[:, 0] += sum_rows(moved**2) / (m - free)
                 sizes[:, 1] += (sum_rows(targets) / m) ** 2 if free else 0.0
             if k and m > k + free:
-                sizes[:, 2:] += self._regressed(images, targets, m, k, free)
+                sizes[:, 2:] += self._regress(images, targets, m, k, free)
         largest = np.abs(y.reshape(users, -1)).max(axis=1) / float(self.target_scale.min())
         sizes = np.where(
             sizes > (ROUNDING * largest[:, None]) ** 2, sizes, 0.0
         )  # what is left of equal numbers is none
-        cells = octaves(sizes, WIDE_LOWEST, WIDE_CELLS)
+        cells = find_octaves(sizes, WIDE_LOWEST, WIDE_CELLS)
         return {"spreads": Counts(np.where(cells < 0, -1, cells + WIDE_CELLS * np.arange(5)), 5 * WIDE_CELLS)}
 
-    def _regressed(self, images: Array, targets: Array, m: int, k: int, free: int) -> Array:
+    def _regress(self, images: Array, targets: Array, m: int, k: int, free: int) -> Array:
+        """Return the variance left, the squared level and the mean square of the head of users' regressions, (users,
+        3).
+
+        Args:
+            images: of the rows, (k, m, users).
+            targets: less the prior mean, (m, users).
+            m: rows of each user.
+            k: coordinates of the head.
+            free: 1 where users have levels, else 0.
+        """
         P, y = (subtract_mean(images), subtract_mean(targets)) if free else (images, targets)
         fit = fit_ridge(P, y, 1e-9, bool(free))
         left = y - sum_columns(P * fit.heads[:, None, :])
@@ -91,19 +109,28 @@ class Spreads:
 
     @property
     def around_own(self) -> bool:
-        """Return whether levels at users' own mean rows are seen to vary less than levels at the public origin."""
+        """Return whether levels at users' own mean rows vary less than levels at the public origin."""
         return self.level is not None and self.level_shared is not None and self.level < self.level_shared
 
     @property
     def around_public(self) -> bool:
-        """Return whether levels at the public origin are seen to vary far less than those at users' own mean rows."""
+        """Return whether levels at the public origin vary far less than levels at users' own mean rows."""
         return self.level is not None and self.level_shared is not None and 2 * self.level_shared < self.level
 
 
 def find_spreads(
     run: Run, page: str, mean: PriorMean, factor: Array, target_scale: Array, mu_squared: float
 ) -> Spreads:
-    """Return variances, read off histograms of what users see alone."""
+    """Return variances, read off histograms of what users see alone.
+
+    Args:
+        run: asks the users.
+        page: the name of the page.
+        mean: the prior mean.
+        factor: the directions of users' regressions, (d, k).
+        target_scale: of each target, (q,).
+        mu_squared: what the release costs.
+    """
     step = HeadSpreads(mean, factor, target_scale)
     bound = Bound(math.sqrt(5.0 if factor.shape[1] else 2.0), 5 * WIDE_CELLS, acute=True)
     released = run.release(page, step, {"spreads": Query(bound, mu_squared)})["spreads"]
@@ -111,9 +138,11 @@ def find_spreads(
 
 
 @lru_cache(maxsize=1)
-def _square_shapes() -> Array:
-    """Return shapes of histograms of mean squares of 1, 2, 4, 8 and 16 normal numbers of variance one, in octaves
-    around one, each of length one, (5, 2 HALF + 1)."""
+def _make_square_shapes() -> Array:
+    """Return shapes of histograms of mean squares, by octave around one, each of length one, (5, 2 HALF + 1).
+
+    They are mean squares of 1, 2, 4, 8 and 16 normal numbers of variance one.
+    """
     edges = 2.0 ** (np.arange(-HALF, HALF + 2) - 0.5)
     shapes = np.stack([np.diff(chdtr(dof, edges * dof)) for dof in (1, 2, 4, 8, 16)])
     return np.asarray(shapes / np.linalg.norm(shapes, axis=1, keepdims=True))
@@ -123,8 +152,13 @@ HALF = 10  # octaves either side of a variance in which squares are looked for
 
 
 def _read_variance(counts: Array, sigma: float) -> float | None:
-    """Return the variance behind a noisy histogram of squares; None where it is lost in noise."""
-    answers = np.stack([np.correlate(counts, shape, mode="same") for shape in _square_shapes()])
+    """Return the variance behind a noisy histogram of squares; None where it is lost in noise.
+
+    Args:
+        counts: users by octave of their square, (WIDE_CELLS,), with noise.
+        sigma: standard deviation of the noise in each count.
+    """
+    answers = np.stack([np.correlate(counts, shape, mode="same") for shape in _make_square_shapes()])
     best = np.unravel_index(int(answers.argmax()), answers.shape)
     if answers[best] < 5 * sigma:
         return None

@@ -1,4 +1,4 @@
-"""What users compute in the passes of Private FedRep: public values plus a function of one user's rows, to the bit."""
+"""Local steps of Private FedRep: functions of public values and of one user's rows, to the bit."""
 
 from __future__ import annotations
 
@@ -39,8 +39,14 @@ LOWEST, CELLS = -40, 81  # histograms of sizes: one cell an octave, from 2^-40 t
 WIDE_LOWEST, WIDE_CELLS = -100, 181  # the same for gradients, which go with the square of the target's unit
 
 
-def octaves(values: Floats, lowest: int = LOWEST, count: int = CELLS) -> NDArray[np.int64]:
-    """The cell of each positive size, its binary logarithm rounded; -1 for zero and for what is not finite."""
+def find_octaves(values: Floats, lowest: int = LOWEST, count: int = CELLS) -> NDArray[np.int64]:
+    """Return the cell of each positive size, its binary logarithm rounded; -1 for zero and for what is not finite.
+
+    Args:
+        values: sizes, of any shape.
+        lowest: the octave of the first cell.
+        count: how many cells there are; both ends are open.
+    """
     positive = (values > 0) & np.isfinite(values)
     mantissa, exponent = np.frexp(np.where(positive, values, 1.0))
     nearest = exponent - (mantissa < np.sqrt(0.5)) - lowest
@@ -49,11 +55,11 @@ def octaves(values: Floats, lowest: int = LOWEST, count: int = CELLS) -> NDArray
 
 @dataclass(frozen=True)
 class FeatureSizes:
-    """A histogram, per column, of the users' root mean squares (around their own mean if there is an intercept).
+    """Histograms, one a column, of users' root mean squares, around their own mean if there is an intercept.
 
-    A column that does not vary within a user, but for rounding, or has no value is not counted by that user. Columns
-    are the features and, where there are several, the targets. Of sparse features the size is that of the entries that
-    are not zero.
+    A user does not count in a column in which it has no value, or which does not vary within it but for rounding.
+    Columns are the features and, where there are several, the targets. The size of a sparse feature is the size of its
+    entries that are not zero.
     """
 
     several_targets: ClassVar[bool] = True
@@ -62,6 +68,7 @@ class FeatureSizes:
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `sizes` of each user."""
         X: Floats | SparseRows = batch.X
         y: Floats = batch.y
         targets = y if y.ndim == 3 else np.zeros((*y.shape, 0))
@@ -75,20 +82,24 @@ class FeatureSizes:
         return {"sizes": Counts(np.where(joined < 0, -1, first + joined), (d + q) * CELLS)}
 
     def _dense(self, values: Floats) -> NDArray[np.int64]:
-        """(users, columns): the cell within each column's own histogram, or -1."""
+        """Return the cell of each user's size within each column's own histogram, or -1, (users, columns).
+
+        Args:
+            values: (users, m, columns).
+        """
         rows = values.astype(np.float64, copy=False)
         rounding = ROUNDING * np.abs(rows).max(axis=1, initial=0.0)
         rows = centre_rows(rows) if self.intercept else rows
         sizes = np.sqrt((rows**2).sum(axis=1) / max(values.shape[1] - self.intercept, 1))
-        return octaves(np.where(sizes > rounding, sizes, 0.0))
+        return find_octaves(np.where(sizes > rounding, sizes, 0.0))
 
     def _sparse(self, X: SparseRows) -> NDArray[np.int64]:
-        """(users, most columns that a user has): cells in the joint histogram of all features, or -1."""
+        """Return cells in the joint histogram of all features, or -1, (users, most columns that a user has)."""
         user, column, T = X.slots()
         squares, times = T.copy(), T.copy()
         squares.data, times.data = T.data.astype(np.float64) ** 2, np.ones(len(T.data))
         ones = np.ones(T.shape[1])
-        cell = octaves(np.sqrt((squares @ ones) / (times @ ones)))
+        cell = find_octaves(np.sqrt((squares @ ones) / (times @ ones)))
         place = np.arange(len(user)) - np.searchsorted(user, user)  # of a slot among its user's
         cells = np.full((len(X), int(place.max(initial=-1)) + 1), -1)
         cells[user, place] = np.where(cell < 0, -1, column * CELLS + cell)
@@ -97,7 +108,10 @@ class FeatureSizes:
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """1/m sum x x^T over a user's rows (around their mean if there is an intercept), in public coordinates."""
+    """The second moment 1/m sum x x^T of a user's rows in public coordinates.
+
+    With an intercept rows are taken around their mean.
+    """
 
     several_targets: ClassVar[bool] = True
     spec: ClassVar[StepSpec] = StepSpec()
@@ -105,6 +119,7 @@ class SecondMoments:
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `covariance` of each user."""
         X: Floats = batch.X
         m = X.shape[1]
         rows = self.transform.rows(centre_rows(X) if self.intercept else X)
@@ -113,10 +128,10 @@ class SecondMoments:
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Each feature's mean square over a user's rows, in public scales, and a constant `unit` to measure them by.
+    """Mean squares of features over a user's rows, in public scales, and a constant `unit` to measure them by.
 
-    For sparse features: what a covariance is for dense ones, as far as it can be afforded. Clipping shrinks the unit
-    with the rest, so that the ratio is the mean square in the clipped population.
+    They are to sparse features what a covariance is to dense ones, as far as it can be afforded. Clipping shrinks the
+    unit with the rest, so that the ratio is the mean square in the clipped population.
     """
 
     several_targets: ClassVar[bool] = True
@@ -125,6 +140,7 @@ class Frequencies:
     unit: float = 1.0
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `frequencies` of each user."""
         X: SparseRows = batch.X
         user, column, T = X.slots()
         squares = T.copy()
@@ -136,9 +152,10 @@ class Frequencies:
 
 @dataclass(frozen=True)
 class PairMoments:
-    """Z = 1/(m(m-1)) sum over pairs of different rows of y y' x x'^T in public coordinates (000, Algorithm 2).
+    """The pair moments of Snedeker, Zhou, Bassily 2025, Algorithm 2, in public coordinates.
 
-    With several targets the sum of their Z. `normalised` brings every row to length one first (003, Algorithm 3).
+    Z = 1/(m(m-1)) sum over pairs of different rows of y y' x x'^T. With several targets it is the sum of their Z.
+    `normalised` brings every row to length one first (Jain et al. 2021, Algorithm 3).
     """
 
     several_targets: ClassVar[bool] = True
@@ -148,6 +165,7 @@ class PairMoments:
     normalised: bool = False
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `moments` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         m = X.shape[1]
@@ -180,10 +198,11 @@ class ResidualMoments:
     intercept: bool
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `moments` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         m = X.shape[1]
-        P = projected(X, self.transform, self.U, self.intercept)
+        P = project_centred(X, self.transform, self.U, self.intercept)
         inside = np.ascontiguousarray(P.transpose(2, 1, 0), dtype=X.dtype)
         rows = self.transform.rows(centre_rows(X) if self.intercept else X) - inside @ self.U.T.astype(X.dtype)
         scale = np.full(len(X), 1 / (m * (m - 1)) if m > self.U.shape[1] + self.intercept + 1 else 0.0)
@@ -196,15 +215,24 @@ class ResidualMoments:
 
 
 SIZES = Bound(math.sqrt(2.0), WIDE_CELLS + CELLS, acute=True)
-"""The histograms a round asks for: sizes of users' gradients, and their ratios to the second moment of the heads."""
+"""Bound of the histograms that a round asks for: norms of users' gradients, and their ratios to the second moment of
+the
+heads."""
 
 
 def gradient_size(d: int, k: int) -> int:
+    """Return how many numbers a gradient by U (d, k) and a packed second moment of heads have together."""
     return d * k + packed_size(k)
 
 
-def pulled(X: Floats | SparseRows, transform: FeatureTransform, pull: Floats) -> Floats | SparseColumns:
-    """sum over rows j of pull_j z_j^T, z the transformed rows: (users, k, d) of dense rows, slots of sparse ones."""
+def pull_rows(X: Floats | SparseRows, transform: FeatureTransform, pull: Floats) -> Floats | SparseColumns:
+    """Return the sum over rows j of pull_j z_j^T, z the transformed rows: (users, k, d), or slots of sparse rows.
+
+    Args:
+        X: rows (users, m, d).
+        transform: public coordinates of the rows.
+        pull: of each row, (k, m, users).
+    """
     if not isinstance(X, SparseRows):
         return transform.rows(np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ X)
     users, m, d = X.shape
@@ -213,28 +241,42 @@ def pulled(X: Floats | SparseRows, transform: FeatureTransform, pull: Floats) ->
     return SparseColumns(user, column, values / transform.scale[column, None], np.empty((users, 0)), d)
 
 
-def projected(X: Floats | SparseRows, transform: FeatureTransform, basis: Array, intercept: bool) -> Floats:
-    """(k, m, users): transformed rows times the basis, around their user's mean if there is an intercept."""
+def project_centred(X: Floats | SparseRows, transform: FeatureTransform, basis: Array, intercept: bool) -> Floats:
+    """Return transformed rows times the basis, (k, m, users), around their user's mean if there is an intercept.
+
+    Args:
+        X: rows (users, m, d).
+        transform: public coordinates of the rows.
+        basis: (d, k).
+        intercept: whether to subtract users' means.
+    """
     matrix = transform.to_original(basis)
     P = move_users_last(X.project(matrix) if isinstance(X, SparseRows) else X @ matrix.astype(X.dtype))
     return subtract_mean(P) if intercept else P
 
 
-def nothing(users: int, d: int, k: int) -> Contributions:
-    """The contributions of users who have nothing to say of a gradient."""
+def make_nothing(users: int, d: int, k: int) -> Contributions:
+    """Return the contributions of users who have nothing to say of a gradient by U.
+
+    Args:
+        users: how many there are.
+        d: rows of U.
+        k: columns of U.
+    """
     none = np.empty(0, np.int64)
     return SparseColumns(none, none, np.empty((0, k)), np.zeros((users, packed_size(k))), d)
 
 
 @dataclass(frozen=True)
 class LeaveOneOutGradient:
-    """The round of Private FedRep with every row used: gradient and second moment of the heads, joined.
+    """The round of Private FedRep with every row used: the gradient by U and the second moment of the heads, joined.
 
-    The paper fits the head on one batch and takes the gradient on another. Leaving out one row at a time and taking
-    the gradient on it keeps that independence row by row and wastes none. A user sends the gradient (of dense rows its
-    part orthogonal to U, which is all the step uses) together with `heads_weight` times the second moment of its heads,
-    as one vector: both are then clipped by the same factor, so their ratio is the step of the clipped population.
-    With several targets a user has a head for each, and sends the sums over them.
+    The paper (Snedeker, Zhou, Bassily 2025) fits the head on one batch and takes the gradient on another. Leaving out
+    one row at a time and taking the gradient on it keeps that independence row by row and wastes none.
+    A user sends the gradient, of dense rows the part of it orthogonal to U, which is all the step uses. Behind it
+    stands `heads_weight` times the second moment of its heads, in one vector. Both are clipped by the same factor, so
+    their ratio is the step of the clipped population. With several targets a user has a head for each, and sends the
+    sums over them.
     Products with X are in its own precision: float32 rows whose mean is 10,000 times their spread lose digits.
     """
 
@@ -250,27 +292,40 @@ class LeaveOneOutGradient:
         return StepSpec(accepts_sparse=True, floats_per_user=self.U.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `step` and `sizes` of each user."""
         X: Floats | SparseRows = batch.X
         y: Floats = batch.y
         users, m, d = X.shape
         k = self.U.shape[1]
         if m <= 1 + self.intercept:  # no rows are left to fit a head on when one is left out
-            return {"step": nothing(users, d, k), "sizes": Counts(np.full((users, 2), -1), SIZES.size)}
-        P = projected(X, self.transform, self.U, self.intercept)
+            return {"step": make_nothing(users, d, k), "sizes": Counts(np.full((users, 2), -1), SIZES.size)}
+        P = project_centred(X, self.transform, self.U, self.intercept)
         pull, moment = self._pulls(X, P, y)
-        step, norm = self._joined(X, P, pull, self.heads_weight * moment)
+        step, norm = self._join(X, P, pull, self.heads_weight * moment)
         ratio = norm / np.sqrt((moment**2).sum(axis=1))
-        cells = np.stack([octaves(norm, WIDE_LOWEST, WIDE_CELLS), octaves(ratio)], axis=1)
+        cells = np.stack([find_octaves(norm, WIDE_LOWEST, WIDE_CELLS), find_octaves(ratio)], axis=1)
         cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + WIDE_CELLS)
         return {"step": step, "sizes": Counts(cells, SIZES.size)}
 
     def _pulls(self, X: Floats | SparseRows, P: Floats, y: Floats) -> tuple[Floats, Floats]:
-        """Return `_pull` summed over all targets; X are the rows, P their images."""
+        """Return `_pull` summed over all targets.
+
+        Args:
+            X: rows (users, m, d).
+            P: the rows' images (k, m, users).
+            y: targets (users, m) or (users, m, q).
+        """
         pulls, moments = zip(*(self._pull(P, t) for t in self.transform.targets(y)), strict=True)
         return sum(pulls[1:], pulls[0]), sum(moments[1:], moments[0])
 
     def _pull(self, P: Floats, y: Floats) -> tuple[Floats, Floats]:
-        """For one target: how each row pulls at U, (k, m, users), and the heads' second moment, packed."""
+        """Return how each row pulls at U, (k, m, users), and the heads' packed second moment, (users, packed k), for
+        one target.
+
+        Args:
+            P: the rows' images (k, m, users).
+            y: one target (users, m).
+        """
         k, m, _ = P.shape
         fit = fit_ridge(P, centre_targets(y) if self.intercept else move_users_last(y), self.ridge, self.intercept)
         heads = fit.loo_heads()
@@ -280,9 +335,16 @@ class LeaveOneOutGradient:
         # centred pulls are the same as centred rows, which are many more
         return subtract_mean(pull) if self.intercept else pull, moment
 
-    def _joined(self, X: Floats | SparseRows, P: Floats, pull: Floats, tail: Floats) -> tuple[Contributions, Floats]:
-        """Gradient and tail as one contribution, and the gradient's norms."""
-        gradient = pulled(X, self.transform, pull)
+    def _join(self, X: Floats | SparseRows, P: Floats, pull: Floats, tail: Floats) -> tuple[Contributions, Floats]:
+        """Return gradient and tail as one contribution, and the gradient's norms, (users,).
+
+        Args:
+            X: rows (users, m, d).
+            P: the rows' images (k, m, users).
+            pull: of each row, (k, m, users).
+            tail: numbers to append, (users, packed k).
+        """
+        gradient = pull_rows(X, self.transform, pull)
         if isinstance(gradient, SparseColumns):
             return replace(gradient, tail=tail), gradient.measure_columns()
         users, k, d = gradient.shape
@@ -296,10 +358,10 @@ class LeaveOneOutGradient:
 
 @dataclass(frozen=True)
 class PowerStep:
-    """Z X for the pair moments Z of a user (see `PairMoments`) and a public basis X: a round of the power method.
+    """A round of the power method: Z X for the pair moments Z of a user (see `PairMoments`) and a public basis X.
 
-    The method's paper takes M = 1/m sum y^2 x x^T in place of Z, `own_rows`: M's eigenvalues outside the
-    representation are as large as the targets' mean square, those of Z are zero, so that Z needs fewer rounds.
+    The method's paper (Shen et al. 2023) takes M = 1/m sum y^2 x x^T in place of Z, `own_rows`. M's eigenvalues outside
+    the representation are as large as the targets' mean square. Z's are zero there, so Z needs fewer rounds.
     """
 
     several_targets: ClassVar[bool] = True
@@ -313,10 +375,11 @@ class PowerStep:
         return StepSpec(accepts_sparse=True, floats_per_user=self.basis.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `image` of each user, (users, columns d)."""
         X: Floats | SparseRows = batch.X
         y: Floats = batch.y
         m = X.shape[1]
-        P = projected(X, self.transform, self.basis, self.intercept)
+        P = project_centred(X, self.transform, self.basis, self.intercept)
         pull = np.zeros_like(P)
         for column in self.transform.targets(y):
             t = centre_targets(column) if self.intercept else move_users_last(column)
@@ -325,5 +388,5 @@ class PowerStep:
             elif m > 1:
                 weighted = t * P
                 pull += t * (sum_rows(weighted)[:, None, :] - weighted) / (m * (m - 1))
-        image = pulled(X, self.transform, subtract_mean(pull) if self.intercept else pull)
+        image = pull_rows(X, self.transform, subtract_mean(pull) if self.intercept else pull)
         return {"image": image if isinstance(image, SparseColumns) else Vectors(image.reshape(len(image), -1))}

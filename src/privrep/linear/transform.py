@@ -1,5 +1,8 @@
-"""Public coordinates for users' features: their sizes, off released histograms with one cell an octave (see
-`linear.steps.octaves`), and their correlations, off released second moments."""
+"""Public coordinates for users' features: their sizes and their correlations.
+
+Sizes are read off released histograms with one cell an octave (see `linear.steps.find_octaves`), correlations off
+released second moments.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,25 @@ PURPOSES = {
     "covariance": "correlations of the features",
     "frequencies": "how often features occur",
 }
-"""What the pages that this module asks for are for; see `method.Method.purposes`."""
+"""Purposes of the pages that this module asks for; see `method.Method.purposes`."""
 
 CLEAR = 5.0  # standard deviations above zero at which the largest of a few thousand noisy cells is believed
 Numbers = Sequence[float] | Array
 _WINDOW = 4  # octaves either side of the fullest cell that a quantile looks at
 
 
-def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[FeatureTransform, float]:
-    """Public scale of each feature: the power of two nearest to the root mean square that most users have. And how
-    many users took part, roughly.
+def find_feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[FeatureTransform, float]:
+    """Return public scales of the features, and roughly how many users took part.
 
-    A feature whose histogram does not rise clearly above the noise gets the scale of all features together, and if
-    even that is lost in the noise, 1. Of several targets likewise; one alone needs no scale.
+    A scale is the power of two nearest to the root mean square that most users have. A feature whose histogram does not
+    rise clearly above the noise gets the scale of all features together, and 1 if even that is lost. So do several
+    targets;
+    one alone needs no scale.
+
+    Args:
+        run: asks the users.
+        mu_squared: what the release costs.
+        intercept: whether sizes are taken around users' means.
     """
     d, q = run.users.facts.features, run.users.facts.targets
     columns = d + (q if q > 1 else 0)
@@ -44,14 +53,20 @@ def feature_scales(run: Run, mu_squared: float, intercept: bool) -> tuple[Featur
     )
     released = run.release("scales", FeatureSizes(intercept), {"sizes": Query(bound, mu_squared)})["sizes"]
     counts = released.value.reshape(columns, CELLS)
-    scales = np.concatenate([_column_scales(part, released.sigma) for part in (counts[:d], counts[d:])])
+    scales = np.concatenate([_read_column_scales(part, released.sigma) for part in (counts[:d], counts[d:])])
     return FeatureTransform(scales[:d], None, scales[d:] if q > 1 else None), float(counts.sum()) / columns
 
 
-SPARSE_COLUMNS = 64  # that a user's histogram of sizes speaks of; those of a user with more count less each
+SPARSE_COLUMNS = 64  # columns in a user's histogram of sizes; of a user with more, each counts less
 
 
-def _column_scales(counts: Array, sigma: float) -> Array:
+def _read_column_scales(counts: Array, sigma: float) -> Array:
+    """Return the scale of each column, (columns,), a power of two.
+
+    Args:
+        counts: users by octave of their size, (columns, CELLS), with noise.
+        sigma: standard deviation of the noise in each count.
+    """
     together = counts.sum(axis=0)
     clear = CLEAR * sigma * math.sqrt(max(len(counts), 1))
     common = int(together.argmax()) if together.max() > clear else -LOWEST
@@ -59,8 +74,16 @@ def _column_scales(counts: Array, sigma: float) -> Array:
     return np.ldexp(1.0, np.where(legible, counts.argmax(axis=1), common) + LOWEST)
 
 
-def octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> float:
-    """A quantile of the sizes in a noisy histogram, looking only near its fullest cell; interpolated within a cell."""
+def read_octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> float:
+    """Return a quantile of the sizes in a noisy histogram, interpolated within a cell.
+
+    It looks only near the fullest cell.
+
+    Args:
+        counts: users by octave of their size, (cells,), with noise.
+        quantile: from 0 to 1.
+        lowest: the octave of the first cell.
+    """
     peak = int(counts.argmax())
     low = max(peak - _WINDOW, 0)
     window = np.maximum(counts[low : peak + _WINDOW + 1], 0.0)
@@ -72,17 +95,22 @@ def octave_quantile(counts: Array, quantile: float, lowest: int = LOWEST) -> flo
 
 
 def find_transform(run: Run, sizes: float, moments: float, intercept: bool) -> tuple[FeatureTransform, float]:
-    """Public coordinates found by charged releases, and what of mu^2 they cost: `sizes` for the features' scales and
-    `moments` for their second moments, unless those would be lost in noise.
+    """Return public coordinates found by charged releases, and what of mu^2 they cost.
 
-    Dense features are whitened; of sparse ones, and of so many that a matrix of all pairs is out of reach, each is
-    only brought to a common mean square.
+    Dense features are whitened. Each sparse feature is only brought to a common mean square. So is each of very many
+    features, of which a matrix of all pairs is out of reach.
+
+    Args:
+        run: asks the users.
+        sizes: mu^2 for the features' scales.
+        moments: mu^2 for their second moments, which are not asked for where they would be lost in noise.
+        intercept: whether rows are taken around users' means.
     """
-    transform, users = feature_scales(run, sizes, intercept)
+    transform, users = find_feature_scales(run, sizes, intercept)
     d = run.users.facts.features
     if run.users.facts.sparse:
         return FeatureTransform(
-            frequency_scales(run, transform.scale, moments), None, transform.target_scale
+            find_frequency_scales(run, transform.scale, moments), None, transform.target_scale
         ), sizes + moments
     # of a covariance with d equal eigenvalues: the radius of the noise's eigenvalues, over the mean of its own
     noise = d**1.5 / (math.sqrt(moments) * max(users, 1.0))
@@ -95,10 +123,16 @@ MOST_WHITENED = 1024  # features
 
 
 def find_whitening(run: Run, transform: FeatureTransform, mu_squared: float, intercept: bool) -> Array | None:
-    """W = C^-1/2 from a release of the users' second moments, each by its direction alone.
+    """Return W = C^-1/2, (d, d), from a release of the users' second moments, each by its direction alone.
 
-    Eigenvalues of C, relative to their mean, count no less than the noise of the release: directions lost in it are
-    all treated alike. None where what is left differs by no more than noise would make it differ, or by little.
+    Eigenvalues of C, relative to their mean, count no less than the noise of the release: directions lost in it are all
+    treated alike. Return None where what is left differs by no more than noise would make it differ, or by little.
+
+    Args:
+        run: asks the users.
+        transform: coordinates without whitening.
+        mu_squared: what the release costs.
+        intercept: whether rows are taken around users' means.
     """
     d = run.users.facts.features
     bound = Bound(DIRECTION_ONLY, packed_size(d), acute=True)
@@ -108,11 +142,16 @@ def find_whitening(run: Run, transform: FeatureTransform, mu_squared: float, int
     radius = released["covariance"].sigma * math.sqrt(2 * d)  # of the noise's eigenvalues
     if mean < CLEAR * released["covariance"].sigma / math.sqrt(d):
         return None
-    return whitening_of(moments / mean, radius / mean)
+    return make_whitening(moments / mean, radius / mean)
 
 
-def whitening_of(covariance: Array, noise: float) -> Array | None:
-    """C^-1/2 with eigenvalues of at least `noise`; None where they differ by less than noise, or a factor of 2."""
+def make_whitening(covariance: Array, noise: float) -> Array | None:
+    """Return C^-1/2 with eigenvalues of at least `noise`; None where they differ by less than noise, or a factor of 2.
+
+    Args:
+        covariance: C, (d, d), of mean eigenvalue about one.
+        noise: radius of the noise's eigenvalues.
+    """
     values, vectors = np.linalg.eigh(covariance)
     kept = np.maximum(values, max(noise, 1e-9 * values[-1]))
     within_noise = values[-1] < 1 + 1.2 * noise and values[0] > 1 - 1.2 * noise
@@ -122,10 +161,16 @@ def whitening_of(covariance: Array, noise: float) -> Array | None:
     return whitening
 
 
-def declared_transform(
+def make_declared_transform(
     scale: Numbers | None, covariance: Sequence[Numbers] | None, features: int
 ) -> FeatureTransform | None:
-    """The transform of sizes, or of a covariance, that were declared public; None if neither was."""
+    """Return the transform of sizes, or of a covariance, that were declared public; None if neither was.
+
+    Args:
+        scale: sizes of the features, (features,).
+        covariance: of the features, (features, features).
+        features: how many there are.
+    """
     if scale is not None and covariance is not None:
         raise InputError("feature_covariance says how large features are; leave feature_scale out.")
     if covariance is not None:
@@ -138,7 +183,7 @@ def declared_transform(
                 "feature_covariance is no covariance: it has a negative eigenvalue, or none that is positive."
             )
         sizes = np.sqrt(np.maximum(np.diag(given), 1e-12 * max(float(np.diag(given).max()), 1e-300)))
-        return FeatureTransform(sizes, whitening_of(given / np.outer(sizes, sizes), 1e-6))
+        return FeatureTransform(sizes, make_whitening(given / np.outer(sizes, sizes), 1e-6))
     if scale is None:
         return None
     sizes = np.asarray(scale, dtype=np.float64)
@@ -147,8 +192,14 @@ def declared_transform(
     return FeatureTransform(sizes)
 
 
-def frequency_scales(run: Run, scale: Array, mu_squared: float) -> Array:
-    """Scales that bring every sparse feature to a mean square of one, or as far as the noise lets one tell."""
+def find_frequency_scales(run: Run, scale: Array, mu_squared: float) -> Array:
+    """Return scales (d,) that bring every sparse feature to a mean square of one, or as near as noise lets one tell.
+
+    Args:
+        run: asks the users.
+        scale: of the entries that are not zero, (d,).
+        mu_squared: what the release costs.
+    """
     bound = Bound(math.sqrt(2.0), run.users.facts.features + 1)
     released = run.release("frequencies", Frequencies(scale), {"frequencies": Query(bound, mu_squared)})["frequencies"]
     unit = max(float(released.value[-1]), CLEAR * released.sigma)

@@ -1,4 +1,4 @@
-"""What a fit was asked to do, in public facts: settings, and the columns of a table."""
+"""The description of a fit in public facts: settings, and the columns of a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from privrep.errors import InputError
 from privrep.linear.method import Method, Problem
 from privrep.linear.registry import DEFAULT, METHODS, check_accepted, find_method
 from privrep.linear.starts import INITIALISERS
-from privrep.linear.transform import declared_transform
+from privrep.linear.transform import make_declared_transform
 from privrep.local.losses import LOSSES, Loss, LossName
 from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget
@@ -23,7 +23,7 @@ CONFIGURATIONS = ("default", "paper")
 
 @dataclass(frozen=True)
 class Config:
-    """What a fit was asked to do. Only public facts; stored with the model and compared when a run is resumed."""
+    """Settings of a fit. Only public facts; stored with the model and compared when a run is resumed."""
 
     rank: int | None  # None: read off the released spectrum
     epsilon: float
@@ -42,15 +42,20 @@ class Config:
 
     @property
     def learner(self) -> Method:
-        """The method that learns the representation."""
+        """Return the method that learns the representation."""
         return find_method(self.method, self.ratings)
 
     def problem(self, features: int, loss: Loss | None) -> Problem:
-        """Return what the method is asked to learn; `loss` is `loss_of` these settings."""
+        """Return the problem that the method is asked to solve.
+
+        Args:
+            features: how many there are.
+            loss: what `make_loss` returns for these settings; None: of numbers.
+        """
         return Problem(
             rank=self.rank,
             intercept=self.intercept,
-            transform=declared_transform(self.scale, self.covariance, features),
+            transform=make_declared_transform(self.scale, self.covariance, features),
             start=None if self.start is None else INITIALISERS[self.start],
             loss=loss,
             configuration=self.configuration,
@@ -58,6 +63,7 @@ class Config:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Config:
+        """Return the settings that a file holds."""
         scale, covariance = fields["scale"], fields["covariance"]
         return cls(
             **{
@@ -68,7 +74,7 @@ class Config:
         )
 
     def check(self, features: int | None = None) -> None:
-        """Refuse settings that cannot work, each in one sentence; without `features`, those that never can."""
+        """Raise InputError if settings cannot work, in one sentence; without `features`, only if they never can."""
         Budget(self.epsilon, self.delta, self.relation)
         if not self.delta:
             raise InputError(
@@ -103,9 +109,10 @@ class Config:
             raise InputError("a random start cannot tell how many directions there are; give a rank.")
         self._check_ratings()
         if features is not None:
-            declared_transform(self.scale, self.covariance, features)
+            make_declared_transform(self.scale, self.covariance, features)
 
     def _check_ratings(self) -> None:
+        """Raise InputError if a fit of ratings has settings of other tables."""
         plain = Config(self.rank, self.epsilon, self.delta, self.relation, seed=self.seed, ratings=True)
         if self.ratings and self != plain:
             raise InputError(
@@ -124,7 +131,7 @@ class Config:
         return [] if self.ratings else [word for word, needed in wanted.items() if needed]
 
     def check_users(self, users: Users) -> None:
-        """Refuse what the settings cannot do with such users."""
+        """Raise InputError if the settings cannot do with such users."""
         if self.configuration == "paper" and users.facts.targets > 1:
             raise InputError("the configuration paper takes one target; fit each by itself, or use the default.")
         if self.loss is not None and users.facts.targets > 1:
@@ -134,19 +141,22 @@ class Config:
         self._check_rows(users.facts.targets, users.facts.sparse)
 
     def check_columns(self, columns: Columns) -> None:
-        """Refuse what the settings cannot do with such columns, before anything is spent on lists of their values."""
+        """Raise InputError if the settings cannot do with such columns, before anything is spent on lists of their
+        values."""
         self._check_rows(len(columns.targets), bool(columns.categorical) and not self.dense)
 
     @property
     def dense(self) -> bool:
-        """Return whether features must be dense, those of categories too."""
+        """Return whether features must be dense, one-hot features of categories too."""
         return "sparse" not in self.learner.accepts
 
     def _check_rows(self, targets: int, sparse: bool) -> None:
+        """Raise InputError if the method does not accept this number of targets, or sparse rows."""
         wanted = {"several targets": targets > 1, "sparse": sparse}
         check_accepted(self.learner, [word for word, needed in wanted.items() if needed])
 
     def _check_paper(self) -> None:
+        """Raise InputError if the settings do not suit the configuration of a paper."""
         if self.rank is None or self.intercept or self.scale is not None or self.covariance is not None or self.start:
             raise InputError(
                 "the configuration paper takes a rank, has a start of its own and has neither intercepts nor feature "
@@ -171,7 +181,7 @@ class Columns:
     weight: str = ""  # the column of weights, see `data.weights`; empty: none
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for a file; choices that models had before there were others are left out."""
+        """Return the fields for a file. Fields that later versions added are left out at their default."""
         plain = {name: default for name, default in _PLAIN.items() if getattr(self, name) == default}
         return {name: value for name, value in asdict(self).items() if name not in plain}
 
@@ -191,6 +201,7 @@ class Columns:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Columns:
+        """Return the columns that a file holds; raise ValueError if they do not belong together."""
         lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("targets", "features", "categorical")}
         classes = tuple(fields.get("classes", ()))  # models of numbers may come without
         chosen = {name: fields.get(name, default) for name, default in _PLAIN.items()}
@@ -204,19 +215,25 @@ class Columns:
 
     @property
     def by_category(self) -> dict[str, Categories]:
+        """Return the columns of categories with their lists."""
         return dict(zip(self.categorical, self.categories, strict=True))
 
     @property
     def named(self) -> dict[str, Categories]:
-        """Return the columns of categories of which some are known, with their lists."""
+        """Return the columns of categories whose lists are not empty, with their lists."""
         return {name: listed for name, listed in self.by_category.items() if listed}
 
 
 _PLAIN: dict[str, Any] = {"missing": "impute", "indicators": (), "weight": ""}
 
 
-def loss_of(config: Config, columns: Columns) -> Loss | None:
-    """What heads minimise, given the classes; None: squares."""
+def make_loss(config: Config, columns: Columns) -> Loss | None:
+    """Return what heads minimise, given the classes; None: squares.
+
+    Args:
+        config: the settings, which name the loss.
+        columns: the columns, which list the classes.
+    """
     if config.loss is None:
         return None
     if len(columns.classes) < 2:

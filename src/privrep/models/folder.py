@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 Described = dict[str, Any]
 MODEL, RUN, LEDGER, BILLBOARD = "model.json", "run.json", "ledger.jsonl", "billboard"
-_LEFT_OVER = "run.tmp"  # whoever wrote run.json was killed before it had its name
+_LEFT_OVER = "run.tmp"  # left by a claim that was killed before run.json had its name
 
 
 @dataclass(frozen=True)
 class ModelKind:
-    """What sets the folders of one kind of model apart.
+    """The differences between folders of one kind of model and another.
 
-    `check` takes what model.json or run.json holds, and the file. It raises an InputError for another format, and
+    `check` takes the content of model.json or run.json, and the file. It raises an InputError for another format, and
     ValueError, LookupError or TypeError where a part is missing or is something else.
     """
 
     format: str
     check: Callable[[Any, Path], None]
-    compared: str  # what two runs may differ in
+    compared: str  # what two runs may differ in, for a refusal
     names_difference: bool = True  # whether a refusal says where
     occupied: str = "is not an empty folder"
     completed: Callable[[Described], Described] = dict  # a run.json with the fields that later versions added
@@ -54,7 +54,7 @@ class ModelKind:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a model folder holds outside private/."""
+    """The content of a model folder outside private/."""
 
     described: Described
     ledger: Ledger
@@ -69,27 +69,29 @@ class ModelFolder:
 
     @property
     def ledger(self) -> Path:
+        """Return the path of the ledger."""
         return self.path / LEDGER
 
     @property
     def finished(self) -> bool:
+        """Return whether there is a model.json: the folder holds a model."""
         return (self.path / MODEL).is_file()
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run.json: the run is under way, or was stopped."""
+        """Return whether there is a run.json: the run is under way, or was stopped."""
         return (self.path / RUN).is_file()
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is there but what a claim leaves behind when it is killed."""
+        """Return whether nothing is there but what a claim leaves behind when it is killed."""
         if not self.path.exists():
             return True
         return self.path.is_dir() and all(_is_left_over(file) for file in self.path.iterdir())
 
     @property
     def format(self) -> str:
-        """The format that model.json names, else run.json; empty if neither does."""
+        """Return the format that model.json names, else run.json; the empty string if neither does."""
         for name in (MODEL, RUN):
             try:
                 described = json.loads((self.path / name).read_text())
@@ -99,7 +101,10 @@ class ModelFolder:
         return ""
 
     def claim(self, kind: ModelKind, wanted: Mapping[str, Any]) -> None:
-        """Make the folder of a run, or raise ResumeError unless the one that stands is of this very run.
+        """Make the folder of a run, or go on with the run that stands there.
+
+        Raise ResumeError if that is another run. Raise InputError if the folder holds a model, or files of something
+        else.
 
         Args:
             kind: of the model.
@@ -114,7 +119,7 @@ class ModelFolder:
             with self.damage(RUN):
                 stands = kind.completed(json.loads((self.path / RUN).read_text()))
             if stands != wanted:
-                where = f" ({_difference(stands, wanted)})" if kind.names_difference else ""
+                where = f" ({_find_difference(stands, wanted)})" if kind.names_difference else ""
                 raise ResumeError(
                     f"{self.path} holds a run with other {kind.compared}{where}. Continue it with the same arguments, "
                     "or choose another folder."
@@ -126,7 +131,12 @@ class ModelFolder:
         write_json(self.path / RUN, wanted)
 
     def finish(self, described: Mapping[str, Any], heads: Heads | OwnHeads | None = None) -> None:
-        """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
+        """Write the heads and, last, model.json into the folder of a run: from then on it is a model.
+
+        Args:
+            described: the content of model.json.
+            heads: of the users; None: none are kept.
+        """
         if heads is not None:
             write_heads(heads, self.path)
         write_json(self.path / MODEL, described)
@@ -141,19 +151,27 @@ class ModelFolder:
         *,
         overwrite: bool = False,
     ) -> None:
-        """Write a model, all of it or nothing. Only a model is overwritten, and only if that is asked for."""
+        """Write a model, all of it or nothing. Only a model is overwritten, and only if that is asked for.
+
+        Args:
+            described: the content of model.json.
+            ledger: every charge.
+            billboard: every release.
+            heads: of the users; None: none are kept.
+            overwrite: whether a model that stands there is replaced.
+        """
         if self.path.exists() and not overwrite:
             raise InputError(f"{self.path} exists already. Choose another folder, or pass overwrite=True.")
         if self.path.exists() and not self.finished:
             raise InputError(f"{self.path} is not a model folder, so it is not overwritten. Choose another folder.")
-        with self.replaced() as new:
+        with self.replace() as new:
             ledger.write(new / LEDGER)
             billboard.write(new / BILLBOARD)
             ModelFolder(new).finish(described, heads)
 
     @contextmanager
-    def replaced(self) -> Iterator[Path]:
-        """Give a folder to write to that takes this one's place when all went well. What stood there stays when not."""
+    def replace(self) -> Iterator[Path]:
+        """Yield a folder to write to that takes this one's place when all went well. Otherwise the old folder stays."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))  # for the owner only
         new, old = temporary / "new", temporary / "old"
@@ -172,11 +190,11 @@ class ModelFolder:
         shutil.rmtree(temporary, ignore_errors=True)
 
     def read(self, kind: ModelKind, page: str | None = None) -> Contents:
-        """Read a model folder but for its heads; one that is damaged is an InputError.
+        """Read a model folder without its heads; raise InputError if it is damaged.
 
         Args:
             kind: the one that the folder must hold.
-            page: of the billboard, which must be there.
+            page: of the billboard, which must be there; None: none in particular.
         """
         described = self.read_description(kind)
         return Contents(described, self.read_ledger(), self.read_billboard(page))
@@ -199,11 +217,17 @@ class ModelFolder:
         return described
 
     def read_ledger(self) -> Ledger:
+        """Read the ledger; raise InputError if it is damaged."""
         with self.damage(LEDGER):
             return read_ledger(self.ledger)
 
-    def ledger_so_far(self, budget: Budget, *, seeded: bool) -> Ledger:
-        """Read the ledger; of a run that has not begun to spend, return one of its budget."""
+    def read_ledger_so_far(self, budget: Budget, *, seeded: bool) -> Ledger:
+        """Read the ledger; for a run that has not begun to spend, return an empty one of this budget.
+
+        Args:
+            budget: of the run.
+            seeded: whether the run's noise is seeded.
+        """
         if not self.finished and not (self.ledger.is_file() and self.ledger.stat().st_size > 0):
             return Ledger(budget, seeded=seeded)
         return self.read_ledger()
@@ -244,8 +268,14 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def _difference(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str:
-    """Name the first place where two descriptions differ."""
+def _find_difference(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str:
+    """Return the name of the first place where two descriptions differ.
+
+    Args:
+        stands: the description in the folder.
+        wanted: the description of the run.
+        within: begins the name: the keys around both.
+    """
     if not isinstance(stands, dict):
         return within or RUN
     for key in (*wanted, *stands):
@@ -253,5 +283,5 @@ def _difference(stands: Any, wanted: Mapping[str, Any], within: str = "") -> str
             return f"{within}{key}"
         if stands[key] != wanted[key]:
             inner = isinstance(wanted[key], dict) and isinstance(stands[key], dict)
-            return _difference(stands[key], wanted[key], f"{within}{key}.") if inner else f"{within}{key}"
+            return _find_difference(stands[key], wanted[key], f"{within}{key}.") if inner else f"{within}{key}"
     return "nothing"

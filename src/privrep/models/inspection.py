@@ -1,4 +1,5 @@
-"""Inspecting a folder of any kind of model, finished or not. Needs no PyTorch, and changes nothing in the folder."""
+"""Inspection of a folder of any kind of model, finished or not. It needs no PyTorch, and changes nothing in the
+folder."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from privrep.models.model import load
 from privrep.models.networks import inspect_network
 from privrep.models.pairs import inspect_pairs
 from privrep.models.sections import Inspection
-from privrep.models.spending import releases, share_spent
-from privrep.models.words import TableFacts, table_json, table_sections
+from privrep.models.spending import find_share_spent, list_releases
+from privrep.models.words import TableFacts, make_table_json, make_table_sections
 from privrep.privacy.accounting import total_mu
 from privrep.privacy.events import event_to_json
 from privrep.privacy.ledger import Budget
@@ -22,14 +23,15 @@ _BY_FORMAT = {"privrep-neural": inspect_network, "privrep-clip": inspect_pairs} 
 
 
 def inspect_folder(path: Path) -> Inspection:
-    """Read a model folder or the folder of a run that was not finished."""
+    """Return what a model folder, or the folder of a run that was not finished, says about itself."""
     folder = ModelFolder(path)
     return _BY_FORMAT.get(folder.format.partition("/")[0], _inspect_table)(folder)
 
 
 def _inspect_table(folder: ModelFolder) -> Inspection:
+    """Return what a folder of tables says about itself."""
     found = read_table_facts(folder.path)
-    report, spent = found.privacy, releases(found.privacy)
+    report, spent = found.privacy, list_releases(found.privacy)
     events = [
         {"name": each.name, **event_to_json(event), "share": each.share}
         for each, (_, event) in zip(spent, report.events, strict=True)
@@ -38,17 +40,17 @@ def _inspect_table(folder: ModelFolder) -> Inspection:
         found.folder,
         found.finished,
         report,
-        share_spent(report),
+        find_share_spent(report),
         spent,
-        table_sections(found),
+        make_table_sections(found),
         events,
-        table_json(found),
+        make_table_json(found),
         mu=total_mu(event for _, event in report.events),
     )
 
 
 def read_table_facts(path: Path) -> TableFacts:
-    """Read a folder of tables, finished or not."""
+    """Return the facts of a folder of tables, finished or not; raise InputError if it is none."""
     folder = ModelFolder(path)
     if folder.finished:
         model = load(path)
@@ -63,5 +65,5 @@ def read_table_facts(path: Path) -> TableFacts:
         described = json.loads((path / RUN).read_text())
         config, columns = Config.from_json(described["config"]), Columns.from_json(described["columns"])
     budget = Budget(config.epsilon, config.delta, config.relation)
-    ledger = folder.ledger_so_far(budget, seeded=config.seed is not None)
+    ledger = folder.read_ledger_so_far(budget, seeded=config.seed is not None)
     return TableFacts(str(path), False, config, columns, ledger.report(), None, None, described.get("public_map"))

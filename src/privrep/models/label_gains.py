@@ -1,7 +1,7 @@
-"""Say what heads of classifiers with a prior are, and what they gain, by released numbers with their noise.
+"""Sentences about heads of classifiers with a prior and what they gain, by released numbers with their noise.
 
-Gains are differences of losses, in nats a label (of the hinge loss: in its own units), to those by the frequencies of a
-user's own classes (`local.representation.Gains`).
+Gains are differences of losses to the loss by the frequencies of a user's own classes (`local.representation.Gains`).
+They are in nats a label, or for the hinge loss in its own units.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def describe_label_gains(gains: Gains) -> str:
     return f"The loss of a label is {first} than by the frequencies of its user's own classes{alone}."
 
 
-def about_label_heads(prior: LabelPrior, gains: Gains) -> list[str]:
+def describe_label_heads(prior: LabelPrior, gains: Gains) -> list[str]:
     """Return sentences about how strong the prior is, and what it gains."""
     lines = []
     if prior.mean.intercept:
@@ -49,8 +49,15 @@ def about_label_heads(prior: LabelPrior, gains: Gains) -> list[str]:
     return lines
 
 
-def label_heads_json(learned: Representation, prior: LabelPrior, gains: Gains, family: str) -> dict[str, Any]:
-    """Return the same numbers for machines."""
+def make_label_heads_json(learned: Representation, prior: LabelPrior, gains: Gains, family: str) -> dict[str, Any]:
+    """Return the same numbers for machines.
+
+    Args:
+        learned: the model.
+        prior: its prior.
+        gains: its gains.
+        family: the name of the prior's family.
+    """
     return {
         "family": family,
         "directions": prior.factor.shape[1],

@@ -9,7 +9,7 @@ from pathlib import Path
 from privrep.data.categories import MOST_CLASSES, Categories
 from privrep.errors import InputError
 from privrep.linear.alternation import FOR_NUMBERS
-from privrep.models.description import Columns, Config, loss_of
+from privrep.models.description import Columns, Config, make_loss
 from privrep.models.folder import Described, ModelFolder
 from privrep.models.model import CLASSES_PAGE, TABLE, Model, describe
 from privrep.privacy.ledger import Budget
@@ -25,8 +25,9 @@ KEYS_PAGE = "keys-"  # and a number: where a list of categories is selected
 class PendingColumns:
     """Users whose rows wait for lists of categories or classes, which are private until they are selected.
 
-    `holders` has, by column, who holds which category, where no list was declared; `labels` who has which label, where
-    no classes were. `make` makes the users once all lists are known, in the order of `Columns.categorical`.
+    `holders` tells, for each column without a declared list, which users hold which category. `labels` tells which
+    users have which label, where no classes were declared. `make` makes the users once all lists are known, in the
+    order of `Columns.categorical`.
     """
 
     holders: dict[str, KeyHolders]
@@ -46,8 +47,16 @@ def learn(
     """Learn the representation privately. With a folder every charge and page is on disk before it is used.
 
     Calling it again on the same folder continues a run that was stopped: pages that stand are read, not asked again.
-    `public_map` are the facts of the map that made the features, if one did.
+
     Formal guarantee: the returned model without heads, and the folder, are (epsilon, delta)-DP as its ledger states.
+
+    Args:
+        users: who are asked, or users whose lists are not known yet.
+        config: settings of the fit.
+        folder: of the run; None: nothing is written.
+        columns: of the table; None: there are no names.
+        on_page: is called with the name of each page; None: nobody is told.
+        public_map: facts of the map that made the features; None: columns are features.
     """
     columns = columns or Columns()
     config.check()
@@ -56,7 +65,7 @@ def learn(
         config.check(users.facts.features)
         config.check_users(users)
     if not isinstance(users, PendingColumns) or users.labels is None:
-        loss_of(config, columns)  # refuses labels whose classes are neither there nor to be selected
+        make_loss(config, columns)  # refuses labels whose classes are neither there nor to be selected
     if folder is not None:
         claim(folder, config, columns, users, public_map)
     budget, told = Budget(config.epsilon, config.delta, config.relation), on_page or (lambda page: None)
@@ -67,7 +76,7 @@ def learn(
             run = run.with_users(users.make(columns))
             config.check(run.users.facts.features)
             config.check_users(run.users)
-        loss = loss_of(config, columns)
+        loss = make_loss(config, columns)
         representation = config.learner.learn(run, config.problem(run.users.facts.features, loss))
     return Model(config, representation, run.ledger.report(), run.ledger, run.billboard, columns, None, public_map)
 
@@ -79,7 +88,15 @@ def claim(
     users: Users | PendingColumns,
     public_map: Described | None = None,
 ) -> None:
-    """Make the folder of a run, or check that the one that stands is of this very run."""
+    """Make the folder of a run, or check that the one that stands is of this very run.
+
+    Args:
+        folder: of the run.
+        config: settings of the fit.
+        columns: of the table.
+        users: who are asked, whose public sizes are compared.
+        public_map: facts of the map that made the features; None: columns are features.
+    """
     wanted = describe(config, columns, public_map)
     if not isinstance(users, PendingColumns):
         wanted["feature_count"] = users.facts.features
@@ -89,14 +106,14 @@ def claim(
 
 
 def _select(users: PendingColumns, columns: Columns, run: Run, may_be_empty: bool) -> Columns:
-    """Return the columns with all their lists; select those privately that were not declared.
+    """Return the columns with all their lists; select the lists privately that were not declared.
 
     Lists may be empty where there is something to learn without them: ratings have levels.
     """
     share, budget = KEYS_SHARE / max(len(users.holders) + (users.labels is not None), 1), run.ledger.budget
     mu_squared, delta = share * budget.mu**2, share * budget.delta
     if users.labels is not None:
-        columns = replace(columns, classes=_enough(run.select(CLASSES_PAGE, users.labels, mu_squared, delta)))
+        columns = replace(columns, classes=_check_classes(run.select(CLASSES_PAGE, users.labels, mu_squared, delta)))
     lists = dict(zip(columns.categorical, columns.categories, strict=True))
     for number, (column, holders) in enumerate(users.holders.items(), start=1):
         lists[column] = run.select(f"{KEYS_PAGE}{number}", holders, mu_squared, delta)
@@ -109,7 +126,8 @@ def _select(users: PendingColumns, columns: Columns, run: Run, may_be_empty: boo
     return replace(columns, categories=tuple(lists[name] for name in columns.categorical))
 
 
-def _enough(classes: Categories) -> Categories:
+def _check_classes(classes: Categories) -> Categories:
+    """Return the classes; raise InputError unless there are between two and MOST_CLASSES of them."""
     if 2 <= len(classes) <= MOST_CLASSES:
         return classes
     what = (

@@ -14,12 +14,12 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.heads.heads import Heads
-from privrep.heads.posterior import doubt_size
+from privrep.heads.posterior import count_doubt
 from privrep.heads.regression import HEAD_KINDS, POSTERIOR
 from privrep.heads.store import FILE, has_heads, read_heads
 from privrep.local.losses import Loss
 from privrep.local.representation import Representation, read_representation
-from privrep.models.description import Columns, Config, loss_of
+from privrep.models.description import Columns, Config, make_loss
 from privrep.models.folder import BILLBOARD, MODEL, Described, ModelFolder, ModelKind
 from privrep.privacy.billboard import Billboard
 from privrep.privacy.ledger import Ledger, PrivacyReport
@@ -30,7 +30,7 @@ CLASSES_PAGE = "classes"  # on which they are selected
 
 @dataclass(frozen=True)
 class Model:
-    """Everything a fit leaves behind."""
+    """A fitted model: everything a fit leaves behind."""
 
     config: Config
     representation: Representation
@@ -44,7 +44,7 @@ class Model:
     @property
     def loss(self) -> Loss | None:
         """Return what the heads minimise; None: squares."""
-        return loss_of(self.config, self.columns)
+        return make_loss(self.config, self.columns)
 
     @property
     def classes_selected(self) -> bool:
@@ -58,18 +58,26 @@ def with_heads(model: Model, heads: Heads) -> Model:
 
 
 def describe(config: Config, columns: Columns, public_map: Described | None = None) -> Described:
-    """Return what was asked for, as JSON has it."""
+    """Return what was asked for, as JSON has it.
+
+    Args:
+        config: settings of the fit.
+        columns: of the table.
+        public_map: facts of the map that made the features; None: columns are features.
+    """
     mapped = {} if public_map is None else {"public_map": public_map}
     described: Described = json.loads(json.dumps({"config": asdict(config), "columns": columns.to_json(), **mapped}))
     return described
 
 
-def _completed(stands: Described) -> Described:
+def _complete(stands: Described) -> Described:
+    """Return a run.json with the fields that later versions added."""
     config, columns = Config.from_json(stands["config"]), Columns.from_json(stands["columns"])
     return stands | describe(config, columns)
 
 
 def _check(described: Any, path: Path) -> None:
+    """Raise InputError unless a file describes a model of this format."""
     if str(described["format"]).startswith("privrep-neural/"):
         folder = path.parent
         raise InputError(f"{folder} holds a neural model: read it in Python, by Centaur.load({str(folder)!r}).")
@@ -83,32 +91,39 @@ TABLE = ModelKind(
     "settings, columns or users",
     names_difference=False,
     occupied="is not empty",
-    completed=_completed,
+    completed=_complete,
 )
 """Folders of models of numbers, classes and ratings."""
 
 
 def save(model: Model, folder: Path, *, overwrite: bool = False) -> None:
-    """Write a model to a folder, all of it or nothing."""
-    ModelFolder(folder).save(_described(model), model.ledger, model.billboard, model.heads, overwrite=overwrite)
+    """Write a model to a folder, all of it or nothing.
+
+    Args:
+        model: to write.
+        folder: to make.
+        overwrite: whether a model that stands there is replaced.
+    """
+    ModelFolder(folder).save(_describe_model(model), model.ledger, model.billboard, model.heads, overwrite=overwrite)
 
 
 def finish(model: Model, folder: Path) -> None:
     """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
-    ModelFolder(folder).finish(_described(model), model.heads)
+    ModelFolder(folder).finish(_describe_model(model), model.heads)
 
 
-def _described(model: Model) -> Described:
+def _describe_model(model: Model) -> Described:
+    """Return the content of model.json."""
     return {"format": FORMAT, **describe(model.config, model.columns, model.public_map)}
 
 
 def load(path: Path) -> Model:
-    """Read a model folder. One that is damaged, in whatever way, is an InputError."""
+    """Read a model folder; raise InputError if it is damaged in whatever way."""
     folder = ModelFolder(path)
     described = folder.read_description(TABLE)
     with folder.damage(MODEL):
         config, columns = Config.from_json(described["config"]), Columns.from_json(described["columns"])
-        loss, public_map = loss_of(config, columns), described.get("public_map")
+        loss, public_map = make_loss(config, columns), described.get("public_map")
         if public_map is not None:
             int(public_map["width"]), int(public_map["keep"]), public_map["features"], public_map["words"]
     billboard = folder.read_billboard()
@@ -147,7 +162,7 @@ def _check_heads(heads: Heads, representation: Representation, loss: Loss | None
         raise ValueError("its heads are of other features")
     numbers = [heads.intercept, heads.shared, heads.own]
     if heads.origin is not None and heads.doubt is not None:
-        if (heads.origin.shape[1], heads.doubt.shape[1]) != (k, doubt_size(k)):
+        if (heads.origin.shape[1], heads.doubt.shape[1]) != (k, count_doubt(k)):
             raise ValueError("its heads are of another prior")
         numbers += [heads.origin, heads.doubt]
     if not all(np.isfinite(each).all() for each in numbers):

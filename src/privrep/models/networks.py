@@ -15,11 +15,11 @@ from privrep.models.sections import (
     NOT_THERE_YET,
     Inspection,
     Section,
-    in_words,
-    not_protected,
-    privacy_sections,
+    describe_unprotected,
+    make_privacy_sections,
+    say_classes,
 )
-from privrep.models.spending import releases_with_samples, share_of
+from privrep.models.spending import find_share, list_releases_with_samples
 from privrep.privacy.events import Batched, Sampled
 from privrep.privacy.ledger import Budget, PrivacyReport
 
@@ -40,6 +40,7 @@ _PURPOSE = {
 
 
 def _check(described: Any, path: Path) -> None:
+    """Raise InputError for another format, and ValueError or LookupError where a part is missing."""
     if described["format"] != FORMAT:
         raise InputError(f"{path} is not a neural model that this version of privrep can read ({FORMAT}).")
     for part, kind in _PARTS.items():
@@ -66,13 +67,13 @@ def is_personal(folder: ModelFolder) -> bool:
 
 
 def inspect_network(folder: ModelFolder) -> Inspection:
-    """Read a folder that names the format of networks."""
+    """Return what a folder that names the format of networks says about itself."""
     described = folder.read_json(MODEL if folder.finished else RUN, NETWORK)
     config = described["config"]
-    ledger = folder.ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
-    report, share = ledger.report(), share_of(ledger)
-    releases = releases_with_samples(report, share, _purpose)
-    facts = _Facts(folder, described, report, _shared(folder) if folder.finished else None)
+    ledger = folder.read_ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
+    report, share = ledger.report(), find_share(ledger)
+    releases = list_releases_with_samples(report, share, _find_purpose)
+    facts = _Facts(folder, described, report, _read_shared(folder) if folder.finished else None)
     return Inspection(
         str(folder.path),
         folder.finished,
@@ -87,21 +88,25 @@ def inspect_network(folder: ModelFolder) -> Inspection:
 
 @dataclass(frozen=True)
 class _Facts:
+    """Facts of a folder of networks, finished or not."""
+
     folder: ModelFolder
     described: Described
     report: PrivacyReport
-    shared: str | None  # what the plan came to; None: the run is not finished
+    shared: str | None  # name of the shared part; None: the run is not finished
 
     def sections(self) -> tuple[Section, ...]:
+        """Return everything that the folder says about itself."""
         return (
-            *privacy_sections(self.report, str(self.folder.path), COVERED),
-            not_protected(self.report),
+            *make_privacy_sections(self.report, str(self.folder.path), COVERED),
+            describe_unprotected(self.report),
             Section("The method", tuple(self._method())),
             Section("The classes", (self._classes(),)),
             Section("The model", tuple(self._model())),
         )
 
     def _method(self) -> list[str]:
+        """Return sentences about how the network was learned."""
         plan = self.described["plan"]
         other = plan.get("otherwise")
         if other is not None and self.shared == other["share"]:
@@ -115,11 +120,13 @@ class _Facts:
         return lines
 
     def _classes(self) -> str:
+        """Return a sentence that names the classes."""
         classes = self.described["config"]["classes"]
-        listed = in_words(tuple(classes)) if isinstance(classes, list) else f"{classes:,}"
+        listed = say_classes(tuple(classes)) if isinstance(classes, list) else f"{classes:,}"
         return f"{listed}. Declared: taken as a public fact, not computed from the users, and so not protected."
 
     def _model(self) -> list[str]:
+        """Return sentences about what the folder holds and how to use it."""
         if not self.folder.finished:
             return [NOT_THERE_YET]
         there, users = has_heads(self.folder.path), self.described["user_count"]
@@ -135,12 +142,14 @@ class _Facts:
         ]
 
 
-def _shared(folder: ModelFolder) -> str:
+def _read_shared(folder: ModelFolder) -> str:
+    """Return what the plan came to: the name of the part that is shared."""
     billboard = folder.read_billboard()
     with folder.damage(BILLBOARD):
         return str(billboard[PAGE].facts["derived"]["share"])
 
 
-def _purpose(name: str) -> str:
+def _find_purpose(name: str) -> str:
+    """Return what a release is for, by its name (page/statistic); the empty string where nothing is known."""
     page, _, statistic = name.partition("/")
     return _PURPOSE.get(statistic) or _PURPOSE.get(page.split("-")[0], "")

@@ -8,8 +8,8 @@ from typing import Any
 
 from privrep.errors import InputError
 from privrep.models.folder import MODEL, RUN, Described, ModelFolder, ModelKind
-from privrep.models.sections import NOT_THERE_YET, USERS, Inspection, Section, Unit, privacy_sections
-from privrep.models.spending import releases_with_samples, share_of
+from privrep.models.sections import NOT_THERE_YET, USERS, Inspection, Section, Unit, make_privacy_sections
+from privrep.models.spending import find_share, list_releases_with_samples
 from privrep.privacy.events import Batched, Sampled
 from privrep.privacy.ledger import Budget, PrivacyReport
 
@@ -48,6 +48,7 @@ _NOT_PROTECTED = (
 
 
 def _check(described: Any, path: Path) -> None:
+    """Raise InputError for another format, and ValueError or LookupError where a part is missing."""
     if not isinstance(described, dict) or described.get("format") != FORMAT:
         raise InputError(f"{path} is no DP-CLIP model that this version of privrep can read ({FORMAT}).")
     for part, kind in _PARTS.items():
@@ -63,12 +64,12 @@ PAIRS = ModelKind(FORMAT, _check, "settings, weights, texts or users")
 
 
 def inspect_pairs(folder: ModelFolder) -> Inspection:
-    """Read a folder that names the format of pairs."""
+    """Return what a folder that names the format of pairs says about itself."""
     described = folder.read_json(MODEL if folder.finished else RUN, PAIRS)
     config = described["config"]
-    ledger = folder.ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
-    report, share = replace(ledger.report(), unit=described["unit"]), share_of(ledger)
-    releases = releases_with_samples(report, share, _purpose)
+    ledger = folder.read_ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
+    report, share = replace(ledger.report(), unit=described["unit"]), find_share(ledger)
+    releases = list_releases_with_samples(report, share, _find_purpose)
     return Inspection(
         str(folder.path),
         folder.finished,
@@ -76,25 +77,27 @@ def inspect_pairs(folder: ModelFolder) -> Inspection:
         share,
         releases,
         (
-            *_promise(described, report, str(folder.path)),
+            *_describe_promise(described, report, str(folder.path)),
             Section("What is not protected", _NOT_PROTECTED),
-            Section("The method", tuple(_method(described, report))),
-            Section("The model", tuple(_model(described, folder))),
+            Section("The method", tuple(_describe_method(described, report))),
+            Section("The model", tuple(_describe_model(described, folder))),
         ),
         [asdict(spent) for spent in releases],
         {part: described[part] for part in _PARTS},
     )
 
 
-def _promise(described: Described, report: PrivacyReport, folder: str) -> tuple[Section, ...]:
+def _describe_promise(described: Described, report: PrivacyReport, folder: str) -> tuple[Section, ...]:
+    """Return the sections about privacy, for the unit that the model protects."""
     if described["unit"] == "pair":
-        return privacy_sections(report, folder, _COVERED, _PAIRS)
+        return make_privacy_sections(report, folder, _COVERED, _PAIRS)
     most = described["config"]["pairs_per_user"]
     part = f"Of each user the first {f'{most:,} pairs take' if most > 1 else 'pair takes'} part."
-    return privacy_sections(report, folder, _COVERED, USERS, [part])
+    return make_privacy_sections(report, folder, _COVERED, USERS, [part])
 
 
-def _method(described: Described, report: PrivacyReport) -> list[str]:
+def _describe_method(described: Described, report: PrivacyReport) -> list[str]:
+    """Return sentences about how the encoders were trained."""
     config, bank = described["config"], described["bank"]
     settings = config["settings"]
     lines = [
@@ -110,7 +113,8 @@ def _method(described: Described, report: PrivacyReport) -> list[str]:
     return lines
 
 
-def _model(described: Described, folder: ModelFolder) -> list[str]:
+def _describe_model(described: Described, folder: ModelFolder) -> list[str]:
+    """Return sentences about what the folder holds and how to use it."""
     if not folder.finished:
         return [NOT_THERE_YET]
     names = [described["modules"][side]["class"] for side in ("image", "text")]
@@ -121,5 +125,6 @@ def _model(described: Described, folder: ModelFolder) -> list[str]:
     ]
 
 
-def _purpose(name: str) -> str:
+def _find_purpose(name: str) -> str:
+    """Return what a release is for, by its name (page/statistic); the empty string where nothing is known."""
     return _PURPOSE.get(name.split("/")[0].split("-")[0], "")

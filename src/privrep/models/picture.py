@@ -1,4 +1,4 @@
-"""Draw one picture of a fit: the errors of the methods, and how the budget was spent."""
+"""One picture of a fit: the errors of the methods, and how the budget was spent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from privrep.models.planning import find_part
-from privrep.models.spending import releases
+from privrep.models.spending import list_releases
 from privrep.privacy.ledger import PrivacyReport
 
 _PRIVATE, _GROUP, _OTHER, _INK, _FAINT = "#0b6e99", "#85b7cc", "#9aa5ad", "#222222", "#dddddd"
@@ -29,7 +29,7 @@ def draw_fit(
     Args:
         path: of the file.
         report: of the fit whose budget is drawn, right: the share of mu^2 that each pass over the users took. With
-            several populations it is the fit of the first.
+            several populations it is the first one's fit.
         errors: by population the mean squared error of each method, left, a dot each on a log axis; None: no errors.
         ours: the method to set off.
         note: a line below.
@@ -37,7 +37,7 @@ def draw_fit(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    bars, populations = _bars(report), dict(errors or {})
+    bars, populations = _find_bars(report), dict(errors or {})
     height = max(4.4, 1.1 + _ROW * len(bars), 1.2 + sum(0.9 + _DOT * len(each) for each in populations.values()))
     figure = Figure(figsize=(10.0 if populations else 6.0, height), dpi=100)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
@@ -59,6 +59,15 @@ def draw_fit(
 
 
 def _draw_errors(axis: Any, title: str, errors: Mapping[str, float], ours: str, last: bool) -> None:
+    """Draw a dot for each method's mean squared error on a log axis.
+
+    Args:
+        axis: to draw on.
+        title: the population.
+        errors: mean squared error by method.
+        ours: the method to set off.
+        last: whether it is the lowest panel, which has the label of the axis.
+    """
     names, values = list(errors), list(errors.values())
     smallest, largest = min(values), max(values)
     left = smallest / max(1.3, (largest / smallest) ** 0.12)
@@ -84,16 +93,16 @@ def _draw_errors(axis: Any, title: str, errors: Mapping[str, float], ours: str, 
     if last:
         axis.set_xlabel("mean squared error on fresh rows\n(log scale, left is better)", loc="left")
     axis.set_title(title, loc="left", weight="bold", fontsize=10)
-    _plain(axis)
+    _strip_axes(axis)
     if largest < 100 * smallest:  # hardly a power of ten: the numbers at the dots say it
         axis.set_xticks([])
 
 
-def _bars(report: PrivacyReport) -> dict[str, float]:
+def _find_bars(report: PrivacyReport) -> dict[str, float]:
     """Return the share of each page, or of each part of a default fit of numbers, in the order they were charged."""
     shares: dict[str, float] = {}
     planned = any(name.startswith("calibration/") for name, _ in report.events)
-    for spent in releases(report):
+    for spent in list_releases(report):
         page, _, statistic = spent.name.partition("/")
         numbered = page[-1].isdigit() and statistic != "keys"
         said = page.replace("-", " ") if numbered else spent.purpose or page
@@ -104,7 +113,16 @@ def _bars(report: PrivacyReport) -> dict[str, float]:
 
 
 def _draw_budget(axis: Any, title: str, report: PrivacyReport, shares: Mapping[str, float]) -> None:
-    """Shares of different groups of a split stand side by side and do not add up, which the picture says."""
+    """Draw a bar for each share of the budget.
+
+    Shares of different groups of a split stand side by side and do not add up, which the picture says.
+
+    Args:
+        axis: to draw on.
+        title: of the panel.
+        report: of the fit.
+        shares: of mu^2, by label.
+    """
     colours = [_GROUP if "(group " in label else _PRIVATE for label in shares]
     axis.barh(range(len(shares)), list(shares.values()), color=colours, height=min(0.62, 0.07 * len(shares)))
     for row, share in enumerate(shares.values()):
@@ -121,15 +139,16 @@ def _draw_budget(axis: Any, title: str, report: PrivacyReport, shares: Mapping[s
     axis.invert_yaxis()
     axis.set_xticks([])
     axis.margins(x=0.2)
-    parallel = any(spent.group for spent in releases(report))
+    parallel = any(spent.group for spent in list_releases(report))
     each = "\nPale: one group each; a user pays for one." if parallel else ""
     spent_of = f"epsilon {report.epsilon:.3g} of {report.epsilon_budget:g} spent,\ndelta {report.delta:g}"
     axis.set_xlabel(f"share of the budget (of mu²){each}\n{spent_of}", loc="left", fontsize=9 if parallel else None)
     axis.set_title(title, loc="left", weight="bold", fontsize=10)
-    _plain(axis, bottom=False)
+    _strip_axes(axis, bottom=False)
 
 
-def _plain(axis: Any, bottom: bool = True) -> None:
+def _strip_axes(axis: Any, bottom: bool = True) -> None:
+    """Remove the frame and the marks of an axis, with `bottom` all but the lowest line."""
     for side in ("top", "right", "left", *(() if bottom else ("bottom",))):
         axis.spines[side].set_visible(False)
     axis.tick_params(axis="y", length=0)

@@ -1,9 +1,9 @@
-"""Plan a fit before any data is seen: how its budget is split, and the error of the representation it finds.
+"""Plans of a fit before any data is seen: how its budget is split, and the error of the representation it finds.
 
 `models.forecast` predicts the error of predictions. Here is the error of U. The prediction follows the algorithm's own
-recursion with what is public: the noise of every release is known from the budget, and for a population like those of
-the papers (features of unit variance without correlation, heads alike in all directions of the representation) the
-signal is known too. All in units of the signal: what users' own slopes add to a target has variance one. With e the
+recursion with what is public. The noise of every release is known from the budget. The signal is known, too, for a
+population as the papers have it: features of unit variance without correlation, heads alike in all directions of the
+representation. All is in units of the signal: what users' own slopes add to a target has variance one. With e the
 mean squared sine between learned and true directions:
 
   start    a user sends a matrix of norm one, of which a part 1/(k |Z|) points along each true direction; the noise of
@@ -14,9 +14,9 @@ mean squared sine between learned and true directions:
   sizes    the first histogram is legible if users outnumber its noise's deviation by ten; if not, nothing is learned
   at last  few rows in all leave (d - k) k R^2 / (n m), with or without privacy
 
-The formulas were derived, not fitted, but for the ten above, chosen on simulated fits. Of 65 other simulated fits that
-found something (3 to 50 features, rank 1 to 3, 3 to 15 rows, epsilon 0.3 to 3), nine in ten found U as well as 0.46 to
-1.83 times their users should have. Correlated features and heads that favour some directions are not modelled.
+The formulas were derived, not fitted, except for the ten above, chosen on simulated fits. Of 65 other simulated fits
+that found something (3 to 50 features, rank 1 to 3, 3 to 15 rows, epsilon 0.3 to 3), nine in ten found U as well as
+0.46 to 1.83 times their users should have. Correlated features and heads that favour some directions are not modelled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ HISTOGRAMS = 5  # sizes and users' means, of features and of targets, and number
 
 @dataclass(frozen=True)
 class PlannedPart:
-    """One part of a default fit of numbers: what for, its pages, its share of mu^2, the noise were it one release."""
+    """A part of a default fit of numbers: its purpose, its pages, its share of mu^2, and its noise were it one
+    release."""
 
     purpose: str
     pages: tuple[str, ...]
@@ -91,7 +92,7 @@ def find_part(page: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a forecast asks of a default fit: how its budget is split, and its rounds."""
+    """The plan that a forecast makes of a default fit: how its budget is split, and its rounds."""
 
     shares: NumbersSettings | LabelsSettings
     rounds: AlternationSettings
@@ -104,7 +105,7 @@ class Plan:
     heads: float | None = None  # variance of slopes along U where losses cannot tell; None: then slopes are common
 
     def rest(self, rank: int | None) -> float:
-        """Return the share of mu^2 that is left for rounds and later steps; a rank of 0 needs no start and no doubt."""
+        """Return the share of mu^2 that is left for rounds and later steps. A rank of 0 needs no start and no doubt."""
         s = self.shares
         fixed = (
             self.histograms * s.panel.histogram[0] + s.panel.moments + s.common + s.families + self.other + self.level
@@ -114,13 +115,19 @@ class Plan:
 
 NUMBERS = Plan(NumbersSettings(), FOR_NUMBERS, HISTOGRAMS, NumbersSettings().calibration, (0.4, 0.6), 1.3, 10.0)
 _L = LabelsSettings()
-LABELS = Plan(  # whose sizes are known: histograms are those of features and of numbers of rows
+LABELS = Plan(  # sizes of labels are known: histograms are of features and of numbers of rows
     _L, FOR_CLASSES, HISTOGRAMS - 2, _L.trust, (0.35, 0.65 - _L.level_again), 2.0, 8.0, _L.level, HEADS[1]
 )
 
 
 def epsilon_of_releases(multiplier: float, releases: int, delta: float) -> float:
-    """Return epsilon of this many releases with the same noise multiplier."""
+    """Return epsilon of this many releases with the same noise multiplier.
+
+    Args:
+        multiplier: standard deviation of the noise over the sensitivity of each release.
+        releases: how many there are.
+        delta: of all of them together.
+    """
     if releases < 1:
         raise InputError(f"the number of releases must be at least 1. Got {releases} instead.")
     if not 0 < delta < 1:
@@ -130,7 +137,7 @@ def epsilon_of_releases(multiplier: float, releases: int, delta: float) -> float
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """A problem as one can describe it without looking at the data. Deviations are in units of the target.
+    """A problem, described without looking at the data. Deviations are in units of the target.
 
     The target of a row is a level of its user's, common slopes and slopes of its user's own times the row, and noise.
     """
@@ -163,7 +170,7 @@ class PlanningProblem:
 
     @property
     def spread(self) -> float:
-        """Return the variance that users' own slopes add to a target; none where they do not differ."""
+        """Return the variance that users' own slopes add to a target; zero where they do not differ."""
         return self.slopes**2 if self.rank else 0.0
 
     @property
@@ -172,10 +179,10 @@ class PlanningProblem:
         return self.rows - 1
 
 
-def predicted_error(users: float, problem: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> float:
+def predict_direction_error(users: float, problem: PlanningProblem, budget: Budget, plan: Plan = NUMBERS) -> float:
     """Return the mean squared sine between learned and true directions, from 0 (exact) to 1 (nothing learned). Rough.
 
-    It is that of problems with a rank between 1 and the number of features less one, whose users' slopes differ.
+    Return 0 where there are no directions to learn: at rank 0, at full rank, or where users' slopes do not differ.
 
     Args:
         users: how many there are.
@@ -186,10 +193,10 @@ def predicted_error(users: float, problem: PlanningProblem, budget: Budget, plan
     p, d, k = problem, problem.features, problem.rank
     if k == 0 or k == d or not p.spread:
         return 0.0
-    s, n, factor = plan.rounds, users, sensitivity_factor(budget.relation)
+    s, n, factor = plan.rounds, users, find_sensitivity_factor(budget.relation)
     relative = p.noise**2 / p.spread  # the noise, in units of the signal
     spare, total = max(p.within - k, 1), budget.mu**2
-    e = _start(n, p, relative, factor, plan.shares.start * total)
+    e = _predict_start_error(n, p, relative, factor, plan.shares.start * total)
     shares = plan.shares
     for_rounds = (1 - shares.last - (shares.again if p.common else 0.0)) * plan.rest(k) * total
     if n < 10 * max(factor, math.sqrt(2.0)) * noise_multiplier(s.scout_share * for_rounds):
@@ -209,31 +216,39 @@ def predicted_error(users: float, problem: PlanningProblem, budget: Budget, plan
         heard = (1 - e) / k / heads
         after = min((1 - gain * heard) ** 2 * tangent + gain**2 * noise, tangent)
         e = after / (1 + after)
-    return min(e + few_rows_error(n, p), 1.0)
+    return min(e + predict_few_rows_error(n, p), 1.0)
 
 
-def few_rows_error(users: float, p: PlanningProblem) -> float:
+def predict_few_rows_error(users: float, p: PlanningProblem) -> float:
     """Return the error of U that few rows leave, with or without privacy."""
     d, k = p.features, p.rank
     spare = max(p.within - k, 1)
     return (d - k) * k * p.noise**2 / max(p.spread, 1e-300) * (1 + k / spare) / (users * p.within)
 
 
-def _start(n: float, p: PlanningProblem, relative: float, factor: float, mu_squared: float) -> float:
-    """Return the mean squared sine of the spectral start."""
+def _predict_start_error(n: float, p: PlanningProblem, relative: float, factor: float, mu_squared: float) -> float:
+    """Return the mean squared sine of the spectral start.
+
+    Args:
+        n: how many users there are.
+        p: what is known without looking at the data.
+        relative: variance of the noise over the variance that users' own slopes add to a target.
+        factor: by how many norms a neighbour moves a sum.
+        mu_squared: of the start.
+    """
     d, k, target, rows = p.features, p.rank, 1 + relative, max(p.within, 2)
     size = math.sqrt(1 + 4 * target * d / rows + 2 * (target * d) ** 2 / (rows * (rows - 1)))  # |Z| of a user
     variance = factor**2 / mu_squared + 2 * n / d**2  # of the release, and of the users' own scatter
     return min(d * variance / 2 * (k * size / n) ** 2, 1 - k / (2 * d))  # a random start is a little better than none
 
 
-def sensitivity_factor(relation: Relation) -> float:
-    """Return by how many clipping norms a neighbour moves a sum."""
+def find_sensitivity_factor(relation: Relation) -> float:
+    """Return by how many clipping norms a neighbour moves a sum: 2 under replace-one-user, else 1."""
     return 2.0 if relation == "replace-one-user" else 1.0
 
 
-def fewest_users(reached: Callable[[float], bool]) -> int | None:
-    """Return the fewest users with which a goal is reached, two digits of it; None: more than one fit takes."""
+def find_fewest_users(reached: Callable[[float], bool]) -> int | None:
+    """Return the fewest users with which a goal is reached, rounded up to two digits; None: more than one fit takes."""
     low, high = 1.0, float(MAX_USERS)
     if not reached(high):
         return None
@@ -245,5 +260,11 @@ def fewest_users(reached: Callable[[float], bool]) -> int | None:
 
 
 def users_needed(problem: PlanningProblem, budget: Budget, error: float) -> int | None:
-    """Return the fewest users for which the predicted error of U is at most `error`."""
-    return fewest_users(lambda users: predicted_error(users, problem, budget) <= error)
+    """Return the fewest users for which the predicted error of U is at most `error`; None: more than one fit takes.
+
+    Args:
+        problem: what is known without looking at the data.
+        budget: of the fit.
+        error: mean squared sine to reach.
+    """
+    return find_fewest_users(lambda users: predict_direction_error(users, problem, budget) <= error)

@@ -1,4 +1,4 @@
-"""Remark on what a budget promises: budgets that promise little, and budgets that were not spent."""
+"""Remarks on a budget's promise: budgets that promise little, and budgets that were not spent."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Predict the error of predicted ratings before any data is seen: by a user's mean, by offsets of items, by privrep.
+"""Forecasts of the error of predicted ratings before any data is seen: by a user's mean, offsets of items, and privrep.
 
 Users have m ratings each of d items, the j-th of which is rated in proportion to 1 / (j + d / 20): a few often, most
-rarely. Ratings around a user's level have the variance of the noise and that of the items' offsets. Means of squared
+rarely. Ratings around a user's level have the variance of the noise and of the items' offsets. Means of squared
 errors on new ratings by users who took part:
 
   a user's mean   (s^2 + c^2) (1 + 1/m)
   offsets         s^2 + what sampling leaves unknown of offsets + doubt about the level, which is shrunk
-  privrep         the same, with the noise that its passes on offsets have: `linear.offsets.expected_loss`
+  privrep         the same, with the noise that its passes on offsets have: `linear.offsets.predict_loss`
 
 Tastes are not forecast: there is no telling beforehand how much they explain.
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.linear.offsets import Items, expected_loss
+from privrep.linear.offsets import Items, predict_loss
 from privrep.privacy.ledger import Budget
 
 FOR_OFFSETS = 0.75  # of mu^2, where nothing is learned of tastes
@@ -54,7 +54,7 @@ class RatingProblem:
 
 @dataclass(frozen=True)
 class RatingForecast:
-    """Mean squared errors on new ratings of users who took part."""
+    """Forecast mean squared errors on new ratings of users who took part."""
 
     mean: float  # by each user's own mean
     shrunk: float  # the same, drawn towards the mean of all
@@ -63,23 +63,29 @@ class RatingForecast:
     newcomers: float  # privrep, of users without ratings
 
 
-def rated_items(users: float, problem: RatingProblem) -> Items:
+def guess_rated_items(users: float, problem: RatingProblem) -> Items:
     """Return how often items are taken to be rated, as unit vectors of users add up."""
     shares = 1 / (np.arange(problem.items) + 1 + problem.items / 20)
     return Items(users * math.sqrt(problem.rows) * shares / shares.sum(), 1e-9, users)
 
 
 def forecast_ratings(users: float, problem: RatingProblem, budget: Budget) -> RatingForecast:
-    """Predict errors. Rough."""
+    """Predict errors. Rough.
+
+    Args:
+        users: how many take part.
+        problem: what is known without looking at the data.
+        budget: of the fit.
+    """
     p = problem
-    items, part = rated_items(users, p), p.offsets**2 / p.within
+    items, part = guess_rated_items(users, p), p.offsets**2 / p.within
     noise = FOR_OFFSETS * budget.mu**2 / (4 if budget.relation == "replace-one-user" else 2)
-    left = [p.noise**2 + p.within * expected_loss(items, part, each) for each in (SAMPLED, noise)]
-    exact, private = (each + _doubt(p, each) for each in left)
+    left = [p.noise**2 + p.within * predict_loss(items, part, each) for each in (SAMPLED, noise)]
+    exact, private = (each + _find_doubt(p, each) for each in left)
     mean = p.within * (1 + 1 / p.rows)
-    return RatingForecast(mean, p.within + _doubt(p, p.within), exact, private, left[1] + p.levels**2)
+    return RatingForecast(mean, p.within + _find_doubt(p, p.within), exact, private, left[1] + p.levels**2)
 
 
-def _doubt(p: RatingProblem, left: float) -> float:
-    """Return what stays unknown of a user's level, from ratings with such a variance around it."""
+def _find_doubt(p: RatingProblem, left: float) -> float:
+    """Return the variance that stays unknown of a user's level, from ratings with this variance around it."""
     return p.levels**2 * left / (left + p.rows * p.levels**2) if p.levels else 0.0

@@ -1,4 +1,4 @@
-"""Say what a model of ratings holds, and what it is worth, by released numbers."""
+"""Sentences about a model of ratings and what it is worth, by released numbers."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 import numpy as np
 
 from privrep.local.representation import FREE, Ratings, Representation
-from privrep.models.gains import about_newcomers, describe_gains
+from privrep.models.gains import describe_gains, describe_newcomers
 from privrep.typing import Array
 
 
-def about_ratings(learned: Representation) -> list[str]:
+def describe_ratings(learned: Representation) -> list[str]:
     """Return sentences about the heads of a model of ratings with a prior and gains."""
     ratings = learned.ratings
     assert ratings is not None
     assert learned.gains is not None
     return [
-        _about_levels(ratings),
-        _about_items(learned, ratings.offset),
+        _describe_levels(ratings),
+        _describe_items(learned, ratings.offset),
         describe_gains(learned),
-        about_newcomers(learned, learned.gains),
+        describe_newcomers(learned, learned.gains),
     ]
 
 
-def ratings_json(learned: Representation) -> dict[str, Any] | None:
-    """Return the same numbers for machines; None of a model without a prior or gains."""
+def make_ratings_json(learned: Representation) -> dict[str, Any] | None:
+    """Return the numbers of `describe_ratings` for machines; None for a model without a prior or gains."""
     ratings, gains = learned.ratings, learned.gains
     if ratings is None or not ratings.has_prior or gains is None:
         return None
     return {
         "level": ratings.level,
-        "level_deviation": _deviation(ratings),
+        "level_deviation": _find_deviation(ratings),
         "spread": ratings.spread or None,
         "offset_deviation": float(np.std(ratings.offset)) if len(ratings.offset) else 0.0,
         "factors": learned.basis.shape[1],
@@ -44,12 +44,14 @@ def ratings_json(learned: Representation) -> dict[str, Any] | None:
     }
 
 
-def _deviation(ratings: Ratings) -> float | None:
+def _find_deviation(ratings: Ratings) -> float | None:
+    """Return the standard deviation of users' levels; None where levels are free."""
     return math.sqrt(ratings.level_variance) if ratings.level_variance < FREE else None
 
 
-def _about_levels(ratings: Ratings) -> str:
-    apart = _deviation(ratings)
+def _describe_levels(ratings: Ratings) -> str:
+    """Return a sentence about the level and how far users' levels differ."""
+    apart = _find_deviation(ratings)
     if apart is None:
         return "Levels are the users' own: nothing was heard of where ratings lie."
     spread = f" A user's ratings vary by about {ratings.spread:.3g}." if ratings.spread else ""
@@ -58,7 +60,8 @@ def _about_levels(ratings: Ratings) -> str:
     )
 
 
-def _about_items(learned: Representation, offset: Array) -> str:
+def _describe_items(learned: Representation, offset: Array) -> str:
+    """Return a sentence about the items' offsets and factors."""
     if not len(offset):
         return "No item could be named."
     if not np.ptp(offset):

@@ -38,7 +38,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a folder says about itself: for people in sections, for machines in facts. Reading it changes nothing."""
+    """A folder's account of itself: for people in sections, for machines in facts. Reading it changes nothing."""
 
     folder: str
     finished: bool
@@ -96,7 +96,7 @@ USERS = Unit(
 )
 
 
-def privacy_sections(
+def make_privacy_sections(
     report: PrivacyReport, folder: str, covered: str, unit: Unit = USERS, more: Sequence[str] = ()
 ) -> tuple[Section, ...]:
     """Return what is protected, against whom, under which relation, by which accountant and which noise.
@@ -113,26 +113,26 @@ def privacy_sections(
         *([_WOULD_BE] if report.seeded else []),
         f"{spent}{'' if report.delta else ', pure'}, of a budget of epsilon {report.epsilon_budget:g}.",
         unit.meant,
-        meaning(report, unit),
+        describe_meaning(report, unit),
         covered,
         *more,
     )
     whom = (
         f"Anyone who sees the public part, whatever else they know and can compute: even all the other {unit.level} "
         "together.",
-        _who_learns(Path(folder) / "federation.json", unit),
+        _describe_adversaries(Path(folder) / "federation.json", unit),
     )
     releases = f"{count_releases(report):,} releases so far."
     return (
         Section("What is protected", protected),
         Section("Against whom", whom),
-        Section(f"Relation: {report.relation}", (neighbours(report.relation, unit),)),
+        Section(f"Relation: {report.relation}", (describe_neighbours(report.relation, unit),)),
         Section("Accountant", (f"{report.accountant}.", releases if report.events else "No release yet.")),
         Section("Noise", (SEEDED if report.seeded else _SECRET,)),
     )
 
 
-def meaning(report: PrivacyReport, unit: Unit = USERS) -> str:
+def describe_meaning(report: PrivacyReport, unit: Unit = USERS) -> str:
     """Return what epsilon and delta mean to one person."""
     if not report.events:
         return "Nothing was released yet, so nothing was learned about anyone."
@@ -142,7 +142,7 @@ def meaning(report: PrivacyReport, unit: Unit = USERS) -> str:
     return f"{unit.makes} any outcome at most {factor:.3g} times as likely{chance}.{weak}"
 
 
-def neighbours(relation: Relation, unit: Unit = USERS) -> str:
+def describe_neighbours(relation: Relation, unit: Unit = USERS) -> str:
     """Return which change of the population the promise speaks of."""
     if relation == "replace-one-user":
         return (
@@ -155,8 +155,13 @@ def neighbours(relation: Relation, unit: Unit = USERS) -> str:
     )
 
 
-def not_protected(report: PrivacyReport, declared: Sequence[str] = ()) -> Section:
-    """Return what the promise does not cover; `declared` are sentences about public facts that the fit was given."""
+def describe_unprotected(report: PrivacyReport, declared: Sequence[str] = ()) -> Section:
+    """Return what the promise does not cover.
+
+    Args:
+        report: of the ledger.
+        declared: sentences about public facts that the fit was given.
+    """
     known = "Membership and the number of users: that someone is among the users is taken as known."
     return Section(
         "What is not protected",
@@ -176,13 +181,13 @@ def not_protected(report: PrivacyReport, declared: Sequence[str] = ()) -> Sectio
     )
 
 
-def in_words(classes: Categories) -> str:
+def say_classes(classes: Categories) -> str:
     """Return how many classes there are and the first of them."""
     return f"{len(classes):,} ({', '.join(map(str, classes[:8]))}{', ...' if len(classes) > 8 else ''})"
 
 
-def _who_learns(federation: Path, unit: Unit) -> str:
-    """Return against whom it does not protect: that depends on where it was learned."""
+def _describe_adversaries(federation: Path, unit: Unit) -> str:
+    """Return against whom the promise does not protect, which depends on where the model was learned."""
     if not federation.is_file():
         return f"Not against whoever runs the fit: that machine reads {unit.rows}."
     try:

@@ -1,4 +1,4 @@
-"""What each release of a ledger was for, and its part of the budget."""
+"""The spending of a fit: what each release of a ledger was for, and its part of the budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SELECTIONS = {"keys/keys": "which values may be named", "classes/keys": "which 
 
 @dataclass(frozen=True)
 class Spent:
-    """One release in the ledger and its part of the budget."""
+    """A release in the ledger and its part of the budget."""
 
     name: str
     purpose: str
@@ -32,7 +32,7 @@ class Spent:
 
     @property
     def remark(self) -> str:
-        """What the share alone does not tell."""
+        """Return what the share alone does not tell; the empty string where it tells all."""
         if self.group is not None:
             return f"group {self.group.index + 1} of {self.group.count}"
         if self.count > 1:
@@ -47,50 +47,57 @@ def count_releases(report: PrivacyReport) -> int:
     return sum(1 if isinstance(event, Pure | Selection) else event.count for _, event in report.events)
 
 
-def whole_budget(report: PrivacyReport) -> float:
-    """All of mu^2 that the run may spend, given what its selections set aside of delta; zero if it is pure."""
+def find_whole_budget(report: PrivacyReport) -> float:
+    """Return all of mu^2 that the run may spend, given what its selections set aside of delta; zero if it is pure."""
     left = compute_delta_left((event for _, event in report.events), report.delta)
     return gaussian_mu(report.epsilon_budget, left) ** 2 if left > 0 else 0.0
 
 
-def share_of_choices(report: PrivacyReport) -> float:
-    """Of the budget: their part of epsilon if it is pure, and else the part of all mu^2 that they leave to no other."""
-    whole, events = whole_budget(report), [event for _, event in report.events]
+def find_share_of_choices(report: PrivacyReport) -> float:
+    """Return the share of the budget that choices took.
+
+    Of a pure budget that is their part of epsilon. Else it is the part of all mu^2 that they leave to no other release.
+    """
+    whole, events = find_whole_budget(report), [event for _, event in report.events]
     pures, left = list_pure_epsilons(events), compute_delta_left(events, report.delta)
     if not whole or not pures:
         return math.fsum(pures) / report.epsilon_budget
     return 1 - find_largest_mu(report.epsilon_budget, left, pures, math.sqrt(whole)) ** 2 / whole
 
 
-def share_spent(report: PrivacyReport) -> float:
-    """Of the budget, at most 1: groups of one split are asked in parallel, so only the costliest counts."""
-    whole = whole_budget(report)
+def find_share_spent(report: PrivacyReport) -> float:
+    """Return the share of the budget that was spent, at most 1.
+
+    Groups of one split are asked in parallel, so only the costliest counts.
+    """
+    whole = find_whole_budget(report)
     gaussian = total_mu(event for _, event in report.events) ** 2 / whole if whole else 0.0
-    return gaussian + share_of_choices(report)
+    return gaussian + find_share_of_choices(report)
 
 
-def releases(report: PrivacyReport) -> list[Spent]:
-    """Every release with its share of the budget, in the order they were charged; choices share by their epsilons."""
-    total, choices = whole_budget(report), share_of_choices(report)
+def list_releases(report: PrivacyReport) -> list[Spent]:
+    """Return every release with its share of the budget, in the order they were charged. Choices share by their
+    epsilons."""
+    total, choices = find_whole_budget(report), find_share_of_choices(report)
     pure = math.fsum(list_pure_epsilons(event for _, event in report.events))
 
     def spent(name: str, event: Event) -> Spent:
         if isinstance(event, Pure):
-            return Spent(name, purpose(name), None, choices * event.epsilon / pure, epsilon=event.epsilon)
+            return Spent(name, find_purpose(name), None, choices * event.epsilon / pure, epsilon=event.epsilon)
         group = event.group if isinstance(event, Gaussian) else None
         delta, count = (event.delta, 1) if isinstance(event, Selection) else (0.0, event.count)
         share = count * event.noise_multiplier**-2 / total
-        return Spent(name, purpose(name), event.noise_multiplier, share, group, delta, count=count)
+        return Spent(name, find_purpose(name), event.noise_multiplier, share, group, delta, count=count)
 
     return [spent(name, event) for name, event in report.events]
 
 
-def share_of(ledger: Ledger) -> float:
+def find_share(ledger: Ledger) -> float:
     """Return the share of the budget that no release to all users could spend any more."""
-    return max(1 - ledger.remaining / whole_budget(ledger.report()), 0.0)
+    return max(1 - ledger.remaining / find_whole_budget(ledger.report()), 0.0)
 
 
-def releases_with_samples(report: PrivacyReport, spent: float, purpose: Callable[[str], str]) -> list[Spent]:
+def list_releases_with_samples(report: PrivacyReport, spent: float, purpose: Callable[[str], str]) -> list[Spent]:
     """Return every release and its share. Samples, which no mu measures, share what others have not spent.
 
     Args:
@@ -101,7 +108,7 @@ def releases_with_samples(report: PrivacyReport, spent: float, purpose: Callable
     events = dict(report.events)
     samples = {name: event for name, event in events.items() if isinstance(event, Sampled | Batched)}
     plain = replace(report, events=tuple((name, event) for name, event in events.items() if name not in samples))
-    known = {one.name: replace(one, purpose=purpose(one.name)) for one in releases(plain)}
+    known = {one.name: replace(one, purpose=purpose(one.name)) for one in list_releases(plain)}
     rest = spent - sum(one.share for one in known.values())
     steps = sum(event.count for event in samples.values())
     for name, event in samples.items():
@@ -110,8 +117,9 @@ def releases_with_samples(report: PrivacyReport, spent: float, purpose: Callable
     return [known[name] for name in events]
 
 
-def purpose(name: str) -> str:
-    """What a release is for, by its name in the ledger (page/statistic)."""
+def find_purpose(name: str) -> str:
+    """Return what a release is for, by its name in the ledger (page/statistic); the empty string where nothing is
+    known."""
     page, _, statistic = name.partition("/")
     page = re.sub(r"(-\d+)+$", "", page)
     known = {**find_purposes(), **_SELECTIONS}

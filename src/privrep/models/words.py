@@ -1,4 +1,4 @@
-"""What the folder of a model of a table says about itself, in words for people who have not read the papers."""
+"""Sentences of a table's model folder about itself, for people who have not read the papers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from privrep.local.prior import HeadPrior, LabelPrior
 from privrep.local.representation import Representation
 from privrep.models.description import Columns, Config
 from privrep.models.folder import Described
-from privrep.models.gains import about_heads, find_family, heads_json
+from privrep.models.gains import describe_heads, find_family, make_heads_json
 from privrep.models.model import CLASSES_PAGE
 from privrep.models.promise import describe_rest
-from privrep.models.rating_words import about_ratings, ratings_json
-from privrep.models.sections import COVERED, Section, in_words, not_protected, privacy_sections
+from privrep.models.rating_words import describe_ratings, make_ratings_json
+from privrep.models.sections import COVERED, Section, describe_unprotected, make_privacy_sections, say_classes
 from privrep.privacy.events import Selection
 from privrep.privacy.ledger import PrivacyReport
 
@@ -35,36 +35,40 @@ class TableFacts:
 
     @property
     def selections(self) -> int:
-        """How many lists of values of features were selected privately."""
+        """Return how many lists of values of features were selected privately."""
         events = [event for name, event in self.privacy.events if not name.startswith(f"{CLASSES_PAGE}/")]
         return sum(isinstance(event, Selection) for event in events)
 
 
-def table_sections(found: TableFacts) -> tuple[Section, ...]:
+def make_table_sections(found: TableFacts) -> tuple[Section, ...]:
     """Return what is protected, against whom, under which relation, what is not, and what was learned."""
-    classes = [Section("The classes", tuple(about_classes(found)))] if found.config.loss is not None else []
+    classes = [Section("The classes", tuple(describe_classes(found)))] if found.config.loss is not None else []
     learned, heads = found.representation, []
     if learned is not None and learned.prior is not None and learned.gains is not None:
-        heads = [Section("The heads", tuple(about_heads(learned, found.columns, found.privacy)))]
+        heads = [Section("The heads", tuple(describe_heads(learned, found.columns, found.privacy)))]
     elif learned is not None and learned.serves_newcomers and learned.gains is not None:
-        heads = [Section("The heads", tuple(about_ratings(learned)))]
+        heads = [Section("The heads", tuple(describe_ratings(learned)))]
     rest = describe_rest(found.privacy) if found.finished else ""
     return (
-        *privacy_sections(found.privacy, found.folder, COVERED, more=(rest,) if rest else ()),
-        not_protected(found.privacy, _declared(found)),
-        Section("The method", tuple(about_method(found))),
+        *make_privacy_sections(found.privacy, found.folder, COVERED, more=(rest,) if rest else ()),
+        describe_unprotected(found.privacy, _describe_declared(found)),
+        Section("The method", tuple(describe_method(found))),
         *classes,
-        Section("The representation", tuple(about_representation(found))),
+        Section("The representation", tuple(describe_representation(found))),
         *heads,
     )
 
 
-def table_json(found: TableFacts) -> dict[str, Any]:
+def make_table_json(found: TableFacts) -> dict[str, Any]:
     """Return the facts of a table's model for machines."""
     learned = found.representation
     heads = None
     if learned is not None:
-        heads = heads_json(learned, found.columns, found.privacy) if learned.ratings is None else ratings_json(learned)
+        heads = (
+            make_heads_json(learned, found.columns, found.privacy)
+            if learned.ratings is None
+            else make_ratings_json(learned)
+        )
     return {
         "config": asdict(found.config),
         "columns": found.columns.to_json(),
@@ -83,24 +87,24 @@ def table_json(found: TableFacts) -> dict[str, Any]:
     }
 
 
-def _declared(found: TableFacts) -> list[str]:
+def _describe_declared(found: TableFacts) -> list[str]:
     """Return a sentence for each public fact that the fit was given."""
     items = []
     if found.config.scale is not None:
         items.append("The declared feature scales: they were taken as public facts, not computed from the users.")
     if found.config.covariance is not None:
         items.append("The declared covariance: it was taken as a public fact, not computed from the users.")
-    if declared := _declared_lists(found):
+    if declared := _name_declared_lists(found):
         items.append(f"The declared {declared}: taken as public facts, not computed from the users.")
     return items
 
 
-def _declared_lists(found: TableFacts) -> str:
-    """In words, those lists of values that were not selected privately; empty if there are none."""
+def _name_declared_lists(found: TableFacts) -> str:
+    """Return the lists of values that were not selected privately, in words; the empty string if there are none."""
     names = found.columns.categorical
     if not found.finished:
         names = tuple(name for name, listed in found.columns.by_category.items() if listed)
-    elif found.selections:  # which of several were selected is on the billboard
+    elif found.selections:  # the billboard says which of several were selected
         count = len(names) - found.selections
         return "" if not count else "list of values" if count == 1 else "lists of values"
     if not names:
@@ -110,8 +114,8 @@ def _declared_lists(found: TableFacts) -> str:
     return f"{'list' if len(names) == 1 else 'lists'} of values of {', '.join(names)}"
 
 
-def about_method(found: TableFacts) -> list[str]:
-    """What was fitted, to which columns."""
+def describe_method(found: TableFacts) -> list[str]:
+    """Return sentences about what was fitted, to which columns."""
     c, columns = found.config, found.columns
     lines = [c.learner.title]
     if c.configuration == "paper":
@@ -123,11 +127,11 @@ def about_method(found: TableFacts) -> list[str]:
         lines.append(f"Features of rows of {int(map_['width']):,} numbers, by a public map: {map_['words']}.")
     if len(columns.targets) > 1:
         lines.append(f"A head for each of the targets {', '.join(columns.targets)}, on one representation for all.")
-    return [*lines, *_about_lists(found), *_about_rows(columns)]
+    return [*lines, *_describe_lists(found), *_describe_rows(columns)]
 
 
-def _about_rows(columns: Columns) -> list[str]:
-    """What was chosen for missing values and weights of rows, where it is not what every model has."""
+def _describe_rows(columns: Columns) -> list[str]:
+    """Return sentences about missing values and weights of rows, where they are not what every model has."""
     lines, named = [], columns.feature_names[len(columns.features) :][: len(columns.indicators)]
     if columns.missing == "drop":
         lines.append("Rows of the fit that missed a feature were left out; rows to predict are filled.")
@@ -140,7 +144,8 @@ def _about_rows(columns: Columns) -> list[str]:
     return lines
 
 
-def _about_lists(found: TableFacts) -> list[str]:
+def _describe_lists(found: TableFacts) -> list[str]:
+    """Return a sentence about the lists of values and where they came from."""
     columns = found.columns
     if not columns.categorical:
         return []
@@ -160,8 +165,8 @@ def _about_lists(found: TableFacts) -> list[str]:
     return [f"Lists of values are public: {', '.join(sizes)}; {how}. {other} {effect}"]
 
 
-def about_classes(found: TableFacts) -> list[str]:
-    """Which there are, and how that was found."""
+def describe_classes(found: TableFacts) -> list[str]:
+    """Return sentences about the classes and how they were found."""
     classes, c = found.columns.classes, found.config
     selected = any(name.startswith(f"{CLASSES_PAGE}/") for name, _ in found.privacy.events)
     if not classes:
@@ -177,10 +182,11 @@ def about_classes(found: TableFacts) -> list[str]:
         if len(classes) == 2
         else "Outputs: one for each class; the largest decides."
     )
-    return [f"{in_words(classes)}.", how, f"Loss: {c.loss}. {shape} {OTHER_LABELS}"]
+    return [f"{say_classes(classes)}.", how, f"Loss: {c.loss}. {shape} {OTHER_LABELS}"]
 
 
-def about_representation(found: TableFacts) -> list[str]:
+def describe_representation(found: TableFacts) -> list[str]:
+    """Return sentences about the rank, the coordinates and the error of the representation."""
     if found.representation is None:
         return [
             "Not there yet: the run was not finished. Repeat the same `privrep fit` command to continue it; what was "
@@ -201,13 +207,13 @@ def about_representation(found: TableFacts) -> list[str]:
         heads += " (not private: for your eyes)"
     return [
         f"Rank {k} ({chosen}), {d:,} {'items' if found.config.ratings else 'features'}, {heads}.",
-        *_about_frame(found, learned),
-        _judgement(learned),
+        *_describe_frame(found, learned),
+        _judge(learned),
     ]
 
 
-def _about_frame(found: TableFacts, learned: Representation) -> list[str]:
-    """The coordinates in which features were seen."""
+def _describe_frame(found: TableFacts, learned: Representation) -> list[str]:
+    """Return sentences about the coordinates in which features were seen."""
     c, transform = found.config, learned.transform
     if c.ratings:
         return ["Offsets and factors are in units of a user's own spread of ratings; no range of ratings was assumed."]
@@ -231,11 +237,11 @@ def _about_frame(found: TableFacts, learned: Representation) -> list[str]:
     return lines
 
 
-def _judgement(learned: Representation) -> str:
-    """Return how far the representation was found; of heads with a prior, whether they use it at all."""
+def _judge(learned: Representation) -> str:
+    """Return how far the representation was found; for heads with a prior, whether they use it at all."""
     if learned.serves_newcomers and learned.ratings is not None and not learned.basis.shape[1]:
         return "Users' tastes were not asked for, or not seen: rank 0. What factors cost was spent on offsets."
-    if learned.prior is not None and (unused := _unused(learned, learned.prior)):
+    if learned.prior is not None and (unused := _explain_unused(learned, learned.prior)):
         return unused
     error = (
         f"Estimated error: mean squared sine {learned.mean_error:.2g} (0 is exact, 1 is nothing learned), from the "
@@ -251,7 +257,7 @@ def _judgement(learned: Representation) -> str:
     return f"{error} It was found roughly: more users or a larger epsilon would help."
 
 
-def _unused(learned: Representation, prior: HeadPrior | LabelPrior) -> str:
+def _explain_unused(learned: Representation, prior: HeadPrior | LabelPrior) -> str:
     """Return why heads do not use the representation; the empty string where they do."""
     family = find_family(learned, prior)
     if family == 0 and not learned.basis.shape[1]:

@@ -13,8 +13,8 @@ tastes v_i stay with them (`heads.ratings`). Pages, in this order:
     taste-1, ...     pairs of the items that are rated most (`linear.pairs`), if they are expected to pay
     losses           what it is worth, by users' leave-one-out losses
 
-What is set aside for pairs goes to offsets, if pairs are not expected to pay, or if nothing is seen in the first of
-them. No range of ratings is assumed.
+The share set aside for pairs goes to offsets if pairs are not expected to pay. If the first look at pairs shows
+nothing, the rest of the share does so, too. No range of ratings is assumed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from privrep.linear.location import Location, find_location
 from privrep.linear.method import Method, Problem
 from privrep.linear.offsets import Evidence, Items, Offsets, estimate_offsets
 from privrep.linear.pairs import PairSums, TastePlan, find_factors, plan_taste, read_together
-from privrep.linear.panel_steps import rows_of_cells
+from privrep.linear.panel_steps import list_typical_rows
 from privrep.linear.rating_steps import (
     FARTHEST,
     LEVEL_NORM,
@@ -65,10 +65,10 @@ TOGETHER = 0.05  # of the first look, for which items are rated together
 MOST_PAIRED, MOST_WORK = 1024, 3e10  # items; users times the square of items
 FAINT = 80.0  # users times mu, below which a histogram may not be heard
 SINGLE = 1.2  # ratings of a user, below which almost all have one
-LEVEL_PART, LEVEL_FOLDS = 0.2, 1.2  # guess of levels' variance over that of a user's ratings, and of its logarithm
+LEVEL_PART, LEVEL_FOLDS = 0.2, 1.2  # guess of levels' variance over ratings' variance; deviation of its logarithm
 TAILS = 4.0  # degrees of freedom of that guess
 APART_FOLDS = (1.5, 0.7)  # doubt about the logarithm of the variance of users' means: too large, or too small
-LEVELS = np.geomspace(0.002, 1e6, 400)  # levels' variance over that of a user's ratings
+LEVELS = np.geomspace(0.002, 1e6, 400)  # levels' variance over a user's ratings' variance
 SPREAD_OFF, CENTRE_OFF = 0.4, 0.5  # doubt about a user's variance, and the level, by histograms: relative, in spreads
 ALONE_HEARD = 0.1  # noise at which it is heard how many users have a single rating
 MANY_ROWS, SHRUNK_SHARE = 20.0, 0.3  # ratings of a user above which levels are its own; of mu^2, for levels below it
@@ -76,10 +76,15 @@ FEW_ROWS = 10.0  # ratings of a user, where that was not heard
 
 
 def private_factorization(run: Run, rank: int | None) -> Representation:
-    """Offsets and factors of the items, on the whole budget. `rank` is the most factors to keep.
+    """Learn offsets and factors of the items, on the whole budget.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+
+    Args:
+        run: asks the users.
+        rank: the most factors to keep; None: as many as stand out; 0: none.
     """
     d, total = run.users.facts.features, run.ledger.capacity
     location, spent = find_location(run, total, True, HISTOGRAMS, np.ones(d))
@@ -99,7 +104,7 @@ def private_factorization(run: Run, rank: int | None) -> Representation:
 
 @dataclass(frozen=True)
 class _Fit:
-    """What is known so far. Every method but `start` and `plan` asks users, and returns what is known then."""
+    """The state of a fit. Every method but `start` and `plan` asks users, and returns the state after that."""
 
     run: Run
     location: Location
@@ -113,7 +118,7 @@ class _Fit:
 
     @classmethod
     def start(cls, run: Run, location: Location) -> _Fit:
-        """Return what histograms tell of where ratings lie."""
+        """Return the state that histograms of where ratings lie tell."""
         heard, varies = bool(location.between[-1] > 0), bool(location.varies[-1])
         spread = float(location.scale[-1]) if varies else 0.0
         apart = float(location.between[-1]) ** 2
@@ -133,31 +138,37 @@ class _Fit:
 
     @property
     def users(self) -> float:
+        """Return roughly how many users there are, at least 1."""
         return max(self.location.users, 1.0)
 
     def price_levels(self, total: float) -> float:
-        """Return what levels get of mu^2, `total`: more where users have few ratings, whose levels are shrunk."""
+        """Return the part of `total` (mu^2) for levels: more where users have few ratings, whose levels are shrunk."""
         many = self.location.rows.sum() > 0 and self.location.typical_rows > MANY_ROWS
         least, most = MOMENTS_SHARES
         good = (2 * LEVEL_NORM / (LEVEL_HEARD * self.users)) ** 2
         return float(np.clip(good, least * total, (most if many else SHRUNK_SHARE) * total))
 
     def price_losses(self, total: float) -> float:
-        """Return what losses get of mu^2, `total`: what is needed to hear them, the least if they are lost anyway."""
+        """Return the part of `total` (mu^2) for losses: what is needed to hear them, the least if they are lost
+        anyway."""
         least, most = (share * total for share in MOMENTS_SHARES)
         good, lost = ((2 * LOSS_NORM / (noise * self.users)) ** 2 for noise in (HEARD, LOST))
         return least if lost > most else float(np.clip(good, max(least, lost), most))
 
     @property
     def rows(self) -> float:
-        """Return how many ratings a user has, in the mean of roots: those weigh items."""
+        """Return how many ratings a user has, in the mean of roots, which weigh items."""
         counts = self.location.rows
         if not counts.sum() > 0:
             return FEW_ROWS
-        return float((counts @ np.sqrt(rows_of_cells()) / counts.sum()) ** 2)
+        return float((counts @ np.sqrt(list_typical_rows()) / counts.sum()) ** 2)
 
     def with_items(self, total: float) -> tuple[_Fit, float]:
-        """Return what a first look at items tells, and what it cost."""
+        """Return the state after a first look at items, and what of mu^2 it cost.
+
+        Args:
+            total: mu^2 of the whole fit.
+        """
         d = len(self.ratings.offset)
         typical = KNOWN * self.users * math.sqrt(self.rows) / d
         counted, first = (
@@ -171,7 +182,12 @@ class _Fit:
         return fit.with_passes(1, first), counted + first
 
     def with_passes(self, count: int, mu_squared: float) -> _Fit:
-        """Return what so many more passes on offsets tell, which share this part of the budget."""
+        """Return the state after more passes on offsets.
+
+        Args:
+            count: how many passes.
+            mu_squared: what they cost together.
+        """
         fit = self
         for _ in range(count):
             assert fit.items is not None
@@ -196,7 +212,12 @@ class _Fit:
         return plan_taste(self.items, self.variance, self.evidence.precision, mu_squared, self.rows, most)
 
     def with_levels(self, mu_squared: float) -> _Fit:
-        """Return the level, its variance and the typical spread as moments tell them, where those can be heard."""
+        """Return the state with the level, its variance and the typical spread as moments tell them, if they can be
+        heard.
+
+        Args:
+            mu_squared: what the moments cost.
+        """
         spread, between = self.ratings.spread, float(self.location.between[-1])
         centre = float(self.location.centre[-1])
         step = RatingLevels(self.column, spread or 1.0, centre, between or 1.0)
@@ -212,12 +233,19 @@ class _Fit:
         factor = MOST_SHARED * step.shared / several
         level = combine(z * FARTHEST, noise * FARTHEST, 0.0, CENTRE_OFF) * between
         rows = self.location.typical_rows
-        variance = level_variance(pairs * factor - level**2, noise * factor, found, between**2, rows)
+        variance = estimate_level_variance(pairs * factor - level**2, noise * factor, found, between**2, rows)
         ratings = replace(self.ratings, level=centre + level, level_variance=variance, spread=math.sqrt(found))
         return replace(self, ratings=ratings)
 
     def with_taste(self, plan: TastePlan, rank: int | None, mu_squared: float) -> _Fit:
-        """Return the factors of the items that are rated most; if none is seen at first, better offsets instead."""
+        """Return the state with factors of the items that are rated most; if none is seen at first, with better offsets
+        instead.
+
+        Args:
+            plan: how many items are paired.
+            rank: the most factors to keep; None: as many as stand out.
+            mu_squared: what it costs.
+        """
         assert self.items is not None
         head = np.sort(np.argsort(-self.items.presence, kind="stable")[: plan.items])
         step = RatingPairs(head, self.column, replace(self.ratings, residual=self.residual))
@@ -231,7 +259,7 @@ class _Fit:
         if not len(find_factors(sums, together, rank, beyond=0.0)[1]):
             return self.with_passes(LEFT_PASSES, mu_squared - first)
         again = self.run.release("taste-2", step, {"pairs": Query(bound, mu_squared - first)})["pairs"]
-        sums = sums.joined(PairSums(unpack(again.value), again.sigma / math.sqrt(2)))
+        sums = sums.average(PairSums(unpack(again.value), again.sigma / math.sqrt(2)))
         factors, error = find_factors(sums, together, rank)
         every = np.zeros((len(self.ratings.offset), len(error)))
         every[head] = factors
@@ -248,7 +276,11 @@ class _Fit:
         return max(1 - float(self.items.share @ explained), 0.1)
 
     def publish(self, mu_squared: float) -> Representation:
-        """Ask what it is worth, leave out tastes that users lose by, and post the rest."""
+        """Ask what the model is worth, leave out tastes that users lose by, and post the rest.
+
+        Args:
+            mu_squared: what the losses cost.
+        """
         d = len(self.ratings.offset)
         factors = np.zeros((d, 0)) if self.factors is None else self.factors
         error = np.zeros(0) if self.error is None else self.error
@@ -277,20 +309,27 @@ class _Fit:
 
 
 def combine(value: float, noise: float, guess: float, doubt: float) -> float:
-    """Return the posterior mean of a number that was seen with noise, and guessed beforehand with doubt."""
+    """Return the posterior mean of a number that was seen with noise, and guessed beforehand with doubt.
+
+    Args:
+        value: the number as seen.
+        noise: standard deviation of its noise.
+        guess: the number as guessed.
+        doubt: standard deviation of the guess.
+    """
     return (value * doubt**2 + guess * noise**2) / (doubt**2 + noise**2)
 
 
-def level_variance(value: float, noise: float, spread: float, apart: float, rows: float) -> float:
-    """Return the variance of levels as it is expected to be.
+def estimate_level_variance(value: float, noise: float, spread: float, apart: float, rows: float) -> float:
+    """Return the expected variance of levels, T.
 
-    Levels are shrunk by T / (T + s^2 / m), and what is lost by that is a quadratic in the factor whose coefficients are
+    Levels are shrunk by T / (T + s^2 / m). What is lost by that is a quadratic in the factor, whose coefficients are
     linear in T. So the posterior mean of T is best, whatever else is known of it.
 
     Args:
-        value: what was seen of it.
-        noise: the standard deviation of what was seen.
-        spread: the variance of a user's ratings, s^2. Beforehand the logarithm of T over that has heavy tails.
+        value: the variance as seen.
+        noise: the standard deviation of its noise.
+        spread: the variance of a user's ratings, s^2. Beforehand the logarithm of T over it has heavy tails.
         apart: the variance of users' means, T + s^2 / m, as a histogram told it: roughly, and rather too large.
         rows: ratings of a typical user, m.
     """
@@ -325,6 +364,7 @@ class FactorizationMethod(Method):
     }
 
     def default(self, run: Run, problem: Problem) -> Representation:
+        """Learn offsets and factors by `private_factorization`."""
         return private_factorization(run, problem.rank)
 
 

@@ -23,12 +23,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from privrep.linear.alternation import AlternationSettings, RoundContext, preference
+from privrep.linear.alternation import AlternationSettings, RoundContext, ask_preference
 from privrep.linear.method import Method, Problem
-from privrep.linear.methods.private_fedrep import public_count
+from privrep.linear.methods.private_fedrep import find_public_count
 from privrep.linear.starts import random_basis
-from privrep.linear.steps import CELLS, octaves
-from privrep.linear.transform import CLEAR, find_transform, octave_quantile
+from privrep.linear.steps import CELLS, find_octaves
+from privrep.linear.transform import CLEAR, find_transform, read_octave_quantile
 from privrep.local.least_squares import centre_rows, centre_targets
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -63,9 +63,11 @@ class FedAvgMethod(Method):
     automatic_rank = "the direction of one shared model"
 
     def default(self, run: Run, problem: Problem) -> Representation:
+        """Learn the representation by `fedavg`, whatever the rank."""
         return fedavg(run, intercept=problem.intercept, transform=problem.transform)
 
     def paper(self, run: Run, rank: int) -> Representation:
+        """Learn the representation by `paper_fedavg`, whatever the rank."""
         return paper_fedavg(run)
 
 
@@ -73,15 +75,21 @@ METHOD = FedAvgMethod()
 
 
 def fedavg(run: Run, *, intercept: bool = True, transform: FeatureTransform | None = None) -> Representation:
-    """Learn the direction of one linear model for everybody. `transform` declares public coordinates.
+    """Learn the direction of one linear model for everybody.
 
     The clipping norm of a round is the median length of users' moves in the round before, read off a released
     histogram. Where the histogram is lost in noise, nothing is learned and the rest of the budget is not spent.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
+
+    Args:
+        run: asks the users.
+        intercept: whether users have levels.
+        transform: declared public coordinates; None: found by charged releases.
     """
-    n, d, total = public_count(run), run.users.facts.features, run.ledger.capacity
+    n, d, total = find_public_count(run), run.users.facts.features, run.ledger.capacity
     s, spent = AlternationSettings(), 0.0
     if transform is None:
         transform, spent = find_transform(run, s.scales_share * total, s.covariance_share * total, intercept)
@@ -93,18 +101,18 @@ def fedavg(run: Run, *, intercept: bool = True, transform: FeatureTransform | No
     step = ModelUpdate(np.zeros(d), transform, RIDGE, intercept)
     norm = _read_norm(run.release("fedavg-sizes", step, {"sizes": histogram})["sizes"])
     if norm is None:
-        return publish(run, _direction(np.zeros(d), 0.0), transform)
+        return publish(run, _make_direction(np.zeros(d), 0.0), transform)
     variance = 0.0
     for t in range(1, ROUNDS + 1):
         queries = {"update": Query(Bound(norm, d), (1 - SIZES_SHARE) * left / ROUNDS)}
         if t < ROUNDS:
             queries["sizes"] = histogram
         released = run.release(f"fedavg-round-{t}", step, queries)
-        step = step.moved(released["update"].value / n)
+        step = step.apply_move(released["update"].value / n)
         variance += (released["update"].sigma / n) ** 2
         norm = (_read_norm(released["sizes"]) if t < ROUNDS else None) or norm
-    state = _direction(step.weights, variance)
-    votes = preference(RoundContext(run, transform, intercept, s), state, for_votes)
+    state = _make_direction(step.weights, variance)
+    votes = ask_preference(RoundContext(run, transform, intercept, s), state, for_votes)
     return publish(run, state, transform, preference=votes)
 
 
@@ -120,25 +128,26 @@ def paper_fedavg(
         server_rate: By how much the mean of the moves is multiplied.
         ridge: Of the local problem, relative to the mean squared length of a user's rows.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under replace-one-user, for any data whatever.
     """
-    n, d = public_count(run), run.users.facts.features
+    n, d = find_public_count(run), run.users.facts.features
     step = ModelUpdate(np.zeros(d), FeatureTransform.plain(d), ridge, intercept=False)
     query, variance = Query(Bound(clip, d), run.ledger.capacity / rounds), 0.0
     for t in range(1, rounds + 1):
         released = run.release(f"paper-fedavg-{t}", step, {"update": query})["update"]
-        step = step.moved(server_rate / n * released.value)
+        step = step.apply_move(server_rate / n * released.value)
         variance += (server_rate / n * released.sigma) ** 2
-    return publish(run, _direction(step.weights, variance), step.transform)
+    return publish(run, _make_direction(step.weights, variance), step.transform)
 
 
 def _read_norm(sizes: Release) -> float | None:
     """Return the clipping norm that a histogram of lengths stands for; None where it is lost in its noise."""
-    return octave_quantile(sizes.value, QUANTILE) if sizes.value.max() > CLEAR * sizes.sigma else None
+    return read_octave_quantile(sizes.value, QUANTILE) if sizes.value.max() > CLEAR * sizes.sigma else None
 
 
-def _direction(weights: Array, variance: float) -> Estimate:
+def _make_direction(weights: Array, variance: float) -> Estimate:
     """Return the direction of the model, and the squared sine that the noise of the releases may have left.
 
     What more rounds would have moved is not part of it.
@@ -159,7 +168,7 @@ class ModelUpdate:
     """The move of a shared model that fits a user's rows: ridge regression of what the model leaves over.
 
     The ridge is relative to the user's mean squared row length, so it needs no scale. `sizes` is the octave of the
-    move's length. Solved in the smaller of rows and features.
+    move's length. The regression is solved in the smaller of rows and features.
     """
 
     spec: ClassVar[StepSpec] = StepSpec()
@@ -168,11 +177,12 @@ class ModelUpdate:
     ridge: float
     intercept: bool
 
-    def moved(self, move: Array) -> ModelUpdate:
+    def apply_move(self, move: Array) -> ModelUpdate:
         """Return the step of the model after this move, (d,)."""
         return ModelUpdate(self.weights + move, self.transform, self.ridge, self.intercept)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `update`, (users, d), and `sizes` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         m, d = X.shape[1:]
@@ -185,4 +195,4 @@ class ModelUpdate:
             move = across @ np.linalg.solve(rows @ across + penalty * np.eye(m), residuals)
         else:
             move = np.linalg.solve(across @ rows + penalty * np.eye(d), across @ residuals)
-        return {"update": Vectors(move[:, :, 0]), "sizes": Counts(octaves(np.linalg.norm(move, axis=1)), CELLS)}
+        return {"update": Vectors(move[:, :, 0]), "sizes": Counts(find_octaves(np.linalg.norm(move, axis=1)), CELLS)}

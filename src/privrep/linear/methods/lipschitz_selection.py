@@ -1,11 +1,11 @@
-"""The exponential mechanism for Lipschitz losses (Jain et al. 2021, Algorithm 4): over a net of orthonormal U, by the
-loss that users have with it, each with its best head.
+"""The exponential mechanism for Lipschitz losses (Jain et al. 2021, Algorithm 4).
 
-The paper's net covers all U; here it is a random finite set, or rounds of them (`nets`), as in `margin_selection`.
+It chooses from a net of orthonormal U, by the loss that users have with each U and their best head on it. The paper's
+net covers all U; here it is a random finite set, or rounds of them (`nets`), as in `margin_selection`.
 
-Losses are 1-Lipschitz in the prediction. A candidate U sees a row as f = U^T x, shortened to L_f where it is longer; a
-user's head is any |v| <= C, its loss the mean over rows of loss(<f, v>; y). A user's numbers are its own to the last
-bit, as in `margin_selection`.
+Losses are 1-Lipschitz in the prediction. A candidate U sees a row as f = U^T x, shortened to L_f where it is longer. A
+user's head is any |v| <= C, and its loss is the mean over rows of loss(<f, v>; y). A user's numbers are its own to the
+last bit, as in `margin_selection`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.heads.margin import LOSSES, LossName, first_half, lipschitz_fit, shortened, signs
-from privrep.linear.nets import Net, Zooming, by_candidate, sign_matrix, zoom
+from privrep.heads.margin import LOSSES, LossName, count_first_half, find_signs, fit_lipschitz, shorten_rows
+from privrep.linear.nets import Net, Zooming, make_sign_matrix, score_candidates, zoom
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform, Projection
 from privrep.privacy.bounds import Losses
@@ -33,11 +33,11 @@ _STEPS = 6  # to a head within a selection
 class LipschitzLosses:
     """Losses by every candidate of a net, of a user's first half of rows or of all, on the range [0, 1].
 
-    What counts is how much a user gains on v = 0, min_v loss(v) - loss(0). It lies in [-L_f C, 0]: v = 0 is allowed,
-    and a 1-Lipschitz loss moves by at most |<f, v>| <= L_f C. loss(0) is a constant of the user, the same for all
-    candidates, and changes no probability. The paper takes off a constant, too, and bounds each of four terms by
-    L_f C: a sensitivity of 4 L_f C, and exp(-epsilon score / (8 L_f C)). On the range above one user replaced by
-    another moves a score by L_f C at most: exp(-epsilon score / (2 L_f C)), four times as sharp at the same epsilon.
+    The score is a user's gain on v = 0, min_v loss(v) - loss(0). It lies in [-L_f C, 0]: v = 0 is allowed, and a
+    1-Lipschitz loss moves by at most |<f, v>| <= L_f C. loss(0) is a constant of the user, the same for all candidates,
+    and changes no probability. The paper takes off a constant, too, and bounds each of four terms by L_f C: a
+    sensitivity of 4 L_f C, and exp(-epsilon score / (8 L_f C)). On the range above one user replaced by another moves a
+    score by L_f C at most: exp(-epsilon score / (2 L_f C)), four times as sharp at the same epsilon.
     """
 
     net: Net
@@ -51,16 +51,17 @@ class LipschitzLosses:
         return StepSpec(floats_per_user=self.net.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Losses]:
+        """Return `losses` of each user, (users, candidates)."""
         X: Floats = batch.X
         y: Floats = batch.y
-        m = first_half(X.shape[1]) if self.halves else X.shape[1]
-        targets = y[:, :m, None].astype(np.float32) if self.loss == "absolute" else signs(y[:, :m, None])
+        m = count_first_half(X.shape[1]) if self.halves else X.shape[1]
+        targets = y[:, :m, None].astype(np.float32) if self.loss == "absolute" else find_signs(y[:, :m, None])
 
         def losses(P: Floats, users: slice) -> Floats:
-            fit = lipschitz_fit(shortened(P, self.longest), targets[users], self.loss, self.norm, _STEPS)
+            fit = fit_lipschitz(shorten_rows(P, self.longest), targets[users], self.loss, self.norm, _STEPS)
             return 1 - fit.gain / P.dtype.type(self.longest * self.norm)
 
-        return {"losses": by_candidate(self.net, X[:, :m].astype(np.float32), losses)}
+        return {"losses": score_candidates(self.net, X[:, :m].astype(np.float32), losses)}
 
 
 def lipschitz_selection(
@@ -74,13 +75,22 @@ def lipschitz_selection(
     zooming: Zooming | None = None,
     halves: bool = True,
 ) -> Representation:
-    """Choose U by the loss of users' best heads |v| <= norm on U^T x, shortened to `radius` where it is longer.
+    """Choose U by the loss of users' best heads |v| <= norm on U^T x.
 
-    Labels are +-1; for the absolute loss targets may be any numbers. `projected` chooses within a random projection to
-    so many dimensions, as margin selection does; None is the paper's, all of R^d. `radius` and `norm` are public facts.
+    Formal guarantee, for the epsilon of the run's budget:
+      - Everything returned or posted is epsilon-DP at user level, without a delta.
+      - A user gains by a candidate within a range of radius times norm (see `LipschitzLosses`), brought to [0, 1].
 
-    Formal guarantee: epsilon-DP at user level, without a delta, with the epsilon of the run's budget: what a user gains
-    by a candidate lies in a range of radius times norm (see `LipschitzLosses`), brought to [0, 1].
+    Args:
+        run: asks the users; labels are +-1, but any numbers for the absolute loss.
+        rank: columns of U.
+        loss: of predictions.
+        radius: length that images U^T x are shortened to, a public fact.
+        norm: largest length of a head, a public fact.
+        projected: dimension of a random projection to choose in, as margin selection does; None: all of R^d, as in the
+            paper.
+        zooming: the plan of the rounds; None: the default.
+        halves: whether losses are taken on a user's first half of rows, as in the paper.
     """
     d = run.users.facts.features
     if loss not in LOSSES:
@@ -91,7 +101,7 @@ def lipschitz_selection(
     kept = d if projected is None else min(projected, d)
     if not 1 <= rank <= kept:
         raise InputError(f"rank must lie between 1 and the dimension searched, {kept}. Got {rank} instead.")
-    M = None if kept == d else sign_matrix(kept, d)
+    M = None if kept == d else make_sign_matrix(kept, d)
     low = replace(run, users=project(run.users, Projection(M, math.inf)))
     chosen = zoom(
         low,

@@ -1,13 +1,16 @@
-"""Margin selection (Snedeker, Zhou, Bassily 2025, Algorithm 3): a Johnson-Lindenstrauss projection drawn without the
-data, then the exponential mechanism over representations in its few dimensions.
+"""Margin selection (Snedeker, Zhou, Bassily 2025, Algorithm 3).
 
-What it costs in accuracy depends on the margin and on the projection's dimension, not on the number of features. The
-paper's cover has (sqrt k / gamma)^(k' k) points, out of reach; a random finite set, or rounds of them (`nets`), are as
+A Johnson-Lindenstrauss projection is drawn without the data. Then the exponential mechanism chooses among
+representations in its few dimensions.
+
+The cost in accuracy depends on the margin and on the projection's dimension, not on the number of features. The
+paper's cover has (sqrt k / gamma)^(k' k) points, out of reach. A random finite set, or rounds of them (`nets`), are as
 private and leave the guarantee of privacy exact.
 
 A row x with label y = +-1 is seen by a candidate U as p = U^T x, and q = y p is all that counts: a head v has the row
 right with margin rho if <q, v> > rho. A user's loss by U is the part of its rows that the best |v| <= Gamma leaves
-wrong, in [0, 1] for any way of picking v. The loss is the user's own to the last bit (see `nets.by_candidate`).
+wrong. It lies in [0, 1] for any way of picking v. The loss is the user's own to the last bit (see
+`nets.score_candidates`).
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from privrep.errors import InputError
-from privrep.heads.margin import count_right, dot_rows, first_half, signs, surrogate_heads
-from privrep.linear.nets import Net, Zooming, by_candidate, sign_matrix, zoom
+from privrep.heads.margin import count_first_half, count_right, dot_rows, find_signs, fit_surrogate_heads
+from privrep.linear.nets import Net, Zooming, make_sign_matrix, score_candidates, zoom
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform, Projection
 from privrep.privacy.bounds import Losses
@@ -28,7 +31,7 @@ from privrep.privacy.run import Run
 from privrep.typing import Floats
 from privrep.users.projected import project
 
-FEWEST, MOST = 10, 60  # dimensions that `projected_dimension` takes
+FEWEST, MOST = 10, 60  # dimensions that `choose_dimension` returns
 
 
 _INSIDE = 1 + 2.0**-18  # heads tried have this much more than the margin: rows that are alike count alike
@@ -36,7 +39,7 @@ _INSIDE = 1 + 2.0**-18  # heads tried have this much more than the margin: rows 
 
 @dataclass(frozen=True)
 class MarginLosses:
-    """Losses by every candidate of a net; of a user's first half of rows, or of all."""
+    """Losses by every candidate of a net, on a user's first half of rows or on all."""
 
     net: Net
     margin: float  # rho
@@ -48,34 +51,49 @@ class MarginLosses:
         return StepSpec(floats_per_user=self.net.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Losses]:
+        """Return `losses` of each user, (users, candidates)."""
         X: Floats = batch.X
         y: Floats = batch.y
-        m = first_half(X.shape[1]) if self.halves else X.shape[1]
-        signed = X[:, :m].astype(np.float32) * signs(y[:, :m])[:, :, None]
-        return {"losses": by_candidate(self.net, signed, lambda Q, users: margin_losses(Q, self.margin, self.norm))}
+        m = count_first_half(X.shape[1]) if self.halves else X.shape[1]
+        signed = X[:, :m].astype(np.float32) * find_signs(y[:, :m])[:, :, None]
+        return {
+            "losses": score_candidates(self.net, signed, lambda Q, users: find_margin_losses(Q, self.margin, self.norm))
+        }
 
 
-def margin_losses(Q: Floats, margin: float, norm: float) -> Floats:
-    """(users, WIDTH): the part of the rows Q = (users, m, k, WIDTH) that the best head leaves wrong.
+def find_margin_losses(Q: Floats, margin: float, norm: float) -> Floats:
+    """Return the part of the rows that the best head leaves wrong, (users, WIDTH).
 
-    Exact for k = 1, where there are two heads to try, and for k = 2, up to rounding; of larger k an upper bound.
+    It is exact for k = 1, where there are two heads to try, and for k = 2, up to rounding. For larger k it is an upper
+    bound.
+
+    Args:
+        Q: rows times their labels, seen by the candidates, (users, m, k, WIDTH).
+        margin: rho, which <q, v> must exceed.
+        norm: Gamma, the largest length of a head.
     """
     m, k = Q.shape[1:3]
     rho, gamma = Q.dtype.type(margin), Q.dtype.type(norm)
     if k == 1:
         right = np.maximum(count_right(Q[:, :, 0] * gamma > rho), count_right(Q[:, :, 0] * -gamma > rho))
     elif k == 2:
-        right = _depth(Q[:, :, 0], Q[:, :, 1], rho, gamma)
+        right = _count_depth(Q[:, :, 0], Q[:, :, 1], rho, gamma)
     else:
-        right = count_right(dot_rows(Q, surrogate_heads(Q, margin, norm)) > rho)
+        right = count_right(dot_rows(Q, fit_surrogate_heads(Q, margin, norm)) > rho)
     return 1 - right.astype(Q.dtype) / Q.dtype.type(m)
 
 
-def _depth(a: Floats, b: Floats, rho: Floats, gamma: Floats) -> Floats:
-    """How many rows q = (a, b) one head in the plane can have right; all arrays (users, m, WIDTH).
+def _count_depth(a: Floats, b: Floats, rho: Floats, gamma: Floats) -> Floats:
+    """Return how many rows q = (a, b) one head in the plane can have right, (users, WIDTH).
 
-    A longest head is best. Row j is right on an open arc of the circle |v| = Gamma, and as many arcs as ever overlap do
-    so just inside the start of one of them, at v = rho/|q|^2 q + sqrt(Gamma^2 - rho^2/|q|^2) q_perp/|q|.
+    A longest head is best. Row j is right on an open arc of the circle |v| = Gamma. As many arcs as ever overlap do so
+    just inside the start of one of them, at v = rho/|q|^2 q + sqrt(Gamma^2 - rho^2/|q|^2) q_perp/|q|.
+
+    Args:
+        a: first coordinates, (users, m, WIDTH).
+        b: second coordinates, (users, m, WIDTH).
+        rho: the margin.
+        gamma: the largest length of a head.
     """
     inside = rho * rho.dtype.type(_INSIDE)
     one, other, right = np.empty_like(a), np.empty_like(a), np.empty(a.shape, bool)
@@ -112,19 +130,27 @@ def margin_selection(
 ) -> Representation:
     """Choose U = M^T U~ by the margin loss that users have with it, each with its best head |v| <= norm.
 
-    `margin`, `radius`, `norm` and `projected` (the dimension k'; as many as features: no projection) are public facts.
-    Users' labels are +-1. Rows outside the ball of `radius` are scaled onto it, each user its own. The loss of a user
-    is that of its first half of rows (`halves`, the paper's), or of all.
+    Formal guarantee, for the epsilon of the run's budget:
+      - Everything returned or posted is epsilon-DP at user level, without a delta.
+      - A user's loss by each candidate lies in [0, 1], however its head is picked.
 
-    Formal guarantee: epsilon-DP at user level, without a delta, with the epsilon of the run's budget. A user's loss by
-    each candidate lies in [0, 1], however its head is picked.
+    Args:
+        run: asks the users; labels are +-1.
+        rank: columns of U.
+        margin: a public fact.
+        radius: of a ball onto which rows outside are scaled, each user its own; a public fact.
+        norm: largest length of a head, a public fact.
+        projected: k', the dimension of the projection, a public fact; as many as features: none; None:
+            `choose_dimension`.
+        zooming: the plan of the rounds; None: the default.
+        halves: whether losses are taken on a user's first half of rows, as in the paper.
     """
     d = run.users.facts.features
     check_margin(margin, radius, norm)
-    kept = min(projected_dimension(margin, radius, norm) if projected is None else projected, d)
+    kept = min(choose_dimension(margin, radius, norm) if projected is None else projected, d)
     if not 1 <= rank <= kept:
         raise InputError(f"rank must lie between 1 and the projected dimension, {kept}. Got {rank} instead.")
-    M = None if kept == d else sign_matrix(kept, d)
+    M = None if kept == d else make_sign_matrix(kept, d)
     low = replace(run, users=project(run.users, Projection(M, radius)))
     chosen = zoom(low, "margin", kept, rank, zooming or Zooming(), lambda net: MarginLosses(net, margin, norm, halves))
     return publish(
@@ -133,6 +159,13 @@ def margin_selection(
 
 
 def check_margin(margin: float, radius: float, norm: float) -> None:
+    """Raise InputError unless all three are positive and a row can reach the margin.
+
+    Args:
+        margin: that rows are to exceed.
+        radius: largest length of a row.
+        norm: largest length of a head.
+    """
     for name, value in (("margin", margin), ("radius", radius), ("norm", norm)):
         if not (value > 0 and math.isfinite(value)):
             raise InputError(f"{name} must be positive and finite. Got {value} instead.")
@@ -143,6 +176,14 @@ def check_margin(margin: float, radius: float, norm: float) -> None:
         )
 
 
-def projected_dimension(margin: float, radius: float, norm: float) -> int:
-    """k', in proportion to (r Gamma / rho)^2 as in the paper; its logarithm of n m is one, its constant from trials."""
+def choose_dimension(margin: float, radius: float, norm: float) -> int:
+    """Return k', in proportion to (r Gamma / rho)^2 as in the paper.
+
+    The paper's logarithm of n m is taken to be one. The constant comes from trials.
+
+    Args:
+        margin: rho.
+        radius: r, of the rows.
+        norm: Gamma, the largest length of a head.
+    """
     return int(np.clip(round(2.8 * (radius * norm / margin) ** 2), FEWEST, MOST))

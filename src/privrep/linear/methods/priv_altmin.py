@@ -6,37 +6,36 @@ Passes over the users, each a page of the billboard:
   altmin-scout         histograms of sizes at U_0
   altmin-t             A = sum W W^T and b = sum r W, and the histograms again
                                                                  -> U + reshape(A^-1 b), and a QR
-Where the paper solves for U anew, from the targets of one group of users a round, this solves for the move of U that
-explains the residuals of all users: they shrink as U converges, and the noise of b with them. Noise in A then scales a
-move that is small, so that little of the budget is enough for A.
+The paper solves for U anew, from the targets of one group of users a round. This solves for the move of U that explains
+the residuals of all users: they shrink as U converges, and the noise of b with them. Noise in A then scales a move that
+is small, so that little of the budget is enough for A.
 
 `paper_altmin` is the paper's own configuration. Kept: disjoint groups of users, rows in quarters, fixed clipping norms,
 a solve for U from the targets. Settled or corrected there:
   - Heads: the paper fits v on rows [1, m/4] in its algorithm and on [1, m/2] in its proofs; the algorithm is taken.
   - Sums over a user's rows are means, so that users of different sizes have the same say and the same bound.
-  - The sensitivity is exact: sqrt 2 eta^2 for A, whose parts are positive semi-definite, 2 eta zeta for b; noise is
-    drawn for the triangle of A, in which it has sigma on the diagonal and sigma / sqrt 2 off it; initialisation and
-    rounds are charged to one budget. The paper shows each of the two to be (epsilon, delta)-DP by itself.
+  - The sensitivity is exact: sqrt 2 eta^2 for A, whose parts are positive semi-definite, 2 eta zeta for b.
+    Noise is drawn for the triangle of A, in which it has sigma on the diagonal and sigma / sqrt 2 off it.
+    Initialisation and rounds are charged to one budget. The paper shows each of the two to be (epsilon, delta)-DP by
+    itself.
   - Noise may leave A indefinite, about which the paper says nothing; its equations are solved all the same.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from privrep.errors import InputError
-from privrep.linear.alternation import AlternationSettings, Move, RoundContext, moved
+from privrep.linear.alternation import AlternationSettings, Move, RoundContext, apply_move
 from privrep.linear.method import Method, Problem
+from privrep.linear.normal_matrix import denoise_normal
 from privrep.linear.numbers import learn_numbers
-from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, best_start, normalised_pairs
-from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, octaves, projected
-from privrep.linear.transform import CLEAR
+from privrep.linear.starts import MAX_AUTO_RANK, Initialiser, choose_start, start_normalised_pairs
+from privrep.linear.steps import SIZES, WIDE_CELLS, WIDE_LOWEST, find_octaves, project_centred
 from privrep.local.least_squares import centre_rows, centre_targets, fit_least_squares, fit_ridge, move_users_last
 from privrep.local.representation import Estimate, Representation, publish
 from privrep.local.transform import FeatureTransform
@@ -66,10 +65,19 @@ def priv_altmin(
     initialiser: Initialiser | None = None,
     settings: AlternationSettings | None = None,
 ) -> Representation:
-    """Learn a shared representation; see `numbers.learn_numbers`, whose formal guarantee this has."""
+    """Learn a shared representation; see `numbers.learn_numbers`, whose formal guarantee this has.
+
+    Args:
+        run: asks the users; its whole budget is spent.
+        rank: of the representation; None reads it off releases.
+        intercept: whether users have levels.
+        transform: declared public coordinates; None: found by charged releases.
+        initialiser: where rounds start; None: chosen by the number of features.
+        settings: of the rounds; None: the default.
+    """
     d = run.users.facts.features
     check_reach(d, rank)
-    start = initialiser or best_start(d, normalised_pairs)
+    start = initialiser or choose_start(d, start_normalised_pairs)
     settings = settings or AlternationSettings(rounds=ROUNDS)
     return learn_numbers(
         run, rank, RegressionRound(), start, intercept=intercept, transform=transform, settings=settings
@@ -77,7 +85,7 @@ def priv_altmin(
 
 
 def check_reach(features: int, rank: int | None) -> None:
-    """Refuse normal equations that are out of reach."""
+    """Raise InputError where normal equations are out of reach."""
     if features * (rank or 1) > MOST_UNKNOWNS:
         raise InputError(
             f"Priv-AltMin takes at most {MOST_UNKNOWNS:,} features times rank. Got {features:,} features instead: "
@@ -102,13 +110,16 @@ class PrivAltMinMethod(Method):
     own_start = "normalised-pairs"
 
     def check(self, problem: Problem, features: int) -> None:
+        """Raise InputError where normal equations are out of reach."""
         check_reach(features, problem.rank)
 
     def default(self, run: Run, problem: Problem) -> Representation:
+        """Learn the representation by `priv_altmin`."""
         p = problem
         return priv_altmin(run, p.rank, intercept=p.intercept, transform=p.transform, initialiser=p.start)
 
     def paper(self, run: Run, rank: int) -> Representation:
+        """Learn the representation by `paper_altmin`."""
         return paper_altmin(run, rank)
 
 
@@ -117,20 +128,23 @@ METHOD = PrivAltMinMethod()
 
 @dataclass(frozen=True)
 class RegressionRound:
-    """A and b of the normal equations, and a step that solves them."""
+    """The round of Priv-AltMin: A and b of the normal equations, and a step that solves them."""
 
     name: str = "altmin"
 
-    def most(self, features: int) -> int:
+    def limit_rank(self, features: int) -> int:
+        """Return the largest rank whose normal equations are within reach, at most MAX_AUTO_RANK."""
         return min(MAX_AUTO_RANK, MOST_UNKNOWNS // features)
 
-    def step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> NormalEquations:
+    def make_step(self, problem: RoundContext, state: Estimate, norm: float, ratio: float) -> NormalEquations:
+        """Return the step that asks for the normal equations at this state; see `alternation.Round`."""
         k = state.basis.shape[1]
         outside = np.linalg.qr(state.basis, mode="complete")[0][:, k:]
         ridge = problem.settings.ridge(state)
         return NormalEquations(state.basis, outside, problem.transform, norm, norm / ratio, ridge, problem.intercept)
 
-    def queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
+    def make_queries(self, step: NormalEquations, norm: float, mu_squared: float) -> dict[str, Query]:
+        """Return the queries for A, `normal`, and b, `right`; see `alternation.Round`."""
         unknowns = step.unknowns
         normal = Bound(step.normal_norm, packed_size(unknowns), acute=True)
         return {
@@ -141,85 +155,37 @@ class RegressionRound:
     def move(
         self, problem: RoundContext, state: Estimate, step: NormalEquations, released: Mapping[str, Release]
     ) -> Estimate:
-        solved = solution(state, step.outside, released["normal"], released["right"], problem.settings.floor)
-        return moved(state, solved)
+        """Return the state after the move that solves the released equations; see `alternation.Round`."""
+        solved = solve_normal(state, step.outside, released["normal"], released["right"], problem.settings.floor)
+        return apply_move(state, solved)
 
 
-def solution(state: Estimate, outside: Array, normal: Release, right: Release, floor: float) -> Move:
-    """reshape(A^-1 b), in coordinates in which users' heads are uncorrelated."""
+def solve_normal(state: Estimate, outside: Array, normal: Release, right: Release, floor: float) -> Move:
+    """Return reshape(A^-1 b), in coordinates in which users' heads are uncorrelated.
+
+    Args:
+        state: the basis before the round.
+        outside: orthonormal basis of all that is orthogonal to it, (d, d - k).
+        normal: the released A, packed.
+        right: the released b.
+        floor: least second moment of heads, relative to the largest.
+    """
     k, e = state.basis.shape[1], outside.shape[1]
-    model = denoised(unpack(normal.value), normal.sigma, k, floor)
+    model = denoise_normal(unpack(normal.value), normal.sigma, k, floor)
     raw = (model.inverse @ right.value).reshape(k, e).T @ model.turn
-    energy = right.sigma**2 * np.diag(model.turn.T @ _block_squares(model.inverse, k) @ model.turn)
+    energy = right.sigma**2 * np.diag(model.turn.T @ _trace_blocks(model.inverse, k) @ model.turn)
     return Move(model.turn, outside @ raw, energy, model.heads, model.reach, model.heard, model.relative_error)
 
 
-def _block_squares(inverse: Array, k: int) -> Array:
-    """(k, k): the traces of the blocks of inverse^2, which are the noise in each pair of directions of the move."""
+def _trace_blocks(inverse: Array, k: int) -> Array:
+    """Return the traces of the blocks of inverse^2, (k, k): the noise in each pair of directions of the move.
+
+    Args:
+        inverse: of A, (k e, k e).
+        k: blocks in each direction.
+    """
     rows = inverse.reshape(k, -1)
     return rows @ rows.T
-
-
-@dataclass(frozen=True)
-class Normal:
-    """The released A, made positive definite and rid of what is only noise in it."""
-
-    inverse: Array  # (k e, k e)
-    turn: Array  # (k, k): the directions in which users' heads are uncorrelated
-    heads: Array  # (k,): second moments of the heads in them, no smaller than can be told from noise
-    reach: Array  # (k,): how much of it is theirs rather than the floor's
-    heard: NDArray[np.bool_]  # (k,)
-    relative_error: float  # what is left of the noise, against all of A
-
-
-def denoised(A: Array, sigma: float, k: int, floor: float) -> Normal:
-    """A as sum of three orthogonal parts, each shrunk by how far it exceeds the noise, its eigenvalues floored.
-
-    Where features are uncorrelated and heads have nothing to do with features, A is M kron I, M the heads' second
-    moment; where only the latter holds, it is M kron S. The noise of a part of p coordinates has mean square p sigma^2:
-    M has few and is always heard, the rest of A many and is heard as far as it rises above that. A part of square
-    length q is multiplied by 1 - p sigma^2 / q, or by zero where that could be chance.
-    """
-    e = len(A) // k
-    blocks = A.reshape(k, e, k, e)
-    M = np.einsum("acbc->ab", blocks) / e
-    measured, turn = np.linalg.eigh(M)
-    noise = sigma / math.sqrt(e)
-    heads = np.maximum(measured, max(floor * measured[-1], 3 * noise))
-    size = max(float(np.linalg.norm(M)), np.finfo(np.float64).tiny)
-    unit = M / size
-    S = np.einsum("acbd,ab->cd", blocks, unit)
-    S -= np.trace(S) / e * np.eye(e)
-    rest = A - np.kron(M, np.eye(e)) - np.kron(unit, S)
-    p_S, p_rest = packed_size(e) - 1, packed_size(k * e) - packed_size(e) - packed_size(k) + 1
-    g_S, g_rest = _kept(S, p_S, sigma), _kept(rest, p_rest, sigma)
-    values, axes = np.linalg.eigh(np.eye(e) + g_S * S / size)
-    values = np.maximum(values, LEAST)
-    inverse: Array = np.kron((turn / heads) @ turn.T, (axes / values) @ axes.T)
-    if g_rest > 0:
-        roots = (turn / np.sqrt(heads)) @ turn.T, (axes / np.sqrt(values)) @ axes.T
-        relative = _kron_times(*roots, _kron_times(*roots, g_rest * rest).T)
-        values, axes = np.linalg.eigh(np.eye(k * e) + relative)
-        half = _kron_times(*roots, axes)
-        inverse = (half / np.maximum(values, LEAST)) @ half.T
-    left = packed_size(k) + g_S * p_S + g_rest * p_rest
-    error = min(sigma * math.sqrt(left / (e * float((heads**2).sum()))), 1.0)
-    return Normal(inverse, turn, heads, np.minimum(measured / heads, 1.0), measured > noise, error)
-
-
-LEAST = 0.1  # eigenvalues of A, relative to what its larger parts make them, count no less than this
-
-
-def _kron_times(left: Array, right: Array, matrix: Array) -> Array:
-    """(left kron right) @ matrix, without the Kronecker product."""
-    parts = right @ matrix.reshape(len(left), len(right), -1)
-    return np.tensordot(left, parts, 1).reshape(matrix.shape)
-
-
-def _kept(part: Array, coordinates: int, sigma: float) -> float:
-    """Zero unless the square length exceeds that of noise by far more than noise does by chance."""
-    square, noise = float((part**2).sum()), coordinates * sigma**2
-    return 1 - noise / square if square > noise * (1 + CLEAR * math.sqrt(2 / max(coordinates, 1))) else 0.0
 
 
 def paper_altmin(
@@ -232,14 +198,24 @@ def paper_altmin(
     init_share: float = 0.5,
     normal_share: float = 0.5,
 ) -> Representation:
-    """Algorithms 1 to 3. `init_share` of mu^2 goes to the initialisation, for which all users are asked; each of the
-    groups, one a round, has all the rest, since no user is in two of them: `normal_share` of it for A. No intercept.
+    """Learn a shared representation as the paper does, by its Algorithms 1 to 3, without an intercept.
 
-    `eta` bounds |x||v| of a row and `zeta` its target. The defaults would rarely be reached by true heads where
-    x ~ N(0, I_50) and |v| = 1, the setting the method was compared in; heads fitted on m/4 rows are often longer.
+    All users are asked for the initialisation. Each round asks one of the groups, which has all the rest of mu^2, since
+    no user is in two of them. The defaults would rarely be reached by true heads where x ~ N(0, I_50) and |v| = 1, the
+    setting the method was compared in. Heads fitted on m/4 rows are often longer.
 
-    Formal guarantee: everything returned or posted is a function of the releases charged to `run.ledger`, hence
-    (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+    Formal guarantee, for the epsilon and delta of the run's budget:
+      - Everything returned or posted is a function of the releases charged to `run.ledger`.
+      - Hence it is (epsilon, delta)-DP at user level under the ledger's relation, for any data whatever.
+
+    Args:
+        run: asks the users; its whole budget is spent.
+        rank: of the representation.
+        rounds: how many there are, each with a group of its own.
+        eta: bound of |x||v| of a row.
+        zeta: bound of a target's size.
+        init_share: part of mu^2 for the initialisation.
+        normal_share: part of a round's mu^2 for A; the rest is for b.
     """
     d, total = run.users.facts.features, run.ledger.capacity
     check_reach(d, rank)
@@ -270,11 +246,12 @@ def paper_altmin(
 class NormalEquations:
     """A = sum W W^T and b = sum r W for the move of U that explains users' residuals r, with W = vec(z v^T).
 
-    A move within the span of U changes nothing, so rows z are taken in coordinates of `outside`, an orthonormal basis
-    of all that is orthogonal to U. Residuals and heads in b are those of fits that leave the row out, so that every row
-    is used and none explains itself; with an intercept such a residual sees the row's distance from the mean of the
-    *other* rows, m/(m-1) of that from the mean, which A must know. A user shrinks both parts by one factor, so that
-    neither exceeds its norm: what is summed are the normal equations of a population with weights.
+    A move within the span of U changes nothing. So rows z are taken in coordinates of `outside`, an orthonormal basis
+    of all that is orthogonal to U. Residuals and heads in b come from fits that leave the row out, so that every row is
+    used and none explains itself. With an intercept such a residual sees the row's distance from the mean of the
+    *other* rows.
+    It is m/(m-1) times the distance from the mean, which A must know. A user shrinks both parts by one factor, so that
+    neither exceeds its norm: the sums are the normal equations of a population with weights.
     With several targets a user has a head for each, and sends the sums over them.
     """
 
@@ -301,11 +278,12 @@ class NormalEquations:
         return StepSpec(floats_per_user=self.unknowns)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `normal`, `right` and `sizes` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         users, m, _ = X.shape
         enough = m > 1 + self.intercept  # some rows are left to fit a head on when one is left out
-        P = projected(X, self.transform, self.U, self.intercept)
+        P = project_centred(X, self.transform, self.U, self.intercept)
         rows = (centre_rows(X) if self.intercept else X) @ self.transform.to_original(self.outside).astype(X.dtype)
         pull, heads = np.zeros_like(P), []
         for column in self.transform.targets(y):
@@ -315,10 +293,10 @@ class NormalEquations:
             heads.append(fit.heads.T)
         right = (np.ascontiguousarray(pull.transpose(2, 0, 1), dtype=X.dtype) @ rows).reshape(users, -1)
         normal = make_kronecker(np.stack(heads, axis=1), rows, np.full(users, 1 / max(m - self.intercept, 1)))
-        length, size = _lengths(right), normal.scale * normal.sizes
+        length, size = _measure_lengths(right), normal.scale * normal.sizes
         weight = np.minimum(1.0, np.minimum(self.norm / length, self.normal_norm / size))
         weight = np.where(np.isfinite(weight), weight, 0.0)
-        cells = np.stack([octaves(length, WIDE_LOWEST, WIDE_CELLS), octaves(length / size)], axis=1)
+        cells = np.stack([find_octaves(length, WIDE_LOWEST, WIDE_CELLS), find_octaves(length / size)], axis=1)
         cells[:, 1] = np.where(cells[:, 1] < 0, -1, cells[:, 1] + WIDE_CELLS)
         return {
             "normal": replace(normal, scale=normal.scale * weight),
@@ -329,10 +307,11 @@ class NormalEquations:
 
 @dataclass(frozen=True)
 class QuarterEquations:
-    """Algorithm 2 of Jain et al. 2021: A = mean of W W^T and b = mean of y W over the second quarter of a user's rows.
+    """The equations of Jain et al. 2021, Algorithm 2: A = mean of W W^T and b = mean of y W over a user's second
+    quarter.
 
-    W = vec(x v^T), shrunk to length `eta`, with v the least squares head of the first quarter (the one of least norm if
-    there are many); targets are held within [-`zeta`, `zeta`]. Users with fewer than four rows send zero.
+    W = vec(x v^T), shrunk to length `eta`. v is the least squares head of the first quarter, the one of least norm if
+    there are many. Targets are held within [-`zeta`, `zeta`]. Users with fewer than four rows send zero.
     """
 
     U: Matrix
@@ -344,6 +323,7 @@ class QuarterEquations:
         return StepSpec(floats_per_user=self.U.size)
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `normal` and `right` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         users, m, d = X.shape
@@ -355,7 +335,7 @@ class QuarterEquations:
         X, y = X.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
         heads = fit_least_squares(np.ascontiguousarray(X[:, :quarter]) @ self.U, y[:, :quarter])
         rows = np.ascontiguousarray(X[:, quarter:half])
-        lengths = np.sqrt((rows**2).sum(axis=2)) * _lengths(heads)[:, None]
+        lengths = np.sqrt((rows**2).sum(axis=2)) * _measure_lengths(heads)[:, None]
         rows = rows * np.minimum(1.0, self.eta / lengths)[:, :, None]  # X may be the users' own
         targets = np.clip(y[:, quarter:half], -self.zeta, self.zeta) / (half - quarter)
         pull = (np.ascontiguousarray(targets)[:, None, :] @ rows)[:, 0]
@@ -366,7 +346,8 @@ class QuarterEquations:
 
 @dataclass(frozen=True)
 class DisjointPairs:
-    """Algorithm 3 of Jain et al. 2021: mean of sym(x x'^T) y y' / (|x||x'|) over neighbouring rows of the first half.
+    """The moments of Jain et al. 2021, Algorithm 3: mean of sym(x x'^T) y y' / (|x||x'|) over neighbours in the first
+    half.
 
     Targets are held within [-`zeta`, `zeta`], so that a user's norm is at most zeta^2.
     """
@@ -375,6 +356,7 @@ class DisjointPairs:
     zeta: float
 
     def __call__(self, batch: UserBatch) -> dict[str, Contributions]:
+        """Return `moments` of each user."""
         X: Floats = batch.X
         y: Floats = batch.y
         pairs = X.shape[1] // 4
@@ -388,6 +370,7 @@ class DisjointPairs:
         return {"moments": Summed(tuple(parts))}
 
 
-def _lengths(vectors: Floats) -> Array:
+def _measure_lengths(vectors: Floats) -> Array:
+    """Return the lengths of vectors (users, numbers), in double precision."""
     values = vectors.astype(np.float64, copy=False)
     return np.sqrt((values**2).sum(axis=1))

@@ -31,7 +31,7 @@ from privrep.nn.flat_module import FlatModule
 from privrep.nn.threads import rows_of
 from privrep.privacy.bounds import MAX_USERS, Bound, Contributions
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.privacy.similarities import Similarities
+from privrep.privacy.similarities import Similarities, count_changed_terms
 from privrep.typing import Singles
 
 
