@@ -15,7 +15,7 @@ from privrep.heads.classification import fit_class_shared
 from privrep.linear.class_steps import Encoded
 from privrep.linear.references import UNBOUNDED, subspace_distance
 from privrep.linear.steps import PairMoments, project_centred, pull_rows
-from privrep.local.least_squares import sum_columns, without_mean
+from privrep.local.least_squares import sum_columns, subtract_mean
 from privrep.local.losses import Loss, fit_classes
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
@@ -86,8 +86,8 @@ class FullClassGradient:
         fit = fit_classes(P, signs, self.loss, self.precision, self.intercept)
         outputs = np.stack([sum_columns(P * head[:, None, :]) for head in fit.heads]) + fit.intercepts[:, None, :]
         heads = np.broadcast_to(fit.heads[:, :, None, :], (self.loss.outputs, k, m, users))
-        pull = sum_columns(self.loss.pulls(outputs, signs)[0][:, None] * heads) / m
-        gradient = pull_rows(X, plain, without_mean(pull) if self.intercept else pull)
+        pull = sum_columns(self.loss.differentiate(outputs, signs)[0][:, None] * heads) / m
+        gradient = pull_rows(X, plain, subtract_mean(pull) if self.intercept else pull)
         assert not isinstance(gradient, SparseColumns), "dense rows"
         curvature = self.loss.curvature(outputs, signs, heads) / m
         return {"gradient": Vectors(np.asarray(gradient).reshape(users, -1)), "curvature": Vectors(curvature)}

@@ -230,7 +230,7 @@ def test_users_without_rows_have_the_prior_mean() -> None:
     heads = fit_heads(table.blocks(), rep)
     assert heads.kind.tolist() == [POSTERIOR, POSTERIOR, PRIOR, PRIOR, POSTERIOR, POSTERIOR]
     assert_same_heads(heads.of_users(np.array([False, True, False])), make_prior_heads(np.array(["b"]), prior))
-    wanted = prior.mean.of_rows(fresh)
+    wanted = prior.mean.predict_rows(fresh)
     for user in (1, -1):
         users = np.full(8, user)
         np.testing.assert_array_equal(heads.predict(rep, fresh, users), wanted)

@@ -107,7 +107,7 @@ def test_a_stretched_mean_takes_what_is_known_with_it() -> None:
     coordinates, mean = coordinates_of(np.random.default_rng(6))
     truth, zero = coordinates.parameters(mean), np.zeros((D + 1 + R, 1))
     known = observe(Gathered.nothing(zero), coordinates, truth, zero, 1.0).rescale(3.0, coordinates)
-    assert np.allclose(np.linalg.solve(known.precision, known.told), coordinates.parameters(mean.scaled(3.0)))
+    assert np.allclose(np.linalg.solve(known.precision, known.told), coordinates.parameters(mean.scale_levels(3.0)))
 
 
 def test_nothing_heard_leaves_the_first_parameters() -> None:
