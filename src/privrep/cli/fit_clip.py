@@ -10,7 +10,7 @@ import typer
 from privrep.cli.config import files_are_missing
 from privrep.cli.console import Bar, note, progress, say, shout
 from privrep.cli.fit_table import stoppable
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 
 if TYPE_CHECKING:
     from privrep.estimators.clip import ClipPlan, DPClip
@@ -58,7 +58,7 @@ def _prepared(asked: PairsConfig, bar: Bar) -> tuple[Prepared, Inputs | None]:
     try:
         from privrep.estimators.clip_assembly import prepared
     except ModuleNotFoundError as error:
-        raise InputError(f"this needs {error.name}: pip install 'privrep[multimodal]'.") from None
+        raise missing_package(f"this needs {error.name}", "multimodal") from None
     inputs, test = read_inputs(asked.data)
     bar.begin("encoding", len(inputs.images))
     return prepared(asked, inputs, bar.at), test

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from privrep.data.categories import MOST_CLASSES
 from privrep.data.files import file_format, is_text, open_parquet, require, unreadable
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 _CIFAR_SIDE = 32
@@ -357,5 +357,5 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise InputError("reading encoded images needs Pillow; install privrep[torch].") from error
+        raise missing_package("reading encoded images needs Pillow", "torch") from error
     return Image

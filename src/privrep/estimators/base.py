@@ -19,6 +19,7 @@ from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, find_users, plain
 from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
 from privrep.estimators.checks import Rows, check_features, missing_of, prepare
+from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import GivenRows, Named, read_given, read_known, reader, warn_if_unnamed
 from privrep.heads.filling import fill_to_predict, locate, means_of
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
@@ -27,10 +28,10 @@ from privrep.heads.uncertainty import describe_unknown
 from privrep.linear.registry import find_estimator
 from privrep.local.prior import HeadPrior
 from privrep.local.representation import Representation
+from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
 from privrep.models.gains import judge_nothing
-from privrep.models.learning import KEYS_PAGE
 from privrep.models.promise import find_weaknesses
 from privrep.privacy.events import Relation
 from privrep.typing import Array
@@ -56,6 +57,7 @@ class Personal(BaseEstimator, ABC):
     missing_indicator: Any
     random_state: int | None
     run_folder: str | Path | None
+    verbose: bool
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -94,17 +96,18 @@ class Personal(BaseEstimator, ABC):
         self._check_lists(columns)
         warn_if_weak(self, names)
         rows.warn()
-        fitted, table = self._learn(rows, y, names, folder, columns)
-        warn_if_unnamed(columns, fitted.columns)
-        warn_if_nothing(fitted)
-        heads = fit_heads(
-            table.blocks(),
-            fitted.representation,
-            intercept=self.fit_intercept,
-            safety_net=self.safety_net,
-            loss=fitted.loss,
-            keep_means=rows.keep_means,
-        )
+        with watch(self.verbose, learning.PAGES) as bar:
+            fitted, table = self._learn(rows, y, names, folder, columns, bar)
+            warn_if_unnamed(columns, fitted.columns)
+            warn_if_nothing(fitted)
+            heads = fit_heads(
+                table.blocks() if bar is None else bar.heads(table.blocks(), table.n_users),
+                fitted.representation,
+                intercept=self.fit_intercept,
+                safety_net=self.safety_net,
+                loss=fitted.loss,
+                keep_means=rows.keep_means,
+            )
         self._adopt(models.with_heads(fitted, heads))
         if folder is not None:
             models.finish(self.model_, folder)
@@ -124,7 +127,7 @@ class Personal(BaseEstimator, ABC):
 
     @abstractmethod
     def _learn(
-        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns, bar: Bar | None
     ) -> tuple[models.Model, UserTable]:
         """Return the model without heads, and the rows that heads are made of."""
 
@@ -274,7 +277,7 @@ class Personal(BaseEstimator, ABC):
 
 def _declared(loaded: models.Model) -> dict[str, list[str | int]] | None:
     """Return the lists of categories, unless some were selected privately: another fit selects them again."""
-    selected = f"{KEYS_PAGE}1" in loaded.billboard
+    selected = f"{learning.KEYS_PAGE}1" in loaded.billboard
     return None if selected or not loaded.columns.named else {n: list(v) for n, v in loaded.columns.named.items()}
 
 

@@ -20,6 +20,7 @@ from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
 from privrep.estimators.base import Groups, Personal
 from privrep.estimators.checks import Rows, check_features, check_infinite_targets, prepare
+from privrep.estimators.progress import Bar
 from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
@@ -44,7 +45,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
     Parameters
     ----------
     rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, categories, start, safety_net,
-    unknown_users, missing, missing_indicator, random_state, run_folder : as those of `PrivateFedRep`
+    unknown_users, missing, missing_indicator, random_state, run_folder, verbose : as those of `PrivateFedRep`
     loss : "log" or "hinge"
         "log" is the logistic loss, softmax for more than two classes; "hinge" is smoothed, each class against the rest.
     classes : list, optional
@@ -88,6 +89,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        verbose: bool = False,
     ) -> None:
         self.rank = rank
         self.epsilon = epsilon
@@ -106,6 +108,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
+        self.verbose = verbose
 
     def predict(self, X: Any, groups: Groups | None = None) -> NDArray[Any]:
         """Labels by each row's user's own head. Users who were not in `fit` have the prior mean: see `personalize`."""
@@ -169,7 +172,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return X, label_column(y)
 
     def _learn(
-        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns, bar: Bar | None
     ) -> tuple[models.Model, UserTable]:
         places = np.arange(rows.X.shape[0], dtype=np.float64)
         table = UserTable.from_rows(rows.X, places, groups, rows.weights)  # targets: where rows were
@@ -194,7 +197,8 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
             )
         prepared = PreparedRows(table, rows.frame, config.dense, label)
         labels = None if columns.classes else KeyHolders.from_columns(groups, y)
-        return learning.learn(prepared.users(columns, labels), config, folder=folder, columns=columns), prepared.table
+        facts: Any = {"folder": folder, "columns": columns, "on_page": None if bar is None else bar.page}
+        return learning.learn(prepared.users(columns, labels), config, **facts), prepared.table
 
     def _declared(self, y: Any) -> Categories:
         """The classes, if they are known beforehand; of labels nothing counts but their type."""

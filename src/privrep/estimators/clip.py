@@ -15,9 +15,12 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from privrep.errors import InputError
+from privrep.errors import InputError, needed
+
+with needed("torch", "DPClip needs PyTorch", "torch"):
+    from torch import nn
+
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
 from privrep.models.pairs import PAIRS
 from privrep.multimodal.description import SavedPairs, describe, prints_of

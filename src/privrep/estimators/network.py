@@ -15,10 +15,13 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from privrep.data.table import UserTable, find_users
-from privrep.errors import InputError, NothingLearned
+from privrep.errors import InputError, NothingLearned, needed
+
+with needed("torch", "Centaur needs PyTorch", "torch"):
+    from torch import nn
+
 from privrep.estimators.personal_network import PersonalNetwork, softmax
 from privrep.heads.gradient import labels_of
 from privrep.heads.neural import OwnHeads, fit_own_heads

@@ -102,7 +102,7 @@ class CentaurRegressor(PrivateFedRep):
     cache, on_progress
         Of a frozen network: a folder of its features, as private as the rows, and a function that is told how far it
         is, as `Centaur` has them.
-    rank, epsilon, delta, unknown_users, random_state, run_folder
+    rank, epsilon, delta, unknown_users, random_state, run_folder, verbose
         As `PrivateFedRep` has them.
 
     A row with a number that is not finite is left out of a fit, and predicted by its user's mean features.
@@ -127,11 +127,12 @@ class CentaurRegressor(PrivateFedRep):
         run_folder: str | Path | None = None,
         cache: str | Path | None = None,
         on_progress: OnProgress | None = None,
+        verbose: bool = False,
     ) -> None:
         self.features, self.image, self.keep, self.rank = features, image, keep, rank
         self.epsilon, self.delta, self.unknown_users = epsilon, delta, unknown_users
         self.random_state, self.run_folder = random_state, run_folder
-        self.cache, self.on_progress = cache, on_progress
+        self.cache, self.on_progress, self.verbose = cache, on_progress, verbose
 
     @classmethod
     def paper(cls, rank: int, **parameters: Any) -> Self:

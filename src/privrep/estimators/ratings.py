@@ -29,6 +29,7 @@ from privrep.estimators.base import (
     warn_if_weak,
 )
 from privrep.estimators.checks import warn_missing
+from privrep.estimators.progress import watch
 from privrep.heads.fitting import fit_block, fit_heads, newcomer_heads
 from privrep.heads.personal import Taste
 from privrep.heads.store import ids_to_arrow
@@ -72,6 +73,8 @@ class PrivateFactorization(BaseEstimator):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    verbose : bool
+        Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
 
     Attributes
     ----------
@@ -95,6 +98,7 @@ class PrivateFactorization(BaseEstimator):
         unknown_users: Literal["prior", "refuse"] = "prior",
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        verbose: bool = False,
     ) -> None:
         self.rank = rank
         self.epsilon = epsilon
@@ -104,6 +108,7 @@ class PrivateFactorization(BaseEstimator):
         self.unknown_users = unknown_users
         self.random_state = random_state
         self.run_folder = run_folder
+        self.verbose = verbose
 
     def fit(self, users: Groups, items: Any, ratings: Any) -> Self:
         """Learn from equally long columns: who rated what how.
@@ -139,7 +144,10 @@ class PrivateFactorization(BaseEstimator):
             listed = categories.checked_lists({COLUMN: self.items})[COLUMN]
             columns, holders = Columns(categorical=(COLUMN,), categories=(listed,)), {}
         warn_if_weak(self, users)
-        fitted = learning.learn(learning.PendingColumns(holders, make), self._config(), folder=folder, columns=columns)
+        pending = learning.PendingColumns(holders, make)
+        with watch(self.verbose, learning.PAGES) as bar:
+            facts: Any = {"folder": folder, "columns": columns, "on_page": None if bar is None else bar.page}
+            fitted = learning.learn(pending, self._config(), **facts)
         assert table is not None  # learn made it
         warn_if_nothing(fitted)
         self._adopt(models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation)))

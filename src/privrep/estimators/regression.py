@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from privrep.data.table import UserTable, plain
 from privrep.estimators.base import Groups, Personal
 from privrep.estimators.checks import Rows, check_features, check_numbers, prepare
+from privrep.estimators.progress import Bar
 from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
@@ -48,6 +49,7 @@ class Regressor(RegressorMixin, Personal):
         missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        verbose: bool = False,
     ) -> None:
         self.rank = rank
         self.epsilon = epsilon
@@ -65,6 +67,7 @@ class Regressor(RegressorMixin, Personal):
         self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
+        self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -140,14 +143,15 @@ class Regressor(RegressorMixin, Personal):
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _learn(
-        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns, bar: Bar | None
     ) -> tuple[models.Model, UserTable]:
         table = UserTable.from_rows(rows.X, y, groups, rows.weights)
         if folder is not None:
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
         made = PreparedRows(table, rows.frame, config.dense)
-        facts: Any = {"folder": folder, "columns": columns, "public_map": self._public_map}
+        told = None if bar is None else bar.page
+        facts: Any = {"folder": folder, "columns": columns, "public_map": self._public_map, "on_page": told}
         return learning.learn(made.users(columns), config, **facts), made.table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
@@ -220,6 +224,8 @@ class PrivateFedRep(Regressor):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    verbose : bool
+        Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
 
     Attributes
     ----------

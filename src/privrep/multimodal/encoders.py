@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 from privrep.multimodal.modules import (
     ContrastiveImages,
     ContrastiveTexts,
@@ -265,7 +265,7 @@ def _transformers() -> Any:
     try:
         return import_module("transformers")
     except ImportError as error:
-        raise InputError("this encoder needs transformers; install privrep[multimodal].") from error
+        raise missing_package("this encoder needs transformers", "multimodal") from error
 
 
 def _trainable(module: nn.Module, parts: dict[str, Sequence[Any]], train: str) -> None:
