@@ -300,8 +300,13 @@ def warn_if_weak(estimator: Any, groups: Any) -> None:
     epsilon, delta, users = float(estimator.epsilon), float(estimator.delta), len(groups)
     if delta * users >= 1:  # there are no more users than rows, so that few fits need to count them
         users = len(factorize(groups)[0])
-    for weakness in find_weaknesses(epsilon, delta, estimator.relation, users):
-        warnings.warn(weakness, WeakPrivacy, stacklevel=3)
+    warn_of_budget(find_weaknesses(epsilon, delta, estimator.relation, users), stacklevel=3)
+
+
+def warn_of_budget(weaknesses: Sequence[str], stacklevel: int) -> None:
+    """Warn of what `find_weaknesses` found; `stacklevel` counts from the caller of this."""
+    for weakness in weaknesses:
+        warnings.warn(weakness, WeakPrivacy, stacklevel=stacklevel + 1)
 
 
 def heads_of(fitted: models.Model) -> Heads:
