@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, find_users, plain
 from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
-from privrep.estimators.checks import Rows, check_features, missing_of, prepare
+from privrep.estimators.checks import Rows, as_rank, as_seed, check_features, missing_of, prepare
 from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import GivenRows, Named, read_given, read_known, reader, warn_if_unnamed
 from privrep.heads.filling import fill_to_predict, locate, means_of
@@ -309,9 +309,13 @@ def warn_of_budget(weaknesses: Sequence[str], stacklevel: int) -> None:
         warnings.warn(weakness, WeakPrivacy, stacklevel=stacklevel + 1)
 
 
+NO_HEADS = "this model was loaded without its users' heads (folder/private): only personalize works."
+
+
 def heads_of(fitted: models.Model) -> Heads:
+    """Return the heads of a model; raise InputError if it has none."""
     if fitted.heads is None:
-        raise InputError("this model was loaded without its users' heads (folder/private): only personalize works.")
+        raise InputError(NO_HEADS)
     return fitted.heads
 
 
@@ -379,20 +383,3 @@ def count_unknown(ids: NDArray[Any], groups: Groups, positions: NDArray[np.int64
     if unknown.all() and kinds[0] != kinds[1]:
         raise InputError(f"the users of groups are {kinds[1]}, those of the model are {kinds[0]}; convert one of them.")
     return int(unknown.sum()), len(np.unique(codes[unknown]))
-
-
-def as_rank(rank: Any) -> int | None:
-    if rank == "auto":
-        return None
-    if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
-        raise InputError(f'rank must be a whole number or "auto". Got {rank!r} instead.')
-    return int(rank)
-
-
-def as_seed(random_state: Any) -> int:
-    if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
-        raise InputError(
-            "random_state must be None (cryptographic noise) or a non-negative integer (a simulation). "
-            f"Got {random_state!r} instead."
-        )
-    return int(random_state)

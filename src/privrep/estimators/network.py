@@ -96,11 +96,11 @@ class Centaur(ClassifierMixin, BaseEstimator):
     rows : int
         How many rows of a user take part in training, the first ones. A public number. Heads use up to 1,024.
     rounds, settings : int and `privrep.neural.rounds.TrainingSettings`, optional
-        How many rounds there are, and what they do, where that differs from the plan.
+        How many rounds there are, and what they do, where not as planned.
     random_state : None or int
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
-        Where charges and releases are kept, so that the same call continues a fit that was killed.
+        Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
     on_page, on_loss, on_progress : functions, optional
         Are told each page and the epsilon spent so far; each round and an estimate of the training loss as it began,
         NOT PRIVATE and for your screen; how many rows a frozen network has done, and of how many.
@@ -276,16 +276,12 @@ class Centaur(ClassifierMixin, BaseEstimator):
         *,
         cache: str | Path | None = None,
     ) -> Self:
-        """Read a model folder, as `save`, a run folder or `privrep fit-neural` has it.
-
-        A module that was passed to the fit and is part of what is shared must be passed again, with the same frozen
-        weights. So must a frozen feature map.
+        """Read a model folder. A module or frozen map that is part of what is shared must be passed again.
 
         Args:
             folder: of the model.
-            representation: the module of the fit, where one was passed.
+            representation, features: of the fit, with the same frozen weights.
             head: for another fit only.
-            features: the frozen map of the fit, where one was passed.
             cache: where features of a frozen network are kept.
         """
         if is_personal(ModelFolder(Path(folder))):
@@ -345,7 +341,8 @@ class Centaur(ClassifierMixin, BaseEstimator):
             X: rows (rows, n_features).
             groups: the user of each row, (rows,).
         """
-        return np.asarray(self.classes_[self._scores(X, groups).argmax(axis=1)])
+        scores = self._scores(X, groups)
+        return np.asarray(self.classes_[scores.argmax(axis=1)])
 
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
         """Return how likely each class is, (rows, classes), in the order of `classes_`; see `predict`."""

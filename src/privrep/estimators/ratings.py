@@ -19,8 +19,6 @@ from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError
 from privrep.estimators.base import (
     Groups,
-    as_rank,
-    as_seed,
     check_unknown_users,
     find_or_warn,
     heads_of,
@@ -28,7 +26,7 @@ from privrep.estimators.base import (
     warn_if_nothing,
     warn_if_weak,
 )
-from privrep.estimators.checks import warn_missing
+from privrep.estimators.checks import as_rank, as_seed, warn_missing
 from privrep.estimators.progress import watch
 from privrep.heads.fitting import fit_block, fit_heads, newcomer_heads
 from privrep.heads.personal import Taste
