@@ -306,7 +306,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         """Make the folder of a run, or refuse one that stands unless it is of this very run."""
         _check_saved(self.described_)
         ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
-        if not folder.begun and any((folder.path / BILLBOARD).glob(f"*-{SETTINGS}.safetensors")):
+        if not (folder.begun or folder.finished) and any((folder.path / BILLBOARD).glob(f"*-{SETTINGS}.safetensors")):
             write_json(folder.path / RUN, self.described_)  # of before: its first page says what is asked
         folder.claim(MARGIN, self.described_)
 
