@@ -40,7 +40,7 @@ Groups = Sequence[Hashable] | NDArray[Any]
 
 
 class Personal(BaseEstimator, ABC):
-    """What all estimators of tables have in common: fitting, saving and loading, whatever is to be predicted."""
+    """Hold what all estimators of tables have in common: fitting, saving and loading."""
 
     rank: Any
     epsilon: float
@@ -123,7 +123,8 @@ class Personal(BaseEstimator, ABC):
         return None
 
     @abstractmethod
-    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]: ...
+    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
+        """Return rows and targets that were checked; `reset` learns how many features there are."""
 
     @abstractmethod
     def _learn(
@@ -161,6 +162,7 @@ class Personal(BaseEstimator, ABC):
         return fill_to_predict(heads, self._representation, X, users, **told), heads, users
 
     def _refuses(self) -> bool:
+        """Return whether users who were not in fit are refused."""
         return check_unknown_users(self.unknown_users)
 
     def _head(self, X: Any, y: Array, weights: Array | None = None) -> PersonalHead:
@@ -224,7 +226,7 @@ class Personal(BaseEstimator, ABC):
 
     @classmethod
     def _parameters(cls, loaded: models.Model) -> dict[str, Any]:
-        """With which the estimator of a model is made."""
+        """Return the parameters of the estimator of a model."""
         c, columns = loaded.config, loaded.columns
         indicators: list[Any] = [columns.features[j] if columns.features else j for j in columns.indicators]
         return {
@@ -244,6 +246,7 @@ class Personal(BaseEstimator, ABC):
         }
 
     def _adopt(self, fitted: models.Model) -> None:
+        """Take a fitted model, and show what is public of it as attributes."""
         self.model_ = fitted
         self.representation_ = fitted.representation.matrix
         self.rank_ = self.representation_.shape[1]
@@ -257,6 +260,7 @@ class Personal(BaseEstimator, ABC):
         return self.model_.representation
 
     def _config(self, **more: Any) -> Config:
+        """Return the settings of a fit."""
         scale, covariance = self.feature_scale, self.feature_covariance
         if covariance is not None:
             covariance = tuple(map(tuple, np.asarray(covariance, dtype=float).tolist()))
@@ -336,7 +340,7 @@ def rows_to_predict(estimator: Any, X: Any, groups: Groups | None, policy: Missi
 
 
 def known_users(ids: NDArray[Any], groups: Groups) -> NDArray[np.int64]:
-    """Where the users of these rows are among those who have heads; an error if one is not."""
+    """Return where the users of rows are among the users with heads, (rows,); raise InputError for an unknown one."""
     positions = find_users(ids, groups)
     if (positions < 0).any():
         row = int(np.flatnonzero(positions < 0)[0])

@@ -111,23 +111,31 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         self.verbose = verbose
 
     def predict(self, X: Any, groups: Groups | None = None) -> NDArray[Any]:
-        """Labels by each row's user's own head. Users who were not in `fit` have the prior mean: see `personalize`."""
+        """Return labels by each row's user's own head, (rows,).
+
+        Rows of users who were not in `fit` are predicted by the prior mean: see `personalize`.
+
+        Args:
+            X: rows (rows, n_features), which may be sparse.
+            groups: the user of each row.
+        """
         codes = decided(self._outputs(X, groups))
         return np.asarray(self.classes_[codes])
 
     def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
-        """The outputs: (rows,) for two classes, positive for the second, or (rows, classes)."""
+        """Return the outputs: (rows,) for two classes, positive for the second, or (rows, classes); see `predict`."""
         return self._outputs(X, groups)
 
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any, groups: Groups | None = None) -> Array:
-        """(rows, classes): of each class, in the order of `classes_`. Of the log loss only."""
+        """Return how likely each class is, (rows, classes), in the order of `classes_`. For the log loss only."""
         outputs = self._outputs(X, groups)
         return probabilities(self._loss, outputs)
 
     def personalize(self, X: Any, y: Any, sample_weight: Any = None) -> PersonalClassifier:
-        """Return the classifier of a user who was not there, from its own rows and what `fit` released. Costs no
-        privacy. There may be no rows at all: the head is then the prior mean.
+        """Return the classifier of a user who was not there, from its own rows and what `fit` released.
+
+        Costs no privacy. There may be no rows at all: the head is then the prior mean.
 
         Args:
             X: rows (rows, n_features) of the user.
@@ -154,7 +162,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return heads.predict(self._representation, X, users)
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
-        """Accuracy of `predict`. Computed on users' data: not private, and not part of the model."""
+        """Return the accuracy of `predict`. Computed on users' data: not private, and not part of the model."""
         from sklearn.metrics import accuracy_score
 
         return float(accuracy_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
@@ -201,7 +209,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return learning.learn(prepared.users(columns, labels), config, **facts), prepared.table
 
     def _declared(self, y: Any) -> Categories:
-        """The classes, if they are known beforehand; of labels nothing counts but their type."""
+        """Return the classes if they are known beforehand. Nothing counts of labels but their type."""
         if self.classes is not None:
             return checked_classes(self.classes)
         return (False, True) if pa.types.is_boolean(y.type) else ()
@@ -245,7 +253,7 @@ def label_column(labels: Any) -> Any:
 
 
 def codes_of(labels: Any, classes: Categories) -> NDArray[np.int32]:
-    """Where the label of each row is among the classes; -1 if it is not."""
+    """Return where the label of each row is among the classes, (rows,); -1 if it is not."""
     kind, wanted = kind_of_labels(labels.type), label_kind(classes[0])
     if kind != wanted:
         raise InputError(f"the labels are {kind} and the classes are {wanted}; convert one or the other.")

@@ -113,6 +113,11 @@ class PrivateFactorization(BaseEstimator):
 
         Rows without a rating (NaN) are left out, and counted in a `MissingValues` warning, which is not private. Their
         users stay.
+
+        Args:
+            users: the user of each row, (rows,).
+            items: what was rated, (rows,).
+            ratings: numbers, (rows,).
         """
         check_unknown_users(self.unknown_users)
         values = _ratings(ratings)
@@ -154,8 +159,9 @@ class PrivateFactorization(BaseEstimator):
         return self
 
     def predict(self, users: Groups, items: Any) -> Array:
-        """Return ratings by each row's user of each row's item; of an item that is not in `items_` the user's level.
+        """Return ratings by each row's user of each row's item, (rows,).
 
+        An item that is not in `items_` has the user's level.
         Rows of users who were not in `fit` have the typical level and the item's offset. An `UnknownUsers` warning
         counts them. With unknown_users="refuse", and in models of earlier versions, they are an error.
         """

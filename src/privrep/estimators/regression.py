@@ -26,7 +26,7 @@ from privrep.typing import Array
 
 
 class Regressor(RegressorMixin, Personal):
-    """What the methods have in common: everything but the way to the representation."""
+    """Hold what the methods have in common: everything but the way to the representation."""
 
     method: ClassVar[str]
 
@@ -77,7 +77,7 @@ class Regressor(RegressorMixin, Personal):
 
     @classmethod
     def paper(cls, rank: int, **parameters: Any) -> Self:
-        """The configuration of the method's paper: its constants, no intercepts, shared heads for everyone."""
+        """Return the estimator in its paper's configuration: its constants, no intercepts, shared heads for all."""
         return cls(rank, **{"configuration": "paper", "fit_intercept": False, "safety_net": False, **parameters})
 
     @overload
@@ -137,7 +137,7 @@ class Regressor(RegressorMixin, Personal):
         return self._personal(self._without_rows(X, np.zeros((0, prior.targets) if prior.targets > 1 else 0)))
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
-        """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
+        """Return R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
         from sklearn.metrics import r2_score
 
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
@@ -245,13 +245,13 @@ class PrivateFedRep(Regressor):
 
 
 class PrivAltMin(Regressor):
-    """The same by private alternating minimisation (Jain et al. 2021). Parameters as those of `PrivateFedRep`."""
+    """Learn the same by private alternating minimisation (Jain et al. 2021). Parameters are `PrivateFedRep`'s."""
 
     method = "priv-altmin"
 
 
 class CentaurLinear(Regressor):
-    """The same by CENTAUR in the linear case (Shen et al. 2023). Parameters as those of `PrivateFedRep`."""
+    """Learn the same by CENTAUR in the linear case (Shen et al. 2023). Parameters are `PrivateFedRep`'s."""
 
     method = "centaur"
 
@@ -261,6 +261,6 @@ def __getattr__(name: str) -> type[Regressor]:
     if name not in ESTIMATORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     method = METHODS[ESTIMATORS[name]]
-    text = f"{method.title} Parameters as those of `PrivateFedRep`."
+    text = f"{method.title} Parameters are `PrivateFedRep`'s."
     globals()[name] = type(name, (Regressor,), {"method": method.name, "__doc__": text, "__module__": __name__})
     return cast(type[Regressor], globals()[name])
