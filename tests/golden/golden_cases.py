@@ -297,7 +297,9 @@ def make(names: list[str], root: Path = SMALL) -> None:
 
 if __name__ == "__main__":
     if not TORCH:
-        raise SystemExit("Networks and pairs need PyTorch: pip install 'privrep[torch]'. Nothing was changed.")
+        raise SystemExit(
+            "Networks and pairs need PyTorch: pip install --constraint constraints.txt '.[torch]'. Nothing was changed."
+        )
     with as_recorded(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make(sys.argv[1:] or list(CASES))
