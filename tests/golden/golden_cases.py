@@ -299,8 +299,6 @@ if __name__ == "__main__":
     if not TORCH:
         install = "pip install --constraint constraints.txt '.[torch]'"
         raise SystemExit(f"Networks and pairs need PyTorch: {install}. Nothing was changed.")
-            "Networks and pairs need PyTorch: pip install --constraint constraints.txt '.[torch]'. Nothing was changed."
-        )
     with as_recorded(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make(sys.argv[1:] or list(CASES))
