@@ -160,9 +160,11 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
             self._claim(folder, table)
         with watch(self.verbose, int(self.rounds) + 2) as bar:
             self.representation_ = self._learn(table, bar).matrix
-            self.users_, self.heads_ = table.ids, self._heads(table, self.configuration == "paper")
+            heads = self._heads(table, self.configuration == "paper")
+        self.users_: NDArray[Any] | None = table.ids
+        self.heads_: Array | None = heads
         if folder is not None:
-            folder.finish(self.described_, MarginHeads(self.users_, self.heads_))
+            folder.finish(self.described_, MarginHeads(table.ids, heads))
         return self
 
     def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
@@ -175,7 +177,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         X, names = rows_to_predict(self, self._known(X), groups)
         refuse_missing(self, X)
-        if self.heads_ is None:
+        if self.users_ is None or self.heads_ is None:
             raise InputError(NO_HEADS)
         users = known_users(self.users_, names)
         matrix, step = self.representation_.astype(X.dtype), max(_ROWS // X.shape[1], 1)
@@ -214,7 +216,9 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         """Write the model. Everything but folder/private is safe to publish."""
         check_is_fitted(self)
         _check_saved(self.described_)
-        heads = None if self.heads_ is None else MarginHeads(self.users_, self.heads_)
+        heads = None
+        if self.users_ is not None and self.heads_ is not None:
+            heads = MarginHeads(self.users_, self.heads_)
         where = ModelFolder(Path(folder))
         where.save(self.described_, self.ledger_, self.billboard_, heads, overwrite=overwrite)
 
