@@ -112,7 +112,7 @@ def parts_of(rows: Path, nodes: int, folder: Path) -> list[Path]:
 
 def in_memory(task: TableTask, table: UserTable, folder: Path) -> tuple[Rounds, np.ndarray]:
     rounds = Rounds()
-    fitted = learn(InMemoryUsers(table), task.config, folder=folder, on_page=rounds.on_page)
+    fitted = learn(InMemoryUsers(table), task.config, folder=folder, on_page=lambda page, _: rounds.on_page(page))
     return rounds, fitted.representation.matrix
 
 

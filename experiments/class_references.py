@@ -15,7 +15,7 @@ from privrep.heads.classification import fit_class_shared
 from privrep.linear.class_steps import Encoded
 from privrep.linear.references import UNBOUNDED, subspace_distance
 from privrep.linear.steps import PairMoments, project_centred, pull_rows
-from privrep.local.least_squares import sum_columns, subtract_mean
+from privrep.local.least_squares import subtract_mean, sum_columns
 from privrep.local.losses import Loss, fit_classes
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform

@@ -2,114 +2,103 @@
 
 from privrep import PrivateFedRep
 model = PrivateFedRep(rank=2, epsilon=1.0, delta=1e-6).fit(X, y, groups=users)
+
+The API is `privrep.__all__`, and nothing else: the estimators, the personal heads and the reports that they return, the
+makers of populations, the errors and the warnings. Every other module is internal, and may change without a word.
+
+A name is loaded when it is asked for. `import privrep` loads no PyTorch. Names that need PyTorch are in `__all__` where
+PyTorch is installed; elsewhere asking for one raises `MissingPackage`, which says what to install.
 """
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from privrep.linear.registry import ESTIMATORS
 
-if TYPE_CHECKING:
-    from privrep.data.synthetic import ClassPopulation, Population, make_class_population, make_population
-    from privrep.errors import (
-        BudgetExceeded,
-        ColumnNote,
-        InputError,
-        MissingValues,
-        NothingLearned,
-        PrivrepError,
-        ResumeError,
-        UnknownLabels,
-        UnknownUsers,
-        WeakPrivacy,
-    )
-    from privrep.estimators.classification import PrivateFedRepClassifier
+if TYPE_CHECKING:  # what type checkers see of the table below
+    from privrep.data.synthetic import ClassPopulation as ClassPopulation
+    from privrep.data.synthetic import Population as Population
+    from privrep.data.synthetic import make_class_population as make_class_population
+    from privrep.data.synthetic import make_population as make_population
+    from privrep.errors import BudgetExceeded as BudgetExceeded
+    from privrep.errors import ColumnNote as ColumnNote
+    from privrep.errors import InputError as InputError
+    from privrep.errors import MissingPackage as MissingPackage
+    from privrep.errors import MissingValues as MissingValues
+    from privrep.errors import NothingLearned as NothingLearned
+    from privrep.errors import PrivrepError as PrivrepError
+    from privrep.errors import ResumeError as ResumeError
+    from privrep.errors import UnknownLabels as UnknownLabels
+    from privrep.errors import UnknownUsers as UnknownUsers
+    from privrep.errors import WeakPrivacy as WeakPrivacy
+    from privrep.estimators.classification import PrivateFedRepClassifier as PrivateFedRepClassifier
     from privrep.estimators.clip import DPClip as DPClip
-    from privrep.estimators.margin import PrivateMarginSelector
+    from privrep.estimators.margin import PrivateMarginSelector as PrivateMarginSelector
     from privrep.estimators.network import Centaur as Centaur
-    from privrep.estimators.network_regression import CentaurRegressor
+    from privrep.estimators.network_regression import CentaurRegressor as CentaurRegressor
     from privrep.estimators.personal_network import PersonalNetwork as PersonalNetwork
-    from privrep.estimators.ratings import PrivateFactorization
-    from privrep.estimators.regression import CentaurLinear, PrivAltMin, PrivateFedRep
-    from privrep.heads.personal import PersonalClassifier, PersonalHead, Taste
-    from privrep.privacy.ledger import PrivacyReport
+    from privrep.estimators.ratings import PrivateFactorization as PrivateFactorization
+    from privrep.estimators.regression import CentaurLinear as CentaurLinear
+    from privrep.estimators.regression import DPFedAvg as DPFedAvg
+    from privrep.estimators.regression import PrivAltMin as PrivAltMin
+    from privrep.estimators.regression import PrivateFedRep as PrivateFedRep
+    from privrep.heads.personal import MarginHead as MarginHead
+    from privrep.heads.personal import PersonalClassifier as PersonalClassifier
+    from privrep.heads.personal import PersonalHead as PersonalHead
+    from privrep.heads.personal import Taste as Taste
+    from privrep.privacy.ledger import PrivacyReport as PrivacyReport
 
 __version__ = "0.1.0"
 
-_WHERE = {
+_OF_TORCH = {  # by name, the module that needs PyTorch to be imported
+    "Centaur": "privrep.estimators.network",
+    "DPClip": "privrep.estimators.clip",
+    "PersonalNetwork": "privrep.estimators.personal_network",
+}
+_MODULES = {
+    **_OF_TORCH,
     "BudgetExceeded": "privrep.errors",
-    "Centaur": "privrep.estimators.network",  # needs PyTorch, so it is not in __all__
-    "CentaurLinear": "privrep.estimators.regression",
-    "CentaurRegressor": "privrep.estimators.network_regression",  # needs PyTorch for frozen networks alone
+    "CentaurRegressor": "privrep.estimators.network_regression",
     "ClassPopulation": "privrep.data.synthetic",
     "ColumnNote": "privrep.errors",
-    "DPClip": "privrep.estimators.clip",  # needs PyTorch, too
     "InputError": "privrep.errors",
+    "MarginHead": "privrep.heads.personal",
+    "MissingPackage": "privrep.errors",
+    "MissingValues": "privrep.errors",
     "NothingLearned": "privrep.errors",
     "PersonalClassifier": "privrep.heads.personal",
     "PersonalHead": "privrep.heads.personal",
-    "PersonalNetwork": "privrep.estimators.personal_network",  # needs PyTorch
     "Population": "privrep.data.synthetic",
-    "PrivAltMin": "privrep.estimators.regression",
     "PrivacyReport": "privrep.privacy.ledger",
     "PrivateFactorization": "privrep.estimators.ratings",
-    "PrivateFedRep": "privrep.estimators.regression",
     "PrivateFedRepClassifier": "privrep.estimators.classification",
     "PrivateMarginSelector": "privrep.estimators.margin",
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.heads.personal",
-    "MissingValues": "privrep.errors",
     "UnknownLabels": "privrep.errors",
     "UnknownUsers": "privrep.errors",
     "WeakPrivacy": "privrep.errors",
     "make_class_population": "privrep.data.synthetic",
     "make_population": "privrep.data.synthetic",
+    **dict.fromkeys(ESTIMATORS, "privrep.estimators.regression"),  # of registered methods, such as PrivateFedRep
 }
-__all__ = [
-    "BudgetExceeded",
-    "CentaurLinear",
-    "CentaurRegressor",
-    "ClassPopulation",
-    "ColumnNote",
-    "InputError",
-    "MissingValues",
-    "NothingLearned",
-    "PersonalClassifier",
-    "PersonalHead",
-    "Population",
-    "PrivAltMin",
-    "PrivacyReport",
-    "PrivateFactorization",
-    "PrivateFedRep",
-    "PrivateFedRepClassifier",
-    "PrivateMarginSelector",
-    "PrivrepError",
-    "ResumeError",
-    "Taste",
-    "UnknownLabels",
-    "UnknownUsers",
-    "WeakPrivacy",
-    "make_class_population",
-    "make_population",
-]
+__all__ = sorted(_MODULES if find_spec("torch") else _MODULES.keys() - _OF_TORCH.keys())
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who listens says where to
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for when it is asked for: `import privrep` itself stays fast."""
-    where = _WHERE.get(name) or ("privrep.estimators.regression" if name in ESTIMATORS else None)
-    if where is None:
+    """Load a name of the API when it is asked for: `import privrep` itself stays fast."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'privrep' has no attribute {name!r}")
-    try:
-        return getattr(import_module(where), name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        extra = "multimodal" if name == "DPClip" else "torch"
-        raise ImportError(f"{name} needs PyTorch: pip install 'privrep[{extra}]'.") from None
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *ESTIMATORS, "__version__"})
+    """Return the names of the API, whether they are loaded or not."""
+    return sorted({*_MODULES, "__version__"})

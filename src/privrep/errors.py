@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PrivrepError(Exception):
     """Base of every error privrep raises on purpose."""
@@ -9,6 +12,10 @@ class PrivrepError(Exception):
 
 class InputError(PrivrepError, ValueError):
     """Data, an option or a folder that privrep cannot use. The message names it and says what to do."""
+
+
+class MissingPackage(InputError, ImportError):
+    """A package that this part of privrep needs is not installed; the message says how to install it."""
 
 
 class BudgetExceeded(PrivrepError, RuntimeError):
@@ -59,3 +66,25 @@ class ColumnNote(UserWarning):
 
 class ResumeError(PrivrepError, RuntimeError):
     """A run folder that holds another run, of another shape or with other settings, which cannot be continued."""
+
+
+def missing_package(what: str, extra: str) -> MissingPackage:
+    """Return the error for a package that is not installed.
+
+    Args:
+        what: who needs which package, such as "Centaur needs PyTorch".
+        extra: of pyproject.toml, which has the package.
+    """
+    command = f"pip install --constraint constraints.txt '.[{extra}]'"
+    return MissingPackage(f"{what}; in a clone of privrep run: {command}")
+
+
+@contextmanager
+def needed(package: str, what: str, extra: str) -> Iterator[None]:
+    """Turn the failed import of one package into a `MissingPackage`; `missing_package` explains `what` and `extra`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise missing_package(what, extra) from None

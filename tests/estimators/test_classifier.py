@@ -401,7 +401,7 @@ def test_a_run_resumes(
     class Killed(Exception):
         pass
 
-    def kill(page: str) -> None:
+    def kill(page: str, epsilon: float) -> None:
         if page == at:
             raise Killed
 

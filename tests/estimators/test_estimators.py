@@ -191,7 +191,7 @@ def test_run_folder_resumes_and_refuses_other_settings(tmp_path, data, fitted, m
     class Killed(Exception):
         pass
 
-    def kill(page):
+    def kill(page, epsilon):
         if page == "round-2":
             raise Killed
 

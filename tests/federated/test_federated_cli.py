@@ -403,7 +403,7 @@ def test_without_flower_the_sentence_says_what_to_install(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "flwr", None)
-    assert "pip install 'privrep[federated]'" in refused(capsys, "federate", *command)
+    assert "pip install --constraint constraints.txt '.[federated]'" in refused(capsys, "federate", *command)
     assert list(tmp_path.iterdir()) == []
 
 

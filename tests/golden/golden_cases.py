@@ -297,7 +297,8 @@ def make(names: list[str], root: Path = SMALL) -> None:
 
 if __name__ == "__main__":
     if not TORCH:
-        raise SystemExit("Networks and pairs need PyTorch: pip install 'privrep[torch]'. Nothing was changed.")
+        install = "pip install --constraint constraints.txt '.[torch]'"
+        raise SystemExit(f"Networks and pairs need PyTorch: {install}. Nothing was changed.")
     with as_recorded(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make(sys.argv[1:] or list(CASES))

@@ -197,15 +197,18 @@ def test_heads_of_the_paper_are_made_of_the_second_half(fitted, table, groups):
     assert np.allclose(paper.heads_, fit_zero_one_heads(signed), atol=1e-6)
 
 
-def test_a_folder_is_continued_with_the_same_settings_only(table, groups, tmp_path):
+def test_a_folder_is_continued_with_the_same_settings_only(table, groups, tmp_path, monkeypatch):
     model = PrivateMarginSelector(random_state=1, candidates=32, rounds=2, run_folder=tmp_path / "run")
-    first = clone(model).fit(table.X, table.y, groups)
-    again = clone(model).fit(table.X, table.y, groups)
-    assert np.array_equal(first.representation_, again.representation_)
-    assert again.privacy_.events == first.privacy_.events
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "choose", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            clone(model).fit(table.X, table.y, groups)
     for other in ({"margin": 0.35}, {"rank": 1}, {"candidates": 33}, {"classes": (1, -1)}, {"projected": 7}):
         with pytest.raises(ResumeError):
             clone(model).set_params(**other).fit(table.X, table.y, groups)
+    clone(model).fit(table.X, table.y, groups)
+    with pytest.raises(InputError, match="finished model"):
+        clone(model).fit(table.X, table.y, groups)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,12 @@ def fit_ratings(folder: Path | None, **changes: Any) -> PrivateFactorization:
     return PrivateFactorization(1, **given).fit(users, items, rng.normal(size=240))
 
 
+def fit_selection(folder: Path | None, **changes: Any) -> PrivateMarginSelector:
+    X, y, groups = rows()
+    given = {"epsilon": 2.0, "candidates": 8, "rounds": 2, "random_state": 0, "run_folder": folder, **changes}
+    return PrivateMarginSelector(1, **given).fit(X, np.where(y > 0, 1, -1), groups)
+
+
 def learn_on_a_server(folder: Path, **changes: Any) -> Path:
     from privrep.federated.task import TableTask
 
@@ -148,6 +154,9 @@ KINDS: dict[str, Kind] = {
     ),
     "ratings": Kind(
         fit_ratings, PrivateFactorization.load, lambda model: [model.item_factors_, model.predict([1, 2], [3, 4])]
+    ),
+    "selection": Kind(
+        fit_selection, PrivateMarginSelector.load, lambda model: [model.representation_, model.predict(*rows()[::2])]
     ),
     "a server": Kind(
         learn_on_a_server, load, lambda model: [load(model).representation.matrix], heads=False, saves=False
@@ -286,23 +295,20 @@ def test_a_damaged_run_is_not_continued(kind: Kind, tmp_path: Path, monkeypatch:
         assert "\n" not in str(caught.value)
 
 
-def test_a_selector_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It claims its folder by a page of the billboard, and leaves no model."""
-    X, y, groups = rows()
-
-    def fit(folder: Path, **changes: Any) -> PrivateMarginSelector:
-        given = {"epsilon": 2.0, "candidates": 8, "rounds": 2, "random_state": 0, "run_folder": folder, **changes}
-        return PrivateMarginSelector(1, **given).fit(X, np.where(y > 0, 1, -1), groups)
-
-    whole = fit(tmp_path / "whole")
+def test_a_selection_of_before_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claimed its folder by a page of the billboard alone."""
+    whole = fit_selection(tmp_path / "whole")
     with monkeypatch.context() as patch:
         kill_at(patch, sorted(os.listdir(tmp_path / "whole" / "billboard"))[1])
         with pytest.raises(Killed):
-            fit(tmp_path / "run")
-    again = fit(tmp_path / "run")
-    assert np.array_equal(again.representation_, whole.representation_)
+            fit_selection(tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
     with pytest.raises(ResumeError, match="other settings or users"):
-        fit(tmp_path / "run", margin=0.1)
+        fit_selection(tmp_path / "run", margin=0.1)
+    (tmp_path / "run" / "run.json").unlink()
+    again = fit_selection(tmp_path / "run")
+    assert np.array_equal(again.representation_, whole.representation_)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 # Save and replace

@@ -280,7 +280,7 @@ def test_an_unfinished_run_is_read_and_left_alone(tmp_path: Path, folder: Path) 
     class Killed(Exception):
         pass
 
-    def stop(page: str) -> None:
+    def stop(page: str, epsilon: float) -> None:
         if page == "moments":
             raise Killed
 

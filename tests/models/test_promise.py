@@ -9,6 +9,7 @@ import pytest
 
 from privrep import PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, PrivateMarginSelector, WeakPrivacy
 from privrep.models.promise import describe_rest, find_weaknesses
+from privrep.models.sections import meaning
 from privrep.privacy.events import Gaussian, Pure, Relation, Selection
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
 
@@ -37,6 +38,18 @@ def test_weak_budgets(epsilon: float, delta: float, relation: Relation, users: i
     for sentence, begins in zip(found, said, strict=True):
         assert sentence.startswith(begins)
         assert "\n" not in sentence
+
+
+def test_what_no_number_says_is_said_in_words() -> None:
+    ledger = Ledger(Budget(1e6, 1e-6))
+    ledger.charge({"a/b": Gaussian(1e-3)})
+    said = meaning(ledger.report())
+    assert "inf" not in said
+    times = int(said.partition("at most e^")[2].partition(" ")[0].replace(",", ""))
+    assert times >= ledger.report().epsilon > 500
+    assert said.endswith("No limit of that size protects anybody.")
+    (weak,) = find_weaknesses(1e6, 1e-6, REPLACE, 100, "pair")
+    assert "one pair may make an outcome any number of times as likely" in weak
 
 
 def made(rows: int = 4, users: int = 120) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from privrep.data.table import UserTable
     from privrep.models.description import Columns, Config
     from privrep.models.model import Model
+    from privrep.privacy.run import OnPage
     from privrep.typing import Array
 
 NOTE = "Errors use the truth of made-up populations: with real users they would not be known, nor free to publish."
@@ -90,9 +90,7 @@ class Comparison:
     private: bool = False  # whether it is ours
 
 
-def run_demo(
-    folder: Path, *, users: int = 20_000, on_page: Callable[[str], None] | None = None
-) -> dict[str, list[Comparison]]:
+def run_demo(folder: Path, *, users: int = 20_000, on_page: OnPage | None = None) -> dict[str, list[Comparison]]:
     """Fill an empty folder and return the tables to show, by their titles.
 
     In the folder are model/, the fit of the first population, picture.png and some rows to try `predict` on. In the
@@ -136,7 +134,7 @@ def _fit(
     config: Config,
     folder: Path | None = None,
     columns: Columns | None = None,
-    on_page: Callable[[str], None] | None = None,
+    on_page: OnPage | None = None,
 ) -> tuple[Model, Comparison]:
     """Return a private fit with heads, and its error."""
     from privrep.heads.fitting import fit_heads

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from privrep.cli.config import say_checked
 from privrep.cli.console import console, note, right, say, shout
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 
 if TYPE_CHECKING:
     from privrep.cli.federated_demo import Outcome
@@ -32,7 +32,6 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Privacy
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Neither TLS nor keys: on loopback alone, to try things out.")
 ]
-NEEDED = "federations need Flower: pip install 'privrep[federated]'."
 
 
 @federate.command()
@@ -227,7 +226,7 @@ def _check(config: Path) -> None:
 def _need_flower(folder: Path | None = None) -> None:
     """One sentence where Flower is not installed; else nothing of its own leaves this machine or this run's folder."""
     if importlib.util.find_spec("flwr") is None:
-        raise InputError(NEEDED)
+        raise missing_package("federations need Flower", "federated")
     from privrep.federated.wire import silence_flower  # noqa: F401 - settings that Flower reads as it is imported
 
     if folder is not None:

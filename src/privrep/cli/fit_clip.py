@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 from privrep.cli.config import files_are_missing
 from privrep.cli.console import Bar, note, progress, say, shout
 from privrep.cli.fit_table import stoppable
-from privrep.errors import InputError
+from privrep.errors import InputError, WeakPrivacy, missing_package
 
 if TYPE_CHECKING:
     from privrep.estimators.clip import ClipPlan, DPClip
@@ -58,7 +59,7 @@ def _prepared(asked: PairsConfig, bar: Bar) -> tuple[Prepared, Inputs | None]:
     try:
         from privrep.estimators.clip_assembly import prepared
     except ModuleNotFoundError as error:
-        raise InputError(f"this needs {error.name}: pip install 'privrep[multimodal]'.") from None
+        raise missing_package(f"this needs {error.name}", "multimodal") from None
     inputs, test = read_inputs(asked.data)
     bar.begin("encoding", len(inputs.images))
     return prepared(asked, inputs, bar.at), test
@@ -73,15 +74,21 @@ def _fit(made: Prepared, folder: Path, bar: Bar, asked: PairsConfig) -> None:
 
     model = made.model
     model.run_folder, model.on_plan, model.on_step = folder, on_plan, bar.at
-    with stoppable(folder):
+    with stoppable(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore", WeakPrivacy)  # a note said it
         model.fit(made.pairs)
         keep_texts(folder, model.modules[1])
 
 
 def _say_plan(plan: ClipPlan, asked: PairsConfig, model: DPClip) -> None:
+    from privrep.models.promise import find_weaknesses
+
     several = f"a user, of whom the first {model.pairs_per_user:,} pairs take part"
     unit = "a pair" if asked.data.unit == "pair" else several
     say(f"Plan: {plan.words}.")
+    budget, unit_of_privacy = plan.budget, "pair" if asked.data.unit == "pair" else "user"
+    for weakness in find_weaknesses(budget.epsilon, budget.delta, budget.relation, plan.users, unit_of_privacy):
+        note(weakness)
     say(f"The unit of privacy is {unit}; the public texts ({made_of(asked)}) are not protected.")
 
 

@@ -13,7 +13,7 @@ from privrep.cli.config import files_are_missing
 from privrep.cli.console import note, progress, say, shout
 from privrep.cli.fit_table import stoppable
 from privrep.cli.image_rows import read_images
-from privrep.errors import InputError, NothingLearned, UnknownLabels
+from privrep.errors import InputError, NothingLearned, UnknownLabels, WeakPrivacy
 
 if TYPE_CHECKING:
     from privrep.data.images import Images
@@ -32,6 +32,7 @@ def fit_neural(
     check: Annotated[bool, typer.Option("--check", help="Say what would be shared, and spend nothing.")] = False,
 ) -> None:
     """Learn a shared part of a network privately, and every user's head, from images."""
+    from privrep.models.promise import find_weaknesses
     from privrep.schema.commands import NeuralConfig
 
     asked = NeuralConfig.read(config)
@@ -47,6 +48,8 @@ def fit_neural(
     unknown = _unknown(train, model)
     if unknown:
         note(f"{unknown:,} rows have a label that is none of the classes, and count for nothing {_NOT_PRIVATE}.")
+    for weakness in find_weaknesses(model.epsilon, model.delta, "replace-one-user", train.n_users):
+        note(weakness)
     if check:
         say(plan.words)
         say(f"Checked: {train.n_users:,} users, rows of {train.n_features:,} numbers. Nothing was spent.")
@@ -152,6 +155,7 @@ def _fit(model: Centaur, table: UserTable, folder: Path, pages: int) -> None:
     with stoppable(folder), progress(folder) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", NothingLearned)  # the summary says it
         warnings.simplefilter("ignore", UnknownLabels)  # a note said it
+        warnings.simplefilter("ignore", WeakPrivacy)  # the same
         model.run_folder = folder
         bar.begin("reading", pages)
         if bar.visible:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from privrep.cli.image_rows import Wanted
 from privrep.cli.predictions import Predictor
 from privrep.cli.tables import id_kind, no_heads
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 
 if TYPE_CHECKING:
     from privrep.estimators.network import Centaur
@@ -102,7 +102,7 @@ def open_model(folder: Path) -> Network | Numbers:
         from privrep.estimators.personal_network import PersonalNetwork
         from privrep.neural.description import own_module
     except ImportError:
-        raise InputError("neural models need PyTorch; install privrep[torch].") from None
+        raise missing_package("neural models need PyTorch", "torch") from None
     from privrep.models.folder import MODEL, ModelFolder
     from privrep.models.networks import NETWORK, is_personal
 

@@ -16,7 +16,7 @@ from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
 from privrep.cli.tables import check_file, new_file, say_joined
 from privrep.data.dialects import open_text
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 
 if TYPE_CHECKING:
     from privrep.federated.neural_heads import Predictions
@@ -117,7 +117,7 @@ def _neural_heads() -> Any:
     try:
         from privrep.federated import neural_heads
     except ImportError:
-        raise InputError("neural models need PyTorch; install privrep[torch].") from None
+        raise missing_package("neural models need PyTorch", "torch") from None
     return neural_heads
 
 

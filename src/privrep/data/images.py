@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from privrep.data.categories import MOST_CLASSES
 from privrep.data.files import find_format, is_text, make_unreadable_error, open_parquet, require_column
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 _CIFAR_SIDE = 32
@@ -395,5 +395,5 @@ def _import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise InputError("reading encoded images needs Pillow; install privrep[torch].") from error
+        raise missing_package("reading encoded images needs Pillow", "torch") from error
     return Image

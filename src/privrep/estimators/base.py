@@ -18,7 +18,8 @@ from sklearn.utils.validation import check_is_fitted
 from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, find_users, plain
 from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
-from privrep.estimators.checks import Rows, check_features, missing_of, prepare
+from privrep.estimators.checks import Rows, as_rank, as_seed, check_features, missing_of, prepare
+from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import GivenRows, Named, read_given, read_known, reader, warn_if_unnamed
 from privrep.heads.filling import average_users, fill_to_predict, locate
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
@@ -27,10 +28,10 @@ from privrep.heads.uncertainty import describe_unknown
 from privrep.linear.registry import find_estimator
 from privrep.local.prior import HeadPrior
 from privrep.local.representation import Representation
+from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
 from privrep.models.gains import judge_nothing
-from privrep.models.learning import KEYS_PAGE
 from privrep.models.promise import find_weaknesses
 from privrep.privacy.events import Relation
 from privrep.typing import Array
@@ -39,7 +40,7 @@ Groups = Sequence[Hashable] | NDArray[Any]
 
 
 class Personal(BaseEstimator, ABC):
-    """What all estimators of tables have in common: fitting, saving and loading, whatever is to be predicted."""
+    """Hold what all estimators of tables have in common: fitting, saving and loading."""
 
     rank: Any
     epsilon: float
@@ -56,6 +57,7 @@ class Personal(BaseEstimator, ABC):
     missing_indicator: Any
     random_state: int | None
     run_folder: str | Path | None
+    verbose: bool
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -94,17 +96,18 @@ class Personal(BaseEstimator, ABC):
         self._check_lists(columns)
         warn_if_weak(self, names)
         rows.warn()
-        fitted, table = self._learn(rows, y, names, folder, columns)
-        warn_if_unnamed(columns, fitted.columns)
-        warn_if_nothing(fitted)
-        heads = fit_heads(
-            table.blocks(),
-            fitted.representation,
-            intercept=self.fit_intercept,
-            safety_net=self.safety_net,
-            loss=fitted.loss,
-            keep_means=rows.keep_means,
-        )
+        with watch(self.verbose, learning.PAGES) as bar:
+            fitted, table = self._learn(rows, y, names, folder, columns, bar)
+            warn_if_unnamed(columns, fitted.columns)
+            warn_if_nothing(fitted)
+            heads = fit_heads(
+                table.blocks() if bar is None else bar.heads(table.blocks(), table.n_users),
+                fitted.representation,
+                intercept=self.fit_intercept,
+                safety_net=self.safety_net,
+                loss=fitted.loss,
+                keep_means=rows.keep_means,
+            )
         self._adopt(models.with_heads(fitted, heads))
         if folder is not None:
             models.finish(self.model_, folder)
@@ -120,11 +123,12 @@ class Personal(BaseEstimator, ABC):
         return None
 
     @abstractmethod
-    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]: ...
+    def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
+        """Return rows and targets that were checked; `reset` learns how many features there are."""
 
     @abstractmethod
     def _learn(
-        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns, bar: Bar | None
     ) -> tuple[models.Model, UserTable]:
         """Return the model without heads, and the rows that heads are made of."""
 
@@ -158,6 +162,7 @@ class Personal(BaseEstimator, ABC):
         return fill_to_predict(heads, self._representation, X, users, **told), heads, users
 
     def _refuses(self) -> bool:
+        """Return whether users who were not in fit are refused."""
         return check_unknown_users(self.unknown_users)
 
     def _head(self, X: Any, y: Array, weights: Array | None = None) -> PersonalHead:
@@ -221,7 +226,7 @@ class Personal(BaseEstimator, ABC):
 
     @classmethod
     def _parameters(cls, loaded: models.Model) -> dict[str, Any]:
-        """With which the estimator of a model is made."""
+        """Return the parameters of the estimator of a model."""
         c, columns = loaded.config, loaded.columns
         indicators: list[Any] = [columns.features[j] if columns.features else j for j in columns.indicators]
         return {
@@ -241,6 +246,7 @@ class Personal(BaseEstimator, ABC):
         }
 
     def _adopt(self, fitted: models.Model) -> None:
+        """Take a fitted model, and show what is public of it as attributes."""
         self.model_ = fitted
         self.representation_ = fitted.representation.matrix
         self.rank_ = self.representation_.shape[1]
@@ -254,6 +260,7 @@ class Personal(BaseEstimator, ABC):
         return self.model_.representation
 
     def _config(self, **more: Any) -> Config:
+        """Return the settings of a fit."""
         scale, covariance = self.feature_scale, self.feature_covariance
         if covariance is not None:
             covariance = tuple(map(tuple, np.asarray(covariance, dtype=float).tolist()))
@@ -274,7 +281,7 @@ class Personal(BaseEstimator, ABC):
 
 def _declared(loaded: models.Model) -> dict[str, list[str | int]] | None:
     """Return the lists of categories, unless some were selected privately: another fit selects them again."""
-    selected = f"{KEYS_PAGE}1" in loaded.billboard
+    selected = f"{learning.KEYS_PAGE}1" in loaded.billboard
     return None if selected or not loaded.columns.named else {n: list(v) for n, v in loaded.columns.named.items()}
 
 
@@ -297,13 +304,22 @@ def warn_if_weak(estimator: Any, groups: Any) -> None:
     epsilon, delta, users = float(estimator.epsilon), float(estimator.delta), len(groups)
     if delta * users >= 1:  # there are no more users than rows, so that few fits need to count them
         users = len(factorize(groups)[0])
-    for weakness in find_weaknesses(epsilon, delta, estimator.relation, users):
-        warnings.warn(weakness, WeakPrivacy, stacklevel=3)
+    warn_of_budget(find_weaknesses(epsilon, delta, estimator.relation, users), stacklevel=3)
+
+
+def warn_of_budget(weaknesses: Sequence[str], stacklevel: int) -> None:
+    """Warn of what `find_weaknesses` found; `stacklevel` counts from the caller of this."""
+    for weakness in weaknesses:
+        warnings.warn(weakness, WeakPrivacy, stacklevel=stacklevel + 1)
+
+
+NO_HEADS = "this model was loaded without its users' heads (folder/private): only personalize works."
 
 
 def heads_of(fitted: models.Model) -> Heads:
+    """Return the heads of a model; raise InputError if it has none."""
     if fitted.heads is None:
-        raise InputError("this model was loaded without its users' heads (folder/private): only personalize works.")
+        raise InputError(NO_HEADS)
     return fitted.heads
 
 
@@ -324,7 +340,7 @@ def rows_to_predict(estimator: Any, X: Any, groups: Groups | None, policy: Missi
 
 
 def known_users(ids: NDArray[Any], groups: Groups) -> NDArray[np.int64]:
-    """Where the users of these rows are among those who have heads; an error if one is not."""
+    """Return where the users of rows are among the users with heads, (rows,); raise InputError for an unknown one."""
     positions = find_users(ids, groups)
     if (positions < 0).any():
         row = int(np.flatnonzero(positions < 0)[0])
@@ -371,20 +387,3 @@ def count_unknown(ids: NDArray[Any], groups: Groups, positions: NDArray[np.int64
     if unknown.all() and kinds[0] != kinds[1]:
         raise InputError(f"the users of groups are {kinds[1]}, those of the model are {kinds[0]}; convert one of them.")
     return int(unknown.sum()), len(np.unique(codes[unknown]))
-
-
-def as_rank(rank: Any) -> int | None:
-    if rank == "auto":
-        return None
-    if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
-        raise InputError(f'rank must be a whole number or "auto". Got {rank!r} instead.')
-    return int(rank)
-
-
-def as_seed(random_state: Any) -> int:
-    if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
-        raise InputError(
-            "random_state must be None (cryptographic noise) or a non-negative integer (a simulation). "
-            f"Got {random_state!r} instead."
-        )
-    return int(random_state)

@@ -209,3 +209,22 @@ def _counted(bad: NDArray[np.bool_], names: Sequence[str]) -> str:
     columns = np.flatnonzero(bad.any(axis=0))
     listed = [f"{names[c] if names else f'column {c}'} ({int(bad[:, c].sum()):,})" for c in columns[:8]]
     return ", ".join(listed) + (", ..." if len(columns) > 8 else "")
+
+
+def as_rank(rank: Any) -> int | None:
+    """Return the parameter `rank`, None for "auto"; raise InputError if it is neither that nor a whole number."""
+    if rank == "auto":
+        return None
+    if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
+        raise InputError(f'rank must be a whole number or "auto". Got {rank!r} instead.')
+    return int(rank)
+
+
+def as_seed(random_state: Any) -> int:
+    """Return a seed; raise InputError if the parameter `random_state` is none."""
+    if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
+        raise InputError(
+            "random_state must be None (cryptographic noise) or a non-negative integer (a simulation). "
+            f"Got {random_state!r} instead."
+        )
+    return int(random_state)

@@ -20,6 +20,7 @@ from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
 from privrep.estimators.base import Groups, Personal
 from privrep.estimators.checks import Rows, check_features, check_infinite_targets, prepare
+from privrep.estimators.progress import Bar
 from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
@@ -44,7 +45,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
     Parameters
     ----------
     rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, categories, start, safety_net,
-    unknown_users, missing, missing_indicator, random_state, run_folder : as those of `PrivateFedRep`
+    unknown_users, missing, missing_indicator, random_state, run_folder, verbose : as those of `PrivateFedRep`
     loss : "log" or "hinge"
         "log" is the logistic loss, softmax for more than two classes; "hinge" is smoothed, each class against the rest.
     classes : list, optional
@@ -88,6 +89,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        verbose: bool = False,
     ) -> None:
         self.rank = rank
         self.epsilon = epsilon
@@ -106,25 +108,34 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
+        self.verbose = verbose
 
     def predict(self, X: Any, groups: Groups | None = None) -> NDArray[Any]:
-        """Labels by each row's user's own head. Users who were not in `fit` have the prior mean: see `personalize`."""
+        """Return labels by each row's user's own head, (rows,).
+
+        Rows of users who were not in `fit` are predicted by the prior mean: see `personalize`.
+
+        Args:
+            X: rows (rows, n_features), which may be sparse.
+            groups: the user of each row.
+        """
         codes = decide_classes(self._outputs(X, groups))
         return np.asarray(self.classes_[codes])
 
     def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
-        """The outputs: (rows,) for two classes, positive for the second, or (rows, classes)."""
+        """Return the outputs: (rows,) for two classes, positive for the second, or (rows, classes); see `predict`."""
         return self._outputs(X, groups)
 
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any, groups: Groups | None = None) -> Array:
-        """(rows, classes): of each class, in the order of `classes_`. Of the log loss only."""
+        """Return how likely each class is, (rows, classes), in the order of `classes_`. For the log loss only."""
         outputs = self._outputs(X, groups)
         return compute_probabilities(self._loss, outputs)
 
     def personalize(self, X: Any, y: Any, sample_weight: Any = None) -> PersonalClassifier:
-        """Return the classifier of a user who was not there, from its own rows and what `fit` released. Costs no
-        privacy. There may be no rows at all: the head is then the prior mean.
+        """Return the classifier of a user who was not there, from its own rows and what `fit` released.
+
+        Costs no privacy. There may be no rows at all: the head is then the prior mean.
 
         Args:
             X: rows (rows, n_features) of the user.
@@ -151,7 +162,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return heads.predict(self._representation, X, users)
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
-        """Accuracy of `predict`. Computed on users' data: not private, and not part of the model."""
+        """Return the accuracy of `predict`. Computed on users' data: not private, and not part of the model."""
         from sklearn.metrics import accuracy_score
 
         return float(accuracy_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
@@ -169,7 +180,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return X, label_column(y)
 
     def _learn(
-        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns, bar: Bar | None
     ) -> tuple[models.Model, UserTable]:
         places = np.arange(rows.X.shape[0], dtype=np.float64)
         table = UserTable.from_rows(rows.X, places, groups, rows.weights)  # targets: where rows were
@@ -194,10 +205,11 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
             )
         prepared = PreparedRows(table, rows.frame, config.dense, label)
         labels = None if columns.classes else KeyHolders.from_columns(groups, y)
-        return learning.learn(prepared.users(columns, labels), config, folder=folder, columns=columns), prepared.table
+        facts: Any = {"folder": folder, "columns": columns, "on_page": None if bar is None else bar.page}
+        return learning.learn(prepared.users(columns, labels), config, **facts), prepared.table
 
     def _declared(self, y: Any) -> Categories:
-        """The classes, if they are known beforehand; of labels nothing counts but their type."""
+        """Return the classes if they are known beforehand. Nothing counts of labels but their type."""
         if self.classes is not None:
             return check_classes(self.classes)
         return (False, True) if pa.types.is_boolean(y.type) else ()
@@ -241,7 +253,7 @@ def label_column(labels: Any) -> Any:
 
 
 def codes_of(labels: Any, classes: Categories) -> NDArray[np.int32]:
-    """Where the label of each row is among the classes; -1 if it is not."""
+    """Return where the label of each row is among the classes, (rows,); -1 if it is not."""
     kind, wanted = name_arrow_label_kind(labels.type), name_label_kind(classes[0])
     if kind != wanted:
         raise InputError(f"the labels are {kind} and the classes are {wanted}; convert one or the other.")

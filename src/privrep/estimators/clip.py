@@ -15,11 +15,19 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
-from privrep.errors import InputError
+from privrep.errors import InputError, needed
+
+with needed("torch", "DPClip needs PyTorch", "torch"):
+    from torch import nn
+
+from privrep.estimators.base import warn_of_budget
+from privrep.estimators.progress import Bar, watch
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
 from privrep.models.pairs import PAIRS
+from privrep.models.promise import find_weaknesses
 from privrep.multimodal.description import SavedPairs, describe, prints_of
 from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import Pairs
@@ -44,6 +52,7 @@ class ClipPlan:
 
     @property
     def words(self) -> str:
+        """Return the plan in a sentence."""
         asked = "everyone"
         if self.settings.choose_audience(self.users) != EVERYONE:
             asked = (
@@ -58,25 +67,46 @@ class ClipPlan:
         )
 
 
-class DPClip:
-    """Contrastive training of two encoders under user-level differential privacy, replace-one-user.
+class DPClip(BaseEstimator):
+    """Train two encoders contrastively under user-level differential privacy, replace-one-user.
 
-    image_encoder, text_encoder   torch modules from rows to embeddings of one length, or `Encoder`s; what has
-                                  requires_grad=False is frozen. Weights at the start are public
-    epsilon, delta                the budget; delta is 1/(2 users) if not said
-    mechanism                     "bank": contrast with public captions, each user clipped alone; "batch": the paper's,
-                                  the gradient of a batch clipped as one; "inside": private negatives, every similarity
-                                  clipped by itself
-    settings                      of the steps, `training.ClipSettings`; by default chosen from public numbers
-    temperature                   of similarities; with `learn_temperature` where it starts
-    cosine                        whether an image's embedding counts by its direction alone, as in CLIP
-    centre                        the share of the budget (of mu^2) that a mean of the images' features is released for,
-                                  which is taken off them: for cached features of a frozen network 0.03 is plenty
-    pairs_per_user                of each user the first so many pairs take part: a public number
-    random_state                  a seed makes the run a simulation, which is not private and says so
-    run_folder                    where charges and pages are kept, so that the same call continues a killed fit
-    on_step                       is told how many steps are done
-    on_plan                       is told the plan before anything is spent
+    Parameters
+    ----------
+    image_encoder, text_encoder : torch modules from rows to embeddings of one length, or `Encoder`s
+        What has requires_grad=False is frozen. Weights at the start are public.
+    epsilon, delta : float
+        The whole budget of `fit`. By default delta is 1/(2 users).
+    mechanism : "bank", "batch" or "inside"
+        "bank" contrasts with public captions, each user clipped alone. "batch" clips the gradient of a batch as one, as
+        the paper does. "inside" has private negatives, and clips every similarity by itself.
+    settings : `privrep.multimodal.training.ClipSettings`, optional
+        Of the steps. By default chosen from public numbers.
+    temperature, learn_temperature : float, bool
+        Of similarities, and whether it is learned from there.
+    cosine : bool
+        Whether an image's embedding counts by its direction alone, as in CLIP.
+    centre : float
+        The share of the budget (of mu^2) for a mean of the images' features, which is taken off them. For cached
+        features of a frozen network 0.03 is plenty.
+    pairs_per_user : int
+        How many pairs of a user take part, the first ones. A public number.
+    random_state : None or int
+        None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
+    run_folder : path, optional
+        Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    on_step, on_plan : functions, optional
+        Are told how many steps are done, and the plan before anything is spent.
+    verbose : bool
+        Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
+
+    Attributes
+    ----------
+    weights_ : array, the trained weights of both encoders, public
+    settings_ : ClipSettings, what steps did
+    noise_multiplier_ : float, the noise of a step over the most that one user can change
+    privacy_ : PrivacyReport
+
+    Formal guarantee: `weights_`, `privacy_` and the billboard are (epsilon, delta)-DP at the level of the pairs' unit.
     """
 
     def __init__(
@@ -97,6 +127,7 @@ class DPClip:
         run_folder: str | Path | None = None,
         on_step: Callable[[int], None] | None = None,
         on_plan: Callable[[ClipPlan], None] | None = None,
+        verbose: bool = False,
     ) -> None:
         self.image_encoder, self.text_encoder = image_encoder, text_encoder
         self.epsilon, self.delta = epsilon, delta
@@ -104,7 +135,15 @@ class DPClip:
         self.temperature, self.learn_temperature, self.cosine = temperature, learn_temperature, cosine
         self.centre, self.pairs_per_user = centre, pairs_per_user
         self.random_state, self.run_folder = random_state, run_folder
-        self.on_step, self.on_plan = on_step, on_plan
+        self.on_step, self.on_plan, self.verbose = on_step, on_plan, verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False  # `fit` takes pairs
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "weights_")
 
     def fit(self, pairs: Pairs) -> Self:
         """Learn from users' pairs. All that leaves them is noisy sums, charged to one ledger.
@@ -113,28 +152,31 @@ class DPClip:
         spent twice. Rows are not compared: they must be the same.
         """
         question, budget = self._question(pairs)
+        weak = find_weaknesses(budget.epsilon, budget.delta, budget.relation, question.users, pairs.unit)
+        warn_of_budget(weak, stacklevel=2)
         self.described_ = {"format": PAIRS.format, **describe(self, question, budget, pairs.unit)}
         if self.run_folder is not None:
             ModelFolder(Path(self.run_folder)).claim(PAIRS, self.described_)
         self.settings_ = question.settings
-        self._train(pairs, question, budget)
+        with watch(self.verbose, question.settings.steps) as bar:
+            self._train(pairs, question, budget, bar)
         if self.run_folder is not None:
             ModelFolder(Path(self.run_folder)).finish(self.described_)
         return self
 
     def planned(self, pairs: Pairs) -> ClipPlan:
-        """What a fit of such pairs would do: from public sizes alone. Costs nothing."""
+        """Return what a fit of these pairs would do, from public sizes alone. Costs nothing."""
         question, budget = self._question(pairs)
         with Run.open(InMemoryUsers(pairs.table), budget) as run:
             multiplier = plan_step_noise(run, question.settings, self.centre * run.ledger.capacity)
         return ClipPlan(question.users, self.mechanism, question.settings, budget, multiplier)
 
     def settings_of(self, pairs: Pairs) -> ClipSettings:
-        """Those that were passed, or what is chosen from public numbers."""
+        """Return the settings that were passed, or what is chosen from public numbers."""
         return self._question(pairs)[0].settings
 
     def _question(self, pairs: Pairs) -> tuple[Question, Budget]:
-        """What is asked in a step, before features are centred, and the budget."""
+        """Return what is asked in a step, before features are centred, and the budget."""
         self._check()
         users, layout = pairs.table.n_users, layout_of(pairs)
         budget = Budget(self.epsilon, min(1 / (2 * max(users, 1)), 0.01) if self.delta is None else self.delta)
@@ -147,7 +189,14 @@ class DPClip:
         question.check()
         return question, budget
 
-    def _train(self, pairs: Pairs, question: Question, budget: Budget) -> None:
+    def _train(self, pairs: Pairs, question: Question, budget: Budget, bar: Bar | None) -> None:
+        """Make all releases. With a folder every charge and page is there before it is used."""
+        hooks = [hook for hook in (self.on_step, None if bar is None else bar.at) if hook is not None]
+
+        def told(done: int) -> None:
+            for hook in hooks:
+                hook(done)
+
         folder, seed = None if self.run_folder is None else Path(self.run_folder), self.random_state
         with Run.open(InMemoryUsers(pairs.table), budget, seed=seed, folder=folder) as run:
             before = self.centre * run.ledger.capacity
@@ -157,20 +206,24 @@ class DPClip:
             if before:
                 mean = release_centre(run, question.layout, question.rows_per_user, before)
                 question = replace(question, towers=self.towers_of(question.layout, mean))
-            told = self.on_step if self.on_step is not None else lambda done: None
             self.weights_: Singles = train(run, question, question.towers.weights(self.temperature), multiplier, told)
         self.towers_, self.noise_multiplier_ = question.towers, multiplier
         self.ledger_, self.billboard_ = run.ledger, run.billboard
         self.privacy_: PrivacyReport = replace(run.ledger.report(), unit=pairs.unit)
 
-    def save(self, folder: str | Path, overwrite: bool = False) -> None:
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the trained weights, the ledger and every release to a folder, all of which may be published."""
+        check_is_fitted(self)
         ModelFolder(Path(folder)).save(self.described_, self.ledger_, self.billboard_, overwrite=overwrite)
 
     @classmethod
     def load(cls, folder: str | Path, image_encoder: nn.Module | Encoder, text_encoder: nn.Module | Encoder) -> Self:
-        """Read a model folder. The encoders of the fit must be passed again, with the same frozen weights; the trained
-        ones come from the folder."""
+        """Read a model folder; the trained weights come from there.
+
+        Args:
+            folder: of the model.
+            image_encoder, text_encoder: of the fit, with the same frozen weights.
+        """
         where = ModelFolder(Path(folder))
         found = where.read(PAIRS)
         saved = SavedPairs(found.described, found.billboard)
@@ -192,27 +245,38 @@ class DPClip:
 
     @property
     def modules(self) -> tuple[nn.Module, nn.Module]:
-        """The two modules that were passed."""
+        """Return the two modules that were passed."""
         image, text = (e.module if isinstance(e, Encoder) else e for e in (self.image_encoder, self.text_encoder))
         return image, text
 
     def images(self, rows: NDArray[Any]) -> Singles:
-        """Embeddings of images, of length one, as the encoder was trained."""
+        """Return embeddings (rows, numbers) of images (rows, image_numbers), of length one."""
+        check_is_fitted(self)
         return _unit(self.towers_.embed_images(self.weights_, np.ascontiguousarray(rows, np.float32)))
 
     def texts(self, rows: NDArray[Any]) -> Singles:
-        """Embeddings of texts, of length one, as the encoder was trained."""
+        """Return embeddings (rows, numbers) of texts (rows, text_numbers), of length one."""
+        check_is_fitted(self)
         return _unit(self.towers_.embed_texts(self.weights_, np.ascontiguousarray(rows, np.float32)))
 
     def trained(self) -> tuple[nn.Module, nn.Module]:
-        """The two modules that were passed, with the trained weights put into them; centring is before the images'."""
+        """Put the trained weights into the two modules that were passed, and return them.
+
+        Where features are centred, the image module expects rows less the mean.
+        """
+        check_is_fitted(self)
         image, text = self.towers_.image, self.towers_.text
         image.load(self.weights_[: image.size])
         text.load(self.weights_[image.size : image.size + text.size])
         return image.module, text.module
 
     def towers_of(self, layout: Layout, mean: Singles) -> Towers:
-        """Both encoders, checked against rows as these are; with the mean of features, where those are centred."""
+        """Return both encoders, checked against the sizes of rows.
+
+        Args:
+            layout: the sizes.
+            mean: of the images' features, (image_numbers,); taken off them where `centre` asks for it.
+        """
         image, text = self.modules
         if self.centre:
             image = nn.Sequential(Centred(mean), image)
@@ -220,6 +284,7 @@ class DPClip:
         return make_towers(image, text, *numbers, learn_scale=self.learn_temperature, cosine=self.cosine)
 
     def _check(self) -> None:
+        """Raise InputError for parameters that need no data to be refused."""
         if not 0.01 <= self.temperature <= 100:
             raise InputError(f"temperature must lie between 0.01 and 100. Got {self.temperature} instead.")
         if not 0 <= self.centre < 1:
@@ -229,4 +294,5 @@ class DPClip:
 
 
 def _unit(rows: Singles) -> Singles:
+    """Return rows (rows, numbers) brought to length one."""
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))

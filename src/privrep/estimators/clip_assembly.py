@@ -55,7 +55,7 @@ Modules = tuple[nn.Module, nn.Module]
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """How inputs become rows, and the modules that are trained on such rows."""
+    """Turn inputs into rows, and make the modules that are trained on them."""
 
     image_rows: Callable[[NDArray[Any]], Singles]
     text_rows: Callable[[Sequence[str]], Singles] | None  # None where texts come as features
@@ -64,7 +64,7 @@ class Sides:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """All that a fit takes, and the class of each public text where they are prompts."""
+    """Hold all that a fit takes, and the class of each public text where texts are prompts."""
 
     model: DPClip
     pairs: Pairs
@@ -100,6 +100,7 @@ def prepared(asked: PairsConfig, inputs: Inputs, progress: Progress | None = Non
 
 
 def caption_rows(sides: Sides, inputs: Inputs) -> Singles:
+    """Return captions as rows (captions, text_numbers); raise InputError where there is no encoder of texts."""
     if isinstance(inputs.captions, np.ndarray):
         return np.ascontiguousarray(inputs.captions, np.float32)
     if sides.text_rows is None or inputs.captions is None:
@@ -108,7 +109,12 @@ def caption_rows(sides: Sides, inputs: Inputs) -> Singles:
 
 
 def load(config: str | Path, folder: str | Path | None = None) -> Ready:
-    """The model that `privrep fit-clip` made of a config; the users' data need not be there any more."""
+    """Return the model that `privrep fit-clip` made of a config. The users' data need not be there any more.
+
+    Args:
+        config: the file.
+        folder: of the model; by default the config's output.folder.
+    """
     asked = PairsConfig.read(Path(config))
     where = Path(folder) if folder is not None else asked.out
     if where is None:
@@ -146,7 +152,7 @@ def _kept_texts(folder: Path) -> nn.Linear | None:
 
 
 def _bank(asked: PairsConfig, sides: Sides) -> tuple[Singles, NDArray[np.int64] | None]:
-    """The public texts as rows, and the class of each where they are prompts of classes."""
+    """Return the public texts as rows, and the class of each where they are prompts of classes."""
     data = asked.data
     if data.classes is not None:
         assert sides.text_rows is not None
@@ -160,7 +166,10 @@ def _bank(asked: PairsConfig, sides: Sides) -> tuple[Singles, NDArray[np.int64] 
 
 
 def _model(asked: PairsConfig, pairs: Pairs, modules: Modules) -> DPClip:
-    """Where images of features learn a linear map to fixed texts, lengths are free and features centred, by default."""
+    """Return the model of a config.
+
+    By default lengths are free and features centred where images of features learn a linear map to fixed texts.
+    """
     training = asked.training
     several = FLICKR_CAPTIONS if asked.data.kind == "flickr8k" else 1
     own = {name: value for name, value in training.given().items() if name in ("temperature", "learn_temperature")}
@@ -184,14 +193,14 @@ def _model(asked: PairsConfig, pairs: Pairs, modules: Modules) -> DPClip:
 
 
 def side_of(asked: PairsConfig, images: NDArray[Any]) -> int:
-    """Small square images stay as small in rows; others are resized to what the network takes."""
+    """Return the side of images in rows: small square images keep theirs, others are resized for the network."""
     size = PIXELS if asked.encoders.size is None else asked.encoders.size
     square = images.ndim > 2 and images.shape[1] == images.shape[2] <= size
     return int(images.shape[1]) if square else size
 
 
 def sides_of(asked: PairsConfig, side: int, progress: Progress | None = None) -> Sides:
-    """Encoders as the config says. Networks that stay as they are make features once, kept if there is a cache."""
+    """Return the encoders of a config. Frozen networks make features once, kept if there is a cache."""
     cache = asked.encoders.cache
 
     def once(encoder: Encoder, inputs: Any) -> Singles:
@@ -208,7 +217,7 @@ Once = Callable[[Encoder, Any], Singles]
 
 
 def _wheels(asked: PairsConfig, side: int, once: Once) -> Sides:
-    """EfficientNet and MiniLM, or features that are there already."""
+    """Return EfficientNet and MiniLM, or features that are there already."""
     encoders, data = asked.encoders, asked.data
     size = PIXELS if encoders.size is None else encoders.size
     tokens = MINILM_TOKENS if encoders.tokens is None else encoders.tokens
@@ -252,7 +261,7 @@ def _wheels(asked: PairsConfig, side: int, once: Once) -> Sides:
 
 
 def _pretrained(asked: PairsConfig, name: str, once: Once) -> Sides:
-    """Both encoders of a CLIP model. Where projections alone learn, rows are what comes before them."""
+    """Return both encoders of a CLIP model. Where projections alone learn, rows are what comes before them."""
     image, text = clip_encoders(name, asked.train)
     if not asked.both:
         text.module.requires_grad_(False)

@@ -12,18 +12,30 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
-from privrep.estimators.base import Groups, as_rank, as_seed, known_users, rows_to_predict, warn_if_weak
-from privrep.estimators.checks import check_features, check_infinite_targets, feature_names, refuse_missing
+from privrep.estimators.base import NO_HEADS, Groups, known_users, rows_to_predict, warn_if_weak
+from privrep.estimators.checks import (
+    as_rank,
+    as_seed,
+    check_features,
+    check_infinite_targets,
+    feature_names,
+    refuse_missing,
+)
+from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import read_known
-from privrep.heads.margin_fitting import MarginRule, fit_margin_heads
+from privrep.heads.margin_fitting import MarginHeads, MarginRule, fit_margin_heads
 from privrep.heads.personal import MarginHead
+from privrep.heads.store import FILE, has_heads, ids_to_arrow, read_margin_heads
 from privrep.linear.methods.lipschitz_selection import lipschitz_selection
-from privrep.linear.methods.margin_selection import margin_selection
+from privrep.linear.methods.margin_selection import check_margin, margin_selection
 from privrep.linear.nets import Zooming
-from privrep.local.representation import Representation
+from privrep.local.representation import Representation, read_representation
 from privrep.models.description import Columns
+from privrep.models.folder import BILLBOARD, MODEL, RUN, ModelFolder, write_json
+from privrep.models.margin import MARGIN, PAGE, SETTINGS
 from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget
+from privrep.privacy.protocol import Step
 from privrep.privacy.run import Run
 from privrep.typing import Array
 from privrep.users.memory import InMemoryUsers
@@ -70,13 +82,15 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    verbose : bool
+        Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
 
     Attributes
     ----------
     representation_ : (n_features, rank) array, public; its columns are not orthonormal where there was a projection
     privacy_ : PrivacyReport
     classes_ : array of the two labels
-    users_, heads_ : the ids of the users and their heads, (users, rank): private
+    users_, heads_ : the ids of the users and their heads, (users, rank): private; None in a model without them
 
     Formal guarantee: `representation_`, `privacy_` and the billboard are epsilon-DP at user level, without a delta.
     Heads are not released; if they are collected, the guarantee is joint differential privacy (the billboard model).
@@ -100,6 +114,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         relation: Relation = "replace-one-user",
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        verbose: bool = False,
     ) -> None:
         self.rank = rank
         self.epsilon = epsilon
@@ -116,6 +131,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         self.relation = relation
         self.random_state = random_state
         self.run_folder = run_folder
+        self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -124,7 +140,13 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         return tags
 
     def fit(self, X: Any, y: Any, groups: Groups | None = None) -> Self:
-        """Choose the representation privately, then fit every user's head. `groups` names the user of each row."""
+        """Choose the representation privately, then fit every user's head.
+
+        Args:
+            X: rows (rows, n_features), which may be sparse.
+            y: the label of each row, (rows,).
+            groups: the user of each row, (rows,).
+        """
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         self._check()
@@ -132,36 +154,100 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         X, y = self._validated(X, y)
         table = UserTable.from_rows(X, _codes(y, classes), plain(groups))
         warn_if_weak(self, table.ids)
-        self.classes_, self.representation_ = classes, self._learn(table).matrix
-        self.users_, self.heads_ = table.ids, self._heads(table, self.configuration == "paper")
+        self.classes_, self.described_ = classes, self._describe(table)
+        folder = None if self.run_folder is None else ModelFolder(Path(self.run_folder))
+        if folder is not None:
+            self._claim(folder, table)
+        with watch(self.verbose, int(self.rounds) + 2) as bar:
+            self.representation_ = self._learn(table, bar).matrix
+            heads = self._heads(table, self.configuration == "paper")
+        self.users_: NDArray[Any] | None = table.ids
+        self.heads_: Array | None = heads
+        if folder is not None:
+            folder.finish(self.described_, MarginHeads(table.ids, heads))
         return self
 
     def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
-        """<x, U v_i> with each row's user's own head; positive for the second class."""
+        """Return <x, U v_i> with each row's user's own head, (rows,); positive for the second class.
+
+        Args:
+            X: rows (rows, n_features), which may be sparse.
+            groups: the user of each row, (rows,).
+        """
         check_is_fitted(self)
         X, names = rows_to_predict(self, self._known(X), groups)
         refuse_missing(self, X)
+        if self.users_ is None or self.heads_ is None:
+            raise InputError(NO_HEADS)
         users = known_users(self.users_, names)
         matrix, step = self.representation_.astype(X.dtype), max(_ROWS // X.shape[1], 1)
         images = [X[start : start + step] @ matrix for start in range(0, X.shape[0], step)]
         return (np.concatenate(images).astype(np.float64) * self.heads_[users]).sum(axis=1)
 
     def predict(self, X: Any, groups: Groups | None = None) -> NDArray[Any]:
-        """Labels by each row's user's own head. A user who was not in `fit` is an error: see `personalize`."""
-        return np.asarray(self.classes_[(self.decision_function(X, groups) > 0).astype(np.int64)])
+        """Return labels by each row's user's own head, (rows,). A user who was not in `fit` is an error.
+
+        Args:
+            X: rows (rows, n_features), which may be sparse.
+            groups: the user of each row, (rows,).
+        """
+        outputs = self.decision_function(X, groups)
+        return np.asarray(self.classes_[(outputs > 0).astype(np.int64)])
 
     def personalize(self, X: Any, y: Any) -> MarginHead:
-        """The head of a user who was not there, from its own rows and the public representation. Costs no privacy."""
+        """Return the head of a user who was not there, from its own rows and what `fit` released. Costs no privacy.
+
+        Args:
+            X: rows (rows, n_features) of the user.
+            y: their labels, (rows,).
+        """
         check_is_fitted(self)
         X, y = self._validated(self._known(X), y, reset=False)
         table = UserTable.from_rows(X, _codes(y, self.classes_), np.zeros(X.shape[0], dtype=np.int64))
         return MarginHead(self.representation_ @ self._heads(table, False)[0], self.classes_)
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
-        """Accuracy of `predict`. Computed on users' data: not private, and not part of the model."""
+        """Return the accuracy of `predict`. Computed on users' data: not private, and not part of the model."""
         from sklearn.metrics import accuracy_score
 
         return float(accuracy_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the model. Everything but folder/private is safe to publish."""
+        check_is_fitted(self)
+        _check_saved(self.described_)
+        heads = None
+        if self.users_ is not None and self.heads_ is not None:
+            heads = MarginHeads(self.users_, self.heads_)
+        where = ModelFolder(Path(folder))
+        where.save(self.described_, self.ledger_, self.billboard_, heads, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a model folder, as `save` or a run folder has it."""
+        where = ModelFolder(Path(folder))
+        saved = where.read(MARGIN, PAGE)
+        config, names = saved.described["config"], saved.described["features"]
+        with where.damage(MODEL):
+            given = {name: value for name, value in config.items() if name not in ("seed", "classes")}
+            model = cls(**given, classes=tuple(config["classes"]), random_state=config["seed"])
+            model._check()
+            model.classes_, model.described_ = _two(config["classes"]), saved.described
+        with where.damage(BILLBOARD):
+            page = saved.billboard[PAGE]
+            model.representation_ = read_representation(page.arrays, page.facts["derived"]).matrix
+            if model.representation_.shape != (saved.described["feature_count"], config["rank"]):
+                raise ValueError("its page 'representation' is of another model")
+        model.users_, model.heads_ = None, None
+        if has_heads(where.path):
+            with where.damage(FILE):
+                heads = read_margin_heads(where.path, config["rank"])
+                model.users_, model.heads_ = heads.ids, heads.weights
+        model.n_features_in_ = len(model.representation_)
+        if names:
+            model.feature_names_in_ = np.array(names, dtype=object)
+        model.ledger_, model.billboard_, model.privacy_ = saved.ledger, saved.billboard, saved.ledger.report()
+        return model
 
     def _check(self) -> None:
         if as_rank(self.rank) is None:
@@ -175,21 +261,61 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         whole = isinstance(self.projected, int | np.integer) and not isinstance(self.projected, bool)
         if not (self.projected is None or self.projected == "auto" or (whole and self.projected >= 1)):
             raise InputError(f'projected must be a positive integer, "auto" or None. Got {self.projected!r} instead.')
+        _ = self._budget, self._zooming  # refuse what they would, before a folder is claimed
+        if self.loss == "margin":
+            check_margin(float(self.margin), float(self.radius), float(self.norm))
 
-    def _learn(self, table: UserTable) -> Representation:
+    @property
+    def _zooming(self) -> Zooming:
+        return Zooming(int(self.candidates), int(self.rounds))
+
+    def _learn(self, table: UserTable, bar: Bar | None) -> Representation:
+        """Make all releases. With a folder every charge and page is there before it is used."""
         folder = None if self.run_folder is None else Path(self.run_folder)
         seed = None if self.random_state is None else as_seed(self.random_state)
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        budget = Budget(float(self.epsilon), float(self.delta), self.relation)
-        with Run.open(InMemoryUsers(table), budget, seed=seed, folder=folder) as run:
-            self._claim(run, table)
+
+        def on_release(page: str, step: Step | None) -> None:
+            if bar is not None:
+                bar.page(page, run.ledger.epsilon)
+
+        with Run.open(InMemoryUsers(table), self._budget, seed=seed, folder=folder, on_release=on_release) as run:
+            self._post_settings(run, table)
             representation = self._select(run)
-        self.privacy_ = run.ledger.report()
+        self.ledger_, self.billboard_, self.privacy_ = run.ledger, run.billboard, run.ledger.report()
         return representation
 
-    def _claim(self, run: Run, table: UserTable) -> None:
-        """The first page says what is asked; a folder that holds another question is not continued."""
+    @property
+    def _budget(self) -> Budget:
+        return Budget(float(self.epsilon), float(self.delta), self.relation)
+
+    def _describe(self, table: UserTable) -> dict[str, Any]:
+        """Return the public facts of a fit, as JSON has them."""
+        whole = {name: int(getattr(self, name)) for name in ("rank", "candidates", "rounds")}
+        real = {name: float(getattr(self, name)) for name in ("epsilon", "delta", "margin", "radius", "norm")}
+        same = {name: getattr(self, name) for name in ("relation", "loss", "configuration")}
+        projected = self.projected if self.projected in (None, "auto") else int(self.projected)
+        seed = None if self.random_state is None else as_seed(self.random_state)
+        classes = _two(self.classes).tolist()
+        # a public fact under this relation only
+        count = {"user_count": table.n_users} if self.relation == "replace-one-user" else {}
+        return {
+            "format": MARGIN.format,
+            "config": {**whole, **real, **same, "projected": projected, "classes": classes, "seed": seed},
+            "feature_count": table.n_features,
+            "features": feature_names(self),
+            **count,
+        }
+
+    def _claim(self, folder: ModelFolder, table: UserTable) -> None:
+        """Make the folder of a run, or refuse one that stands unless it is of this very run."""
+        _check_saved(self.described_)
+        ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
+        if not (folder.begun or folder.finished) and any((folder.path / BILLBOARD).glob(f"*-{SETTINGS}.safetensors")):
+            write_json(folder.path / RUN, self.described_)  # of before: its first page says what is asked
+        folder.claim(MARGIN, self.described_)
+
+    def _post_settings(self, run: Run, table: UserTable) -> None:
+        """Post what is asked as the first page; raise ResumeError if the run that stands asked something else."""
         facts: dict[str, Any] = {
             "features": table.n_features,
             "classes": str(np.asarray(self.classes).tolist()),
@@ -200,8 +326,8 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         }
         if self.relation == "replace-one-user":
             facts["users"] = table.n_users  # a public fact under this relation only
-        run.derive("settings", {}, **facts)
-        if run.billboard["settings"].facts["derived"] != facts:
+        run.derive(SETTINGS, {}, **facts)
+        if run.billboard[SETTINGS].facts["derived"] != facts:
             raise ResumeError(f"{self.run_folder} holds a run with other settings or users. Use another folder.")
 
     def _select(self, run: Run) -> Representation:
@@ -209,7 +335,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         common: dict[str, Any] = {
             "radius": float(self.radius),
             "norm": float(self.norm),
-            "zooming": Zooming(int(self.candidates), int(self.rounds)),
+            "zooming": self._zooming,
         }
         if self.loss == "margin":
             kept = run.users.facts.features if self.projected is None else None if auto else int(self.projected)
@@ -232,12 +358,13 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         return X, y
 
     def _heads(self, table: UserTable, second_half: bool) -> Array:
-        """(users, rank), a block of users at a time."""
+        """Return the heads of a table's users, (users, rank), a block of users at a time."""
         rule = MarginRule(self.representation_, self.loss, float(self.radius), float(self.norm), second_half)
         return fit_margin_heads(table.blocks(), rule)
 
 
 def _two(classes: Any) -> NDArray[Any]:
+    """Return the two classes; raise InputError if there are not two."""
     pair = np.asarray(classes)
     if pair.shape != (2,) or pair[0] == pair[1]:
         raise InputError(f"classes must be two different labels, the positive one second. Got {classes!r} instead.")
@@ -245,9 +372,15 @@ def _two(classes: Any) -> NDArray[Any]:
 
 
 def _codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
-    """+1 for the second class and -1 for the first."""
+    """Return +1 for labels of the second class and -1 for labels of the first, (rows,)."""
     second, first = np.asarray(y == classes[1]), np.asarray(y == classes[0])
     if second.shape != y.shape or not (first | second).all():
         one, other = classes.tolist()
         raise InputError(f"y must hold the labels {one!r} and {other!r} and no others; name two others by classes=.")
     return np.where(second, np.float32(1), np.float32(-1))
+
+
+def _check_saved(described: dict[str, Any]) -> None:
+    """Raise InputError if classes have names that JSON cannot hold."""
+    if not all(isinstance(name, str | int | float) for name in described["config"]["classes"]):
+        raise InputError("a model can be saved only if its classes are named by texts or numbers; rename them.")

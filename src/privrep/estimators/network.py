@@ -9,22 +9,39 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from privrep.errors import InputError, NothingLearned, needed
+
+with needed("torch", "Centaur needs PyTorch", "torch"):
+    from torch import nn
 
 from privrep.data.table import UserTable, find_users
-from privrep.errors import InputError, NothingLearned
+from privrep.estimators.base import warn_of_budget
+from privrep.estimators.network_parts import (
+    ON_FEATURES,
+    as_array,
+    columns_of,
+    counted_map,
+    map_of,
+    plan_for,
+    trained_modules,
+)
 from privrep.estimators.personal_network import PersonalNetwork, softmax
+from privrep.estimators.progress import Bar, watch
 from privrep.heads.gradient import labels_of
 from privrep.heads.neural import OwnHeads, fit_own_heads
 from privrep.heads.store import FILE, has_heads, read_own_heads
 from privrep.models.folder import BILLBOARD, MODEL, ModelFolder
 from privrep.models.networks import NETWORK, PAGE, PERSONAL, is_personal
+from privrep.models.promise import find_weaknesses
 from privrep.neural.checks import (
     check_classes,
     check_parameters,
@@ -35,44 +52,73 @@ from privrep.neural.checks import (
     warn_of_labels,
 )
 from privrep.neural.description import arguments, check_names, describe, moved_heads, plan_from_json, restore
-from privrep.neural.features import Dct, Edges, FeatureMap, Frozen, count_edges
+from privrep.neural.features import Dct, Edges, FeatureMap
 from privrep.neural.frozen import OnProgress
 from privrep.neural.layers import Shape
-from privrep.neural.models import add_adapters, lenet, mlp
-from privrep.neural.offers import frozen_map, linear_head, offer
-from privrep.neural.plan import Options, Share, SharingPlan, plan_sharing
+from privrep.neural.plan import Share, SharingPlan
 from privrep.neural.rounds import OnLoss, TrainingSettings, report_loss
 from privrep.neural.training import SharedPart, learn
-from privrep.nn.flat_module import try_representation
+from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget, PrivacyReport
 from privrep.privacy.protocol import Step, Users
-from privrep.privacy.run import Run
+from privrep.privacy.run import OnPage, Run
 from privrep.users.memory import InMemoryUsers
 
 ROWS = 64
-ON_FEATURES = ("linear", "directions", "nothing")  # what is shared takes public features, not rows
+RELATION: Relation = "replace-one-user"
 
 
-class Centaur:
-    """Classes from rows of users, by a shared part learned privately and a head of everyone's own.
+class Centaur(ClassifierMixin, BaseEstimator):
+    """Learn classes from rows of users: a shared part privately, and a head of everyone's own.
 
-    classes         how many there are, or their names; public
-    representation  a torch module from rows to vectors, and `head` one from those to scores, or "mlp" or "lenet", the
-                    paper's; without them a linear layer on public features is shared. `pretrained` says that its
-                    weights as they are now are public and good for something: they may then stay frozen, and it may
-                    have BatchNorm and take images
-    share           "auto" lets users, budget and sizes decide; "all" of the representation, its "adapters", a "linear"
-                    layer, "directions" in which classes differ, or "nothing"
-    image           (height, width, channels) of rows that are images; `features` is their public map, by default edges
-    rows            of a user, the first so many take part in training: a public number. Heads use up to 1,024
-    settings        of the rounds: `privrep.neural.rounds.TrainingSettings`; `rounds` says how many, where they differ
-    random_state    a seed makes the run a simulation, which is not private and says so
-    run_folder      where charges and releases are kept, so that the same call continues a fit that was killed
-    on_page         is told each page that is posted and the epsilon spent so far
-    on_loss         is told each round and an estimate of the training loss as it began: NOT PRIVATE, for your screen
-    cache           a folder where features of a frozen network are kept, a file for each table of rows: as private as
-                    the rows, readable by their owner only, and never removed
-    on_progress     is told how many rows a frozen network has done, and of how many
+    By default the shared part is a linear layer on public features, or nothing where the budget carries no more.
+
+    Parameters
+    ----------
+    representation : torch module, "mlp" or "lenet", optional
+        A module from rows (rows, n_features) to vectors, or the name of a network of the paper. Without one a linear
+        layer on public features is shared.
+    head : torch module, optional
+        From the representation's vectors to scores, one for each class.
+    classes : int or list
+        How many classes there are, or their names. A public fact.
+    epsilon, delta : float
+        The whole budget of `fit`. The relation is replace-one-user.
+    share : "auto", "all", "adapters", "linear", "directions" or "nothing"
+        What is shared: all of the representation, its adapters, a linear layer, or directions in which classes differ.
+        "auto" lets users, budget and sizes decide.
+    pretrained : bool
+        Whether the weights of `representation` as they are now are public and good for something. They may then stay
+        frozen, and the module may have BatchNorm and take images.
+    image : (height, width, channels), optional
+        Rows are images of this shape, flattened.
+    features : a map of `privrep.neural.features`, "auto" or None
+        The public features of rows. "auto" takes edges of images.
+    rows : int
+        How many rows of a user take part in training, the first ones. A public number. Heads use up to 1,024.
+    rounds, settings : int and `privrep.neural.rounds.TrainingSettings`, optional
+        How many rounds there are, and what they do, where not as planned.
+    random_state : None or int
+        None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
+    run_folder : path, optional
+        Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    on_page, on_loss, on_progress : functions, optional
+        Are told each page and the epsilon spent so far; each round and an estimate of the training loss as it began,
+        NOT PRIVATE and for your screen; how many rows a frozen network has done, and of how many.
+    cache : path, optional
+        A folder for features of a frozen network, as private as the rows. Only its owner can read it.
+    verbose : bool
+        Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
+
+    Attributes
+    ----------
+    classes_ : array of the classes, in the order of the columns of `predict_proba`, public
+    plan_ : SharingPlan; `plan_.words` says what is shared and why, public
+    privacy_ : PrivacyReport
+    heads_ : the heads of the users, private; None in a model without them
+
+    Formal guarantee: the shared part, `privacy_` and the billboard are (epsilon, delta)-DP at user level. Heads are not
+    released.
     """
 
     def __init__(
@@ -92,10 +138,11 @@ class Centaur:
         settings: TrainingSettings | None = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
-        on_page: Callable[[str, float], None] | None = None,
+        on_page: OnPage | None = None,
         on_loss: OnLoss | None = None,
         cache: str | Path | None = None,
         on_progress: OnProgress | None = None,
+        verbose: bool = False,
     ) -> None:
         self.representation, self.head = representation, head
         self.classes, self.epsilon, self.delta = classes, epsilon, delta
@@ -103,54 +150,84 @@ class Centaur:
         self.rows, self.rounds, self.settings = rows, rounds, settings
         self.random_state, self.run_folder = random_state, run_folder
         self.on_page, self.on_loss = on_page, on_loss
-        self.cache, self.on_progress = cache, on_progress
+        self.cache, self.on_progress, self.verbose = cache, on_progress, verbose
 
-    def fit(self, X: Any, y: Any = None, groups: Any = None) -> Centaur:
-        """Learn from rows X, their classes y and the user of each, or from a `UserTable` whose y are class numbers."""
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "learned_")
+
+    def fit(self, X: Any, y: Any = None, groups: Any = None) -> Self:
+        """Learn the shared part privately, then every user's head.
+
+        Rows with a number that is not finite, or with a label that is no class, count for nothing.
+
+        Args:
+            X: rows (rows, n_features), or a `UserTable` whose y are class numbers.
+            y: the class of each row, (rows,).
+            groups: the user of each row, (rows,).
+        """
         check_parameters(self)
         classes, places = check_classes(self.classes, self.head), isinstance(X, UserTable)
         if not isinstance(X, UserTable):
             codes = find_class_numbers(y, classes)
             if groups is None:
                 raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users.")
-            X = UserTable.from_rows(rows_of(X), codes, groups)
+            rows = rows_of(X)
+            validate_data(self, X, skip_check_array=True)  # keeps the names of columns
+            X = UserTable.from_rows(rows, codes, groups)
         check_table(X, self.image, self.features)
         warn_of_labels(count_unknown_labels(X.y, classes, places=places), len(X.y), stacklevel=2)
+        warn_of_budget(find_weaknesses(self.epsilon, self.delta, RELATION, X.n_users), stacklevel=2)
         return self._fit(dataclasses.replace(X, X=rows_of(X.X), y=X.y.astype(np.float64)))
 
-    def _fit(self, table: UserTable) -> Centaur:
+    def _fit(self, table: UserTable) -> Self:
+        """Learn from a table that was checked."""
         plan = self._begin(table.n_users, table.n_features)
-        prepared = self._prepared(table, plan)
-        self._learn(InMemoryUsers(prepared), plan, prepared)
-        self._finish(fit_own_heads(self.learned_, prepared))
+        with watch(self.verbose, plan.rounds + 3) as bar:
+            prepared = self._prepared(table, plan, bar)
+            self._learn(InMemoryUsers(prepared), plan, prepared, bar)
+            self._finish(fit_own_heads(self.learned_, prepared))
         if plan.share == "nothing":
             warnings.warn(NothingLearned(plan.words), stacklevel=3)
         return self
 
     def _begin(self, users: int, features: int) -> SharingPlan:
         """Return the plan that follows from public sizes; set the features of rows, and claim the folder, if any."""
-        plan = self.planned(users, features)
-        self.n_features_in_, self.map_ = features, self._map(plan, features)
+        plan, known = self.planned(users, features), check_classes(self.classes, self.head)
+        self.classes_ = as_array(known)
+        self.n_features_in_, self.map_ = features, map_of(self, plan, features)
         self.described_ = describe(self, plan, users, features)
         if self._folder is not None:
             check_names(self.described_)
             ModelFolder(self._folder).claim(NETWORK, self._public)
         return plan
 
-    def _prepared(self, table: UserTable, plan: SharingPlan) -> UserTable:
+    def _prepared(self, table: UserTable, plan: SharingPlan, bar: Bar | None = None) -> UserTable:
         """Return the table with rows as steps and heads get them. Rows whose label is no class are left out."""
         known = labels_of(table.y, self.n_classes).numpy() >= 0
         table = table if known.all() else table.with_rows(known)
-        return dataclasses.replace(table, X=self._columns(table.X, self._shape_of(plan).raw))
+        map_ = self.map_ if bar is None else counted_map(self.map_, bar, plan.rounds + 3)
+        return dataclasses.replace(table, X=columns_of(table.X, self._shape_of(plan).raw, map_))
 
-    def _learn(self, users: Users, plan: SharingPlan, watched: UserTable | None = None) -> None:
-        """All that is released, of users whose rows are prepared, wherever those are; `watched` are the rows of which
-        `on_loss` hears. With a folder every charge and page is there before it is used."""
-        seed, told, heard, folder = self.random_state, self.on_page, self.on_loss, self._folder
-        given = self._given(plan, self.n_features_in_)
+    def _learn(self, users: Users, plan: SharingPlan, watched: UserTable | None = None, bar: Bar | None = None) -> None:
+        """Make all releases. With a folder every charge and page is there before it is used.
+
+        Args:
+            users: whose rows are prepared, wherever those are.
+            plan: what is shared.
+            watched: the rows of which `on_loss` hears.
+            bar: hears of pages, too.
+        """
+        seed, heard, folder = self.random_state, self.on_loss, self._folder
+        hooks = [hook for hook in (self.on_page, None if bar is None else bar.page) if hook is not None]
+        given = trained_modules(self, plan, self.n_features_in_)
 
         def on_release(page: str, step: Step | None) -> None:
-            if told is not None:
+            for told in hooks:
                 told(page, run.ledger.epsilon)
             if heard is not None and watched is not None:
                 report_loss(heard, watched, page, step)
@@ -162,7 +239,7 @@ class Centaur:
         self.privacy_: PrivacyReport = run.ledger.report()
 
     def _finish(self, heads: OwnHeads | None) -> None:
-        """The model is whole, with the heads of its users or without any."""
+        """Complete the model, with the heads of its users or without any."""
         self.heads_: OwnHeads | None = heads
         if self._folder is not None:
             ModelFolder(self._folder).finish(self._public, heads)
@@ -178,7 +255,7 @@ class Centaur:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the model. Everything but folder/private is safe to publish."""
-        if not hasattr(self, "learned_"):
+        if not self.__sklearn_is_fitted__():
             raise InputError("there is nothing to save before a fit.")
         self._write(folder, self._public, self.heads_, overwrite)
 
@@ -200,8 +277,14 @@ class Centaur:
         *,
         cache: str | Path | None = None,
     ) -> Self:
-        """Read a model folder. A module that was passed to the fit and is part of what is shared must be passed again,
-        with the same frozen weights; so must a frozen feature map. A head is of use for another fit only."""
+        """Read a model folder. A module or frozen map that is part of what is shared must be passed again.
+
+        Args:
+            folder: of the model.
+            representation, features: of the fit, with the same frozen weights.
+            head: for another fit only.
+            cache: where features of a frozen network are kept.
+        """
         if is_personal(ModelFolder(Path(folder))):
             raise InputError(f"{folder} holds the network of one user; read it with PersonalNetwork.load.")
         return cls._read(folder, representation, head, features, cache)
@@ -221,11 +304,12 @@ class Centaur:
             plan = plan_from_json(saved.described["plan"])
             given = arguments(saved.described, where.path, representation, head, features)
         model, wanted = cls(**given, cache=cache), int(saved.described["feature_count"])
-        model.n_features_in_ = wanted
+        model.n_features_in_, known = wanted, check_classes(model.classes, model.head)
+        model.classes_ = as_array(known)
         model.described_ = {name: value for name, value in saved.described.items() if name != PERSONAL}
-        model.map_ = model._map(plan, wanted)
+        model.map_ = map_of(model, plan, wanted)
         own = wanted if model.map_ is None else model.map_.size
-        modules, shape = model._given(plan, wanted), model._shape_of(plan)
+        modules, shape = trained_modules(model, plan, wanted), model._shape_of(plan)
         with where.damage(BILLBOARD):
             model.learned_ = restore(plan, saved.billboard[PAGE], modules, shape, own)
         model.heads_ = None
@@ -238,63 +322,73 @@ class Centaur:
 
     @property
     def n_classes(self) -> int:
-        """How many classes there are: declared, or as many as the head has scores for."""
+        """Return how many classes there are: declared, or as many as the head has scores for."""
         known = check_classes(self.classes, self.head)
         return known if isinstance(known, int) else len(known)
 
-    @property
-    def classes_(self) -> NDArray[Any]:
-        """The classes, in the order of the columns of `predict_proba`."""
-        known = check_classes(self.classes, self.head)
-        return np.arange(known) if isinstance(known, int) else np.asarray(known)
-
     def planned(self, users: int, features: int) -> SharingPlan:
-        """Return what a fit with so many users and rows of so many numbers would share. Costs nothing."""
-        check_parameters(self)
-        options = Options(self.n_classes, self._public_features(features))
-        representation, head = self._modules(features)
-        if representation is not None:
-            frozen = self._frozen(features)
-            asked: dict[str, Any] = {"pretrained": self.pretrained, "share": self.share, "frozen": frozen}
-            options = offer(representation, head, features, options, **asked)
-        return plan_sharing(options, users, Budget(self.epsilon, self.delta).mu, self.share, self._wanted_rounds)
+        """Return what a fit would share. Costs nothing.
 
-    @property
-    def _wanted_rounds(self) -> int | None:
-        return self.rounds if self.rounds is not None or self.settings is None else self.settings.rounds
+        Args:
+            users: how many there are.
+            features: numbers of a row.
+        """
+        return plan_for(self, users, features)
 
-    def predict(self, X: Any, groups: Any) -> NDArray[Any]:
-        """The class of each row, by its user's own head."""
-        return np.asarray(self.classes_[self._scores(X, groups).argmax(axis=1)])
+    def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
+        """Return the class of each row by its user's own head, (rows,). A user who was not in `fit` is an error.
 
-    def predict_proba(self, X: Any, groups: Any) -> NDArray[np.float64]:
+        Args:
+            X: rows (rows, n_features).
+            groups: the user of each row, (rows,).
+        """
+        scores = self._scores(X, groups)
+        return np.asarray(self.classes_[scores.argmax(axis=1)])
+
+    def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
+        """Return how likely each class is, (rows, classes), in the order of `classes_`; see `predict`."""
         return softmax(self._scores(X, groups))
 
-    def score(self, X: Any, y: Any, groups: Any) -> float:
-        """Accuracy on these rows. Not private: for your eyes."""
+    def score(self, X: Any, y: Any, groups: Any = None) -> float:
+        """Return the accuracy of `predict` for classes y, (rows,). Not private, and not part of the model."""
         return float(np.mean(self.predict(X, groups) == np.asarray(y)))
 
     def personalize(self, X: Any, y: Any) -> PersonalNetwork:
-        """A head for a user who was not there, from that user's rows: on the user's own device, no privacy spent."""
-        codes = find_class_numbers(y, check_classes(self.classes, self.head))
-        table = UserTable.from_rows(rows_of(X), codes, np.zeros(len(codes), dtype=np.int64))
-        _same_features(table.n_features, self.n_features_in_)
-        prepared = dataclasses.replace(table, X=self._columns(table.X, self.learned_.raw))
+        """Return the network of a user who was not there, from its own rows and what `fit` released.
+
+        It runs on the user's own device, and costs no privacy.
+
+        Args:
+            X: rows (rows, n_features) of the user.
+            y: their classes, (rows,).
+        """
+        rows = self._known_rows(X)
+        codes = find_class_numbers(y, self.described_["config"]["classes"])
+        table = UserTable.from_rows(rows, codes, np.zeros(len(codes), dtype=np.int64))
+        prepared = dataclasses.replace(table, X=columns_of(table.X, self.learned_.raw, self.map_))
         return PersonalNetwork(self, fit_own_heads(self.learned_, prepared))
 
     def prepared(self, X: Any) -> NDArray[np.float32]:
         """Return rows (rows, n_features) as heads take them."""
+        return columns_of(self._known_rows(X), self.learned_.raw, self.map_)
+
+    def _known_rows(self, X: Any) -> NDArray[np.float32]:
+        """Return rows for a model that is there; columns with names must come in the order of the fit."""
+        check_is_fitted(self)
         rows = rows_of(X)
-        _same_features(rows.shape[1], self.n_features_in_)
-        return self._columns(rows, self.learned_.raw)
+        if rows.shape[1] != self.n_features_in_:
+            raise InputError(
+                f"the model was fitted on rows of {self.n_features_in_} numbers. Got {rows.shape[1]} instead."
+            )
+        validate_data(self, X, reset=False, skip_check_array=True)
+        return rows
 
     def _shape_of(self, plan: SharingPlan) -> Shape:
         raw = 0 if plan.share in ON_FEATURES else self.n_features_in_
         return Shape(self.n_classes, self.rows, raw, ordered=isinstance(self.map_, Dct | Edges))
 
     def _scores(self, X: Any, groups: Any) -> NDArray[np.float32]:
-        rows = rows_of(X)
-        _same_features(rows.shape[1], self.n_features_in_)
+        rows = self._known_rows(X)
         if self.heads_ is None:
             raise InputError("this model has no heads: its folder had no private/. Use personalize(X, y) instead.")
         if groups is None or len(groups) != len(rows):
@@ -303,62 +397,4 @@ class Centaur:
         if (users < 0).any():
             unknown = np.asarray(groups, dtype=object)[np.flatnonzero(users < 0)[0]]
             raise InputError(f"user {unknown!r} was not in the fit. Use personalize(X, y) with rows of that user.")
-        return self.heads_.scores(self.learned_, self._columns(rows, self.learned_.raw), users)
-
-    def _modules(self, features: int) -> tuple[nn.Module | None, nn.Module | None]:
-        """The representation and head that were passed, or those of the network that was named."""
-        named, classes = self.representation, self.n_classes
-        if named == "mlp":
-            return mlp(features, classes=classes)
-        if named == "lenet":
-            if self.image is None or self.image[0] != self.image[1]:
-                raise InputError("lenet takes square images: pass image=(side, side, channels).")
-            return lenet(self.image[2], self.image[0], classes=classes)
-        assert not isinstance(named, str)
-        return named, self.head
-
-    def _public_features(self, features: int) -> int:
-        if self.features == "auto":
-            return features if self.image is None else count_edges(*self.image[:2])
-        return features if self.features is None else self.features.size
-
-    def _map(self, plan: SharingPlan, features: int) -> FeatureMap | None:
-        """The public features of rows, all of them: a plan may share a layer on some, heads have all."""
-        if self.features == "auto":
-            frozen = self._frozen(features) if plan.share in ON_FEATURES else None
-            if frozen is not None or self.image is None:
-                return frozen
-            height, width, channels = self.image
-            return Edges(height, width, channels, count_edges(height, width))
-        if isinstance(self.features, Frozen):
-            cache, hook = self.cache or self.features.cache, self.on_progress or self.features.on_progress
-            return dataclasses.replace(self.features, cache=cache, on_progress=hook)
-        return self.features
-
-    def _frozen(self, features: int) -> Frozen | None:
-        """Return a pretrained network as a public map; None if there is none, or if another map was asked for."""
-        if not self.pretrained or self.features != "auto" or not isinstance(self.representation, nn.Module):
-            return None
-        return frozen_map(self.representation, features, self.image, self.cache, self.on_progress)
-
-    def _given(self, plan: SharingPlan, features: int) -> tuple[nn.Module, nn.Module] | None:
-        representation, head = self._modules(features)
-        if plan.share in ON_FEATURES or representation is None:
-            return None
-        whole = representation if plan.share == "all" else add_adapters(representation, plan.rank)
-        if head is None:
-            head = linear_head(try_representation(whole, features).shape[1], self.n_classes)
-        return whole, head
-
-    def _columns(self, rows: NDArray[np.float32], raw: int) -> NDArray[np.float32]:
-        """Return what heads and steps get of rows: the rows themselves, where a representation takes them, and then the
-        public features, of length one."""
-        own = rows if self.map_ is None else self.map_(rows)
-        with np.errstate(all="ignore"):
-            own = own / np.maximum(np.sqrt((own * own).sum(axis=1, keepdims=True)), np.float32(1e-12))
-        return np.concatenate([rows, own], axis=1) if raw else own
-
-
-def _same_features(got: int, wanted: int) -> None:
-    if got != wanted:
-        raise InputError(f"the model was fitted on rows of {wanted} numbers. Got {got} instead.")
+        return self.heads_.scores(self.learned_, columns_of(rows, self.learned_.raw, self.map_), users)

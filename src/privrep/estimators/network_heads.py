@@ -24,7 +24,7 @@ _KINDS = {int: "integers", float: "decimal numbers", bytes: "bytes"}
 
 @dataclass(frozen=True)
 class Joined:
-    """How many users got a head, how many of those had one, and how many have one now."""
+    """Count the users who got a head, the users among them who had one, and the users who have one now."""
 
     came: int
     replaced: int

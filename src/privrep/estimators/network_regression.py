@@ -35,7 +35,7 @@ PROJECTION = "projection of features"  # names the public basis
 
 @dataclass(frozen=True)
 class ReducedMap:
-    """A public map from rows to so many numbers: of a feature map the first, or a public projection.
+    """Map rows to `keep` public numbers: the first of a feature map, or a public projection of all.
 
     Formal guarantee: the numbers of a row are a function of that row alone, to the last bit, where the feature map's
     are. The projection is drawn from its sizes, and every product is one of a single row.
@@ -84,7 +84,7 @@ class ReducedMap:
 
 
 class CentaurRegressor(PrivateFedRep):
-    """Numbers from images or other wide rows, by `PrivateFedRep` on public features of them.
+    """Learn numbers from images or other wide rows, by `PrivateFedRep` on public features of them.
 
     Predictions, intervals, newcomers, heads, warnings and what is charged are those of `PrivateFedRep`. The relation is
     replace-one-user: how many users there are decides how many features are kept, and must be public.
@@ -102,7 +102,7 @@ class CentaurRegressor(PrivateFedRep):
     cache, on_progress
         Of a frozen network: a folder of its features, as private as the rows, and a function that is told how far it
         is, as `Centaur` has them.
-    rank, epsilon, delta, unknown_users, random_state, run_folder
+    rank, epsilon, delta, unknown_users, random_state, run_folder, verbose
         As `PrivateFedRep` has them.
 
     A row with a number that is not finite is left out of a fit, and predicted by its user's mean features.
@@ -127,11 +127,17 @@ class CentaurRegressor(PrivateFedRep):
         run_folder: str | Path | None = None,
         cache: str | Path | None = None,
         on_progress: OnProgress | None = None,
+        verbose: bool = False,
     ) -> None:
         self.features, self.image, self.keep, self.rank = features, image, keep, rank
         self.epsilon, self.delta, self.unknown_users = epsilon, delta, unknown_users
         self.random_state, self.run_folder = random_state, run_folder
-        self.cache, self.on_progress = cache, on_progress
+        self.cache, self.on_progress, self.verbose = cache, on_progress, verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = False
+        return tags
 
     @classmethod
     def paper(cls, rank: int, **parameters: Any) -> Self:
@@ -139,14 +145,26 @@ class CentaurRegressor(PrivateFedRep):
         raise InputError("the configuration of a paper is for tables; use PrivateFedRep.paper.")
 
     def planned(self, users: int, features: int) -> FeaturePlan:
-        """Return what a fit with so many users and rows of so many numbers would use. Costs nothing."""
+        """Return what a fit would use. Costs nothing.
+
+        Args:
+            users: how many there are.
+            features: numbers of a row.
+        """
         budget, found = Budget(self.epsilon, self.delta), self._feature_map(features)
         size = features if found is None else found.size
         what = "numbers of a row" if found is None else found.describe()
         return plan_features(what, size, users, budget.mu, self._wanted(size), isinstance(found, Dct | Edges))
 
     def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
-        """Learn from rows X (rows, numbers), their targets y and the user of each; see `PrivateFedRep.fit`."""
+        """Learn the representation of the rows' features privately, then every user's head.
+
+        Args:
+            X: rows (rows, numbers).
+            y: targets, (rows,), or (rows, targets).
+            groups: the user of each row.
+            sample_weight: (rows,), as `PrivateFedRep.fit` has it.
+        """
         if groups is None:
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         rows = rows_of(X)

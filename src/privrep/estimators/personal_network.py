@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from privrep.errors import InputError
+from privrep.errors import InputError, needed
+
+with needed("torch", "PersonalNetwork needs PyTorch", "torch"):
+    from torch import nn
+
 from privrep.heads.neural import OwnHeads
 from privrep.models.folder import ModelFolder
 from privrep.models.networks import is_personal

@@ -19,8 +19,6 @@ from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError
 from privrep.estimators.base import (
     Groups,
-    as_rank,
-    as_seed,
     check_unknown_users,
     find_or_warn,
     heads_of,
@@ -28,7 +26,8 @@ from privrep.estimators.base import (
     warn_if_nothing,
     warn_if_weak,
 )
-from privrep.estimators.checks import warn_missing
+from privrep.estimators.checks import as_rank, as_seed, warn_missing
+from privrep.estimators.progress import watch
 from privrep.heads.fitting import fit_block, fit_heads, make_newcomer_heads
 from privrep.heads.personal import Taste
 from privrep.heads.store import ids_to_arrow
@@ -72,6 +71,8 @@ class PrivateFactorization(BaseEstimator):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    verbose : bool
+        Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
 
     Attributes
     ----------
@@ -95,6 +96,7 @@ class PrivateFactorization(BaseEstimator):
         unknown_users: Literal["prior", "refuse"] = "prior",
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        verbose: bool = False,
     ) -> None:
         self.rank = rank
         self.epsilon = epsilon
@@ -104,12 +106,18 @@ class PrivateFactorization(BaseEstimator):
         self.unknown_users = unknown_users
         self.random_state = random_state
         self.run_folder = run_folder
+        self.verbose = verbose
 
     def fit(self, users: Groups, items: Any, ratings: Any) -> Self:
         """Learn from equally long columns: who rated what how.
 
         Rows without a rating (NaN) are left out, and counted in a `MissingValues` warning, which is not private. Their
         users stay.
+
+        Args:
+            users: the user of each row, (rows,).
+            items: what was rated, (rows,).
+            ratings: numbers, (rows,).
         """
         check_unknown_users(self.unknown_users)
         values = _ratings(ratings)
@@ -139,7 +147,10 @@ class PrivateFactorization(BaseEstimator):
             listed = categories.check_lists({COLUMN: self.items})[COLUMN]
             columns, holders = Columns(categorical=(COLUMN,), categories=(listed,)), {}
         warn_if_weak(self, users)
-        fitted = learning.learn(learning.PendingColumns(holders, make), self._config(), folder=folder, columns=columns)
+        pending = learning.PendingColumns(holders, make)
+        with watch(self.verbose, learning.PAGES) as bar:
+            facts: Any = {"folder": folder, "columns": columns, "on_page": None if bar is None else bar.page}
+            fitted = learning.learn(pending, self._config(), **facts)
         assert table is not None  # learn made it
         warn_if_nothing(fitted)
         self._adopt(models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation)))
@@ -148,8 +159,9 @@ class PrivateFactorization(BaseEstimator):
         return self
 
     def predict(self, users: Groups, items: Any) -> Array:
-        """Return ratings by each row's user of each row's item; of an item that is not in `items_` the user's level.
+        """Return ratings by each row's user of each row's item, (rows,).
 
+        An item that is not in `items_` has the user's level.
         Rows of users who were not in `fit` have the typical level and the item's offset. An `UnknownUsers` warning
         counts them. With unknown_users="refuse", and in models of earlier versions, they are an error.
         """

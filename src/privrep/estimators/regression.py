@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from privrep.data.table import UserTable, plain
 from privrep.estimators.base import Groups, Personal
 from privrep.estimators.checks import Rows, check_features, check_numbers, prepare
+from privrep.estimators.progress import Bar
 from privrep.estimators.rows import PreparedRows
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
@@ -25,7 +26,7 @@ from privrep.typing import Array
 
 
 class Regressor(RegressorMixin, Personal):
-    """What the methods have in common: everything but the way to the representation."""
+    """Hold what the methods have in common: everything but the way to the representation."""
 
     method: ClassVar[str]
 
@@ -48,6 +49,7 @@ class Regressor(RegressorMixin, Personal):
         missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        verbose: bool = False,
     ) -> None:
         self.rank = rank
         self.epsilon = epsilon
@@ -65,6 +67,7 @@ class Regressor(RegressorMixin, Personal):
         self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
+        self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -74,7 +77,7 @@ class Regressor(RegressorMixin, Personal):
 
     @classmethod
     def paper(cls, rank: int, **parameters: Any) -> Self:
-        """The configuration of the method's paper: its constants, no intercepts, shared heads for everyone."""
+        """Return the estimator in its paper's configuration: its constants, no intercepts, shared heads for all."""
         return cls(rank, **{"configuration": "paper", "fit_intercept": False, "safety_net": False, **parameters})
 
     @overload
@@ -134,20 +137,21 @@ class Regressor(RegressorMixin, Personal):
         return self._personal(self._without_rows(X, np.zeros((0, prior.targets) if prior.targets > 1 else 0)))
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
-        """R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
+        """Return R^2 of `predict`. Computed on users' data: not private, and not part of the model."""
         from sklearn.metrics import r2_score
 
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _learn(
-        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns
+        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns, bar: Bar | None
     ) -> tuple[models.Model, UserTable]:
         table = UserTable.from_rows(rows.X, y, groups, rows.weights)
         if folder is not None:
             ids_to_arrow(table.ids)  # what cannot be saved is refused before anything is spent
         config = self._config(method=self.method, configuration=self.configuration)
         made = PreparedRows(table, rows.frame, config.dense)
-        facts: Any = {"folder": folder, "columns": columns, "public_map": self._public_map}
+        told = None if bar is None else bar.page
+        facts: Any = {"folder": folder, "columns": columns, "public_map": self._public_map, "on_page": told}
         return learning.learn(made.users(columns), config, **facts), made.table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
@@ -220,6 +224,8 @@ class PrivateFedRep(Regressor):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    verbose : bool
+        Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
 
     Attributes
     ----------
@@ -239,13 +245,13 @@ class PrivateFedRep(Regressor):
 
 
 class PrivAltMin(Regressor):
-    """The same by private alternating minimisation (Jain et al. 2021). Parameters as those of `PrivateFedRep`."""
+    """Learn the same by private alternating minimisation (Jain et al. 2021). Parameters are `PrivateFedRep`'s."""
 
     method = "priv-altmin"
 
 
 class CentaurLinear(Regressor):
-    """The same by CENTAUR in the linear case (Shen et al. 2023). Parameters as those of `PrivateFedRep`."""
+    """Learn the same by CENTAUR in the linear case (Shen et al. 2023). Parameters are `PrivateFedRep`'s."""
 
     method = "centaur"
 
@@ -255,6 +261,6 @@ def __getattr__(name: str) -> type[Regressor]:
     if name not in ESTIMATORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     method = METHODS[ESTIMATORS[name]]
-    text = f"{method.title} Parameters as those of `PrivateFedRep`."
+    text = f"{method.title} Parameters are `PrivateFedRep`'s."
     globals()[name] = type(name, (Regressor,), {"method": method.name, "__doc__": text, "__module__": __name__})
     return cast(type[Regressor], globals()[name])

@@ -40,7 +40,7 @@ class Named:
 
 @dataclass(frozen=True)
 class GivenRows:
-    """What `fit` was given as X.
+    """Hold what `fit` was given as X.
 
     `X` is for `validated`: `Named` codes of a frame, or anything else as it came. `frame` tells what the codes mean.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from privrep.data.categories import Categories, check_classes, check_lists
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 from privrep.models.description import Columns, Config
 from privrep.privacy.bounds import MAX_USERS
 from privrep.schema.commands import FederateFile, Federation, SharedNetwork, SharedTable
@@ -186,7 +186,7 @@ def _make_neural_task(privacy: RelationBudget, model: SharedNetwork, training: T
     try:
         from privrep.federated.neural_task import NeuralTask
     except ImportError:
-        raise InputError("neural models need PyTorch: pip install 'privrep[torch]'.") from None
+        raise missing_package("neural models need PyTorch", "torch") from None
     if privacy.relation not in (None, "replace-one-user"):
         raise InputError("neural models take the number of users as public: privacy.relation is replace-one-user.")
     told = model.columns

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from privrep.data.categories import check_classes, check_lists
 from privrep.data.readers import TableSource, read_checked_batches
 from privrep.data.table import UserTable
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 from privrep.heads.fitting import fit_heads
 from privrep.heads.store import write_heads
 from privrep.models import model as models
@@ -212,7 +212,7 @@ class TableTask:
             self.check_own(folder)
             return
         check_users(self, users)
-        fitted = learn(users, self.config, folder=folder, columns=self.columns, on_page=on_page)
+        fitted = learn(users, self.config, folder=folder, columns=self.columns, on_page=lambda page, _: on_page(page))
         models.finish(fitted, folder)
 
     def keep(self, folder: Path, users: Users) -> int:
@@ -273,7 +273,7 @@ def _read_neural_task(given: Mapping[str, Any]) -> Task:
     try:
         from privrep.federated.neural_task import NeuralTask
     except ImportError:
-        raise InputError("neural models need PyTorch; install privrep[torch].") from None
+        raise missing_package("neural models need PyTorch", "torch") from None
     return NeuralTask.from_json(given)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privrep.data.sparse import SparseRows
 from privrep.data.table import UserTable
@@ -15,6 +16,14 @@ from privrep.heads.margin import LossName, count_first_half, fit_lipschitz, fit_
 from privrep.typing import Array
 from privrep.users.performance import Performance
 from privrep.users.summing import clean_rows, map_blocks
+
+
+@dataclass(frozen=True, eq=False)
+class MarginHeads:
+    """The heads of users on a representation that was selected. They belong to their users."""
+
+    ids: NDArray[Any]
+    weights: Array  # (users, k)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Heads in a folder: folder/private/heads.parquet, which its owner alone can read.
 
-Heads of tables (`fitting.Heads`) and of networks (`neural.OwnHeads`) have columns of their own in a file of that name.
+Heads of tables (`heads.Heads`), of networks (`neural.OwnHeads`) and of selections (`margin_fitting.MarginHeads`) have
+columns of their own in a file of that name.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from privrep.errors import InputError
 from privrep.heads.heads import Heads
+from privrep.heads.margin_fitting import MarginHeads
 from privrep.typing import Array
 
 if TYPE_CHECKING:
@@ -37,9 +39,12 @@ def has_heads(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def write_heads(heads: Heads | OwnHeads, folder: Path) -> None:
-    """Write heads to a model folder, readable by the owner only, as a whole or not at all."""
-    table = _tabulate_heads(heads) if isinstance(heads, Heads) else _tabulate_network(heads)
+def write_heads(heads: Heads | MarginHeads | OwnHeads, folder: Path) -> None:
+    """Write heads to a model folder, for the owner's eyes only, as a whole or not at all."""
+    if isinstance(heads, Heads):
+        table = _tabulate_heads(heads)
+    else:
+        table = _tabulate_margin(heads) if isinstance(heads, MarginHeads) else _tabulate_network(heads)
     path = folder / FILE
     path.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -92,6 +97,19 @@ def _tabulate_network(heads: OwnHeads) -> pa.Table:
         },
         metadata={"shared": str(heads.shared.shape[1]), "own": str(heads.own.shape[1])},
     )
+
+
+def _tabulate_margin(heads: MarginHeads) -> pa.Table:
+    return pa.table({"user": ids_to_arrow(heads.ids), "weights": _make_lists(heads.weights)})
+
+
+def read_margin_heads(folder: Path, rank: int) -> MarginHeads:
+    """Read the heads of a selection; raise ValueError if they are of another rank, or hold no finite numbers."""
+    table = pq.read_table(folder / FILE)
+    weights = np.asarray(table["weights"].combine_chunks().flatten(), dtype=np.float64).reshape(len(table), -1)
+    if weights.shape[1] != rank or not np.isfinite(weights).all():
+        raise ValueError("its heads are of another representation")
+    return MarginHeads(table["user"].to_numpy(zero_copy_only=False), weights)
 
 
 def read_heads(folder: Path) -> Heads:

@@ -29,6 +29,7 @@ from privrep.privacy.ledger import Budget, Ledger, read_ledger
 
 if TYPE_CHECKING:
     from privrep.heads.heads import Heads
+    from privrep.heads.margin_fitting import MarginHeads
     from privrep.heads.neural import OwnHeads
 
 Described = dict[str, Any]
@@ -130,13 +131,8 @@ class ModelFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / RUN, wanted)
 
-    def finish(self, described: Mapping[str, Any], heads: Heads | OwnHeads | None = None) -> None:
-        """Write the heads and, last, model.json into the folder of a run: from then on it is a model.
-
-        Args:
-            described: the content of model.json.
-            heads: of the users; None: none are kept.
-        """
+    def finish(self, described: Mapping[str, Any], heads: Heads | MarginHeads | OwnHeads | None = None) -> None:
+        """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
         if heads is not None:
             write_heads(heads, self.path)
         write_json(self.path / MODEL, described)
@@ -147,7 +143,7 @@ class ModelFolder:
         described: Mapping[str, Any],
         ledger: Ledger,
         billboard: Billboard,
-        heads: Heads | OwnHeads | None = None,
+        heads: Heads | MarginHeads | OwnHeads | None = None,
         *,
         overwrite: bool = False,
     ) -> None:

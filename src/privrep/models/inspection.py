@@ -9,6 +9,7 @@ from pathlib import Path
 from privrep.errors import InputError
 from privrep.models.description import Columns, Config
 from privrep.models.folder import RUN, ModelFolder
+from privrep.models.margin import inspect_margin
 from privrep.models.model import load
 from privrep.models.networks import inspect_network
 from privrep.models.pairs import inspect_pairs
@@ -19,7 +20,11 @@ from privrep.privacy.accounting import total_mu
 from privrep.privacy.events import event_to_json
 from privrep.privacy.ledger import Budget
 
-_BY_FORMAT = {"privrep-neural": inspect_network, "privrep-clip": inspect_pairs}  # all others are tables
+_BY_FORMAT = {  # all others are tables
+    "privrep-neural": inspect_network,
+    "privrep-clip": inspect_pairs,
+    "privrep-margin": inspect_margin,
+}
 
 
 def inspect_folder(path: Path) -> Inspection:

@@ -13,8 +13,8 @@ from privrep.models.description import Columns, Config, make_loss
 from privrep.models.folder import Described, ModelFolder
 from privrep.models.model import CLASSES_PAGE, TABLE, Model, describe
 from privrep.privacy.ledger import Budget
-from privrep.privacy.protocol import Users
-from privrep.privacy.run import Run
+from privrep.privacy.protocol import Step, Users
+from privrep.privacy.run import OnPage, Run
 from privrep.users.holders import KeyHolders
 
 KEYS_SHARE = 0.05  # of mu^2, and of delta: for all lists of categories and classes that are not declared together
@@ -41,13 +41,14 @@ def learn(
     *,
     folder: Path | None = None,
     columns: Columns | None = None,
-    on_page: Callable[[str], None] | None = None,
+    on_page: OnPage | None = None,
     public_map: Described | None = None,
 ) -> Model:
     """Learn the representation privately. With a folder every charge and page is on disk before it is used.
 
     Calling it again on the same folder continues a run that was stopped: pages that stand are read, not asked again.
-
+    `public_map` are the facts of the map that made the features, if one did. `on_page` is told each page that stands
+    and the epsilon spent so far.
     Formal guarantee: the returned model without heads, and the folder, are (epsilon, delta)-DP as its ledger states.
 
     Args:
@@ -68,9 +69,14 @@ def learn(
         make_loss(config, columns)  # refuses labels whose classes are neither there nor to be selected
     if folder is not None:
         claim(folder, config, columns, users, public_map)
-    budget, told = Budget(config.epsilon, config.delta, config.relation), on_page or (lambda page: None)
+    budget = Budget(config.epsilon, config.delta, config.relation)
     known = None if isinstance(users, PendingColumns) else users
-    with Run.open(known, budget, seed=config.seed, folder=folder, on_release=lambda page, step: told(page)) as run:
+
+    def on_release(page: str, step: Step | None) -> None:
+        if on_page is not None:
+            on_page(page, run.ledger.epsilon)
+
+    with Run.open(known, budget, seed=config.seed, folder=folder, on_release=on_release) as run:
         if isinstance(users, PendingColumns):
             columns = _select(users, columns, run, may_be_empty=config.ratings)
             run = run.with_users(users.make(columns))

@@ -81,6 +81,8 @@ def _check(described: Any, path: Path) -> None:
     if str(described["format"]).startswith("privrep-neural/"):
         folder = path.parent
         raise InputError(f"{folder} holds a neural model: read it in Python, by Centaur.load({str(folder)!r}).")
+    if str(described["format"]).startswith("privrep-margin/"):
+        raise InputError(f"{path.parent} holds a selection, which PrivateMarginSelector.load can read, in Python.")
     if described["format"] != FORMAT:
         raise InputError(f"{path} is not a model this version of privrep can read ({FORMAT}).")
 

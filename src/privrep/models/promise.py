@@ -8,11 +8,12 @@ from privrep.privacy.events import Relation
 from privrep.privacy.ledger import PrivacyReport
 
 WEAK_EPSILON = 20.0  # above it, little is promised to anyone
+LARGEST_EPSILON = 500.0  # above it, e^epsilon is no number that anybody would read
 WEAK_DELTA = 1e-4  # above it, where the number of users is not public
 EARLY = 0.02  # of the budget that may be left without a word
 
 
-def find_weaknesses(epsilon: float, delta: float, relation: Relation, users: int) -> list[str]:
+def find_weaknesses(epsilon: float, delta: float, relation: Relation, users: int, unit: str = "user") -> list[str]:
     """Return a sentence for each part of a budget that promises little.
 
     Args:
@@ -20,17 +21,19 @@ def find_weaknesses(epsilon: float, delta: float, relation: Relation, users: int
         delta: of the whole fit; 0 where it is pure.
         relation: under replace-one-user the number of users is public. Under the other it has no say.
         users: how many there are.
+        unit: what is protected as a whole, "user" or "pair".
     """
     found = []
     if epsilon > WEAK_EPSILON:
-        factor = f"{math.exp(epsilon):.1g}" if epsilon < 500 else "any number of"
+        factor = f"{math.exp(epsilon):.1g}" if epsilon < LARGEST_EPSILON else "any number of"
+        what = "one user's rows" if unit == "user" else f"one {unit}"
         found.append(
-            f"epsilon {epsilon:g} is a weak promise: one user's rows may make an outcome {factor} times as likely. "
+            f"epsilon {epsilon:g} is a weak promise: {what} may make an outcome {factor} times as likely. "
             "Usual are 1 to 10."
         )
     if relation == "replace-one-user":
         if delta * users >= 1:
-            found.append(f"delta {delta:g} is a weak promise to {users:,} users: keep it far below 1 in them.")
+            found.append(f"delta {delta:g} is a weak promise to {users:,} {unit}s: keep it far below 1 in them.")
     elif delta > WEAK_DELTA:
         found.append(f"delta {delta:g} is a weak promise: keep it far below one over the number of users.")
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from privrep.data.categories import Categories
 from privrep.errors import InputError
+from privrep.models.promise import LARGEST_EPSILON
 from privrep.models.spending import Spent, count_releases
 from privrep.privacy.events import Relation
 from privrep.privacy.ledger import PrivacyReport
@@ -136,9 +137,11 @@ def describe_meaning(report: PrivacyReport, unit: Unit = USERS) -> str:
     """Return what epsilon and delta mean to one person."""
     if not report.events:
         return "Nothing was released yet, so nothing was learned about anyone."
-    factor = math.exp(report.epsilon) if report.epsilon < 500 else math.inf
-    weak = " That is a weak promise." if report.epsilon > 10 else ""
     chance = f", but for a chance of about {report.delta:g}" if report.delta else ""
+    if report.epsilon >= LARGEST_EPSILON:
+        times = f"e^{math.ceil(report.epsilon):,} times as likely{chance}"
+        return f"{unit.makes} any outcome at most {times}. No limit of that size protects anybody."
+    factor, weak = math.exp(report.epsilon), " That is a weak promise." if report.epsilon > 10 else ""
     return f"{unit.makes} any outcome at most {factor:.3g} times as likely{chance}.{weak}"
 
 

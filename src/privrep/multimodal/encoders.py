@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 from privrep.multimodal.modules import (
     ContrastiveImages,
     ContrastiveTexts,
@@ -328,7 +328,7 @@ def _import_transformers() -> Any:
     try:
         return import_module("transformers")
     except ImportError as error:
-        raise InputError("this encoder needs transformers; install privrep[multimodal].") from error
+        raise missing_package("this encoder needs transformers", "multimodal") from error
 
 
 def _set_trainable(module: nn.Module, parts: dict[str, Sequence[Any]], train: str) -> None:

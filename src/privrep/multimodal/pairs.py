@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.data.table import UserTable, factorize
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 from privrep.typing import Singles
 
 Users = Sequence[Hashable] | NDArray[Any]
@@ -369,7 +369,7 @@ def _decode(archive: tarfile.TarFile, member: tarfile.TarInfo) -> NDArray[np.uin
     try:
         from PIL import Image
     except ImportError as error:
-        raise InputError("reading encoded images needs Pillow; install privrep[multimodal].") from error
+        raise missing_package("reading encoded images needs Pillow", "multimodal") from error
     file = archive.extractfile(member)
     if file is None:
         raise InputError(f"{member.name} is no file; fetch the archive again.")

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from scipy import sparse
 
 from privrep.errors import InputError
 from privrep.neural.frozen import Frozen as Frozen
@@ -161,16 +162,15 @@ def from_json(settings: Mapping[str, Any], module: Any = None) -> FeatureMap:
 
 
 def rows_of(X: Any) -> NDArray[np.float32]:
-    """Return X as float32 rows, (rows, numbers); raise InputError unless it holds numbers alone.
-
-    Numbers that float32 cannot hold become infinite, and their rows count for nothing.
-
-    Args:
-        X: (rows, numbers), of any kind that NumPy reads.
-    """
+    """Return X as float32 rows; numbers that float32 cannot hold become infinite, and their rows count for nothing."""
+    if sparse.issparse(X):
+        raise InputError("X is sparse, and this takes dense rows alone; pass X.toarray(), or use PrivateFedRep.")
+    given = np.asarray(X)
+    if np.iscomplexobj(given):
+        raise InputError("Complex data not supported; X must hold real numbers.")
     try:
         with np.errstate(over="ignore"):
-            rows = np.ascontiguousarray(np.asarray(X), dtype=np.float32)
+            rows = np.ascontiguousarray(given, dtype=np.float32)
     except (TypeError, ValueError):
         raise InputError("X must hold numbers alone; turn other columns into numbers, or leave them out.") from None
     if rows.ndim != 2 or not rows.shape[1]:

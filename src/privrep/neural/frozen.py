@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from privrep.errors import InputError
+from privrep.errors import InputError, missing_package
 from privrep.nn.feature_cache import load_or_compute, make_private_folder
 from privrep.typing import Singles
 
@@ -218,5 +218,5 @@ def load_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise InputError("frozen modules need PyTorch; install privrep[torch].") from error
+        raise missing_package("frozen modules need PyTorch", "torch") from error
     return torch

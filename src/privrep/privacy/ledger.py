@@ -41,6 +41,7 @@ from privrep.privacy.events import (
     event_from_json,
     event_to_json,
 )
+from privrep.privacy.report_words import describe_report, report_to_html
 
 FORMAT = "privrep-ledger/1"
 
@@ -96,6 +97,12 @@ class PrivacyReport:
         if self.epsilon < LEAST_EPSILON:
             return 1.0
         return max(1 - (gaussian_mu(self.epsilon, left) / gaussian_mu(self.epsilon_budget, left)) ** 2, 0.0)
+
+    def __repr__(self) -> str:
+        return describe_report(self)
+
+    def _repr_html_(self) -> str:
+        return report_to_html(self)
 
     def __str__(self) -> str:
         seeded = "  SEEDED: a simulation, not private" if self.seeded else ""

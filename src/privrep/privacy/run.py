@@ -5,6 +5,7 @@ A run charges its ledger and draws (`privacy.release`, or `privacy.node_noise` w
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,6 +61,20 @@ The step is None for a selection and for steps of an iteration.
 A step holds public values. One whose users keep a state of their own holds that state, too, so a hook is for the eyes
 of whoever holds the rows. Nothing that the hook computes goes back to the run, nor is it written anywhere.
 """
+OnPage = Callable[[str, float], None]
+"""Hears of a page that stands, and of the epsilon spent so far: public facts, for a screen."""
+LOGGER = logging.getLogger(__name__)
+
+
+def _logged(on_release: OnRelease, ledger: Ledger) -> OnRelease:
+    """Return the hook, which tells the log, too, of each page that stands: its name and the epsilon spent so far."""
+
+    def told(page: str, step: Step | None) -> None:
+        if LOGGER.isEnabledFor(logging.INFO):
+            LOGGER.info("page %s: epsilon %.4g of %g spent", page, ledger.epsilon, ledger.budget.epsilon)
+        on_release(page, step)
+
+    return told
 
 
 class UnknownUsers:
@@ -114,7 +129,8 @@ class Run:
         try:
             billboard = Billboard(None if folder is None else folder / "billboard")
             noise = secure_noise if seed is None else simulated_noise(seed)
-            yield cls(UnknownUsers() if users is None else users, ledger, billboard, noise, on_release)
+            hook = _logged(on_release, ledger)
+            yield cls(UnknownUsers() if users is None else users, ledger, billboard, noise, hook)
         finally:
             ledger.close()
 
