@@ -27,6 +27,20 @@ settings.load_profile("privrep")
 Users = list[tuple[np.ndarray, np.ndarray]]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file that share a fixture in one process, for `-n 2 --dist loadgroup`; the others go anywhere.
+
+    Groups are handed out first and single tests last, so that all processes end at about the same time.
+    """
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        info = getattr(item, "_fixtureinfo", None)
+        fixtures = [one for found in info.name2fixturedefs.values() for one in found] if info else []
+        if any(one.baseid == file and one.scope != "function" for one in fixtures):
+            item.add_marker(pytest.mark.xdist_group(file))
+
+
 @dataclass
 class SpyNoise:
     """A noise source that adds nothing and remembers what it was asked for."""

@@ -1,8 +1,8 @@
 """Break the code on purpose, one line at a time, and see that the tests notice: `make mutations`.
 
 `mutations.toml` lists the mutations: a file, a text that occurs in it exactly once, what to write in its place, and the
-tests that must notice: files, or single functions where files are slow. Each mutation is tried in a copy of the tree, in a temporary folder. It is caught if a test
-fails that passes on the code as it is.
+tests that must notice: files, or single functions where files are slow. Each mutation is tried in a copy of the tree,
+in a temporary folder. It is caught if a test fails that passes on the code as it is.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def run_tests(root: Path, tests: Sequence[str], *options: str) -> tuple[int, lis
     """Return pytest's exit status, the tests that failed, and what it printed."""
     cache = root / ".mutation-cache"
     shutil.rmtree(cache, ignore_errors=True)
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:xdist", "-o", f"cache_dir={cache}"]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-n0", "-o", f"cache_dir={cache}"]
     environment = os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     ran = subprocess.run(
         [*command, *options, *tests], cwd=root, env=environment, capture_output=True, text=True, timeout=WAIT

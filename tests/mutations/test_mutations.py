@@ -10,7 +10,7 @@ MUTATIONS = mutate.read_mutations()
 
 
 def test_every_mutation_can_still_be_tried() -> None:
-    assert {one.name: one.fault(mutate.ROOT) for one in MUTATIONS} == dict.fromkeys((one.name for one in MUTATIONS))
+    assert {one.name: one.fault(mutate.ROOT) for one in MUTATIONS} == dict.fromkeys(one.name for one in MUTATIONS)
 
 
 def test_there_are_thirty_and_they_reach_every_package_that_privacy_rests_on() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+import runs
 from privrep.privacy.protocol import UserBatch
 from privrep.users.performance import Performance
 
@@ -41,11 +43,7 @@ from privrep.neural.training import (  # noqa: E402
     learn,
     linear_split,
 )
-from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
-from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
-from privrep.privacy.noise import simulated_noise  # noqa: E402
-from privrep.privacy.run import Run  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 USERS, SLOTS, FEATURES, CLASSES = 6, 7, 12, 4
@@ -185,9 +183,7 @@ def population(users: int, agree: bool, seed: int = 3) -> tuple[UserTable, UserT
     return tables[0], tables[1]
 
 
-def new_run(table: UserTable, epsilon: float) -> Run:
-    ledger = Ledger(Budget(epsilon, 1e-5), seeded=True)
-    return Run(InMemoryUsers(table), ledger, Billboard(), simulated_noise(7))
+new_run = partial(runs.run_on, delta=1e-5, seed=7)
 
 
 @pytest.mark.parametrize("agree", [True, False])
@@ -256,9 +252,7 @@ def test_coordinates_of_users_without_rows_are_those_of_the_features() -> None:
     X = np.zeros((300, FEATURES), np.float32)
     table = UserTable.from_rows(X, np.full(300, -1.0, np.float32), np.arange(300))
     for seed in range(12):
-        run = Run(
-            InMemoryUsers(table), Ledger(Budget(2.0, 1e-5), seeded=True), Billboard(), simulated_noise(100 + seed)
-        )
+        run = new_run(table, 2.0, seed=100 + seed)
         standards = Standards(CLASSES, 0, np.zeros(FEATURES), 0.0)
         found, _ = coordinates(run, SLOTS, standards, total=run.ledger.capacity, most=5.0)
         assert np.isfinite(found.on_rows(np.eye(FEATURES))).all()
