@@ -35,7 +35,6 @@ from privrep.multimodal.training import (  # noqa: E402
     start_state,
     train,
 )
-from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.accounting import epsilon_spent  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402
 from privrep.privacy.events import Batched, Gaussian, Sampled  # noqa: E402
@@ -49,12 +48,6 @@ PROMPTS = np.repeat(RNG.normal(size=(CLASSES, TEXT)), 2, axis=0)
 BANK = (PROMPTS + 0.1 * RNG.normal(size=PROMPTS.shape)).astype(np.float32)
 CAPTIONS_OF = [[2 * label, 2 * label + 1] for label in range(CLASSES)]
 OFTEN = 1e3  # a noise multiplier, where no noise is added
-
-
-@pytest.fixture(autouse=True)
-def plain_loops_on_one_thread():
-    with one_thread():
-        yield
 
 
 def images(count, seed, spread=0.3):

@@ -25,19 +25,12 @@ from privrep.neural.local_sgd import LocalSgdStep  # noqa: E402
 from privrep.neural.models import mlp  # noqa: E402
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, train  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
-from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.contributions import Vectors  # noqa: E402
 from privrep.privacy.sampling import Poisson, noise_multiplier_for  # noqa: E402
 
 FEATURES, CLASSES, SLOTS, USERS = 12, 3, 6, 40
 FIT = HeadFit(steps=5, rate=0.3)
 SMALL = 1e-6  # of mu^2, for runs without noise
-
-
-@pytest.fixture(autouse=True)
-def plain_loops_on_one_thread():
-    with one_thread():
-        yield
 
 
 def population(seed=0):
