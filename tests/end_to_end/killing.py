@@ -123,6 +123,7 @@ def open_run(folder: Path, seed: int | None, death: Death, users: Any, epsilon: 
     from privrep.privacy.noise import secure_noise, simulated_noise
     from privrep.privacy.run import Run
 
+    folder.mkdir(exist_ok=True)
     haunt(death, folder / "ledger.jsonl")
     ledger = Ledger(Budget(epsilon, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
     noise = WatchedNoise(secure_noise if seed is None else simulated_noise(seed), death)
@@ -155,7 +156,6 @@ def in_a_process(attempt: Attempt, folder: Path, seed: int | None, fatal: int | 
     if child == 0:
         try:
             death = Death(fatal)
-            folder.mkdir(exist_ok=True)
             result = attempt(folder, seed, death)
             (folder / "result.json").write_text(json.dumps(result))
             (folder / "passed.json").write_text(json.dumps(death.passed))
