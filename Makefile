@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo federated-demo test lint benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
+.PHONY: demo federated-demo test mutations lint benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,7 +34,10 @@ federated-demo: $(VENV)/federated   ## one server and three nodes on loopback, a
 	$(BIN)/privrep federate demo --out federated-demo --overwrite
 
 test: $(VENV)/dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+mutations: $(VENV)/dev   ## break the code on purpose, one line at a time: the tests must notice
+	$(BIN)/python tests/mutations/mutate.py
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from threadpoolctl import threadpool_limits
 
 from privrep.data.table import UserTable
 from privrep.privacy.ledger import Budget, Ledger
@@ -25,6 +27,34 @@ settings.register_profile(
 settings.load_profile("privrep")
 
 Users = list[tuple[np.ndarray, np.ndarray]]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that share a fixture of their file in one process, for `-n 2 --dist loadgroup`.
+
+    All others go to any process. Groups are handed out first, so that all processes end at about the same time.
+    """
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        info = getattr(item, "_fixtureinfo", None)
+        fixtures = [one for found in info.name2fixturedefs.values() for one in found] if info else []
+        if any(one.baseid == file and one.scope != "function" for one in fixtures):
+            item.add_marker(pytest.mark.xdist_group(file))
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """Tiny products are slower on several threads, and much slower where other processes use these cores."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def as_the_engines_call_steps() -> Iterator[None]:
+    """Call steps by themselves as `users.summing` calls them."""
+    with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):
+        yield
 
 
 @dataclass

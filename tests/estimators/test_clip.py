@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import runs
+from privrep.privacy.accounting import compute_epsilon
 from privrep.privacy.protocol import EVERYONE
-from privrep.users.performance import Performance
+from runs import Silence
 
 torch = pytest.importorskip("torch")
 
@@ -34,16 +36,10 @@ from privrep.multimodal.training import (  # noqa: E402
     start_state,
     train,
 )
-from privrep.nn.threads import one_thread  # noqa: E402
-from privrep.privacy.accounting import compute_epsilon  # noqa: E402
-from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK  # noqa: E402
 from privrep.privacy.events import Batched, Gaussian, Sampled  # noqa: E402
-from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
-from privrep.privacy.noise import grid_step, simulated_noise  # noqa: E402
-from privrep.privacy.run import Run  # noqa: E402
+from privrep.privacy.noise import grid_step  # noqa: E402
 from privrep.privacy.sampling import Poisson  # noqa: E402
-from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 IMAGE, TEXT, DIM, CLASSES, USERS = 8, 6, 3, 4, 40
 RNG = np.random.default_rng(4)
@@ -52,27 +48,6 @@ PROMPTS = np.repeat(RNG.normal(size=(CLASSES, TEXT)), 2, axis=0)
 BANK = (PROMPTS + 0.1 * RNG.normal(size=PROMPTS.shape)).astype(np.float32)
 CAPTIONS_OF = [[2 * label, 2 * label + 1] for label in range(CLASSES)]
 OFTEN = 1e3  # a noise multiplier, where no noise is added
-
-
-@pytest.fixture(autouse=True)
-def plain_loops_on_one_thread():
-    with one_thread():
-        yield
-
-
-@dataclass(frozen=True)
-class Silence:
-    """A simulation that adds no noise and remembers what it was asked for; samples are drawn as ever."""
-
-    seeded = True
-    asked: list = field(default_factory=list)
-
-    def __call__(self, name, sigma, size):
-        self.asked.append((name, sigma, size))
-        return np.zeros(size, dtype=np.int64)
-
-    def draw_key(self, name):
-        return simulated_noise(9).draw_key(name)
 
 
 def images(count, seed, spread=0.3):
@@ -101,9 +76,8 @@ def question(pairs, settings, *, learn=True, slots=1, temperature=0.5):
     return Question(model, layout_of(pairs), settings, temperature, slots, pairs.table.n_users)
 
 
-def run_on(pairs, noise=None, epsilon=3.0, relation="replace-one-user"):
-    budget = Budget(epsilon, 1e-3, relation)
-    return Run(InMemoryUsers(pairs.table, Performance(1)), Ledger(budget, seeded=True), Billboard(), noise or Silence())
+def run_on(pairs, noise=None, epsilon=3.0, **options):
+    return runs.run_on(pairs.table, epsilon, 1e-3, workers=1, noise=noise or Silence(), **options)
 
 
 def silent(pairs, settings, **options):

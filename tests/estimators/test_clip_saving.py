@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ from privrep.multimodal.pairs import Pairs, captioned, labelled  # noqa: E402
 from privrep.multimodal.training import ClipSettings  # noqa: E402
 
 BANK = np.eye(3, 6, dtype=np.float32)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny products are slower on several cores, much slower where others use these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def made_up(users: int = 60) -> Pairs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,17 +24,14 @@ from experiments.linear_theory import (
     theorem_5_1,
 )
 
+import runs
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
 from privrep.privacy.accounting import gaussian_epsilon
-from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import FLOAT_SLACK
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
+from privrep.privacy.ledger import Budget
 from privrep.privacy.protocol import UserBatch
-from privrep.privacy.run import Run
 from privrep.privacy.sampling import Fixed
-from privrep.users.memory import InMemoryUsers
 
 DELTA = 1e-6
 D1, D2, RANK = 5, 4, 2
@@ -49,8 +47,7 @@ def halves(table):
     return table.X[:, :D1], table.X[:, D1:]
 
 
-def run_on(table, epsilon, seed=900):
-    return Run(InMemoryUsers(table), Ledger(Budget(epsilon, DELTA), seeded=True), Billboard(), simulated_noise(seed))
+run_on = partial(runs.run_on, delta=DELTA, seed=900)
 
 
 def by_definition(G, left, right, alpha):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from experiments.fedavg import LocalUpdate, dp_fedavg
 from experiments.references import altmin
 
+import runs
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.linear.references import FullGradient, fit_fedrep, fit_pooled, subspace_distance
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
-from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 
@@ -27,10 +26,7 @@ def learn(method, table, rank, **options):
     return method(InMemoryUsers(table) if method is fit_fedrep else table, rank, **options)
 
 
-def start(table, epsilon=1.0, **budget):
-    return Run(
-        InMemoryUsers(table), Ledger(Budget(epsilon, 1e-6, **budget), seeded=True), Billboard(), simulated_noise(3)
-    )
+start = partial(runs.run_on, seed=3)
 
 
 @pytest.mark.parametrize("method", [fit_fedrep, altmin])

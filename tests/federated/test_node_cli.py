@@ -7,7 +7,7 @@ import gzip
 import json
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("torch")
 
-import torch
 
 from privrep import Centaur, cli
 from privrep.federated.config import FederationSettings
@@ -34,15 +33,6 @@ NAMES = tuple(f"p{j}" for j in range(WIDTH))
 LABELS = ("cat", "dog", "owl")
 Capture = pytest.CaptureFixture[str]
 Rows = dict[str, np.ndarray]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads of PyTorch that wait for each other on busy cores would take ten times as long as the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def made_up(first: int = 0, users: int = USERS, seed: int = 0) -> Rows:

@@ -47,10 +47,7 @@ from privrep.local.losses import Loss
 from privrep.local.prior import PriorMean
 from privrep.local.representation import Ratings
 from privrep.local.transform import FeatureTransform, Projection
-from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import EVERYONE, Facts, Step
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import Poisson
@@ -58,6 +55,7 @@ from privrep.typing import Array, Axes, Matrix, Vector
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from privrep.users.projected import ProjectedStep, ProjectedUsers
+from runs import run_on
 
 
 def travelled(step: Any, features: int | None = None, targets: int = 1) -> Any:
@@ -118,7 +116,7 @@ class Users:
 
 def run_of(table: Any, epsilon: float = 8.0, delta: float = 1e-6) -> Run:
     users = Users(table if isinstance(table, ProjectedUsers) else InMemoryUsers(table, Performance(1)))
-    return Run(users, Ledger(Budget(epsilon, delta), seeded=True), Billboard(), simulated_noise(0))
+    return run_on(users, epsilon, delta)
 
 
 def numbers(
@@ -284,6 +282,9 @@ NETWORKS: dict[str, tuple[int, Callable[[Run], None]]] = {
     "adapters, lenet": (262, lambda run: adapters(run, "lenet")),
     "adapters, several epochs": (14, lambda run: adapters(run, epochs=2)),
 }
+
+
+pytestmark = pytest.mark.xdist_group("tests/federated/test_step_codec.py")  # they share the fits of `asked`
 
 
 @cache

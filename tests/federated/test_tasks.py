@@ -304,15 +304,6 @@ from privrep.neural.training import LINEAR, PLAIN, WHOLE  # noqa: E402
 PIXELS = (6, 6, 1)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of PyTorch that wait for each other on busy cores would take ten times as long as the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def class_rows(users: int = USERS, rows: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, users * rows)

@@ -25,12 +25,8 @@ from privrep.linear.alternation import AlternationSettings, RoundContext, ask_pr
 from privrep.linear.references import fit_alone
 from privrep.local.representation import Estimate, Ratings, Representation
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
-from privrep.privacy.run import Run
-from privrep.users.memory import InMemoryUsers
+from runs import run_on
 
 
 def users(n, size, features, weights, noise, seed=0, intercept=0.0):
@@ -257,7 +253,7 @@ def test_what_others_found_helps_users_choose_on_few_rows(directions):
     table_rng = np.random.default_rng(40 + directions)
     truth = make_population(rng, 2500, 8, directions, 10, 0.1)
     table = truth.sample(table_rng)
-    run = Run(InMemoryUsers(table), Ledger(Budget(20.0, 1e-6), seeded=True), Billboard(), simulated_noise(3))
+    run = run_on(table, 20.0, seed=3)
     plain, basis = FeatureTransform.plain(8), truth.U[:, :2]
     problem = RoundContext(run, plain, True, AlternationSettings())
     votes = ask_preference(problem, Estimate(basis, np.zeros((2, 2))), 0.01 * run.ledger.capacity)

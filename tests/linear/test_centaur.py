@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+import runs
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
@@ -14,14 +17,10 @@ from privrep.linear.methods.private_fedrep import private_fedrep
 from privrep.linear.references import subspace_distance
 from privrep.linear.starts import INITIALISERS, Start, random_basis, start_from, start_power_method
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.groups import hash_ids
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
-from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 
@@ -30,9 +29,7 @@ def rng(*seed):
     return np.random.default_rng([60, *seed])
 
 
-def run_on(table, epsilon, relation="replace-one-user"):
-    ledger = Ledger(Budget(epsilon, 1e-6, relation), seeded=True)
-    return Run(InMemoryUsers(table), ledger, Billboard(), simulated_noise(9))
+run_on = partial(runs.run_on, seed=9)
 
 
 def population(seed, n=1_500, d=8, noise=0.05):
@@ -188,7 +185,7 @@ def test_ragged_users_and_no_rank():
     X, heads = rng(10).normal(size=(len(groups), 6)), rng(11).normal(size=(len(sizes), 2))
     table = UserTable.from_rows(X, ((X @ U) * heads[groups]).sum(axis=1), groups)
     assert subspace_distance(np.linalg.qr(centaur_linear(run_on(table, 20.0), 2, copies=2).matrix)[0], U) < 0.1
-    assert centaur_linear(run_on(table, 20.0, "add-or-remove-one-user"), None).basis.shape[0] == 6
+    assert centaur_linear(run_on(table, 20.0, relation="add-or-remove-one-user"), None).basis.shape[0] == 6
     assert paper_centaur(run_on(table, 20.0), 2).basis.shape == (6, 2)
 
 
@@ -233,7 +230,7 @@ def test_the_papers_budget():
 def test_the_paper_needs_a_public_number_of_users_and_a_copy():
     table = population(10, 20)[1]
     with pytest.raises(InputError, match="replace-one-user"):
-        paper_centaur(run_on(table, 1.0, "add-or-remove-one-user"), 2)
+        paper_centaur(run_on(table, 1.0, relation="add-or-remove-one-user"), 2)
     with pytest.raises(InputError, match="one copy or more"):
         paper_centaur(run_on(table, 1.0), 2, copies=0)
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+import runs
 from privrep.data.table import UserTable
 from privrep.errors import InputError
 from privrep.heads.fitting import fit_heads
 from privrep.linear.methods.fedavg import ROUNDS, ModelUpdate, fedavg, paper_fedavg
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
-from privrep.privacy.run import Run
-from privrep.users.memory import InMemoryUsers
 
 WEIGHTS = np.array([1.0, -2.0, 0.5, 0.0, 3.0])
 
@@ -34,9 +32,7 @@ def one_model(users, rows, seed, scale=1.0, spread=0.0):
     return UserTable.from_rows(X * scale, y, who)
 
 
-def start(table, epsilon=1.0, **budget):
-    ledger = Ledger(Budget(epsilon, 1e-6, **budget), seeded=True)
-    return Run(InMemoryUsers(table), ledger, Billboard(), simulated_noise(3))
+start = partial(runs.run_on, seed=3)
 
 
 def sine(matrix, weights=WEIGHTS):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+import runs
 from privrep.data.synthetic_margin import make_margin_population
 from privrep.data.table import UserTable
 from privrep.errors import InputError
@@ -12,14 +15,9 @@ from privrep.estimators.margin import PrivateMarginSelector
 from privrep.heads.margin import LOSSES
 from privrep.linear.methods.lipschitz_selection import LipschitzLosses, lipschitz_selection
 from privrep.linear.nets import RandomNet, Zooming
-from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
 from privrep.privacy.events import Pure
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
-from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
-from privrep.users.performance import Performance
 
 USERS, ROWS = 1000, 8
 
@@ -34,13 +32,7 @@ def table(truth):
     return truth.sample(np.random.default_rng(1))
 
 
-def run_on(table, epsilon, seed=0):
-    return Run(
-        InMemoryUsers(table, Performance(1)),
-        Ledger(Budget(epsilon, 0.0), seeded=True),
-        Billboard(),
-        simulated_noise(seed),
-    )
+run_on = partial(runs.run_on, delta=0.0, workers=1)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from scipy import sparse
 from scipy.stats import chi2
 from sklearn.base import clone
 
+import runs
 from privrep.data.readers import TableSource
 from privrep.data.synthetic_margin import make_margin_population
 from privrep.data.table import UserTable
@@ -23,11 +25,8 @@ from privrep.heads.margin import fit_zero_one_heads
 from privrep.linear.methods.margin_selection import MarginLosses, choose_dimension, margin_selection
 from privrep.linear.nets import RandomNet, Zooming, make_sign_matrix
 from privrep.local.transform import Projection
-from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import LEVELS, LossBound
 from privrep.privacy.events import Pure
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
 from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
@@ -58,10 +57,7 @@ def fitted(table, groups):
     return PrivateMarginSelector(epsilon=4.0, random_state=3, **QUICK).fit(table.X, table.y, groups)
 
 
-def run_on(table, epsilon, seed, folder=None, **more):
-    ledger = Ledger(Budget(epsilon, 0.0), seeded=True, path=folder / "ledger.jsonl" if folder else None)
-    billboard = Billboard(folder / "billboard" if folder else None)
-    return Run(InMemoryUsers(table, Performance(1)), ledger, billboard, simulated_noise(seed), **more)
+run_on = partial(runs.run_on, delta=0.0, workers=1)
 
 
 def test_it_finds_the_directions_that_decide(fitted, truth, table):
@@ -76,7 +72,7 @@ def test_it_finds_the_directions_that_decide(fitted, truth, table):
 
 
 def test_all_of_a_pure_epsilon_is_charged_and_every_choice_is_on_the_billboard(table):
-    run = run_on(table, 0.7, 1)
+    run = run_on(table, 0.7, seed=1)
     representation = margin_selection(run, 2, margin=0.4, zooming=Zooming(50, 4))
     report = run.ledger.report()
     assert report.delta == 0
@@ -91,14 +87,14 @@ def test_all_of_a_pure_epsilon_is_charged_and_every_choice_is_on_the_billboard(t
 
 def test_what_is_chosen_follows_from_the_choices_alone(table):
     """U can be computed from the indices on the billboard, with no look at the users."""
-    run = run_on(table, 0.7, 1)
+    run = run_on(table, 0.7, seed=1)
     zooming = Zooming(50, 3)
     representation = margin_selection(run, 2, margin=0.4, projected=12, zooming=zooming)
     centre = None
     for t in range(1, 4):
         angle = 0.0 if centre is None else zooming.angle(t)
         net = RandomNet(f"margin-{t}", 50, 12, 2, centre, angle)
-        centre = net.member(run.billboard.choice(f"margin-{t}").index)
+        centre = net.member(run.billboard.read_choice(f"margin-{t}").index)
     assert np.array_equal(make_sign_matrix(12, 60).T @ centre, representation.basis)
 
 
@@ -113,7 +109,7 @@ def test_choices_have_the_probabilities_of_the_exponential_mechanism():
     totals = users.sums(step, {"losses": LossBound(5)})["losses"].total / LEVELS
     members, found = [net.member(i) for i in range(5)], np.zeros(5)
     for seed in range(draws):
-        chosen = margin_selection(run_on(table, epsilon, seed), 2, margin=0.4, zooming=Zooming(5, 1)).basis
+        chosen = margin_selection(run_on(table, epsilon, seed=seed), 2, margin=0.4, zooming=Zooming(5, 1)).basis
         found[next(i for i in range(5) if np.array_equal(members[i], chosen))] += 1
 
     def chi_square(epsilon):
@@ -146,14 +142,14 @@ def test_a_run_that_was_stopped_goes_on_and_ends_alike(table, tmp_path):
             raise KeyboardInterrupt
 
     zooming = Zooming(64, 5)
-    whole = margin_selection(run_on(table, 1.0, 4), 2, margin=0.4, zooming=zooming)
+    whole = margin_selection(run_on(table, 1.0, seed=4), 2, margin=0.4, zooming=zooming)
     (tmp_path / "run").mkdir()
-    stopped = run_on(table, 1.0, 4, tmp_path / "run", on_release=stop)
+    stopped = run_on(table, 1.0, seed=4, folder=tmp_path / "run", on_release=stop)
     with pytest.raises(KeyboardInterrupt):
         margin_selection(stopped, 2, margin=0.4, zooming=zooming)
     stopped.ledger.close()
     seen: list[str] = []
-    resumed = run_on(table, 1.0, 4, tmp_path / "run", on_release=lambda page, step: seen.append(page))
+    resumed = run_on(table, 1.0, seed=4, folder=tmp_path / "run", on_release=lambda page, step: seen.append(page))
     assert "margin-3" in resumed.billboard
     assert "margin-4" not in resumed.billboard
     again = margin_selection(resumed, 2, margin=0.4, zooming=zooming)
@@ -284,7 +280,7 @@ def test_users_on_disk_are_asked_the_same_and_choose_the_same(tmp_path):
     names = np.repeat(np.arange(200), 6)
     pq.write_table(pa.table({"user": names, "y": table.y, **columns}), tmp_path / "rows.parquet")
     settings = {"margin": 0.4, "projected": 12, "zooming": Zooming(300, 3)}
-    memory = margin_selection(run_on(table, 2.0, 5), 2, **settings)
+    memory = margin_selection(run_on(table, 2.0, seed=5), 2, **settings)
     with StreamingUsers.open(TableSource(tmp_path / "rows.parquet", "user", "y")) as users:
-        disk = margin_selection(replace(run_on(table, 2.0, 5), users=users), 2, **settings)
+        disk = margin_selection(replace(run_on(table, 2.0, seed=5), users=users), 2, **settings)
     assert np.array_equal(memory.basis, disk.basis)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from experiments.references import altmin
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
+import runs
 from privrep.data.readers import TableSource
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
@@ -30,16 +32,12 @@ from privrep.linear.references import subspace_distance
 from privrep.linear.starts import INITIALISERS, start_from
 from privrep.linear.steps import SIZES
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import DIRECTION_ONLY, MAX_ROWS_PER_SUM, Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import pack, packed_size, unpack
 from privrep.privacy.groups import Group
 from privrep.privacy.kronecker import make_kronecker
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
-from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
@@ -49,9 +47,7 @@ def rng(*seed):
     return np.random.default_rng([50, *seed])
 
 
-def run_on(users, epsilon, relation="replace-one-user"):
-    users = InMemoryUsers(users) if isinstance(users, UserTable) else users
-    return Run(users, Ledger(Budget(epsilon, 1e-6, relation), seeded=True), Billboard(), simulated_noise(7))
+run_on = partial(runs.run_on, seed=7)
 
 
 def basis(d, k):
@@ -424,7 +420,7 @@ def test_ragged_users_and_no_rank():
     ]
     table = UserTable.from_rows(X, y, groups)
     assert subspace_distance(np.linalg.qr(priv_altmin(run_on(table, 20.0), 2).matrix)[0], U) < 0.1
-    free = priv_altmin(run_on(table, 20.0, "add-or-remove-one-user"), None)
+    free = priv_altmin(run_on(table, 20.0, relation="add-or-remove-one-user"), None)
     assert free.basis.shape == (6, 2)
     assert paper_altmin(run_on(table, 20.0), 2).basis.shape == (6, 2)
 

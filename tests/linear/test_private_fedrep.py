@@ -15,16 +15,14 @@ from privrep.linear.starts import INITIALISERS
 from privrep.linear.steps import LeaveOneOutGradient, gradient_size
 from privrep.local.representation import Estimate
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.billboard import Billboard, Release
+from privrep.privacy.billboard import Release
 from privrep.privacy.bounds import Bound
 from privrep.privacy.contributions import pack, unpack
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import StepSpec
-from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from privrep.users.summing import sum_blocks
+from runs import Silence, run_on
 
 
 def population(users, size=10, features=20, rank=2, noise=0.05, seed=0, scale=None, dtype=np.float64):
@@ -38,11 +36,6 @@ def population(users, size=10, features=20, rank=2, noise=0.05, seed=0, scale=No
         X, U = X * scale, np.linalg.qr(U / scale[:, None])[0]
     offsets = np.arange(users + 1) * size
     return UserTable(X.reshape(-1, features).astype(dtype), y.ravel().astype(dtype), offsets, np.arange(users)), U
-
-
-def run_on(table, epsilon=1.0, seed=0, relation="replace-one-user", noise=None):
-    ledger = Ledger(Budget(epsilon, 1e-6, relation), seeded=True)
-    return Run(InMemoryUsers(table), ledger, Billboard(), noise or simulated_noise(seed))
 
 
 def sine(A, B):
@@ -241,15 +234,8 @@ def test_a_step_of_pure_noise_does_not_move_a_good_estimate():
 def test_the_step_does_not_depend_on_the_scale_of_the_target():
     table, _ = population(3000)
     large = UserTable(table.X, table.y * 2.0**10, table.offsets, table.ids)
-    a, b = (private_fedrep(run_on(t, noise=NoNoise()), 2) for t in (table, large))
+    a, b = (private_fedrep(run_on(t, noise=Silence()), 2) for t in (table, large))
     assert sine(a.basis, b.basis) < 1e-6
-
-
-class NoNoise:
-    seeded = False
-
-    def __call__(self, name, sigma, size):
-        return np.zeros(size, dtype=np.int64)
 
 
 def test_golden_run():

@@ -19,22 +19,14 @@ from privrep.local.losses import Loss
 from privrep.local.prior import LabelPrior
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
-from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
+from runs import run_on
 
 
 def population(users: int, classes: int = 2, seed: int = 0, **options: float) -> tuple[ClassPopulation, UserTable]:
     rng = np.random.default_rng([31, seed])
     made = make_class_population(rng, users, 12, 2, 15, classes, **options)
     return made, made.sample(rng)
-
-
-def run_of(table: UserTable, epsilon: float, seed: int = 0) -> Run:
-    ledger = Ledger(Budget(epsilon, 1e-6), seeded=True)
-    return Run(InMemoryUsers(table), ledger, Billboard(), simulated_noise(seed))
 
 
 def distance(truth: np.ndarray, found: Representation) -> float:
@@ -53,7 +45,7 @@ def log_loss(made: ClassPopulation, heads: Heads, representation: Representation
 def test_the_representation_is_found(name: str, classes: int) -> None:
     loss = Loss(name, classes)  # type: ignore[arg-type]
     made, table = population(6000 if classes == 2 else 2500, classes)
-    run = run_of(table, 2.0)
+    run = run_on(table, 2.0)
     found = private_fedrep(run, 2, loss=loss)
     assert distance(made.U, found) < 0.2  # a random plane is at 0.9 or more
     assert run.ledger.epsilon == pytest.approx(2.0, rel=1e-3)  # all of the budget is spent, and no more
@@ -65,7 +57,7 @@ def test_the_representation_is_found(name: str, classes: int) -> None:
 
 def test_the_rank_is_read_off_the_releases() -> None:
     _, table = population(8000)
-    assert private_fedrep(run_of(table, 3.0), None, loss=Loss("log", 2)).basis.shape == (12, 2)
+    assert private_fedrep(run_on(table, 3.0), None, loss=Loss("log", 2)).basis.shape == (12, 2)
 
 
 def test_the_prior_of_heads_follows_the_heads() -> None:
@@ -74,7 +66,7 @@ def test_the_prior_of_heads_follows_the_heads() -> None:
     variances = []
     for strength in (0.5, 3.0):
         _, table = population(6000, strength=strength)
-        variances.append(float((prior_of(private_fedrep(run_of(table, 8.0), 2, loss=loss)).factor ** 2).sum()))
+        variances.append(float((prior_of(private_fedrep(run_on(table, 8.0), 2, loss=loss)).factor ** 2).sum()))
     assert variances[1] > 6 * variances[0]
 
 
@@ -84,7 +76,7 @@ def test_the_prior_of_levels_follows_the_levels() -> None:
     X, levels = rng.normal(size=(16000, 3)), np.repeat(rng.normal(-2.0, 2.0, size=8000), 2)
     y = (rng.random(16000) < 1 / (1 + np.exp(-levels - 0.3 * X[:, 0]))).astype(np.float64)
     table = UserTable.from_rows(X, y, np.repeat(np.arange(8000), 2))
-    run = run_of(table, 1.0)
+    run = run_on(table, 1.0)
     prior = prior_of(private_fedrep(run, None, loss=loss))
     assert 2.0 < prior.level < 8.0
     assert prior.mean.level[0] == pytest.approx(-2.0, abs=0.7)
@@ -103,7 +95,7 @@ def test_what_heads_have_in_common_is_found_where_there_is_something() -> None:
     rng = np.random.default_rng(34)
     alike = dataclasses.replace(alike, heads=alike.heads + 2 * rng.normal(size=(1, 4, 2)))
     table = alike.sample(rng, rows=5)
-    run = run_of(table, 5.0)
+    run = run_on(table, 5.0)
     found = private_fedrep(run, 2, loss=loss)
     prior = prior_of(found)
     assert np.abs(prior.mean.slopes).max() > 0.5
@@ -115,14 +107,14 @@ def test_what_heads_have_in_common_is_found_where_there_is_something() -> None:
         losses.append(log_loss(alike, heads, each, loss))
     assert losses[0] < losses[1] - 0.1
     _, other = population(1500, 4)
-    none = prior_of(private_fedrep(run_of(other, 5.0, seed=1), 2, loss=loss))
+    none = prior_of(private_fedrep(run_on(other, 5.0, seed=1), 2, loss=loss))
     assert np.abs(none.mean.slopes).max() < 0.1
 
 
 def test_with_next_to_no_noise_it_is_as_good_as_fedrep_without_privacy() -> None:
     loss = Loss("log", 2)
     made, table = population(4000)
-    private = private_fedrep(run_of(table, 1e4), 2, loss=loss)
+    private = private_fedrep(run_on(table, 1e4), 2, loss=loss)
     plain = fedrep_classes(InMemoryUsers(table), 2, loss)
     assert distance(made.U, private) < 1.3 * distance(made.U, plain) < 0.2
 
@@ -131,7 +123,7 @@ def test_with_next_to_no_noise_it_is_as_good_as_fedrep_without_privacy() -> None
 def test_a_hopeless_budget_costs_nobody_much(classes: int) -> None:
     loss = Loss("log", classes)
     made, table = population(300, classes, skew=1.0)
-    found = private_fedrep(run_of(table, 0.1), 2, loss=loss)
+    found = private_fedrep(run_on(table, 0.1), 2, loss=loss)
     assert found.learned_nothing
     heads = fit_heads(table.blocks(), found, loss=loss)
     ours = log_loss(made, heads, found, loss)
@@ -159,7 +151,7 @@ def test_sparse_features() -> None:
     users = np.repeat(np.arange(table.n_users), table.sizes)
     y = (rng.random(len(X)) < made.probabilities(X, users)[:, 1]).astype(np.float32)
     thin = UserTable(sparse.csr_array(X), y, table.offsets, table.ids)
-    found = private_fedrep(run_of(thin, 4.0), 2, loss=Loss("log", 2))
+    found = private_fedrep(run_on(thin, 4.0), 2, loss=Loss("log", 2))
     assert distance(made.U, found) < 0.4
     heads = fit_heads(thin.blocks(), found, loss=Loss("log", 2))
     assert not (heads.kind == OWN).any()

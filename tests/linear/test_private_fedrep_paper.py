@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+import runs
 from privrep.data.synthetic import make_population
 from privrep.data.table import UserTable
 from privrep.errors import BudgetExceeded, InputError
 from privrep.linear.methods.private_fedrep import BatchGradient, FirstHalfPairs, paper_fedrep
 from privrep.linear.references import fit_fedrep, subspace_distance
-from privrep.privacy.billboard import Billboard
 from privrep.privacy.bounds import Bound
 from privrep.privacy.calibration import Query
 from privrep.privacy.contributions import packed_size, unpack
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
 from privrep.privacy.protocol import UserBatch
-from privrep.privacy.run import Run
 from privrep.users.memory import InMemoryUsers
 
 
@@ -25,10 +24,7 @@ def rng(seed):
     return np.random.default_rng([40, seed])
 
 
-def start(table, epsilon, **budget):
-    return Run(
-        InMemoryUsers(table), Ledger(Budget(epsilon, 1e-6, **budget), seeded=True), Billboard(), simulated_noise(5)
-    )
+start = partial(runs.run_on, seed=5)
 
 
 def batches(page, half, size):

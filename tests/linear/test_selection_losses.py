@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from scipy import sparse
-from threadpoolctl import threadpool_limits
 
 from privrep.data.sparse import SparseRows
 from privrep.data.synthetic_margin import make_margin_population
@@ -40,10 +39,7 @@ STEPS = {f"margin, rank {k}": (k, lambda net: MarginLosses(net, 0.3, 1.5, True))
 }
 
 
-@pytest.fixture(autouse=True)
-def as_the_engines_call_steps():
-    with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_the_engines_call_steps")
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,7 @@ from privrep.linear.starts import (
     top_eigenvectors,
 )
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
-from privrep.privacy.run import Run
-from privrep.users.memory import InMemoryUsers
+from runs import run_on
 
 D, K = 15, 3
 LOOKING = {name: start for name, start in INITIALISERS.items() if name != "random"}
@@ -42,9 +38,8 @@ def planted():
 
 
 def start_on(table, epsilon, rank=K, seed=0, intercept=True, share=1.0):
-    ledger = Ledger(Budget(epsilon, 1e-6), seeded=True)
-    run = Run(InMemoryUsers(table), ledger, Billboard(), simulated_noise(seed))
-    return Start(run, FeatureTransform.plain(table.n_features), rank, share * ledger.capacity, intercept)
+    run = run_on(table, epsilon, seed=seed)
+    return Start(run, FeatureTransform.plain(table.n_features), rank, share * run.ledger.capacity, intercept)
 
 
 def squared_sines(basis, U):

@@ -22,19 +22,13 @@ from privrep.linear.transform import (
     read_octave_quantile,
 )
 from privrep.local.transform import FeatureTransform
-from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Budget, Ledger
-from privrep.privacy.noise import simulated_noise
-from privrep.privacy.run import Run
-from privrep.users.memory import InMemoryUsers
+from runs import run_on
 
 
-def run_on(X, y, epsilon=4.0, seed=0, size=8):
+def run_of(X, y, epsilon=4.0, seed=0, size=8):
     """X (rows, d), y (rows,) or (rows, q): users of `size` rows each."""
     n = X.shape[0] // size
-    table = UserTable(X, y, np.arange(n + 1) * size, np.arange(n))
-    ledger = Ledger(Budget(epsilon, 1e-6), seeded=True)
-    return Run(InMemoryUsers(table), ledger, Billboard(), simulated_noise(seed))
+    return run_on(UserTable(X, y, np.arange(n + 1) * size, np.arange(n)), epsilon, seed=seed)
 
 
 def all_of(run):
@@ -61,7 +55,7 @@ def test_octave_quantile():
 def test_scales_are_within_an_octave_and_the_number_of_users_roughly_right():
     X, y = rows()
     scale = 10.0 ** np.linspace(-6, 6, 6)
-    run = run_on(X * scale + 3 * scale, y)
+    run = run_of(X * scale + 3 * scale, y)
     transform, users = find_feature_scales(run, all_of(run), True)
     assert np.abs(np.log2(transform.scale / scale)).max() <= 1
     assert np.all(np.log2(transform.scale) == np.rint(np.log2(transform.scale)))
@@ -73,7 +67,7 @@ def test_scales_are_within_an_octave_and_the_number_of_users_roughly_right():
 
 def test_scales_of_several_targets():
     X, y = rows()
-    run = run_on(X, np.column_stack([y * 1e6, y * 1e-6 + 1, np.full_like(y, 0.1)]))
+    run = run_of(X, np.column_stack([y * 1e6, y * 1e-6 + 1, np.full_like(y, 0.1)]))
     transform, _ = find_feature_scales(run, all_of(run), True)
     assert transform.scale.shape == (6,)
     assert np.abs(np.log2(transform.target_scale[:2] / [1e6, 1e-6])).max() <= 1
@@ -83,14 +77,14 @@ def test_scales_of_several_targets():
 
 def test_constant_features_get_the_scale_of_the_others():
     X, y = rows()
-    run = run_on(np.column_stack([X * 16, np.full(len(X), 0.1), np.zeros(len(X))]), y)
+    run = run_of(np.column_stack([X * 16, np.full(len(X), 0.1), np.zeros(len(X))]), y)
     transform, _ = find_feature_scales(run, all_of(run), True)
     assert np.all(transform.scale == 16.0)
 
 
 def test_scales_lost_in_noise_are_one():
     X, y = rows(20, 5)
-    run = run_on(X * 100, y, 0.01)
+    run = run_of(X * 100, y, 0.01)
     transform, users = find_feature_scales(run, all_of(run), True)
     assert np.all(transform.scale == 1.0)
     assert abs(users) < 1e5
@@ -102,7 +96,7 @@ def test_sparse_scales_are_those_of_the_entries_and_frequencies_bring_all_to_one
     often, size = np.array([0.5, 0.1, 0.02, 0.5]), np.array([1.0, 64.0, 1.0, 1e-3])
     X = np.where(rng.random((40_000, 4)) < often, rng.choice([-1.0, 1.0], (40_000, 4)), 0.0) * size
     y = rng.normal(size=(40_000, 2)) * [1e3, 1.0]
-    run = run_on(sparse.csr_array(X), y[:, 0] if targets == 1 else y, 50.0)
+    run = run_of(sparse.csr_array(X), y[:, 0] if targets == 1 else y, 50.0)
     transform, _ = find_feature_scales(run, 0.5 * all_of(run), True)
     assert np.abs(np.log2(transform.scale / size)).max() <= 1
     assert (transform.target_scale is None) == (targets == 1)
@@ -115,7 +109,7 @@ def test_a_sparse_feature_that_nobody_has_is_no_trouble():
     rng = np.random.default_rng(0)
     X = np.where(rng.random((8000, 5)) < 0.3, 1.0, 0.0)
     X[:, 4] = 0.0
-    run = run_on(sparse.csr_array(X), rng.normal(size=8000), 10.0)
+    run = run_of(sparse.csr_array(X), rng.normal(size=8000), 10.0)
     transform, spent = find_transform(run, 0.3 * all_of(run), 0.3 * all_of(run), True)
     assert np.isfinite(transform.scale).all()
     assert (transform.scale > 0).all()
@@ -141,7 +135,7 @@ def whitened_eigenvalues(transform, covariance):
 def test_identity_needs_no_whitening():
     X, y = rows()
     for seed in range(5):
-        run = run_on(X, y, 1.0, seed)
+        run = run_of(X, y, 1.0, seed)
         assert find_whitening(run, FeatureTransform.plain(6), all_of(run), True) is None
 
 
@@ -150,7 +144,7 @@ def test_identity_needs_no_whitening():
 def test_correlated_features_become_uncorrelated(condition, intercept):
     X, y = rows(20_000)
     root = correlated(condition)
-    run = run_on(X @ root.T, y, 8.0)
+    run = run_of(X @ root.T, y, 8.0)
     whitening = find_whitening(run, FeatureTransform.plain(6), all_of(run), intercept)
     values = whitened_eigenvalues(FeatureTransform(np.ones(6), whitening), root @ root.T)
     assert values[-1] / values[0] < (1.5 if condition == 100 else 3)
@@ -159,9 +153,9 @@ def test_correlated_features_become_uncorrelated(condition, intercept):
 
 def test_a_covariance_lost_in_noise_is_left_alone_or_not_asked_for():
     X, y = rows(50)
-    run = run_on(X @ correlated(1000.0).T, y, 0.05)
+    run = run_of(X @ correlated(1000.0).T, y, 0.05)
     assert find_whitening(run, FeatureTransform.plain(6), all_of(run), True) is None
-    run = run_on(X, y, 0.05)
+    run = run_of(X, y, 0.05)
     transform, spent = find_transform(run, 0.3 * all_of(run), 0.3 * all_of(run), True)
     assert transform.whitening is None
     assert "covariance" not in run.billboard
@@ -172,7 +166,7 @@ def test_a_covariance_lost_in_noise_is_left_alone_or_not_asked_for():
 def test_constant_and_duplicated_features_are_whitened_to_something_finite():
     X, y = rows(20_000, 4)
     X = np.column_stack([X, X[:, 0], np.full(len(X), 7.0), np.zeros(len(X))])
-    run = run_on(X, y, 8.0)
+    run = run_of(X, y, 8.0)
     transform, _ = find_transform(run, 0.5 * all_of(run), 0.5 * all_of(run), True)
     assert np.isfinite(transform.whitening).all()
     moved = transform.rows(X[None, :, :] - X.mean(axis=0))[0]
@@ -254,7 +248,7 @@ def test_a_linear_change_of_the_features_changes_no_prediction_but_by_noise():
     errors = []
     for X in (table.X, table.X @ change):
         other = UserTable(X, table.y, table.offsets, table.ids)
-        run = Run(InMemoryUsers(other), Ledger(Budget(8.0, 1e-6), seeded=True), Billboard(), simulated_noise(1))
+        run = run_on(other, 8.0, seed=1)
         learned = private_fedrep(run, 2)
         heads = fit_heads(other.blocks(), learned)
         weights = heads.weights(learned) if X is table.X else heads.weights(learned) @ change.T

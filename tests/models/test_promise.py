@@ -9,7 +9,7 @@ import pytest
 
 from privrep import PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, PrivateMarginSelector, WeakPrivacy
 from privrep.models.promise import describe_rest, find_weaknesses
-from privrep.models.sections import meaning
+from privrep.models.sections import describe_meaning
 from privrep.privacy.events import Gaussian, Pure, Relation, Selection
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
 
@@ -43,7 +43,7 @@ def test_weak_budgets(epsilon: float, delta: float, relation: Relation, users: i
 def test_what_no_number_says_is_said_in_words() -> None:
     ledger = Ledger(Budget(1e6, 1e-6))
     ledger.charge({"a/b": Gaussian(1e-3)})
-    said = meaning(ledger.report())
+    said = describe_meaning(ledger.report())
     assert "inf" not in said
     times = int(said.partition("at most e^")[2].partition(" ")[0].replace(",", ""))
     assert times >= ledger.report().epsilon > 500

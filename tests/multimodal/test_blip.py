@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,6 @@ from privrep.nn.flat_module import FlatModule, check_module, try_module  # noqa:
 WORDS = ["a red dog runs on grass", "two boys and a boat at sea", "what is this", "is it the dog or the sea there"]
 TINY = Tiny(side=32, width=16, layers=2, dim=8, words=40)
 IMAGES = np.random.default_rng(3).integers(0, 256, (3, 40, 36, 3), dtype=np.uint8)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny products are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

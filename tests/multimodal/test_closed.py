@@ -26,7 +26,6 @@ from privrep.multimodal.mechanisms.classes import ClosedRows, Whitening  # noqa:
 from privrep.multimodal.pairs import Pairs, captions_by_class, labelled  # noqa: E402
 from privrep.multimodal.towers import Layout, TextSpace, make_towers  # noqa: E402
 from privrep.multimodal.training import MOMENT, ClipSettings, choose_settings, is_closed  # noqa: E402
-from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.billboard import Release  # noqa: E402
 from privrep.privacy.contributions import pack  # noqa: E402
 
@@ -35,12 +34,6 @@ RNG = np.random.default_rng(6)
 MEANS = RNG.normal(size=(CLASSES, FEATURES))
 CLASS_OF_TEXT = np.repeat(np.arange(CLASSES), 3)
 BANK = (RNG.normal(size=(CLASSES, TEXT))[CLASS_OF_TEXT] + 0.1 * RNG.normal(size=(3 * CLASSES, TEXT))).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def on_one_thread():
-    with one_thread():
-        yield
 
 
 def images(count, seed):

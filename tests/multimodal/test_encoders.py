@@ -33,15 +33,6 @@ from tiny_clip import write_clip  # noqa: E402
 TEXTS = ["a cat", "cat", "a a cat cat a"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tiny products are slower on several cores, much slower where others use these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def installed(*names):
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed")

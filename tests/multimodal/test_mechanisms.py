@@ -4,14 +4,16 @@ rows, and no further apart than is stated."""
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from functools import partial
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from privrep.privacy.bounds import clip_and_sum
 from privrep.privacy.protocol import UserBatch
 from privrep.users.performance import Performance
+from strangers import assert_nobody_else_moves, replacements, strangers
 
 torch = pytest.importorskip("torch")
 
@@ -26,20 +28,13 @@ from privrep.multimodal.mechanisms.batch import BatchStep, clip_loss  # noqa: E4
 from privrep.multimodal.mechanisms.pairwise import InsideStep, check_inside  # noqa: E402
 from privrep.multimodal.pairs import Pairs  # noqa: E402
 from privrep.multimodal.towers import Layout, layout_of, make_towers, normalise_rows  # noqa: E402
-from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy import contributions as kinds  # noqa: E402
-from privrep.privacy.bounds import FLOAT_SLACK, Bound, clip_and_sum  # noqa: E402
+from privrep.privacy.bounds import FLOAT_SLACK, Bound  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 IMAGE, TEXT, DIM, CAPTIONS, USERS = 7, 5, 3, 4, 6
 BANK = np.cos(1.7 * np.arange(CAPTIONS * TEXT)).reshape(CAPTIONS, TEXT).astype(np.float32)
 TEMPERATURE = 0.4
-
-
-@pytest.fixture(autouse=True)
-def plain_loops_on_one_thread():
-    with one_thread():
-        yield
 
 
 def started(*layers):
@@ -248,47 +243,15 @@ def test_the_text_of_a_row_is_its_own_or_the_banks():
     assert np.array_equal(layout.take_images(rows), rows[:, :2])
 
 
-def numbers(contributions, user):
-    """All that says what a user sends."""
-    if hasattr(contributions, "parts"):
-        return np.concatenate([numbers(part, user) for part in contributions.parts])
-    arrays = [getattr(contributions, field.name)[user].ravel() for field in fields(contributions)]
-    return np.concatenate([*arrays, contributions.norms()[[user]]])
-
-
-def hostile(slots, free):
-    X, y = crowd(slots, free, seed=9)
-    other, target = X[0], y[0]
-    return {
-        "another": (other, target),
-        "empty": (np.zeros_like(other), np.full_like(target, -1)),
-        "zeros": (np.zeros_like(other), target),
-        "huge": (np.full_like(other, 1e30), target),
-        "largest": (np.where(other > 0, 3e38, -3e38).astype(np.float32), target),
-        "not finite": (np.where(other > 0, np.nan, np.inf).astype(np.float32), target),
-        "no captions": (other, np.full_like(target, 1e9)),
-        "odd captions": (1e30 * other, np.full_like(target, 0.5)),
-        "tiny": ((other * 1e-42).astype(np.float32), target),
-    }
-
-
 @pytest.mark.parametrize("free", [True, False])
 @pytest.mark.parametrize("kind", ["linear", "deep", "one by one"])
 def test_a_user_in_anothers_place_changes_nobody_else(kind, free):
     step, bound = bank_step(kind, 3, free=free), 0.3
-    X, y = crowd(3, free)
-    before = sent(step, X, y)
-    clip = Bound(bound, step.size)
-    total, moved = clip_and_sum(before, clip), []
-    for place in (0, 4):
-        for words, (rows, targets) in hostile(3, free).items():
-            X2, y2 = X.copy(), y.copy()
-            X2[place], y2[place] = rows, targets
-            after = sent(step, X2, y2)
-            with np.errstate(all="ignore"):
-                for user in set(range(USERS)) - {place}:
-                    assert np.array_equal(numbers(after, user), numbers(before, user)), (words, user)
-                moved.append(np.linalg.norm(clip_and_sum(after, clip) - total))
+    clip, send = Bound(bound, step.size), partial(sent, step)
+    total = clip_and_sum(send(*crowd(3, free)), clip)
+    after = assert_nobody_else_moves(send, crowd(3, free), strangers(*crowd(3, free, seed=9)), (0, 4))
+    with np.errstate(all="ignore"):
+        moved = [np.linalg.norm(clip_and_sum(each, clip) - total) for each in after]
     assert max(moved) <= clip.sensitivity("replace-one-user")
     assert max(moved) > bound  # there was something to see
 
@@ -401,13 +364,9 @@ def table_of(X, y, offsets):
 
 def moved_by_hostile(step, bound, slots):
     """How far replacing a user moves the clipped sum, at most, and the sums themselves."""
-    X, y = crowd(slots, True)
-    totals = [total_of(step, bound, X, y)]
-    for place in (0, 2):
-        for rows, targets in hostile(slots, True).values():
-            X2, y2 = X.copy(), y.copy()
-            X2[place], y2[place] = rows, targets
-            totals.append(total_of(step, bound, X2, y2))
+    users, strange = crowd(slots, True), strangers(*crowd(slots, True, seed=9))
+    totals = [total_of(step, bound, *users)]
+    totals += [total_of(step, bound, *replaced) for _, _, replaced in replacements(users, strange, (0, 2))]
     assert all(np.isfinite(total).all() for total in totals)
     return max(np.linalg.norm(total - totals[0]) for total in totals), totals
 

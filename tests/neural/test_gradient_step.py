@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from functools import partial
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
 from privrep.privacy.protocol import UserBatch
-from privrep.users.performance import Performance
+from strangers import assert_nobody_else_moves, assert_sum_stays_within_bound, numbers, strangers
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from privrep.data.table import UserTable  # noqa: E402
 from privrep.errors import InputError  # noqa: E402
 from privrep.heads.gradient import HeadFit, labels_of  # noqa: E402
 from privrep.neural import gradient_step as ghost  # noqa: E402
@@ -30,7 +29,6 @@ from privrep.nn.flat_module import FlatModule, Split, split  # noqa: E402
 from privrep.nn.ghost_clipping import count_numbers_per_row, find_obstacle  # noqa: E402
 from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
-from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 SLOTS, USERS, CLASSES = 7, 5, 4
 FIT = HeadFit(steps=4, rate=0.5, momentum=0.5, ridge=0.1)
@@ -315,29 +313,6 @@ def test_what_one_pass_cannot_differentiate_is_said(module, words):
 # Nobody's depends on the others
 
 
-def numbers(contributions, user):
-    """All that says what a user sends."""
-    if hasattr(contributions, "parts"):
-        return np.concatenate([numbers(part, user) for part in contributions.parts])
-    arrays = [getattr(contributions, field.name)[user].ravel() for field in fields(contributions)]
-    return np.concatenate([*arrays, contributions.norms()[[user]]])
-
-
-def hostile(features):
-    """Rows in place of a user's: (X, y)."""
-    X, y = crowd(features, 9)
-    other, label = X[0], y[0]
-    return {
-        "another": (other, label),
-        "empty": (np.zeros_like(other), np.full_like(label, -1)),
-        "huge": (np.full_like(other, 1e30), label),
-        "largest": (np.where(other > 0, 3e38, -3e38).astype(np.float32), label),
-        "not finite": (np.where(other > 0, np.nan, np.inf).astype(np.float32), label),
-        "no classes": (other, np.full_like(label, 1e9)),
-        "tiny": ((other * 1e-42).astype(np.float32), label),
-    }
-
-
 @pytest.mark.parametrize("kind", ["one", "many", "many batches"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_user_in_anothers_place_changes_nobody_else(name, kind):
@@ -347,17 +322,8 @@ def test_a_user_in_anothers_place_changes_nobody_else(name, kind):
         "many": LocalSgdStep(**public(parts)),
         "many batches": LocalSgdStep(**public(parts), batch=3, epochs=2),
     }[kind]
-    X, y = crowd(parts.features)
-    before = sent(step, X, y)
-    for place in (0, 3):
-        others = [user for user in range(USERS) if user != place]
-        for words, (rows, labels) in hostile(parts.features).items():
-            X2, y2 = X.copy(), y.copy()
-            X2[place], y2[place] = rows, labels
-            after = sent(step, X2, y2)
-            with np.errstate(all="ignore"):
-                for user in others:
-                    assert np.array_equal(numbers(after, user), numbers(before, user), equal_nan=True), (words, user)
+    strange = strangers(*crowd(parts.features, 9))
+    assert_nobody_else_moves(partial(sent, step), crowd(parts.features), strange, (0, 3), equal_nan=True)
 
 
 class Mixed(nn.Sequential):
@@ -381,25 +347,9 @@ def test_a_step_that_looks_at_the_others_is_noticed():
 @pytest.mark.parametrize("name", ["mlp", "lenet"])
 def test_the_clipped_sum_moves_by_the_sensitivity_at_most(name, kind):
     parts = small(name)
-    X, y = crowd(parts.features, users=20)
-    rows = [(X[u, y[u] >= 0], y[u, y[u] >= 0]) for u in range(20)]
-    bound = Bound(0.05, parts.representation.size)
-    step = kind(**public(parts))
-
-    def total(users):
-        offsets = np.cumsum([0, *(len(labels) for _, labels in users)]).astype(np.int64)
-        flat = np.concatenate([x for x, _ in users]), np.concatenate([labels for _, labels in users])
-        table = UserTable(*flat, offsets, np.arange(len(users)))
-        return InMemoryUsers(table, Performance(2)).sums(step, {"update": bound})["update"]
-
-    before = total(rows)
-    moved = []
-    for other, labels in [*hostile(parts.features).values(), (np.repeat(X[0], 9, axis=0), np.repeat(y[0], 9))]:
-        known = labels >= 0
-        after = total([*rows[:4], (other[known], labels[known]), *rows[5:]])
-        moved.append(np.linalg.norm(after.total - before.total))
-    assert max(moved) <= before.sensitivity("replace-one-user")
-    assert max(moved) > 0.02  # there was something to see
+    bound, strange = Bound(0.05, parts.representation.size), strangers(*crowd(parts.features, 9))
+    step, users = kind(**public(parts)), crowd(parts.features, users=20)
+    assert_sum_stays_within_bound(step, "update", bound, users, strange, 0.02)
 
 
 @pytest.mark.parametrize("kind", [GradientStep, LocalSgdStep])

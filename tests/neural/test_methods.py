@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from privrep.privacy.protocol import UserBatch
 from privrep.users.performance import Performance
+from runs import Silence, run_on
 
 torch = pytest.importorskip("torch")
 
@@ -25,11 +26,8 @@ from privrep.neural.models import mlp  # noqa: E402
 from privrep.neural.rounds import TrainingSettings  # noqa: E402
 from privrep.neural.user_state import fit_last_heads, keep_heads  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
-from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
-from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
 from privrep.privacy.noise import simulated_noise  # noqa: E402
-from privrep.privacy.run import Run  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 FEATURES, CLASSES, SLOTS, USERS = 9, 3, 5, 23
@@ -37,14 +35,6 @@ FIT = HeadFit(steps=3, rate=0.3, momentum=0.5)
 PLAIN = TrainingSettings(rounds=4, clip=1e6, step_size=0.2, head_fit=FIT)
 KEEPING = ("centaur", "ppsgd", "pmtl")
 FILES = {"centaur": centaur, "fedavg": fedavg, "pmtl": pmtl, "ppsgd": ppsgd}
-
-
-@dataclass(frozen=True)
-class Silence:
-    seeded = True
-
-    def __call__(self, name, sigma, size):
-        return np.zeros(size, dtype=np.int64)
 
 
 def network():
@@ -61,9 +51,8 @@ def population(seed=0):
     return UserTable(X, y.astype(np.float32), offsets, np.arange(USERS))
 
 
-def new_run(table, noise=None, epsilon=1.0):
-    ledger = Ledger(Budget(epsilon, 1e-5), seeded=True)
-    return Run(InMemoryUsers(table, Performance(2)), ledger, Billboard(None), noise or Silence())
+def new_run(table, noise=None):
+    return run_on(table, 1.0, 1e-5, workers=2, noise=noise or Silence())
 
 
 def rows_of(table, user):

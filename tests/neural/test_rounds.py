@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 
+import runs
 from privrep.privacy.protocol import StepSpec, UserBatch
-from privrep.users.performance import Performance
+from runs import Silence
 
 torch = pytest.importorskip("torch")
 
@@ -24,37 +25,12 @@ from privrep.neural.local_sgd import LocalSgdStep  # noqa: E402
 from privrep.neural.models import mlp  # noqa: E402
 from privrep.neural.rounds import TrainedWeights, TrainingSettings, local_step, train  # noqa: E402
 from privrep.nn.flat_module import split  # noqa: E402
-from privrep.nn.threads import one_thread  # noqa: E402
-from privrep.privacy.billboard import Billboard  # noqa: E402
 from privrep.privacy.contributions import Vectors  # noqa: E402
-from privrep.privacy.ledger import Budget, Ledger  # noqa: E402
-from privrep.privacy.noise import simulated_noise  # noqa: E402
-from privrep.privacy.run import Run  # noqa: E402
 from privrep.privacy.sampling import Poisson, plan_noise_multiplier  # noqa: E402
-from privrep.users.memory import InMemoryUsers  # noqa: E402
 
 FEATURES, CLASSES, SLOTS, USERS = 12, 3, 6, 40
 FIT = HeadFit(steps=5, rate=0.3)
 SMALL = 1e-6  # of mu^2, for runs without noise
-
-
-@dataclass(frozen=True)
-class Silence:
-    """A simulation that adds no noise; samples are drawn as ever."""
-
-    seeded = True
-
-    def __call__(self, name, sigma, size):
-        return np.zeros(size, dtype=np.int64)
-
-    def draw_key(self, name):
-        return simulated_noise(9).draw_key(name)
-
-
-@pytest.fixture(autouse=True)
-def plain_loops_on_one_thread():
-    with one_thread():
-        yield
 
 
 def population(seed=0):
@@ -73,10 +49,7 @@ def network():
     return split(*mlp(FEATURES, (8, 4), CLASSES), FEATURES)
 
 
-def run_on(table, epsilon=5.0, *, noise=None, billboard=None, ledger=None, relation="replace-one-user", workers=2):
-    ledger = ledger or Ledger(Budget(epsilon, 1e-6, relation), seeded=True)
-    billboard = Billboard() if billboard is None else billboard
-    return Run(InMemoryUsers(table, Performance(workers)), ledger, billboard, noise or simulated_noise(9))
+run_on = partial(runs.run_on, epsilon=5.0, seed=9, workers=2)
 
 
 def silent(table, **options):
@@ -145,7 +118,7 @@ def test_the_number_of_workers_does_not_matter():
 
 
 def test_rounds_are_charged_and_posted():
-    run = run_on(population(), 3.0)
+    run = run_on(population(), epsilon=3.0)
     share = run.ledger.capacity / 4
     learn(run, TrainingSettings(rounds=3, head_fit=FIT), share)
     assert run.ledger.remaining == pytest.approx(share, rel=1e-6)
@@ -159,10 +132,10 @@ def test_rounds_are_charged_and_posted():
 @pytest.mark.parametrize("quantile", [None, 0.5])
 def test_a_run_that_is_continued_ends_with_the_same_weights(server, quantile):
     settings = TrainingSettings(rounds=4, server=server, quantile=quantile, head_fit=FIT, server_rate=0.3)
-    whole = run_on(population(), 5.0)
+    whole = run_on(population(), epsilon=5.0)
     share = whole.ledger.capacity / 4
     expected = learn(whole, settings, share)
-    broken = run_on(population(), 5.0)
+    broken = run_on(population(), epsilon=5.0)
     learn(broken, TrainingSettings(**(vars(settings) | {"rounds": 2})), share)
     again = run_on(population(), billboard=broken.billboard, ledger=broken.ledger)
     found = learn(again, settings, share)
@@ -189,7 +162,7 @@ def test_the_servers_optimisers_are_pytorchs(server):
 
 def test_signal_to_noise_is_read_off_the_releases():
     wide = {"rounds": 2, "head_fit": FIT}
-    loud = learn(run_on(population(), 1e13), TrainingSettings(**wide), 1e9)
+    loud = learn(run_on(population(), epsilon=1e13), TrainingSettings(**wide), 1e9)
     quiet = learn(run_on(population()), TrainingSettings(**wide), 1e-4)
     assert all(r.signal_to_noise > 100 for r in loud.rounds)
     assert all(r.signal_to_noise < 1 for r in quiet.rounds)
@@ -303,7 +276,7 @@ def test_a_sample_is_averaged_by_its_expected_size():
 
 def test_samples_are_planned_and_fit_the_budget():
     settings = TrainingSettings(rounds=6, rate=0.3, quantile=0.5, head_fit=FIT)
-    run = run_on(population(), 2.0)
+    run = run_on(population(), epsilon=2.0)
     multiplier = plan_noise_multiplier(run.ledger.budget, settings.rate, settings.rounds)
     learn(run, settings, multiplier**-2)
     with pytest.raises(BudgetExceeded):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from privrep.data.table import UserTable
-from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
+from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.billboard import Billboard, Choice
 from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import Query
@@ -141,48 +140,6 @@ def test_numbers_of_numpy_are_numbers(users: Watched, tmp_path: Path) -> None:
 # Order and refusal
 
 
-def test_the_charge_is_synced_before_the_draw_and_the_draw_made_before_the_post(
-    users: Watched, tmp_path: Path, open_ledger: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, events = tmp_path / "ledger.jsonl", []
-    ledger, board = open_ledger(PURE, path), Billboard(tmp_path / "board")
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        real(descriptor)
-        synced = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        events.append("charge" if synced == path and b"page/choice" in path.read_bytes() else "post")
-
-    class Drawn(Spy):
-        def draw_choice(self, name: str, losses: np.ndarray, scale: int) -> int:
-            assert b'"page/choice"' in path.read_bytes()
-            assert not list((tmp_path / "board").iterdir())
-            events.append("draw")
-            return 0
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    ask(Run(users, ledger, board, Drawn()))
-    assert events[:3] == ["charge", "draw", "post"]
-    assert "draw" not in events[3:]
-
-
-def test_a_refused_charge_draws_nothing_and_leaves_everything_as_it_was(
-    users: Watched, tmp_path: Path, open_ledger: Open
-) -> None:
-    path, spy = tmp_path / "ledger.jsonl", Spy()
-    run = Run(users, open_ledger(PURE, path), Billboard(tmp_path / "board"), spy)
-    ask(run, "first", 0.75)
-    before, pages = path.read_bytes(), sorted(file.name for file in (tmp_path / "board").iterdir())
-    with pytest.raises(BudgetExceeded, match="second/choice"):
-        ask(run, "second", 0.5)
-    assert len(spy.calls) == 1
-    assert path.read_bytes() == before
-    assert sorted(file.name for file in (tmp_path / "board").iterdir()) == pages
-    assert "second" not in run.billboard
-    ask(run, "second", 0.25)
-    assert len(spy.calls) == 2
-
-
 @pytest.mark.parametrize(
     ("page", "candidates", "epsilon"),
     [("page", 0, 0.5), ("page", 6, 0.0), ("page", 6, math.nan), ("page", 6, 1e-12), ("page", 6, -1.0), ("a/b", 6, 0.5)],
@@ -235,68 +192,6 @@ def test_a_choice_and_then_a_release_spend_the_whole_budget(users: Watched) -> N
 # Once
 
 
-def test_a_page_that_stands_is_read_and_not_asked_again(users: Watched) -> None:
-    seen: list[str] = []
-    spy, ledger = Spy(), Ledger(PURE)
-    run = Run(users, ledger, Billboard(), spy, lambda page, step: seen.append(page))
-    assert ask(run) == ask(run) == 3
-    assert (users.passes, len(spy.calls), ledger.epsilon, seen) == (1, 1, 0.5, ["page", "page"])
-
-
-def test_a_run_that_died_while_it_drew_goes_on_and_pays_once(users: Watched, tmp_path: Path, open_ledger: Open) -> None:
-    path = tmp_path / "ledger.jsonl"
-    ledger = open_ledger(PURE, path)
-    with pytest.raises(KeyboardInterrupt):
-        ask(Run(users, ledger, Billboard(tmp_path / "board"), Spy(dies=True)), epsilon=1.0)
-    assert ledger.epsilon == 1.0  # at least what was released
-    ledger.close()
-    again = open_ledger(PURE, path)
-    assert ask(Run(users, again, Billboard(tmp_path / "board"), Spy()), epsilon=1.0) == 3
-    assert again.epsilon == 1.0
-    again.close()
-    third, spy = open_ledger(PURE, path), Spy()
-    assert ask(Run(users, third, Billboard(tmp_path / "board"), spy), epsilon=1.0) == 3
-    assert spy.calls == []
-
-
-def test_a_page_deleted_from_the_billboard_is_not_drawn_again_for_free(
-    users: Watched, tmp_path: Path, open_ledger: Open
-) -> None:
-    path, spy = tmp_path / "ledger.jsonl", Spy()
-    ledger = open_ledger(PURE, path)
-    ask(Run(users, ledger, Billboard(tmp_path / "board"), spy))
-    with pytest.raises(ResumeError, match="A charge pays for one"):  # another billboard
-        ask(Run(users, ledger, Billboard(), spy))
-    ledger.close()
-    for file in (tmp_path / "board").iterdir():
-        file.unlink()
-    with pytest.raises(ResumeError, match="A charge pays for one"):
-        ask(Run(users, open_ledger(PURE, path), Billboard(tmp_path / "board"), spy))
-    assert len(spy.calls) == 1
-
-
-def test_a_page_without_its_charge_is_not_read_as_if_it_were_free(users: Watched) -> None:
-    board = Billboard()
-    ask(Run(users, Ledger(PURE), board, Spy()))
-    with pytest.raises(ResumeError, match="never charged"):
-        ask(Run(users, Ledger(PURE), board, Spy()))
-
-
-def test_a_page_that_answers_another_question_is_refused(users: Watched) -> None:
-    run = Run(users, Ledger(Budget(3.0, 1e-6)), Billboard(), secure_noise)
-    ask(run)
-    run.release("sum", FarFrom(), {"row": Query(Bound(1.0, 2), 0.01)})
-    with pytest.raises(ResumeError):
-        ask(run, candidates=CANDIDATES - 1)
-    with pytest.raises(ResumeError):
-        ask(run, epsilon=0.25)
-    with pytest.raises(ResumeError):
-        ask(run, "sum")
-    with pytest.raises(PrivrepError):
-        run.release("page", FarFrom(), {"row": Query(Bound(1.0, 2), 0.01)})
-    assert len(run.ledger.report().events) == 2
-
-
 def test_a_page_whose_index_is_no_candidate_is_refused(users: Watched) -> None:
     board, ledger = Billboard(), Ledger(PURE)
     ledger.charge({"page/choice": Pure(0.5)})
@@ -318,13 +213,6 @@ def test_a_simulation_is_repeatable_and_says_so(users: Watched) -> None:
     assert chosen(1) != chosen(2)
     assert len(set(chosen(1)[0])) > 1  # pages do not share their noise
     assert "'simulation': True" in chosen(1)[1]
-
-
-def test_a_simulation_cannot_keep_a_ledger_that_says_private(users: Watched) -> None:
-    ledger = Ledger(PURE)
-    with pytest.raises(InputError, match="seeded noise is a simulation"):
-        ask(Run(users, ledger, Billboard(), simulated_noise(0)))
-    assert ledger.report().events == ()
 
 
 @pytest.mark.parametrize("noise", [secure_noise, simulated_noise(0)], ids=["secure", "simulated"])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -85,25 +83,6 @@ def zeros(size: int, norm: float = 1.5, acute: bool = False) -> BoundedSum:
 # Refusal
 
 
-def test_a_refused_charge_draws_nothing_and_leaves_everything_as_it_was(
-    users: Watched, spy: Any, tmp_path: Path, open_ledger: Open
-) -> None:
-    path = tmp_path / "ledger.jsonl"
-    ledger, board = open_ledger(REPLACE, path), Billboard(tmp_path / "board")
-    run = Run(users, ledger, board, spy)
-    run.release("first", Means(), queries())
-    before, calls = path.read_bytes(), list(spy.calls)
-    pages = {file.name: file.read_bytes() for file in (tmp_path / "board").iterdir()}
-    with pytest.raises(BudgetExceeded, match="second/mean"):
-        run.release("second", Means(), queries(3 * SHARE))
-    assert spy.calls == calls
-    assert path.read_bytes() == before
-    assert {file.name: file.read_bytes() for file in (tmp_path / "board").iterdir()} == pages
-    assert "second" not in board
-    run.release("second", Means(), queries())  # what fits may still be asked
-    assert len(spy.calls) == 4
-
-
 @pytest.mark.parametrize("share", [0.0, -1.0, math.nan, math.inf])
 def test_a_share_that_means_nothing_is_refused_before_anything_happens(users: Watched, spy: Any, share: float) -> None:
     ledger = Ledger(REPLACE)
@@ -119,36 +98,6 @@ def test_the_engine_refuses_an_acute_bound_for_contributions_that_are_not(users:
         Run(users, ledger, Billboard(), spy).release("page", Means(), {"mean": Query(Bound(1.0, 3, acute=True), SHARE)})
     assert spy.calls == []
     assert ledger.report().events == ()
-
-
-# Order
-
-
-def test_the_charge_is_synced_before_the_noise_is_drawn_and_the_noise_drawn_before_the_post(
-    users: Watched, tmp_path: Path, open_ledger: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, events = tmp_path / "ledger.jsonl", []
-    ledger, board = open_ledger(REPLACE, path), Billboard(tmp_path / "board")
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        real(descriptor)
-        synced = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        events.append("charge" if synced == path and b"page/largest" in path.read_bytes() else "post")
-
-    class Noise:
-        seeded = False
-
-        def __call__(self, name: str, sigma: float, size: int) -> np.ndarray:
-            assert b'"page/mean"' in path.read_bytes()
-            assert not list((tmp_path / "board").iterdir())
-            events.append("draw")
-            return np.zeros(size, dtype=np.int64)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    Run(users, ledger, board, Noise()).release("page", Means(), queries())
-    assert events[:4] == ["charge", "draw", "draw", "post"]
-    assert "draw" not in events[4:]
 
 
 # What is released
@@ -223,46 +172,6 @@ def test_every_statistic_of_a_pass_has_noise_of_its_own(users: Watched) -> None:
 # Once
 
 
-def test_a_page_that_stands_is_read_and_not_asked_again(users: Watched, spy: Any) -> None:
-    asked: list[str] = []
-    ledger = Ledger(REPLACE)
-    run = Run(users, ledger, Billboard(), spy, lambda page, step: asked.append(page))
-    first = run.release("page", Means(), queries())
-    spent = ledger.report()
-    again = run.release("page", Means(), queries())
-    assert len(users.passes) == 1
-    assert len(spy.calls) == 2
-    assert ledger.report() == spent
-    assert all(np.array_equal(first[key].value, again[key].value) for key in first)
-    assert asked == ["page", "page"]
-
-
-def test_one_ledger_does_not_pay_for_two_draws(users: Watched, spy: Any) -> None:
-    """A charge pays for one draw. A second billboard (or a page deleted from the first) must not get another for free:
-    the mean of many free draws is the exact sum."""
-    ledger = Ledger(REPLACE)
-    Run(users, ledger, Billboard(), spy).release("page", Means(), queries())
-    spent, drawn = ledger.remaining, len(spy.calls)
-    with contextlib.suppress(PrivrepError):
-        Run(users, ledger, Billboard(), spy).release("page", Means(), queries())
-    assert len(spy.calls) == drawn or ledger.remaining < spent
-
-
-def test_a_page_deleted_from_the_billboard_is_not_drawn_again_for_free(
-    users: Watched, spy: Any, tmp_path: Path, open_ledger: Open
-) -> None:
-    ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
-    Run(users, ledger, Billboard(tmp_path / "board"), spy).release("page", Means(), queries())
-    spent, drawn = ledger.remaining, len(spy.calls)
-    ledger.close()
-    for file in (tmp_path / "board").iterdir():
-        file.unlink()
-    ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
-    with contextlib.suppress(PrivrepError):
-        Run(users, ledger, Billboard(tmp_path / "board"), spy).release("page", Means(), queries())
-    assert len(spy.calls) == drawn or ledger.remaining < spent
-
-
 def test_release_called_twice_for_one_page_does_not_draw_twice_for_one_charge(spy: Any) -> None:
     ledger = Ledger(REPLACE)
     asked = {"s": Query(Bound(1.5, 4), SHARE)}
@@ -271,31 +180,6 @@ def test_release_called_twice_for_one_page_does_not_draw_twice_for_one_charge(sp
     with contextlib.suppress(PrivrepError):
         release({"s": zeros(4)}, asked, ledger, spy, "page")
     assert len(spy.calls) == 1 or ledger.remaining < spent
-
-
-def test_a_page_without_its_charge_is_not_read_as_if_it_were_free(
-    users: Watched, spy: Any, tmp_path: Path, open_ledger: Open
-) -> None:
-    """A ledger that was lost while the billboard stands: reading on without charging would under-report."""
-    ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
-    Run(users, ledger, Billboard(tmp_path / "board"), spy).release("page", Means(), queries())
-    full = ledger.report()
-    ledger.close()
-    (tmp_path / "ledger.jsonl").unlink()
-    ledger = open_ledger(REPLACE, tmp_path / "ledger.jsonl")
-    try:
-        Run(users, ledger, Billboard(tmp_path / "board"), spy).release("page", Means(), queries())
-    except PrivrepError:
-        return
-    assert ledger.report() == full
-
-
-def test_a_page_that_stands_but_answers_another_question_is_refused(users: Watched, spy: Any) -> None:
-    run = Run(users, Ledger(REPLACE), Billboard(), spy)
-    run.release("page", Means(), queries())
-    for other in ({"mean": queries()["mean"]}, queries(SHARE / 2), queries(norm=3.0)):
-        with pytest.raises(PrivrepError):
-            run.release("page", Means(), other)
 
 
 # Groups
@@ -326,30 +210,6 @@ def test_a_page_of_another_group_answers_another_question(population: Callable[.
             run.release("page", Means(), queries(), other)
     run.release("page", Means(), queries(), Group("rounds", 0, 2))
     assert len(spy.calls) == 2
-
-
-# Simulations
-
-
-def test_a_simulation_cannot_keep_a_ledger_that_says_private(users: Watched) -> None:
-    ledger = Ledger(REPLACE)
-    try:
-        Run(users, ledger, Billboard(), simulated_noise(0)).release("page", Means(), queries())
-    except PrivrepError:
-        return
-    assert ledger.report().seeded
-
-
-def test_the_pages_of_a_simulation_say_so(users: Watched) -> None:
-    """Rule 5: everything a seeded run writes says that it is a simulation."""
-    pages = {}
-    for seeded, noise in ((False, secure_noise), (True, simulated_noise(0))):
-        board = Billboard()
-        Run(users, Ledger(REPLACE, seeded=seeded), board, noise).release("page", Means(), queries())
-        pages[seeded] = str(board["page"].facts).lower()
-    assert "seed" in pages[True] or "simulat" in pages[True]
-    assert "'seeded': true" not in pages[False]
-    assert "'simulation': true" not in pages[False]
 
 
 # Derived pages

@@ -407,15 +407,6 @@ def test_at_a_rate_of_one_a_page_is_as_without_sampling(users: InMemoryUsers) ->
         Poisson(1.0).sample(b"k" * 32)
 
 
-def test_a_refused_charge_draws_no_key_and_asks_nobody(users: InMemoryUsers) -> None:
-    spy, ledger = Spy(), Ledger(Budget(0.1, 1e-5))
-    expensive = {"sum": Query(Bound(1.5, 3), 1.0)}
-    with pytest.raises(BudgetExceeded, match="page/sum"):
-        Run(users, ledger, Billboard(), spy).release("page", Sums(), expensive, among=HALF)
-    assert spy.calls == []
-    assert ledger.report().events == ()
-
-
 def test_questions_that_samples_cannot_answer_are_refused_before_the_charge(users: InMemoryUsers) -> None:
     spy, ledger = Spy(), Ledger(Budget(2.0, 1e-5))
     run = Run(users, ledger, Billboard(), spy)

@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 from privrep.data.table import UserTable
-from privrep.errors import BudgetExceeded, InputError, PrivrepError, ResumeError
+from privrep.errors import BudgetExceeded, InputError
 from privrep.privacy import release as module
 from privrep.privacy.accounting import gaussian_delta
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.bounds import Bound
-from privrep.privacy.calibration import Query
 from privrep.privacy.events import Relation, Selection
 from privrep.privacy.groups import hash_ids
 from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
@@ -33,7 +31,6 @@ from privrep.users import holders as engine
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
-from stepping import RowsStep
 
 BUDGET = Budget(2.0, 1e-6)
 SHARE, DELTA = 0.1 * BUDGET.mu**2, 1e-7
@@ -273,71 +270,6 @@ def test_a_price_that_means_nothing_is_refused(
         run.select("items", holders_of({1: [1]}), share, delta)
     assert spy.calls == []
     assert run.ledger.report().events == ()
-
-
-def test_a_simulation_cannot_select_on_a_ledger_that_says_private(run_with: Callable[..., Run]) -> None:
-    with pytest.raises(InputError, match="simulation"):
-        run_with(simulated_noise(0)).select("items", holders_of({1: [1]}), SHARE, DELTA)
-
-
-# Once
-
-
-@pytest.mark.parametrize("dies", ["drawing", "posting"])
-def test_a_run_killed_between_charge_and_post_goes_on_at_no_further_cost(
-    run_with: Callable[..., Run], spy: Any, tmp_path: Path, open_ledger: Open, dies: str
-) -> None:
-    path, folder = tmp_path / "ledger.jsonl", tmp_path / "board"
-    held = holders_of({user: ["a"] for user in range(200)})
-
-    def killed(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    class Killed:
-        seeded = False
-        __call__ = killed
-
-    ledger = open_ledger(BUDGET, path)
-    with pytest.MonkeyPatch.context() as patch:
-        if dies == "posting":
-            patch.setattr(Billboard, "post_selection", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run_with(Killed() if dies == "drawing" else spy, ledger, Billboard(folder)).select(
-                "items", held, SHARE, DELTA
-            )
-    charged = path.read_bytes()
-    assert b'"items/keys"' in charged
-    with pytest.raises(ResumeError):  # this process may have drawn: it gets no second draw
-        run_with(spy, ledger, Billboard(folder)).select("items", held, SHARE, DELTA)
-    ledger.close()
-    ledger = open_ledger(BUDGET, path)
-    run = run_with(spy, ledger, Billboard(folder))
-    assert run.select("items", held, SHARE, DELTA) == ("a",)
-    assert path.read_bytes() == charged + b'{"posted": "items"}\n'
-    drawn = len(spy.calls)
-    ledger.close()
-    ledger = open_ledger(BUDGET, path)
-    again = run_with(spy, ledger, Billboard(folder))
-    assert again.select("items", holders_of({}), SHARE, DELTA) == ("a",)  # read, not asked
-    assert len(spy.calls) == drawn
-    ledger.close()
-    for file in folder.iterdir():
-        file.unlink()
-    with pytest.raises(ResumeError):
-        run_with(spy, open_ledger(BUDGET, path), Billboard(folder)).select("items", held, SHARE, DELTA)
-    assert len(spy.calls) == drawn
-
-
-def test_a_page_that_answers_another_question_is_refused(run_with: Callable[..., Run], spy: Any) -> None:
-    run = run_with(spy)
-    held = holders_of({1: [1]})
-    run.select("items", held, SHARE, DELTA)
-    for share, delta in ((SHARE / 2, DELTA), (SHARE, DELTA / 2)):
-        with pytest.raises(PrivrepError):
-            run.select("items", held, share, delta)
-    with pytest.raises(PrivrepError):
-        run.release("items", RowsStep(lambda X, y: {}), {"keys": Query(Bound(1.0, 1), SHARE)})
-    assert len(spy.calls) == 1
 
 
 # Columns

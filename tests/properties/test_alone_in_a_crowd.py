@@ -13,7 +13,6 @@ import pytest
 from asking import taste_questions
 from experiments.fedavg import LocalUpdate
 from scipy import sparse
-from threadpoolctl import threadpool_limits
 
 from privrep.data.sparse import SparseRows
 from privrep.heads.classification import fit_class_own, fit_class_shared
@@ -130,10 +129,7 @@ def sparse_crowd(kind, rows, dtype, rng):
     return sparse.csr_array(matrix.astype(dtype)), y.astype(dtype)
 
 
-@pytest.fixture(autouse=True)
-def as_the_engines_call_steps():
-    with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_the_engines_call_steps")
 
 
 def numbers(contributions, users):

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panel import prior_mean
 from test_alone_in_a_crowd import assert_alone_as_in_company, chosen, chosen_sparse, crowd, sparse_crowd
-from threadpoolctl import threadpool_limits
 
 from privrep.heads.classification import MANY_ROWS
 from privrep.linear.class_steps import ClassGradient, Encoded
@@ -100,10 +99,7 @@ def steps_of(loss: Loss, d: int, k: int, intercept: bool) -> dict[str, tuple[Any
     return {name: (Labelled(step, loss.classes), bounds) for name, (step, bounds) in asked.items()}
 
 
-@pytest.fixture(autouse=True)
-def as_the_engines_call_steps() -> Any:
-    with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_the_engines_call_steps")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ else's contribution by a bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ import test_multimodal_neighbours as pairs  # noqa: E402
 
 from privrep.multimodal.mechanisms.classes import ClassStep, ClosedRows, MomentStep, Whitening  # noqa: E402
 from privrep.multimodal.towers import Centred, Layout  # noqa: E402
-from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.bounds import Bound  # noqa: E402
 from privrep.privacy.contributions import packed_size  # noqa: E402
 from privrep.privacy.protocol import StepSpec, UserBatch  # noqa: E402
@@ -31,12 +29,6 @@ IMAGE, CLASSES = pairs.IMAGE, 3
 LAYOUT = Layout(IMAGE, 0, pairs.BANK, np.array([0, 1, 2, 1, 0]))
 TURNED = np.linalg.qr(np.sin(1.3 * np.arange(2.0 * IMAGE)).reshape(IMAGE, 2))[0]
 MEAN = 0.1 * np.cos(np.arange(float(IMAGE))).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def batches_on_one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@ most, and under "bank" no one else's contribution by a bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -26,7 +25,6 @@ from privrep.multimodal.mechanisms.bank import BankStep  # noqa: E402
 from privrep.multimodal.mechanisms.batch import BatchStep  # noqa: E402
 from privrep.multimodal.mechanisms.pairwise import InsideStep  # noqa: E402
 from privrep.multimodal.towers import Layout, Towers, make_towers  # noqa: E402
-from privrep.nn.threads import one_thread  # noqa: E402
 from privrep.privacy.bounds import FLOAT_SLACK, Bound  # noqa: E402
 from privrep.users import summing as base  # noqa: E402
 from privrep.users.memory import InMemoryUsers  # noqa: E402
@@ -36,12 +34,6 @@ BANK = np.sin(1.1 * np.arange(CAPTIONS * TEXT)).reshape(CAPTIONS, TEXT).astype(n
 LAYOUT = Layout(IMAGE, TEXT, BANK)
 CLIP = 0.4
 User = tuple[np.ndarray, np.ndarray]
-
-
-@pytest.fixture(autouse=True)
-def batches_on_one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def filled(module: nn.Module) -> nn.Module:

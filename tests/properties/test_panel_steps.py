@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from asking import ADD, D, Every, K, assert_within, make_user, table_of
 from panel import panel_questions, prior_mean
 from test_alone_in_a_crowd import assert_alone_as_in_company, chosen, chosen_sparse, crowd, numbers, sparse_crowd
-from threadpoolctl import threadpool_limits
 
 from privrep.errors import InputError
 from privrep.federated.wire.step_codec import decode, encode
@@ -32,10 +30,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def as_the_engines_call_steps() -> Any:
-    with np.errstate(all="ignore"), threadpool_limits(1, user_api="blas"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_the_engines_call_steps")
 
 
 def strange_crowd(rows: int, dtype: type, targets: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from privrep.data.readers import TableSource, read_table
 from privrep.errors import InputError
@@ -121,6 +122,27 @@ def test_no_head_depends_on_performance(source: TableSource) -> None:
     learned = Representation(basis, FeatureTransform.plain(D), 0.1)
     found = [fit_heads(table.blocks(200), learned, performance=one) for one in SETTINGS[:3]]
     assert len({(heads.shared.tobytes(), heads.own.tobytes()) for heads in found}) == 1
+
+
+@dataclass(frozen=True)
+class Threads:
+    """A step that notes how many threads BLAS has while it is called."""
+
+    seen: list[int]
+    spec = StepSpec(floats_per_user=D)
+
+    def __call__(self, batch: UserBatch) -> dict[str, Contributions | Losses]:
+        self.seen.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return {"sum": Vectors(batch.X.sum(axis=1))}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_steps_are_called_with_blas_on_one_thread(workers: int, source: TableSource) -> None:
+    """Products that are cut up among threads round by the number of cores."""
+    step = Threads([])
+    with threadpool_limits(2, user_api="blas"):
+        InMemoryUsers(read_table(source), Performance(workers)).sums(step, {"sum": BOUNDS["sum"]})
+    assert set(step.seen) == {1}
 
 
 @pytest.mark.parametrize("workers", [0, -1, True, None, 1.5])

@@ -1,0 +1,227 @@
+"""Kill runs anywhere and let them go on: `killed_programs` are killed, and `test_kill` judges what they leave.
+
+A process of its own imports privrep once and forks another for every attempt. Hooks around every sync, rename, draw,
+write and post count the places that an attempt passes, and at a chosen one the process ends without any clean-up. Of a
+charge that was not yet synced only a part survives, as in a power cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SEED = 11
+DIED = 9
+
+
+@dataclass
+class Death:
+    """Counts the places a process passes; at the fatal one it ends, by exit or by signal in turn."""
+
+    fatal: int | None
+    passed: list[str] = field(default_factory=list)
+
+    def here(self, place: str, last_words: Callable[[], None] = lambda: None) -> None:
+        self.passed.append(place)
+        if self.fatal == len(self.passed) - 1:
+            last_words()
+            if self.fatal % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(DIED)
+
+
+def haunt(death: Death, ledger: Path) -> None:
+    """Put hooks around everything that leaves a trace. Only ever called in a process of its own."""
+    from privrep.privacy import billboard as boards
+    from privrep.privacy.billboard import Billboard
+    from privrep.privacy.ledger import Ledger
+
+    fsync, replace, save = os.fsync, os.replace, boards.save_file
+    charge, post = Ledger.charge, Billboard._post
+    safe = [ledger.stat().st_size if ledger.exists() else 0]  # bytes of the ledger that a power cut cannot take
+
+    def new_fsync(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")) != ledger:
+            return fsync(descriptor)  # of a page or a folder: the places before and after have hooks of their own
+
+        def tear() -> None:
+            size = os.fstat(descriptor).st_size
+            os.ftruncate(descriptor, safe[0] + (size - safe[0]) // 2)
+
+        death.here("ledger written, not synced: torn", tear)
+        death.here("ledger written, not synced: whole")
+        fsync(descriptor)
+        safe[0] = os.fstat(descriptor).st_size
+        death.here("ledger synced")
+
+    def new_replace(source: Any, target: Any) -> None:
+        death.here("before rename")
+        replace(source, target)
+        death.here("after rename")
+
+    def new_save(arrays: Any, path: str, metadata: Any) -> None:
+        save(arrays, path, metadata=metadata)
+        whole = Path(path).read_bytes()
+        death.here("page half written", lambda: Path(path).write_bytes(whole[: len(whole) // 2]) and None)
+        death.here("page written, not synced")
+
+    def new_charge(self: Any, events: Any) -> None:
+        death.here("before charge")
+        charge(self, events)
+        death.here("after charge, before draw")
+
+    def new_post(self: Any, page: Any) -> None:
+        death.here("after draw, before post")
+        post(self, page)
+        death.here("after post")
+
+    os.fsync, os.replace, boards.save_file = new_fsync, new_replace, new_save  # type: ignore[assignment]
+    Ledger.charge, Billboard._post = new_charge, new_post  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class WatchedNoise:
+    """A noise source at whose draws a process can die."""
+
+    source: Any
+    death: Death
+
+    @property
+    def seeded(self) -> bool:
+        return bool(self.source.seeded)
+
+    def __call__(self, name: str, sigma: float, size: int) -> Any:
+        return self._between(f"draw of {name}", lambda: self.source(name, sigma, size))
+
+    def draw_choice(self, name: str, losses: Any, scale: int) -> int:
+        return int(self._between(f"draw of {name}", lambda: self.source.draw_choice(name, losses, scale)))
+
+    def draw_key(self, name: str) -> bytes:
+        return bytes(self._between(f"key of {name}", lambda: self.source.draw_key(name)))
+
+    def _between(self, what: str, draw: Callable[[], Any]) -> Any:
+        self.death.here(f"before {what}")
+        drawn = draw()
+        self.death.here(f"after {what}")
+        return drawn
+
+
+def open_run(folder: Path, seed: int | None, death: Death, users: Any, epsilon: float) -> Any:
+    """Return a run of a folder whose process can die wherever it leaves a trace."""
+    from privrep.privacy.billboard import Billboard
+    from privrep.privacy.ledger import Budget, Ledger
+    from privrep.privacy.noise import secure_noise, simulated_noise
+    from privrep.privacy.run import Run
+
+    folder.mkdir(exist_ok=True)
+    haunt(death, folder / "ledger.jsonl")
+    ledger = Ledger(Budget(epsilon, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
+    noise = WatchedNoise(secure_noise if seed is None else simulated_noise(seed), death)
+    return Run(users, ledger, Billboard(folder / "billboard"), noise)
+
+
+Attempt = Callable[[Path, int | None, Death], dict[str, Any]]
+"""One process's life in a folder, from wherever the last one got to: the result, with what was drawn as "drawn"."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is killed, where, and what its folders must say."""
+
+    attempt: Attempt
+    imports: Sequence[str]  # once, before the forks
+    epsilon: float  # of the budget
+    spends: float | None  # the part of it, roughly, that is spent in the end; None if little is
+    every: dict[str, int]  # of how many places one is fatal, of simulated runs and of secure ones
+    places: Sequence[str] = ("torn", "before charge", "after charge, before draw", "after draw, before post")
+    least: tuple[int, int] = (20, 3)  # places that an attempt passes, and moments between two lives
+    derived: frozenset[str] = frozenset()  # pages that are charged for nothing
+    adaptive: bool = False  # what is asked later depends on noise
+    often: int = 1  # runs that are killed several times
+
+
+def in_a_process(attempt: Attempt, folder: Path, seed: int | None, fatal: int | None) -> bool:
+    """Return whether the attempt came to its end. Anything but the end and the death that was asked for is an error."""
+    child = os.fork()
+    if child == 0:
+        try:
+            death = Death(fatal)
+            result = attempt(folder, seed, death)
+            (folder / "result.json").write_text(json.dumps(result))
+            (folder / "passed.json").write_text(json.dumps(death.passed))
+            os._exit(0)
+        finally:  # an exception: print it, do not return into the parent's code
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    if not killed and os.WEXITSTATUS(status) not in (0, DIED):
+        raise RuntimeError(f"attempt in {folder} failed with status {status}")
+    return not killed and os.WEXITSTATUS(status) == 0
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """Return what a folder says: the ledger's report, the pages' files by their hashes, and what is on the pages."""
+    from privrep.errors import InputError
+    from privrep.privacy import billboard as boards
+    from privrep.privacy.events import event_to_json
+    from privrep.privacy.ledger import read_report
+
+    try:
+        report = read_report(folder / "ledger.jsonl")
+        spent = {
+            "epsilon": report.epsilon,
+            "events": [[name, event_to_json(event)] for name, event in report.events],
+        }
+    except InputError:
+        spent = {"epsilon": 0.0, "events": []}
+    files = sorted((folder / "billboard").glob("*.safetensors"))
+    pages = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    read = [boards._read_page(file) for file in files]  # safetensors orders its metadata as it likes
+    content = [[page.name, {k: v.tolist() for k, v in sorted(page.arrays.items())}, page.facts] for page in read]
+    result = folder / "result.json"
+    said = json.loads(result.read_text()) if result.exists() else None
+    return {**spent, "pages": pages, "content": content, "result": said}
+
+
+def story(attempt: Attempt, folder: Path, seed: int | None, deaths: list[int]) -> dict[str, Any]:
+    """Return a folder's life: killed at each of these places in turn, then left to finish."""
+    between = []
+    for fatal in deaths:
+        if in_a_process(attempt, folder, seed, fatal):
+            break
+        between.append(state(folder))
+    else:
+        if not in_a_process(attempt, folder, seed, None):
+            raise RuntimeError("the last attempt was to finish")
+    leftovers = [p.name for p in (folder / "billboard").glob("*.tmp")]
+    return {"deaths": deaths, "between": between, "end": state(folder), "leftovers": leftovers}
+
+
+def tell(program: Program, folder: Path) -> dict[str, Any]:
+    """Return the stories of a program: undisturbed, killed at one place after the other, and killed several times."""
+    for module in program.imports:
+        importlib.import_module(module)
+    told: dict[str, Any] = {}
+    for kind, seed in (("simulated", SEED), ("secure", None)):
+        told[kind] = {"undisturbed": story(program.attempt, folder / kind, seed, [])}
+        places = json.loads((folder / kind / "passed.json").read_text())
+        fatal = range(0, len(places), program.every[kind])
+        stories = [story(program.attempt, folder / f"{kind}-{i}", seed, [i]) for i in fatal]
+        rng = np.random.default_rng(1)
+        for i in range(max(program.often // program.every[kind], 1)):
+            deaths = [3, *(int(d) for d in rng.integers(0, len(places), 3))]
+            stories.append(story(program.attempt, folder / f"{kind}-often-{i}", seed, deaths))
+        told[kind] |= {"places": places, "stories": stories}
+    return told
