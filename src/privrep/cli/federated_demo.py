@@ -97,7 +97,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def _parts(table: UserTable) -> dict[str, UserTable]:
-    """The users of each node: the first so many, then the next."""
+    """Return the users of each node: the first so many, then the next."""
     parts, first = {}, 0
     for name, users in NODES.items():
         start, stop = table.offsets[first], table.offsets[first + users]
@@ -149,7 +149,7 @@ def _free_port() -> int:
 
 
 def _federate(out: Path, port: int, say: Say) -> None:
-    """Server and nodes, until all have ended well; whatever happens, none of them is left."""
+    """Run server and nodes until all have ended well; whatever happens, none of them is left."""
     privrep = [sys.executable, "-m", "privrep.cli", "federate"]
     commands = {"server": [*privrep, "serve", str(out / "federate.toml"), "--out", str(out / "server")]}
     for name in NODES:
@@ -174,7 +174,7 @@ def _federate(out: Path, port: int, say: Say) -> None:
 
 @contextmanager
 def _processes(commands: Mapping[str, Sequence[str]], out: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Each in a group of its own, so that Ctrl-C reaches this process, which then stops them."""
+    """Start each in a group of its own, so that Ctrl-C reaches this process, which then stops them."""
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, command in commands.items():
@@ -264,7 +264,7 @@ def _heads(folder: Path, part: UserTable) -> Heads:
 
 
 def _private(table: UserTable) -> tuple[tuple[Array, Array], float]:
-    """The same model learned from one table, with the same budget: weights and intercepts, and what was spent."""
+    """Learn the same model from one table, with the same budget; return weights and intercepts, and what was spent."""
     config = Config(rank=RANK, epsilon=EPSILON, delta=DELTA)
     fitted = learn(InMemoryUsers(table), config)
     heads = fit_heads(table.blocks(), fitted.representation)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from privrep.privacy.events import Relation
     from privrep.schema.commands import FitConfig
 
-BESIDES = ("out", "workdir", "overwrite", "check")  # options that go with a file
+BESIDES = ("out", "workdir", "overwrite", "check", "quiet", "as_json")  # options that go with a file
 KEYS = {  # of each option, what a file says in its place
     "--user": "columns.user",
     "--target": "columns.target",

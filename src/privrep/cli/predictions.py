@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from privrep.cli.console import say
-from privrep.cli.tables import id_kind, new_file
+from privrep.cli.streams import new_file, shown_output
+from privrep.cli.tables import id_kind
 from privrep.errors import InputError
+from privrep.schema.standard import STANDARD
 
 if TYPE_CHECKING:
     from privrep.data.missing import MissingCounts
@@ -176,9 +178,25 @@ def write_predictions(
         else:
             batches = Batches(Path(rows.path), all_columns(rows))
             count = write_arrow(batches, predictions, names, temporary, suffix)
+    say_written(count, out, names, len(names) > 1)
+
+
+def say_written(count: int, out: Path, names: Sequence[str], several: bool) -> None:
+    """Say how many rows were predicted, and who may read them.
+
+    Args:
+        count: how many.
+        out: the file.
+        names: of the columns of predictions.
+        several: whether a row has several predictions.
+    """
+    alone = "" if out == STANDARD else "readable by you alone: "
     say(
-        f"{count:,} rows with their prediction{'s' if len(names) > 1 else ''}: {out} (readable by you alone: made by "
-        "private heads, not covered by the privacy guarantee)"
+        f"{count:,} rows with their prediction{'s' if several else ''}: {shown_output(out)} ({alone}made by private "
+        "heads, not covered by the privacy guarantee)",
+        predictions=out,
+        rows=count,
+        columns=names,
     )
 
 

@@ -12,7 +12,9 @@ WEAK_DELTA = 1e-4  # above it, where the number of users is not public
 EARLY = 0.02  # of the budget that may be left without a word
 
 
-def find_weaknesses(epsilon: float, delta: float, relation: Relation, users: int) -> list[str]:
+def find_weaknesses(
+    epsilon: float, delta: float, relation: Relation, users: int, whose: str = "one user's"
+) -> list[str]:
     """Return a sentence for each part of a budget that promises little.
 
     Args:
@@ -20,12 +22,13 @@ def find_weaknesses(epsilon: float, delta: float, relation: Relation, users: int
         delta: of the whole fit; 0 where it is pure.
         relation: under replace-one-user the number of users is public. Under the other it has no say.
         users: how many there are.
+        whose: rows are protected together.
     """
     found = []
     if epsilon > WEAK_EPSILON:
         factor = f"{math.exp(epsilon):.1g}" if epsilon < 500 else "any number of"
         found.append(
-            f"epsilon {epsilon:g} is a weak promise: one user's rows may make an outcome {factor} times as likely. "
+            f"epsilon {epsilon:g} is a weak promise: {whose} rows may make an outcome {factor} times as likely. "
             "Usual are 1 to 10."
         )
     if relation == "replace-one-user":

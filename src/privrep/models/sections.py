@@ -15,6 +15,7 @@ from privrep.models.spending import Spent, count_releases
 from privrep.privacy.events import Relation
 from privrep.privacy.ledger import PrivacyReport
 
+MOST_EPSILON = 500.0  # above it e^epsilon is no number to print
 SEEDED = (
     "THE NOISE WAS SEEDED: this is a simulation and NOT PRIVATE. Whoever knows the seed can subtract the noise. "
     "Do not publish anything of it that was computed from real users."
@@ -136,10 +137,12 @@ def meaning(report: PrivacyReport, unit: Unit = USERS) -> str:
     """Return what epsilon and delta mean to one person."""
     if not report.events:
         return "Nothing was released yet, so nothing was learned about anyone."
-    factor = math.exp(report.epsilon) if report.epsilon < 500 else math.inf
     weak = " That is a weak promise." if report.epsilon > 10 else ""
     chance = f", but for a chance of about {report.delta:g}" if report.delta else ""
-    return f"{unit.makes} any outcome at most {factor:.3g} times as likely{chance}.{weak}"
+    most, bound = f"{math.exp(min(report.epsilon, MOST_EPSILON)):.3g}", ""
+    if report.epsilon > MOST_EPSILON:
+        most, bound = f"e^{report.epsilon:.4g}", ", which is no useful bound"
+    return f"{unit.makes} any outcome at most {most} times as likely{bound}{chance}.{weak}"
 
 
 def neighbours(relation: Relation, unit: Unit = USERS) -> str:

@@ -7,6 +7,7 @@ are declared in its file.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,6 +29,7 @@ from privrep.schema.machinery import (
     Texts,
     Whole,
     YesNo,
+    check_all,
     entry,
 )
 from privrep.schema.sections import (
@@ -181,13 +183,17 @@ class NeuralConfig(Configuration):
 
     @property
     def out(self) -> Path | None:
+        """Return where the model goes, if the file says."""
         return self.output.folder
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kind, model = self.data.kind, self.model
-        _check_told(kind, self.users.by)
-        if kind == "folder" and not isinstance(model.classes, list):
+        check_all(partial(_check_told, self.data.kind, self.users.by), self._check_model)
+        return self
+
+    def _check_model(self) -> None:
+        model = self.model
+        if self.data.kind == "folder" and not isinstance(model.classes, list):
             raise InputError("classes of an image folder have names: list those that are public in model.classes.")
         if model.keep is not None and model.features not in ("edges", "dct"):
             raise InputError(
@@ -197,7 +203,6 @@ class NeuralConfig(Configuration):
             raise InputError(
                 'model.cache keeps features of a frozen network; it goes with model.features = "efficientnet".'
             )
-        return self
 
 
 def _check_told(kind: str, by: str | None) -> None:
@@ -225,6 +230,8 @@ class ImageInput(Configuration):
 
 
 class ModelOfKind(SectionOfKind):
+    """What a federation learns, of one of two kinds."""
+
     needs = "the config must say"
     tells_kinds = False
     stray = ""
