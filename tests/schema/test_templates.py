@@ -10,22 +10,12 @@ from typing import Any
 
 import pytest
 
-from privrep import cli
+from commands import run
 from privrep.errors import InputError
 from privrep.linear.registry import METHODS
 from privrep.schema.template import COMMANDS
 
 CHECK = {"federate": ["federate", "serve"]}
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def written(capsys: pytest.CaptureFixture[str], command: str) -> str:

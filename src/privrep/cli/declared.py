@@ -57,7 +57,7 @@ def read_scale(told: Declared | None, features: Sequence[str]) -> tuple[float, .
 
 
 def read_covariance(told: Declared | None, features: Sequence[str]) -> tuple[tuple[float, ...], ...] | None:
-    """Return the covariance of the features, in their order. What was told may have another order, and more features."""
+    """Return the covariance of the features, in their order. What was told may have more, in any order."""
     if told is None:
         return None
     data, where = told.read(), told.where

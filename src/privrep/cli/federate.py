@@ -231,12 +231,11 @@ def _check(config: Path) -> None:
 
 def _note_weakness(task: Task) -> None:
     """Remark on a budget that promises little; how many users there are is not known yet."""
-    privacy: Any = task
-    note_weakness(privacy.epsilon, privacy.delta, privacy.relation)
+    note_weakness(task.epsilon, task.delta, task.relation)
 
 
 def _need_flower(folder: Path | None = None) -> None:
-    """Raise InputError where Flower is not installed; let nothing of its own leave this machine or this run's folder."""
+    """Raise InputError where Flower is not installed; keep all of its own on this machine and in this run's folder."""
     if importlib.util.find_spec("flwr") is None:
         raise InputError(NEEDED)
     from privrep.federated.wire import silence_flower  # noqa: F401 - settings that Flower reads as it is imported
