@@ -15,9 +15,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import typer
-from commands import Capture, done, run
 from test_cli import BUDGET, COLUMNS, make_rows, write
 
+from commands import Capture, done, run
 from privrep import cli
 from privrep.cli.console import Bar
 from privrep.cli.ending import MEANINGS, ExitCode

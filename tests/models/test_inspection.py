@@ -22,7 +22,7 @@ from privrep.models.description import Columns, Config
 from privrep.models.inspection import inspect_folder
 from privrep.models.learning import learn
 from privrep.models.picture import _bars
-from privrep.models.sections import Inspection
+from privrep.models.sections import Inspection, meaning
 from privrep.privacy.events import Event, Gaussian, Relation, Selection
 from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
@@ -348,3 +348,12 @@ def test_heads_of_another_model_are_refused(tmp_path: Path, folder: Path) -> Non
     shutil.copy(tmp_path / "other" / "private" / "heads.parquet", broken / "private" / "heads.parquet")
     with pytest.raises(InputError, match="heads are of another representation"):
         models.load(broken)
+
+
+def test_a_factor_that_is_no_number_is_called_no_useful_bound() -> None:
+    ledger = Ledger(Budget(1e6, 1e-6))
+    ledger.charge({"scales/sizes": Gaussian(noise_multiplier(ledger.remaining))})
+    said = meaning(ledger.report())
+    assert "at most e^1e+06 times as likely, which is no useful bound, but for a chance of about 1e-06." in said
+    assert said.endswith("That is a weak promise.")
+    assert "inf" not in said

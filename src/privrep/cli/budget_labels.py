@@ -40,7 +40,14 @@ def make_label_problem(
 
 
 def show_labels(users: int | None, p: LabelProblem, whole: Budget, gain: float | None) -> None:
-    """Say how good predictions will be, and what goals take."""
+    """Say how good predictions will be, and what goals take.
+
+    Args:
+        users: how many there are, if that is known.
+        p: what is expected of the data.
+        whole: the budget.
+        gain: what is wanted, if that was said.
+    """
     tell(problem=asdict(p))
     own = f"users' own slopes {p.slopes:g}, " if p.rank else ""
     show(

@@ -20,7 +20,13 @@ ROUGH = (
 
 
 def show_ratings(users: int, p: RatingProblem, whole: Budget) -> None:
-    """Say how good predictions will be."""
+    """Say how good predictions will be.
+
+    Args:
+        users: how many there are.
+        p: what is expected of the ratings.
+        whole: the budget.
+    """
     from privrep.models.rating_forecast import forecast_ratings
 
     found = forecast_ratings(users, p, whole)

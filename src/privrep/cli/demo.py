@@ -110,6 +110,11 @@ def run_demo(
     In the folder are model/, the fit of the first population, picture.png and some rows to try `predict` on. In the
     first population users differ in slopes along two directions and in nothing else. The second is like real panels:
     users differ in level, levels follow users' features, and slopes are mostly common. It has a quarter of the users.
+
+    Args:
+        folder: to fill.
+        users: of the first population.
+        on_page: hears of every page.
     """
     import numpy as np
 

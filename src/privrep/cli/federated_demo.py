@@ -65,7 +65,13 @@ class Outcome:
 
 
 def run_demo(out: Path, *, say: Say, overwrite: bool = False) -> Outcome:
-    """Fill the folder `out`: keys, a file of rows for each node, and the folders of the server and of the nodes."""
+    """Fill a folder: keys, a file of rows for each node, and the folders of the server and of the nodes.
+
+    Args:
+        out: the folder.
+        say: hears what happens.
+        overwrite: whether an earlier demo there is replaced.
+    """
     _check_out(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
@@ -216,6 +222,7 @@ class _Log:
         self._name, self._path, self._say, self._read = name, path, say, 0
 
     def follow(self) -> None:
+        """Say the lines that are new."""
         with open(self._path, "rb") as file:
             file.seek(self._read)
             new = file.read()

@@ -78,6 +78,12 @@ def _same_run(found: TableFacts, config: Config, columns: Columns) -> bool:
 def make_room(out: Path, config: Config, columns: Columns, overwrite: bool) -> str:
     """Remove what --overwrite replaces: a model, or a run with other settings.
 
+    Args:
+        out: the folder.
+        config: the settings of the fit.
+        columns: as they were asked for.
+        overwrite: whether a model or another run is replaced.
+
     Returns:
         What to say once a run that stands is continued; empty if there is none.
     """
@@ -178,12 +184,11 @@ def learn_table(
             on_page = noting_first(make_room(out, config, columns, overwrite), bar.page)
             fitted = learn(users, config, folder=out, columns=columns, on_page=on_page)
             blocks = bar.heads(opened[0].blocks(), count)
-            net = config.safety_net
             heads = fit_heads(
                 blocks,
                 fitted.representation,
                 intercept=config.intercept,
-                safety_net=net,
+                safety_net=config.safety_net,
                 loss=fitted.loss,
                 keep_means=opened[0].means_to_keep,
             )
@@ -237,7 +242,13 @@ def how_to_go_on(out: Path) -> str:
 
 
 def summarise(fitted: Model, out: Path, asked: Columns) -> None:
-    """Say what a fit did, what was learned, and what may be published."""
+    """Say what a fit did, what was learned, and what may be published.
+
+    Args:
+        fitted: the model.
+        out: its folder.
+        asked: the columns as they were asked for.
+    """
     from privrep.models.gains import describe_gains, judge_nothing
     from privrep.models.promise import describe_rest
 
@@ -256,7 +267,7 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
     if nothing := judge_nothing(learned):
         shout(f"NOTHING WAS LEARNED: {nothing}.", nothing_learned=nothing)
     elif learned.gains is not None:
-        say(describe_gains(learned))
+        say(describe_gains(learned), gains=describe_gains(learned))
     if report.seeded:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
     else:

@@ -89,7 +89,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def _personalize_network(folder: NodeFolder, table: NodeFile, replace: bool = False) -> None:
-    """Of a neural model, FILE is read as `federate join` reads it, labels and all."""
+    """Read FILE, of a neural model, as `federate join` reads it, labels and all."""
     with readable(table) as path:
         joined = _neural_heads().personalize(folder, path, replace)
     say_joined(joined.came, joined.replaced, joined.in_all, folder / "model")
@@ -102,8 +102,9 @@ def _predict_network(
     overwrite: bool = False,
     proba: Annotated[bool, flag("--proba", help="Of a neural model: the probability of each class, too.")] = False,
 ) -> None:
-    """Of a neural model, FILE is read as `federate join` reads it, but needs no labels, and what is written of each row
-    is its `user` and `prediction` and, with --proba, `probability_CLASS` of each class.
+    """Read FILE, of a neural model, as `federate join` reads it; it needs no labels.
+
+    Each row is written as its `user` and `prediction` and, with --proba, `probability_CLASS` of each class.
     """
     from privrep.data.readers import SUFFIXES
 

@@ -217,7 +217,14 @@ def _with_user_column(
 
 @contextmanager
 def with_user_column(table: Path, column: str, value: str | int, dialect: Dialect) -> Iterator[Path]:
-    """Give a private copy of a table with a column that names one user, for as long as it is needed."""
+    """Yield a private copy of a table with a column that names one user, for as long as it is needed.
+
+    Args:
+        table: the file.
+        column: the name of the new column.
+        value: the user.
+        dialect: how the file is written, as far as that was said.
+    """
     with tempfile.TemporaryDirectory(prefix="privrep-") as scratch:
         copy = _add_column(table, column, value, Path(scratch), dialect)
         try:
@@ -350,8 +357,8 @@ class _Names(NamedTuple):
 def _write_weights(heads: Heads, fitted: Model, names: _Names, out: Path) -> None:
     """Write every user's linear model in the original features: prediction = intercept + sum of weight * feature.
 
-    One for each target, named where there are several, or for each class; of two classes for the second, which is
-    predicted where it is positive. The feature `item=A` is 1 in rows of item A and 0 in others.
+    There is one for each target, named where there are several, or for each class. Of two classes it is for the second,
+    which is predicted where it is positive. The feature `item=A` is 1 in rows of item A and 0 in others.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -73,10 +73,10 @@ def predict(
 ) -> None:
     """Predict every row of a table by its user's own head: the same table with one more column, `prediction`.
 
-    A model of several targets adds a column for each, `prediction_NAME`; one of classes predicts a class and, with the
-    log loss, adds the probability of each, `probability_CLASS`.
+    A model of several targets adds a column for each, `prediction_NAME`. A model of classes predicts a class and, with
+    the log loss, adds the probability of each, `probability_CLASS`.
     Rows of users without a head are predicted with the prior mean, in models of ratings with the level and the item's
-    offset; it says how many. With --unknown skip they are left out. Missing features are filled as in the fit.
+    offset. The command says how many. With --unknown skip they are left out. Missing features are filled as in the fit.
     With --interval 0.9, each prediction has two more columns, `prediction_low` and `prediction_high`, between which
     nine of ten targets are expected.
     Networks, and numbers of public features, take images or flattened rows: see --help of `personalize`.
@@ -132,7 +132,14 @@ def _predict_table(
 
 
 def predictor_of(fitted: Model, folder: Path, interval: float | None, features: Any = None) -> Predictor:
-    """Return the heads of a model of a table; `features` maps rows to what they take, where they are no columns."""
+    """Return the heads of a model of a table.
+
+    Args:
+        fitted: the model.
+        folder: of the model.
+        interval: the share of targets that intervals cover, if they are asked for.
+        features: from rows to what the heads take, where that is no columns.
+    """
 
     def columns(X: Any, positions: Any) -> list[Any]:
         return _columns(fitted, X if features is None else features(X), positions, interval)
@@ -144,7 +151,14 @@ def predictor_of(fitted: Model, folder: Path, interval: float | None, features: 
 
 
 def say_unusual(fitted: Model, folder: Path, asked: Asked, seen: Seen) -> None:
-    """Say what the model did not know, and what was missing."""
+    """Say what the model did not know, and what was missing.
+
+    Args:
+        fitted: the model.
+        folder: of the model.
+        asked: what was asked for besides predictions.
+        seen: in the rows that were predicted.
+    """
     from privrep.heads.uncertainty import describe_unknown
     from privrep.local.prior import HeadPrior
 

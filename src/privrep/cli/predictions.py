@@ -167,7 +167,15 @@ def table_batches(source: TableSource, seen: Seen) -> Iterator[RowBatch]:
 def write_predictions(
     rows: TableSource | Batches, predictions: Iterable[Any], names: Sequence[str], out: Path, suffix: str
 ) -> None:
-    """Write the file --out, readable by its owner only, and say how many rows it has."""
+    """Write the file --out, readable by its owner only, and say how many rows it has.
+
+    Args:
+        rows: what is written of each row besides predictions.
+        predictions: which rows of a batch are kept, and an array for each name.
+        names: of the columns of predictions.
+        out: the file.
+        suffix: its ending.
+    """
     from privrep.data.readers import SUFFIXES
 
     with new_file(out) as temporary:
@@ -201,7 +209,18 @@ def say_written(count: int, out: Path, names: Sequence[str], several: bool) -> N
 
 
 def write_text(source: TableSource, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
-    """Write CSV to CSV: every row as the text it is, with its predictions. Return how many rows."""
+    """Write CSV to CSV: every row as the text it is, with its predictions.
+
+    Args:
+        source: the table.
+        predictions: which rows of a batch are kept, and an array for each name.
+        names: of the columns of predictions.
+        path: of the file.
+        suffix: which says whether it is packed.
+
+    Returns:
+        How many rows.
+    """
     from privrep.data.dialects import Dialect, open_text, text_rows
 
     dialect, total = source.dialect or Dialect(), 0
@@ -228,7 +247,18 @@ def _as_text(column: Any, decimal: str) -> list[Any]:
 
 
 def write_arrow(batches: Batches, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
-    """Write every row of record batches, all its columns, with its predictions. Return how many rows."""
+    """Write every row of record batches, all its columns, with its predictions.
+
+    Args:
+        batches: the rows.
+        predictions: which rows of a batch are kept, and an array for each name.
+        names: of the columns of predictions.
+        path: of the file.
+        suffix: which says how it is written.
+
+    Returns:
+        How many rows.
+    """
     import pyarrow as pa
 
     writer, total = None, 0

@@ -128,7 +128,14 @@ def list_left_out(source: TableSource) -> None:
 
 
 def say_joined(came: int, replaced: int, in_all: int, folder: Path) -> None:
-    """Say how many users got a head."""
+    """Say how many users got a head.
+
+    Args:
+        came: users in the table.
+        replaced: users among them who had a head.
+        in_all: users of the model.
+        folder: of the model.
+    """
     renewed = f"{replaced:,} with a new head, " if replaced else ""
     facts = {"new": came - replaced, "replaced": replaced, "in_all": in_all}
     say(f"Users: {came - replaced:,} more, {renewed}{in_all:,} in all, in {folder / 'private'}", users=facts)

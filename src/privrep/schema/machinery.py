@@ -321,6 +321,7 @@ class _Place:
 
     @classmethod
     def at(cls, model: type[Section], steps: Sequence[int | str]) -> _Place:
+        """Return the place that the steps of pydantic lead to."""
         place = cls((), model, model, "", ())
         for step in map(str, steps):
             place = place._inside(step)
