@@ -1,4 +1,4 @@
-"""What all commands have: --quiet, --json, and one way to be stopped."""
+"""The options that all commands have: --quiet, --json, and one way to be stopped."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ NOISE_MULTIPLIER = (
 
 @dataclass
 class Screen:
-    """What one command may print, and what it has told so far."""
+    """The screen of one command: what it may print, and what it has told so far."""
 
     quiet: bool = False
     as_json: bool = False

@@ -17,7 +17,7 @@ import typer
 
 
 class ExitCode(IntEnum):
-    """What a command ends with."""
+    """The exit codes of commands."""
 
     DONE = 0
     BUG = 1
@@ -33,7 +33,7 @@ MEANINGS = {
     ExitCode.INTERRUPTED: "stopped by Ctrl-C (SIGINT)",
     ExitCode.TERMINATED: "stopped by SIGTERM",
 }
-"""What each code means, as docs/command-line.md has it."""
+"""The meaning of each code, as docs/command-line.md has it."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -55,7 +55,7 @@ class Row(Comparison):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a demo leaves: a table to show, and where things are."""
+    """The result of a demo: a table to show, and where things are."""
 
     title: str
     table: list[Row]
@@ -216,7 +216,7 @@ def _check(running: Mapping[str, subprocess.Popen[bytes]], out: Path) -> None:
 
 
 class _Log:
-    """What a process says, line by line as it comes."""
+    """The log of a process, line by line as it comes."""
 
     def __init__(self, name: str, path: Path, say: Say) -> None:
         self._name, self._path, self._say, self._read = name, path, say, 0

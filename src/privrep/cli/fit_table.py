@@ -1,4 +1,4 @@
-"""What `privrep fit` does once it knows what was asked for: read the table, learn, make heads, write the folder.
+"""The work of `privrep fit` once it knows what was asked for: read the table, learn, make heads, write the folder.
 
 First comes the folder: what stands there, and whether this fit may continue or replace it. Then the fit, and what
 `privrep fit` says it did.

@@ -44,7 +44,7 @@ class RowOptions:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a model takes: facts of its folder."""
+    """Rows that a model takes: facts of its folder."""
 
     folder: Path
     width: int  # numbers of a row

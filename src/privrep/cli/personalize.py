@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,8 +28,9 @@ from privrep.cli.options import (
     flag,
     split_names,
 )
-from privrep.cli.streams import new_file, readable, shown_output
+from privrep.cli.streams import readable, shown_output
 from privrep.cli.tables import as_id, check_file, id_kind, open_table, say_joined, suffix_of
+from privrep.cli.weights import ColumnNames, write_weights
 from privrep.errors import InputError
 from privrep.schema.standard import STANDARD
 
@@ -114,7 +114,7 @@ def _personalize_table(
             source = open_table(path, fitted, column, targets, *chosen, table)
             new, names = _heads_of_rows(source, fitted), list(source.feature_names)
     if out is not None:
-        _write_weights(new, fitted, _Names(names, targets), out)
+        write_weights(new, fitted, ColumnNames(names, targets), out)
         alone = "" if out == STANDARD else " (readable by you alone)"
         count = f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}"
         say(f"{count}: {shown_output(out)}{alone}", heads=out, count=len(new.ids))
@@ -345,60 +345,3 @@ def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) ->
     stay = np.ones(len(old.ids), dtype=bool)
     stay[position[known]] = False
     return Heads.join([old.of_users(stay), new])
-
-
-class _Names(NamedTuple):
-    """The names of the columns of a table."""
-
-    features: Sequence[str]
-    targets: Sequence[str]
-
-
-def _write_weights(heads: Heads, fitted: Model, names: _Names, out: Path) -> None:
-    """Write every user's linear model in the original features: prediction = intercept + sum of weight * feature.
-
-    There is one for each target, named where there are several, or for each class. Of two classes it is for the second,
-    which is predicted where it is positive. The feature `item=A` is 1 in rows of item A and 0 in others.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from privrep.heads.fitting import HEAD_KINDS
-
-    weights, features = heads.weights(fitted.representation), names.features
-    targets: dict[str, list[Any]] = {}
-    if fitted.columns.classes:
-        targets["class"] = list(fitted.columns.classes[-heads.targets :]) * len(heads.ids)
-    elif heads.targets > 1:
-        targets["target"] = list(names.targets) * len(heads.ids)
-    table = {
-        "user": heads.ids.repeat(heads.targets).tolist(),
-        **targets,
-        "kind": [HEAD_KINDS[kind] for kind in heads.kind],
-        "intercept": heads.intercept.tolist(),
-    }
-    columns = {**table, **{f"weight_{name}": weights[:, j].tolist() for j, name in enumerate(features)}}
-    with new_file(out) as temporary:
-        if out.suffix.lower() == ".parquet":
-            pq.write_table(pa.table(columns), temporary)
-        elif out.suffix.lower() == ".csv":
-            with open(temporary, "w", newline="", encoding="utf-8") as file:
-                csv.writer(file, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=True)])
-        else:
-            people = [
-                {**dict(zip(table, person, strict=True)), "weights": dict(zip(features, line, strict=True))}
-                for *person, line in zip(*table.values(), weights.tolist(), strict=True)
-            ]
-            data = {**_how(fitted), "heads": people}
-            temporary.write_text(json.dumps(data, indent=1))
-
-
-def _how(fitted: Model) -> dict[str, Any]:
-    """Return how to predict with a file of weights."""
-    output, classes = "intercept + sum of weight * feature", fitted.columns.classes
-    if not classes:
-        return {"prediction": output}
-    rule = f"the class whose {output} is largest"
-    if len(classes) == 2:
-        rule = f"the second class where {output} is positive, else the first"
-    return {"prediction": rule, "classes": list(classes)}

@@ -41,14 +41,14 @@ class Batches(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is asked for besides predictions."""
+    """Requests besides predictions."""
 
     interval: float | None
     unknown: str  # what is done about users without a head
 
 
 class Unknown(NamedTuple):
-    """What the options say about users without a head."""
+    """Options about users without a head."""
 
     given: str | None
     refused: bool
@@ -62,7 +62,7 @@ def _no_counts() -> MissingCounts:
 
 @dataclass
 class Seen:
-    """What the model does not know, and what is missing, in the rows read so far."""
+    """Values and users that the model does not know, and what is missing, in the rows read so far."""
 
     values: Counter[str] = field(default_factory=Counter)  # rows with a category that it does not know, by column
     users: set[Any] = field(default_factory=set)  # who have no head

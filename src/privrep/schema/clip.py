@@ -35,7 +35,7 @@ _TEST = {"idx": ("images", "labels"), "cifar": ("part",), "flickr8k": ("held_out
 
 
 class TestPairs(Section):
-    """What to measure with, of the same kind: its files, or how many images are held out."""
+    """Pairs to measure with, of the same kind: its files, or how many images are held out."""
 
     __test__ = False  # no test of pytest's
 

@@ -91,7 +91,7 @@ class FitColumns(TableColumns):
 
 
 class FitModel(TableModel):
-    """What is learned."""
+    """The model, and how it is learned."""
 
     classes: Any = entry("Classification: the public classes; else selected privately.", None, example=["no", "yes"])
     covariance: Table | None = entry(
@@ -121,7 +121,7 @@ class Partition(Section):
 
 
 class ImageUsers(Section):
-    """Who the users are: as the data tells, or made up."""
+    """The users: as the data tells, or made up."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["by"]}, {"required": ["partition"]}]})
 
@@ -154,7 +154,7 @@ class ImageUsers(Section):
 
 
 class NetworkModel(Section):
-    """What is shared, and what everybody's own head predicts."""
+    """The shared part, and what everybody's own head predicts."""
 
     share: Share | None = entry("What users share; auto: as much as users and budget can carry.", None, example="auto")
     network: Network | None = entry("The network; none: a linear layer on public features.", None, example="none")
@@ -230,7 +230,7 @@ class ImageInput(Configuration):
 
 
 class ModelOfKind(SectionOfKind):
-    """What a federation learns, of one of two kinds."""
+    """The model of a federation, of one of two kinds."""
 
     needs = "the config must say"
     tells_kinds = False
