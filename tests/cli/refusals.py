@@ -310,7 +310,7 @@ OTHERS: list[tuple[str, list[str], str]] = [
     ("model", [*PREDICT, "--image", "png"], "--image is for networks; leave it out"),
     ("model", [*PREDICT, "--proba"], "--proba is for networks; leave it out"),
     ("model", [*PREDICT, "--item", "joke"], "no model of ratings"),
-    ("model", ["predict", "model", "new.csv", "--out", "p.csv", "--refuse-unknown"], "user 1000"),
+    ("model", ["predict", "model", "new.csv", "--out", "p.csv", "--refuse-unknown"], "in row 1 of new.csv has no head"),
     ("model", ["predict", "model", "users.csv", "--out", "p.txt"], "must end in"),
     ("model", ["predict", "model", "users.csv", "--out", "nowhere/p.csv"], "there is no folder nowhere"),
     ("model", ["predict", "model", "users.csv", "--out", "new.csv"], "exists already; choose another name"),

@@ -327,13 +327,6 @@ def test_bad_files_are_refused(tables: Path, tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "model").exists()
 
 
-def test_missing_options_are_usage_errors(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "fit", tables / "users.csv", *COLUMNS, "--out", "nowhere", "--delta", "1e-6")
-    assert code == 2
-    assert "epsilon" in err
-    assert not Path("nowhere").exists()
-
-
 def test_fit_replaces_only_what_it_made_and_only_when_asked(
     tables: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

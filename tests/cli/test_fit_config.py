@@ -194,9 +194,3 @@ def test_check_takes_options_too_and_reads_no_table(folder: Path, capsys: pytest
     assert (code, out) == (0, f"Checked: {table} can be used. No data was read and nothing was spent.\n")
     assert str(table) in err
     assert "--rank" in run(capsys, "fit", table, *OPTIONS, "--check", "--rank", "two")[2]
-
-
-def test_missing_options_are_named_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "fit", folder / "rows.parquet", "--user", "user")
-    assert (code, "a fit needs --target, --epsilon and --delta; or a file" in err) == (2, True)
-    assert "say where the model goes" in run(capsys, "fit", folder / "rows.parquet", *OPTIONS)[2]

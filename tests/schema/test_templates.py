@@ -95,10 +95,3 @@ def test_a_schema_names_the_methods_and_all_schemas_come_together(capsys: pytest
     assert schemas["fit"] == json.loads(run(capsys, "config", "schema", "fit")[1])
     for command, name in (("fit", "FitModel"), ("federate", "SharedTable")):
         assert schemas[command]["$defs"][name]["properties"]["method"]["enum"] == list(METHODS)
-
-
-def test_another_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "config", "template", "fit-neurl")[2] == (
-        "privrep: no configuration is called fit-neurl; did you mean fit-neural?\n"
-    )
-    assert "there are fit, fit-neural" in run(capsys, "config", "schema", "zzz")[2]
