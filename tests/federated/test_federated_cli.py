@@ -222,31 +222,6 @@ def test_a_simulation_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert recorder.given["node_keys"] is None
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "fed.example.org"])
-def test_insecure_is_refused_off_loopback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], recorder: Recorder, host: str
-) -> None:
-    path, data = config(tmp_path, TABLE + f'[server]\nhost = "{host}"\n'), tmp_path / "rows.parquet"
-    data.touch()
-    said = refused(capsys, "federate", "serve", path, "--out", tmp_path / "out", "--insecure")
-    assert "--insecure is for loopback alone" in said
-    said = refused(capsys, "federate", "join", f"{host}:9", "--data", data, "--folder", tmp_path / "n", "--insecure")
-    assert "--insecure is for loopback alone" in said
-    assert recorder.given == {}
-
-
-def test_keys_are_needed_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str], recorder: Recorder) -> None:
-    path, data, out = config(tmp_path, TABLE), tmp_path / "rows.parquet", tmp_path / "out"
-    data.touch()
-    assert "--keys KEYS" in refused(capsys, "federate", "serve", path, "--out", out)
-    assert "there is no file" in refused(capsys, "federate", "serve", path, "--out", out, "--keys", tmp_path / "none")
-    joining = ["federate", "join", "localhost:9092", "--data", data, "--folder", tmp_path / "node"]
-    assert "--key node.key --ca ca.pem" in refused(capsys, *joining)
-    assert "--key node.key --ca ca.pem" in refused(capsys, *joining, "--key", tmp_path / "node.key")
-    assert "there is no file" in refused(capsys, *joining, "--key", tmp_path / "node.key", "--ca", tmp_path / "ca.pem")
-    assert recorder.given == {}
-
-
 def test_join_hands_on_what_it_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], recorder: Recorder) -> None:
     make_keys(tmp_path / "keys", tmp_path / "carry", ["north"], [])
     data, folder, carried = tmp_path / "rows.parquet", tmp_path / "node", tmp_path / "carry" / "north"

@@ -25,7 +25,6 @@ ROUGH = (
     "Where nothing turns into something, a factor of two in users may decide. Real data needs more."
 )
 
-_PART = ("purpose", "pages", "share", "noise_multiplier")
 ERRORS = ("error (RMSE)", "squared error,\nagainst own means")  # columns of tables
 
 
@@ -199,7 +198,7 @@ def _show_noise(whole: Budget) -> None:
     show(f"One release that spends it all: noise multiplier {1 / whole.mu:.6g}")
     tell(mu=whole.mu, noise_multiplier=1 / whole.mu)
     parts = plan_parts(whole)
-    tell(parts=[{name: getattr(part, name) for name in _PART} for part in parts])
+    tell(parts=list(map(asdict, parts)))
     table = Table("part of a default fit of numbers", "pages", "share of\nbudget", "noise multiplier,\nas one release")
     right(table, 2, 3)
     for part in parts:

@@ -58,7 +58,7 @@ def screen(quiet: bool, as_json: bool) -> Iterator[None]:
     try:
         yield
         if as_json:
-            print(json.dumps(_plain(_screen.facts), indent=2))
+            print(json.dumps(_plain(_screen.facts), indent=2, default=_of_numpy))
     finally:
         _screen = before
 
@@ -143,7 +143,7 @@ def _console(stderr: bool = False) -> Console:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: paths and what NumPy has as their plain kin, infinite numbers as null."""
+    """Return a value as JSON has it: paths as text, infinite numbers as null."""
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, str) or value is None:
@@ -152,9 +152,12 @@ def _plain(value: Any) -> Any:
         return _screen.worded(str(value))
     if isinstance(value, Sequence):
         return [_plain(inner) for inner in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _of_numpy(number: Any) -> Any:
+    """Return a number of NumPy's as one of Python's."""
+    return number.item()
 
 
 def right(table: Table, *columns: int) -> None:
