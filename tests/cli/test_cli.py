@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import privrep
-from privrep import PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, cli
+from commands import done, refused, run
+from privrep import PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier
 from privrep.cli.console import Bar
 from privrep.data.synthetic import make_class_population, make_population
 from privrep.heads.fitting import HEAD_KINDS
@@ -34,27 +35,6 @@ from privrep.users.streaming import StreamingUsers
 FEATURES = [f"x{j}" for j in range(6)]
 BUDGET = ["--epsilon", "4", "--delta", "1e-6"]
 COLUMNS = ["--user", "user", "--target", "y"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command."""
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one sentence with which a command is refused."""
-    code, out, err = run(capsys, *arguments)
-    assert code == 2
-    assert out == ""
-    assert err.startswith("privrep: ")
-    assert err.count("\n") == 1
-    return err
 
 
 def make_rows(users: int, first: int = 0, seed: int = 0) -> dict[str, Any]:
@@ -99,9 +79,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fitted(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fitted") / "model"
-    with pytest.raises(SystemExit) as end:
-        cli.main(["fit", str(tables / "users.csv"), *COLUMNS, *BUDGET, "--rank", "2", "--out", str(out)])
-    assert not end.value.code
+    done("fit", tables / "users.csv", *COLUMNS, *BUDGET, "--rank", "2", "--out", out)
     return out
 
 
@@ -289,85 +267,6 @@ def test_text_ids_keep_leading_zeros(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "p.csv").read_text().splitlines()[1].startswith(rows["user"][0] + ",")
 
 
-PIECES = {
-    "epsilon": (["--epsilon", "0"], "epsilon"),
-    "delta": (["--delta", "1.5"], "delta"),
-    "rank": (["--rank", "two"], "--rank"),
-    "rank too large": (["--rank", "7"], "rank"),
-    "relation": (["--relation", "swap"], "--relation"),
-    "seed": (["--simulate", "-1"], "--simulate"),
-    "user column": (["--user", "usr"], "'usr'"),
-    "target column": (["--target", "z"], "'z'"),
-    "feature column": (["--features", "x0,x9"], "'x9'"),
-    "target among features": (["--features", "x0,y"], "'y'"),
-    "scale file": (["--scale", "nowhere.json"], "nowhere.json"),
-    "covariance file": (["--covariance", "nowhere.json"], "nowhere.json"),
-    "start": (["--start", "middle"], "start"),
-    "random start without a rank": (["--start", "random"], "rank"),
-    "paper with a start": (["--paper", "--rank", "2", "--no-intercept", "--start", "random"], "start"),
-    "paper with several targets": (["--paper", "--rank", "2", "--no-intercept", "--target", "y,x0"], "--target"),
-    "several targets, one unknown": (["--target", "y,z"], "'z'"),
-    "a target twice": (["--target", "y,y"], "'y'"),
-    "no target": (["--target", ","], "target"),
-    "categorical column": (["--categorical", "colour"], "--categorical"),
-    "categorical column twice": (["--categorical", "x0,x0"], "more than once"),
-    "categorical target": (["--categorical", "y"], "'y'"),
-    "categorical feature": (["--categorical", "x0", "--features", "x0,x1"], "'x0'"),
-    "categories file": (["--categorical", "x0", "--categories", "nowhere.json"], "nowhere.json"),
-    "items without item": (["--items", "nowhere.json"], "--item"),
-    "item column": (["--item", "jok"], "--item: there is no column 'jok'"),
-    "item is the user": (["--item", "user"], "'user'"),
-    "item and features": (["--item", "x0", "--features", "x1"], "leave out --features"),
-    "item and much else": (
-        ["--item", "x0", "--method", "centaur", "--paper", "--no-intercept"],
-        "--method, --paper, --no",
-    ),
-    "item and several targets": (["--item", "x0", "--target", "y,x1"], "one target"),
-    "covariance and categorical": (["--categorical", "x0", "--covariance", "nowhere.json"], "--categorical"),
-    "scale and values to select": (["--categorical", "x0", "--scale", "nowhere.json"], "--categories"),
-    "values to select, nowhere to sort": (["--categorical", "x0", "--workdir", "nowhere"], "nowhere"),
-    "workdir": (["--workdir", "nowhere"], "nowhere"),
-    "task": (["--task", "ranking"], "--task must be one of"),
-    "classes of numbers": (["--classes", "a,b"], "--classes goes with --task classification"),
-    "loss and classes of numbers": (["--loss", "log", "--classes", "a,b"], "--classes and --loss go with --task"),
-    "loss": (["--task", "classification", "--loss", "square"], "loss must be one of log, hinge"),
-    "classes of several targets": (["--task", "classification", "--target", "y,x0"], "one target column"),
-    "class labels, no such column": (["--task", "classification", "--target", "z"], "'z'"),
-    "classes file": (["--task", "classification", "--classes", "nowhere.json"], "nowhere.json"),
-    "one class": (["--task", "classification", "--classes", "a"], "--classes: classes must be a list of 2"),
-    "a class twice": (["--task", "classification", "--classes", "a,b,a"], "--classes: classes lists 'a' more"),
-    "an empty class": (["--task", "classification", "--classes", "a,,b"], "--classes: classes must be"),
-    "classes and priv-altmin": (["--task", "classification", "--method", "priv-altmin"], "private-fedrep or centaur"),
-    "classes and paper": (["--task", "classification", "--paper"], "for labels use the default"),
-    "classes of ratings": (["--item", "x0", "--task", "classification"], "leave out --task"),
-    "classes to select, rank too large": (["--task", "classification", "--rank", "7"], "rank"),
-    "classes to select, nowhere to sort": (["--task", "classification", "--workdir", "nowhere"], "nowhere"),
-    "method": (["--method", "fast"], "method"),
-    "fedavg and classes": (["--method", "fedavg", "--task", "classification"], "private-fedrep or centaur"),
-    "fedavg and several targets": (["--method", "fedavg", "--target", "y,x0"], "fedavg takes one target"),
-    "fedavg and a start": (["--method", "fedavg", "--start", "spectral"], "fedavg has no start"),
-    "fedavg, number of users not public": (
-        ["--method", "fedavg", "--relation", "add-or-remove-one-user"],
-        "use replace-one-user",
-    ),
-    "paper without a rank": (["--paper", "--no-intercept"], "rank"),
-    "paper with intercepts": (["--paper", "--rank", "2"], "intercepts"),
-    "paper, number of users not public": (
-        ["--paper", "--rank", "2", "--no-intercept", "--relation", "add-or-remove-one-user"],
-        "replace-one-user",
-    ),
-}
-
-
-@pytest.mark.parametrize("piece", PIECES)
-def test_bad_options_are_refused(piece: str, tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options, culprit = PIECES[piece]
-    out = tmp_path / "model"
-    said = refused(capsys, "fit", tables / "users.csv", *COLUMNS, *BUDGET, "--out", out, *options)
-    assert culprit in said
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("column", "value"), [("x2", "inf"), ("x2", "-inf"), ("x2", "tall"), ("y", "inf"), ("y", "tall"), ("user", "")]
 )
@@ -426,13 +325,6 @@ def test_bad_files_are_refused(tables: Path, tmp_path: Path, capsys: pytest.Capt
         command = ["fit", tables / "users.csv", *COLUMNS, *BUDGET, "--scale", tmp_path / "scale.json"]
         assert "--scale" in refused(capsys, *command, "--out", tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-def test_missing_options_are_usage_errors(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "fit", tables / "users.csv", *COLUMNS, "--out", "nowhere", "--delta", "1e-6")
-    assert code == 2
-    assert "epsilon" in err
-    assert not Path("nowhere").exists()
 
 
 def test_fit_replaces_only_what_it_made_and_only_when_asked(
@@ -1094,9 +986,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def forest(trees: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("forest") / "model"
-    with pytest.raises(SystemExit) as end:
-        cli.main(["fit", str(trees / "trees.csv"), *LABELS, "--out", str(out)])
-    assert not end.value.code
+    done("fit", trees / "trees.csv", *LABELS, "--out", out)
     return out
 
 
@@ -1623,38 +1513,6 @@ def test_budget_forecasts_labels(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert "users without rows" not in said
     assert "is asked for" in said
-
-
-@pytest.mark.parametrize(
-    ("options", "culprit"),
-    [
-        ([], "--epsilon"),
-        (["--epsilon", "1", "--rate", "0.2"], "--features"),
-        (["--noise", "1", "--rate", "0.2"], "--epsilon"),
-        (["--epsilon", "1", "--items", "9", "--rows", "5", "--users", "99", "--rate", "0.2"], "--rate"),
-        (["--epsilon", "1", "--items", "9", "--rows", "5", "--users", "99", "--gain", "0.2"], "--gain"),
-        (["--epsilon", "1", "--items", "9", "--rows", "5", "--users", "99", "--slopes", "0.5"], "--slopes"),
-        (["--epsilon", "1", "--features", "5", "--rank", "0", "--rows", "9", "--rate", "0.7"], "rate"),
-        (
-            ["--epsilon", "1", "--features", "5", "--rank", "0", "--rows", "9", "--rate", "0.2", "--noise-level", "2"],
-            "--noise-level",
-        ),
-        (["--epsilon", "1", "--noise", "2"], "--noise"),
-        (["--epsilon", "-1"], "epsilon"),
-        (["--noise", "0"], "noise_multiplier"),
-        (["--noise", "2", "--releases", "0"], "releases"),
-        (["--noise", "2", "--rank", "2"], "--rank"),
-        (["--epsilon", "1", "--releases", "2"], "--releases"),
-        (["--epsilon", "1", "--features", "5", "--rank", "2"], "--rows"),
-        (["--epsilon", "1", "--features", "5", "--rank", "6", "--rows", "9"], "rank"),
-        (["--epsilon", "1", "--features", "5", "--rank", "2", "--rows", "9", "--levels", "-1"], "levels"),
-        (["--epsilon", "1", "--features", "5", "--rank", "2", "--rows", "9", "--users", "0"], "--users"),
-        (["--epsilon", "1", "--features", "5", "--rank", "2", "--rows", "9", "--gain", "2"], "--gain"),
-        (["--epsilon", "1", "--relation", "none"], "--relation"),
-    ],
-)
-def test_budget_refuses(options: list[str], culprit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert culprit in refused(capsys, "budget", "--delta", "1e-6", *options)
 
 
 # demo

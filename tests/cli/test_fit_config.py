@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from privrep import cli
+from commands import run
+from configs import merged, write_config
 from privrep.cli.fit_request import KEYS
 from privrep.schema.commands import FitConfig
 
@@ -25,29 +26,8 @@ BASE: dict[str, Any] = {
 OPTIONS = ["--user", "user", "--target", "y", "--epsilon", "4", "--delta", "1e-6", "--simulate", "7"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + "}"
-    return json.dumps(value)
-
-
 def write(folder: Path, changes: dict[str, dict[str, Any]] | None = None) -> Path:
-    lines = []
-    for name, section in BASE.items():
-        changed = {**section, **(changes or {}).get(name, {})}
-        lines += [f"[{name}]", *(f"{key} = {toml(value)}" for key, value in changed.items() if value is not None)]
-    (folder / "c.toml").write_text("\n".join(lines) + "\n")
-    return folder / "c.toml"
+    return write_config(folder / "c.toml", merged(BASE, changes or {}))
 
 
 @pytest.fixture
@@ -214,9 +194,3 @@ def test_check_takes_options_too_and_reads_no_table(folder: Path, capsys: pytest
     assert (code, out) == (0, f"Checked: {table} can be used. No data was read and nothing was spent.\n")
     assert str(table) in err
     assert "--rank" in run(capsys, "fit", table, *OPTIONS, "--check", "--rank", "two")[2]
-
-
-def test_missing_options_are_named_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "fit", folder / "rows.parquet", "--user", "user")
-    assert (code, "a fit needs --target, --epsilon and --delta; or a file" in err) == (2, True)
-    assert "say where the model goes" in run(capsys, "fit", folder / "rows.parquet", *OPTIONS)[2]

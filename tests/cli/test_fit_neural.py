@@ -18,7 +18,9 @@ import pytest
 pytest.importorskip("torch")
 from PIL import Image
 
-from privrep import Centaur, cli
+from commands import run
+from configs import merged, write_config
+from privrep import Centaur
 from privrep.cli import fit_neural as command
 from privrep.cli.console import Bar
 from privrep.schema.commands import ImageUsers, NetworkModel, NeuralConfig
@@ -56,43 +58,6 @@ MODEL = {"model": {"classes": 3, "share": "linear", "rows": 10}, "training": {"r
 WHOLE: dict[str, Any] = {**IDX, **DEALT, **PRIVACY, **MODEL}
 
 
-def toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + "}"
-    return json.dumps(value)
-
-
-def write(path: Path, settings: dict[str, Any]) -> Path:
-    lines: list[str] = []
-    for name, section in settings.items():
-        if not isinstance(section, dict):
-            lines.insert(0, f"{name} = {toml(section)}")
-            continue
-        lines += [f"[{name}]", *(f"{key} = {toml(value)}" for key, value in section.items())]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Settings with some keys changed, or removed where the new value is None."""
-    result = {**settings}
-    for name, section in changes.items():
-        if isinstance(section, dict) and isinstance(result.get(name), dict):
-            section = {key: value for key, value in {**result[name], **section}.items() if value is not None}
-        result[name] = section
-    return {name: section for name, section in result.items() if section is not None}
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_idx(tmp_path)
@@ -100,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_fit_from_a_file_writes_a_model_that_loads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = write(folder / "c.toml", merged(WHOLE, {"output": {"folder": "model"}}))
+    config = write_config(folder / "c.toml", merged(WHOLE, {"output": {"folder": "model"}}))
     code, out, err = run(capsys, "fit-neural", config)
     assert (code, err) == (0, "")
     for part in ("Shared: a linear layer", "Privacy: (", "of a budget of 8", "held out: ", "not private", "SEEDED"):
@@ -118,7 +83,7 @@ def test_a_fit_from_a_file_writes_a_model_that_loads(folder: Path, capsys: pytes
 
 
 def test_check_says_the_plan_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "fit-neural", write(folder / "c.toml", WHOLE), "--check")
+    code, out, _ = run(capsys, "fit-neural", write_config(folder / "c.toml", WHOLE), "--check")
     assert code == 0
     assert "Shared: a linear layer" in out
     assert "30 users, rows of 64 numbers. Nothing was spent." in out
@@ -127,7 +92,7 @@ def test_check_says_the_plan_and_writes_nothing(folder: Path, capsys: pytest.Cap
 
 def test_inspect_reads_a_neural_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = merged(WHOLE, {"training": {"rate": 0.5, "quantile": 0.5}})
-    assert run(capsys, "fit-neural", write(folder / "c.toml", settings), "--out", folder / "m")[0] == 0
+    assert run(capsys, "fit-neural", write_config(folder / "c.toml", settings), "--out", folder / "m")[0] == 0
     code, out, _ = run(capsys, "inspect", folder / "m")
     assert code == 0
     text = " ".join(out.split())
@@ -144,7 +109,7 @@ def test_inspect_reads_a_neural_folder(folder: Path, capsys: pytest.CaptureFixtu
 def test_a_run_that_was_stopped_is_inspected_and_continued(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = write(folder / "c.toml", WHOLE)
+    config = write_config(folder / "c.toml", WHOLE)
 
     def stop(page: str, epsilon: float) -> None:
         if page == "round-1":
@@ -218,7 +183,7 @@ def test_every_kind_of_data(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
     for number, source in enumerate(sources):
         base = {name: part for name, part in WHOLE.items() if name not in ("data", "users")}
-        config = write(folder / "c.toml", merged(base, source))
+        config = write_config(folder / "c.toml", merged(base, source))
         code, out, err = run(capsys, "fit-neural", config, "--out", folder / f"model{number}")
         assert code == 0, err
         accuracy = re.findall(r"Accuracy on (\d+) rows held out: ([\d.]+)", out)
@@ -237,7 +202,7 @@ def test_labels_that_are_no_classes_are_counted_and_refused_where_none_is_one(
     np.savez(folder / "data.npz", images=pixels, labels=labels, writers=np.arange(COUNT) % 20)
     base = {name: part for name, part in WHOLE.items() if name not in ("data", "users")}
     source = {"data": {"kind": "npz", "path": "data.npz"}, "users": {"by": "writers"}, "model": {"classes": 2}}
-    config = write(folder / "c.toml", merged(base, source))
+    config = write_config(folder / "c.toml", merged(base, source))
     code, _, err = run(capsys, "fit-neural", config, "--out", folder / "model")
     assert code == 0
     assert err.count("label that is none of the classes") == 1
@@ -258,7 +223,7 @@ def test_networks_and_features_are_made_by_name(folder: Path, capsys: pytest.Cap
         {"model": {"features": "none"}},
     ]
     for number, change in enumerate(changes):
-        config = write(folder / "c.toml", merged(WHOLE, change))
+        config = write_config(folder / "c.toml", merged(WHOLE, change))
         code, _, err = run(capsys, "fit-neural", config, "--out", folder / f"model{number}")
         assert code == 0, err
         Centaur.load(folder / f"model{number}")
@@ -267,70 +232,18 @@ def test_networks_and_features_are_made_by_name(folder: Path, capsys: pytest.Cap
     assert described["plan"]["share"] == "all"
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"privcy": {"epsilon": 1}}, "no section privcy; did you mean privacy?"),
-        ({"privacy": {"epsilonn": 1}}, "no key privacy.epsilonn; did you mean epsilon?"),
-        ({"model": {"zzz": 1}}, "no key model.zzz; there are share, network"),
-        ({"users": {"partition": {"client": 3}}}, "users.partition.client; did you mean clients?"),
-        ({"privacy": {"epsilon": None}}, "must say privacy.epsilon"),
-        ({"privacy": {"epsilon": "one"}}, "privacy.epsilon must be a number"),
-        ({"privacy": {"epsilon": -1.0}}, "epsilon must be a positive"),
-        ({"privacy": {"delta": 0.0}}, "delta must be above 0"),
-        ({"privacy": {"seed": True}}, "privacy.seed must be a whole number"),
-        ({"data": {"kind": "mnist"}}, "data.kind must be one of idx, cifar"),
-        ({"data": {"images": None}}, 'kind "idx" needs data.images'),
-        ({"data": {"path": "x"}}, 'kind "idx" has no data.path'),
-        ({"data": {"images": "nowhere"}}, "there is no file"),
-        ({"data": {"images": "labels", "labels": "images.gz"}}, "swapped"),
-        ({"users": {"partition": None}}, "say who the users are"),
-        ({"users": {"by": "column"}}, "say who the users are"),
-        ({"users": {"partition": None, "by": "writers"}}, "use users.partition"),
-        ({"users": {"partition": {"clients": 9, "classes_per_client": 0}}}, "classes_per_client"),
-        ({"users": {"validation": 0.1}}, "leave the other out"),
-        ({"model": {"classes": None}}, "must say model.classes"),
-        ({"model": {"classes": 2}}, "list of class numbers"),
-        ({"model": {"classes": []}}, "whole number or a list of names"),
-        ({"model": {"share": "most"}}, "model.share must be one of"),
-        ({"model": {"share": "all"}}, "needs a representation"),
-        ({"model": {"network": "vgg"}}, "model.network must be one of mlp, lenet"),
-        ({"model": {"network": "lenet", "share": "all"}}, "too small"),
-        ({"model": {"keep": 9}}, "goes with model.features"),
-        ({"model": {"features": "dct", "keep": 99}}, "keep must lie between 1 and 64"),
-        ({"model": {"rows": 0}}, "rows must be a whole number, 1 or more"),
-        ({"training": {"rate": 1.5}}, "rate"),
-        ({"training": {"clip": 0.0}}, "clip"),
-        ({"training": {"epochs": 0}}, "at least 1"),
-        ({"training": {"server": "rmsprop"}}, "training.server must be one of sgd"),
-        ({"data": 3}, "data must be a table"),
-    ],
-)
-def test_mistakes_are_one_sentence_and_nothing_is_written(
-    folder: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], sentence: str
-) -> None:
-    config = write(folder / "c.toml", merged(WHOLE, changes))
-    code, out, err = run(capsys, "fit-neural", config, "--out", folder / "m")
-    assert code == 2
-    assert out == ""
-    assert err.startswith("privrep: ")
-    assert err.count("\n") == 1
-    assert sentence in err
-    assert not (folder / "m").exists()
-
-
 def test_files_that_are_no_config(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no file" in run(capsys, "fit-neural", folder / "none.toml")[2]
     (folder / "c.toml").write_text("[data\n")
     assert "is not a TOML file" in run(capsys, "fit-neural", folder / "c.toml")[2]
     (folder / "c.toml").write_bytes(b"\xff\xfe")
     assert "is not a TOML file" in run(capsys, "fit-neural", folder / "c.toml")[2]
-    write(folder / "c.toml", WHOLE)
+    write_config(folder / "c.toml", WHOLE)
     assert "say where the model goes" in run(capsys, "fit-neural", folder / "c.toml")[2]
 
 
 def test_paths_are_relative_to_the_file(folder: Path) -> None:
-    config = NeuralConfig.read(write(folder / "c.toml", merged(WHOLE, {"output": {"folder": "m"}})))
+    config = NeuralConfig.read(write_config(folder / "c.toml", merged(WHOLE, {"output": {"folder": "m"}})))
     assert config.data.images == folder / "images.gz"
     assert config.out == folder / "m"
 

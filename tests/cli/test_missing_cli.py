@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from privrep import PrivateFedRep, cli
+import commands
+from privrep import PrivateFedRep
 from privrep.models import model as models
 
 FEATURES = ["x0", "x1", "x2"]
@@ -19,14 +20,9 @@ NAMED = ["--features", ",".join(FEATURES)]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command, all white space alike."""
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, " ".join(printed.out.split()), " ".join(printed.err.split())
+    """Return exit code, stdout and stderr of a command, all white space alike."""
+    code, out, err = commands.run(capsys, *arguments)
+    return code, " ".join(out.split()), " ".join(err.split())
 
 
 def made(users: int = 300, first: int = 0, gaps: bool = True) -> pd.DataFrame:
@@ -53,9 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["fit", str(folder / "rows.csv"), *OPTIONS, *NAMED, "--out", str(folder / "model")])
-    assert not end.value.code
+    commands.done("fit", folder / "rows.csv", *OPTIONS, *NAMED, "--out", folder / "model")
     return folder / "model"
 
 
@@ -203,27 +197,6 @@ def test_a_file_says_the_same_as_options(folder: Path, tmp_path: Path, capsys: p
     assert (tmp_path / "a/private/heads.parquet").read_bytes() == (tmp_path / "b/private/heads.parquet").read_bytes()
     (tmp_path / "fit.toml").write_text(config.replace('"drop"', '"mean"'))
     assert run(capsys, "fit", tmp_path / "fit.toml", "--out", tmp_path / "c")[0] == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--missing", "refuse"], "misses values of x1 ("),
-        (["--missing", "mean"], "--missing must be one of impute, drop, refuse"),
-        (["--missing-indicator", "w"], "--missing-indicator: 'w' is no feature of numbers"),
-        (["--missing-indicator", "x1", "--missing-indicator", "x1"], "more than once"),
-        (["--weight", "x0"], "which is the column of weights"),
-        (["--weight", "away"], "there is no column 'away'"),
-        (["--weight", "y"], "which is the target column"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(
-    options: list[str], words: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, noted = run(capsys, "fit", folder / "rows.csv", *OPTIONS, *NAMED, *options, "--out", tmp_path / "model")
-    assert code == 2
-    assert words in noted
-    assert not (tmp_path / "model").exists()
 
 
 def test_a_refused_gap_in_rows_to_predict(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

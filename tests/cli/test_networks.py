@@ -17,8 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 torch = pytest.importorskip("torch")
-from test_fit_neural import COUNT, SIDE, encoded, made_up, run, write  # noqa: E402
+from test_fit_neural import COUNT, SIDE, encoded, made_up  # noqa: E402
 
+from commands import refused, run  # noqa: E402
+from configs import write_config  # noqa: E402
 from privrep import Centaur, PersonalNetwork  # noqa: E402
 from privrep.cli.console import Bar  # noqa: E402
 
@@ -40,8 +42,13 @@ def to_csv(table: pa.Table, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network of integers, one of texts, and files of rows."""
     folder = tmp_path_factory.mktemp("networks")
+    make_folder(folder)
+    return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Write a network of integers, one of texts, and files of rows."""
     options: dict[str, Any] = {"share": "linear", "rounds": 2, "rows": 10, "epsilon": 8.0, "random_state": 3}
     options["image"] = (SIDE, SIDE, 1)
     Centaur(classes=3, **options).fit(ROWS, LABELS, WRITERS).save(folder / "m")
@@ -61,22 +68,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         (place / f"{k}.png").write_bytes(images[k])
     data = {"data": {"kind": "npz", "path": "d.npz"}, "users": {"by": "writers", "validation": 0.2}}
-    write(folder / "d.toml", {**data, "privacy": {"epsilon": 1.0}})
+    write_config(folder / "d.toml", {**data, "privacy": {"epsilon": 1.0}})
     dealt = {"partition": {"clients": 20, "classes_per_client": 2, "seed": 1}}
-    write(folder / "dealt.toml", {"data": {"kind": "npz", "path": "d.npz"}, "users": dealt})
-    return folder
+    write_config(folder / "dealt.toml", {"data": {"kind": "npz", "path": "d.npz"}, "users": dealt})
 
 
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder / "m", tmp_path / "m"))
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    code, out, err = run(capsys, *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
-    assert err.startswith("privrep: ")
-    return err
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -163,52 +162,6 @@ def test_users_without_a_head_are_refused_or_skipped(
     assert code == 0
     assert "2 rows of 1 user without a head" in said
     assert read(tmp_path / "p.csv")["user"].tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["d.npz", "--interval", "0.9"], "--interval is for numbers"),
-        (["d.npz", "--item", "joke"], "--item is for ratings"),
-        (["d.npz", "--features", "x0"], "--features is for tables of flattened rows"),
-        (["d.npz", "--user", "who"], "--user is for tables"),
-        (["flat.csv"], "pass --user"),
-        (["flat.csv", "--user", "nobody"], "'nobody'"),
-        (["new.csv", "--user", "who"], "rows of 64 numbers; "),
-        (["images.parquet", "--image", "png"], "pass --user"),
-        (["images.parquet", "--image", "is", "--user", "u"], "write encoded images"),
-        (["small.npz"], "has images of (4, 4, 1), and the model takes (8, 8, 1)"),
-        (["narrow.npz"], "rows of 5 numbers, and the model takes rows of 64"),
-        (["bad.npz"], "row 2 of"),
-        (["texts.npz"], "are text, those of"),
-        (["users.npz"], "one user, and for heads one target, for each of its 3 rows"),
-        (["empty.npz"], "has no rows"),
-        (["none.npz"], "has no array 'X'"),
-        (["nobody.npz"], "has no array 'users'"),
-        (["missing.npz"], "there is no file"),
-        (["rows.txt"], "is no file that rows are read from"),
-        (["bad.toml"], "must say data.kind"),
-        (["flat.csv", "--user", "who", "--out", "p.txt"], "must end in"),
-    ],
-)
-def test_what_cannot_be_predicted_is_one_sentence(
-    arguments: list[str], sentence: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bad = ROWS[:3].copy()
-    bad[1, 5] = np.nan
-    np.savez(folder / "small.npz", images=PIXELS[:3, :4, :4], writers=[0, 1, 2])
-    np.savez(folder / "narrow.npz", X=ROWS[:3, :5], users=[0, 1, 2])
-    np.savez(folder / "bad.npz", X=bad, users=[0, 1, 2])
-    np.savez(folder / "texts.npz", X=ROWS[:3], users=["a", "b", "c"])
-    np.savez(folder / "users.npz", X=ROWS[:3], users=[0, 1])
-    np.savez(folder / "empty.npz", X=ROWS[:0], users=np.zeros(0, int))
-    np.savez(folder / "none.npz", Z=ROWS[:3])
-    np.savez(folder / "nobody.npz", X=ROWS[:3])
-    (folder / "rows.txt").write_text("1 2 3")
-    (folder / "bad.toml").write_text("[users]\nby = 'writers'\n")
-    options = arguments if "--out" in arguments else [*arguments, "--out", str(tmp_path / "p.csv")]
-    assert sentence in refused(capsys, "predict", folder / "m", folder / options[0], *options[1:])
-    assert not (tmp_path / "p.csv").exists()
 
 
 def test_a_model_without_heads_says_how_to_make_some(
@@ -446,7 +399,7 @@ def test_efficientnet_has_a_name_and_a_cache(tmp_path: Path, capsys: pytest.Capt
         "privacy": {"epsilon": 20.0, "delta": 1e-3, "seed": 1},
         "model": {"classes": 3, "features": "efficientnet", "cache": "kept"},
     }
-    code, out, err = run(capsys, "fit-neural", write(tmp_path / "c.toml", settings), "--out", tmp_path / "m")
+    code, out, err = run(capsys, "fit-neural", write_config(tmp_path / "c.toml", settings), "--out", tmp_path / "m")
     assert (code, err) == (0, "")
     assert "public features" in out
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
@@ -454,5 +407,5 @@ def test_efficientnet_has_a_name_and_a_cache(tmp_path: Path, capsys: pytest.Capt
     assert run(capsys, "predict", tmp_path / "m", tmp_path / "d.npz", "--out", tmp_path / "p.csv")[0] == 0
     assert len(read(tmp_path / "p.csv")) == 40
     settings["model"] = {"classes": 3, "cache": "kept"}
-    said = refused(capsys, "fit-neural", write(tmp_path / "c.toml", settings), "--out", tmp_path / "n")
+    said = refused(capsys, "fit-neural", write_config(tmp_path / "c.toml", settings), "--out", tmp_path / "n")
     assert "model.cache keeps features of a frozen network" in said

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from privrep import CentaurRegressor, InputError, MissingValues, PrivateFedRep, ResumeError, UnknownUsers, cli
+from commands import run
+from privrep import CentaurRegressor, InputError, MissingValues, PrivateFedRep, ResumeError, UnknownUsers
 from privrep.estimators.network_regression import ReducedMap
 from privrep.neural.features import Dct, Edges, Frozen
 from privrep.neural.plan import FEWEST_KEPT, plan_features
@@ -239,16 +240,6 @@ def test_other_rows_and_papers_are_refused(fitted: CentaurRegressor, rows: Rows)
 
 
 # The command line
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def test_commands_take_its_folders(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from privrep import cli
+import commands
+from commands import run
 from privrep.cli import federated_demo as demo
 from privrep.data.synthetic import make_population
 from privrep.errors import InputError
@@ -34,6 +36,8 @@ from privrep.models.description import Columns, Config
 from privrep.models.learning import learn
 from privrep.privacy.ledger import read_report
 from privrep.users.memory import InMemoryUsers
+
+refused = partial(commands.refused, remarks=True)  # that there are no keys
 
 TABLE = """
 [privacy]
@@ -62,26 +66,6 @@ image = [8, 8, 1]
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands say where Flower's home is; afterwards it is where it was."""
     monkeypatch.setenv("FLWR_HOME", os.environ.get("FLWR_HOME", ""))
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command."""
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one sentence with which a command is refused."""
-    code, _, err = run(capsys, *arguments)
-    assert code == 2
-    assert err.startswith("privrep: ")
-    assert err.count("\n") == 1
-    return err
 
 
 def config(tmp_path: Path, text: str) -> Path:
@@ -140,57 +124,6 @@ def test_several_targets_and_categories(tmp_path: Path) -> None:
     assert task.features == 8
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "sentence"),
-    [
-        ("[privacy]", "[privcy]", "no section privcy; did you mean privacy"),
-        ("epsilon = 4", "", "must say privacy.epsilon"),
-        ("epsilon = 4", "epsilon = 0", "epsilon"),
-        ("epsilon = 4", 'epsilon = "4"', "privacy.epsilon must be a number"),
-        ("delta = 1e-6", 'delta = 1e-6\nrelation = "x"', "privacy.relation must be one of"),
-        ("delta = 1e-6", "delta = 1e-6\nseed = -1", "privacy.seed"),
-        ('kind = "table"', "", 'model.kind, "table" or "neural"'),
-        ('kind = "table"', 'kind = "images"', 'model.kind, "table" or "neural"'),
-        ('kind = "table"', "kind = []", 'model.kind, "table" or "neural"'),
-        ('user = "user"', "", "must say model.user"),
-        ('user = "user"', 'usr = "user"\nuser = "user"', "no key model.usr; did you mean user"),
-        ('user = "user"', 'user = "user"\nimage = [8, 8, 1]', "no key model.image"),
-        ('user = "user"', "user = 3", "model.user must be text"),
-        ('user = "user"', 'user = "x0"', "'x0' more than once"),
-        ('target = "y"', "target = 3", "model.target must be the name of a column"),
-        ('target = "y"', "target = []", "model.target must be the name of a column"),
-        ('target = "y"', 'target = "y"\nrank = 4', "rank must lie between 0 and the number of features, 3"),
-        ('target = "y"', 'target = "y"\nmethod = "fast"', "method must be one of"),
-        ('target = "y"', 'target = "y"\ntask = "ranking"', "model.task must be one of"),
-        ('target = "y"', 'target = "y"\nclasses = ["a", "b"]', "model.classes goes with"),
-        ('target = "y"', 'target = "y"\nloss = "log"', "model.loss goes with"),
-        ('target = "y"', 'target = "y"\ntask = "classification"', "must list model.classes"),
-        ('target = "y"', 'target = "y"\ntask = "classification"\nclasses = ["a"]', "model.classes must be a list of 2"),
-        ('target = "y"', 'target = "y"\ntask = "classification"\nclasses = [1, "a"]', "model.classes must be all"),
-        ('target = "y"', 'target = "y"\nscale = {x0 = 1}', "no positive number for feature 'x1'"),
-        ('target = "y"', 'target = "y"\nscale = {x0 = 1, x1 = 1, x2 = 1, x3 = 1}', "'x3', which is no feature"),
-        ('target = "y"', 'target = "y"\ncategories = {colour = "red"}', "model.categories.colour must be the list"),
-        ('target = "y"', 'target = "y"\ncategories = {colour = []}', "model.categories lists none"),
-        ('features = ["x0", "x1", "x2"]', "", "must name its columns"),
-        ('features = ["x0", "x1", "x2"]', 'features = "x0"', "model.features must be a list of texts"),
-        ("[privacy]", "[training]\nrounds = 3\n[privacy]", "[training] is for"),
-        ("[privacy]", "[federation]\nmin_users = 0\n[privacy]", "federation: min_users must be"),
-        ("[privacy]", "[federation]\nwait = -1\n[privacy]", "federation: wait must be"),
-        ("[privacy]", '[federation]\nnoise = "nobody"\n[privacy]', "federation.noise must be one of"),
-        ("[privacy]", "[federation]\nnodes = 3\n[privacy]", "no key federation.nodes"),
-        ("[privacy]", "[server]\nport = 70000\n[privacy]", "server.port must lie"),
-        ("[privacy]", "[server\n[privacy]", "is not a TOML file"),
-    ],
-)
-def test_a_mistake_in_the_file_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str, after: str, sentence: str
-) -> None:
-    assert before in TABLE
-    path, out = config(tmp_path, TABLE.replace(before, after)), tmp_path / "out"
-    assert sentence in refused(capsys, "federate", "serve", path, "--out", out, "--insecure")
-    assert not out.exists()
-
-
 def test_a_network_is_read(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     text = NEURAL + (
@@ -205,29 +138,6 @@ def test_a_network_is_read(tmp_path: Path) -> None:
     columns = 'columns = {user = "u", target = "t", features = ["a", "b"]}\n'
     task = read(tmp_path, NEURAL.replace("image = [8, 8, 1]\n", columns)).task
     assert task.columns == Columns("u", ("t",), ("a", "b"))
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "sentence"),
-    [
-        ("classes = 3", "", "must say model.classes"),
-        ("classes = 3", 'classes = 3\nnetwork = "resnet"', "model.network must be one of"),
-        ("classes = 3", "classes = 3\nrank = 2", 'kind "neural" has no key model.rank'),
-        ("classes = 3", "classes = 3\nkeep = 5", "model.keep goes with"),
-        ("classes = 3", 'classes = 3\nfeatures = "pixels"', "model.features must be one of"),
-        ("image = [8, 8, 1]", "image = [8, 8]", "model.image must be"),
-        ("image = [8, 8, 1]", 'features = "edges"', "is of images"),
-        ("image = [8, 8, 1]", "", "how many numbers a row has"),
-        ("image = [8, 8, 1]", 'columns = {user = "u"}', "must say model.columns.target"),
-        ("delta = 1e-5", 'delta = 1e-5\nrelation = "add-or-remove-one-user"', "replace-one-user"),
-        ("[model]", "[training]\nclips = 3\n[model]", "no key training.clips; did you mean clip"),
-    ],
-)
-def test_a_mistake_in_a_network_is_one_sentence(tmp_path: Path, before: str, after: str, sentence: str) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(InputError) as refusal:
-        read(tmp_path, NEURAL.replace(before, after))
-    assert sentence in str(refusal.value)
 
 
 # Commands
@@ -312,31 +222,6 @@ def test_a_simulation_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert recorder.given["node_keys"] is None
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "fed.example.org"])
-def test_insecure_is_refused_off_loopback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], recorder: Recorder, host: str
-) -> None:
-    path, data = config(tmp_path, TABLE + f'[server]\nhost = "{host}"\n'), tmp_path / "rows.parquet"
-    data.touch()
-    said = refused(capsys, "federate", "serve", path, "--out", tmp_path / "out", "--insecure")
-    assert "--insecure is for loopback alone" in said
-    said = refused(capsys, "federate", "join", f"{host}:9", "--data", data, "--folder", tmp_path / "n", "--insecure")
-    assert "--insecure is for loopback alone" in said
-    assert recorder.given == {}
-
-
-def test_keys_are_needed_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str], recorder: Recorder) -> None:
-    path, data, out = config(tmp_path, TABLE), tmp_path / "rows.parquet", tmp_path / "out"
-    data.touch()
-    assert "--keys KEYS" in refused(capsys, "federate", "serve", path, "--out", out)
-    assert "there is no file" in refused(capsys, "federate", "serve", path, "--out", out, "--keys", tmp_path / "none")
-    joining = ["federate", "join", "localhost:9092", "--data", data, "--folder", tmp_path / "node"]
-    assert "--key node.key --ca ca.pem" in refused(capsys, *joining)
-    assert "--key node.key --ca ca.pem" in refused(capsys, *joining, "--key", tmp_path / "node.key")
-    assert "there is no file" in refused(capsys, *joining, "--key", tmp_path / "node.key", "--ca", tmp_path / "ca.pem")
-    assert recorder.given == {}
-
-
 def test_join_hands_on_what_it_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], recorder: Recorder) -> None:
     make_keys(tmp_path / "keys", tmp_path / "carry", ["north"], [])
     data, folder, carried = tmp_path / "rows.parquet", tmp_path / "node", tmp_path / "carry" / "north"
@@ -361,14 +246,6 @@ def test_join_hands_on_what_it_checked(tmp_path: Path, capsys: pytest.CaptureFix
     assert "leave it, or --key and --ca, out" in refused(capsys, *with_keys, "--insecure")
     (carried / "node.key").chmod(0o644)
     assert "others can read" in refused(capsys, *with_keys)
-
-
-@pytest.mark.parametrize("address", ["localhost", ":9092", "localhost:", "localhost:0", "host:99999", "http://host:80"])
-def test_an_address_is_a_host_and_a_port(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], recorder: Recorder, address: str
-) -> None:
-    said = refused(capsys, "federate", "join", address, "--data", tmp_path, "--folder", tmp_path / "n", "--insecure")
-    assert "is HOST:PORT" in said
 
 
 def test_stopping_says_how_to_go_on(

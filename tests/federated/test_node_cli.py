@@ -21,7 +21,8 @@ pytest.importorskip("flwr")
 pytest.importorskip("torch")
 
 
-from privrep import Centaur, cli
+import commands
+from privrep import Centaur
 from privrep.federated.config import FederationSettings
 from privrep.federated.neural_task import NeuralTask
 from privrep.federated.simulation import simulate
@@ -137,23 +138,13 @@ def node(finished: Callable[[str], Node], request: pytest.FixtureRequest, tmp_pa
 
 
 def run(capsys: Capture, *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command on a node."""
-    code = 0
-    try:
-        cli.main(["node", *(str(argument) for argument in arguments)])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+    """Return exit code, stdout and stderr of a command on a node."""
+    return commands.run(capsys, "node", *arguments)
 
 
 def refused(capsys: Capture, *arguments: object) -> str:
-    """The one sentence with which a command is refused."""
-    code, _, err = run(capsys, *arguments)
-    assert code == 2
-    assert err.startswith("privrep: ")
-    assert err.count("\n") == 1
-    return err
+    """Return the one sentence with which a command on a node is refused."""
+    return commands.refused(capsys, "node", *arguments)
 
 
 def expected(node: Node, path: Path, rows: Rows) -> tuple[list[Any], np.ndarray, np.ndarray]:

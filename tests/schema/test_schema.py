@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from dataclasses import fields
@@ -82,7 +83,9 @@ def test_an_unknown_key_or_section_is_refused_with_the_nearest(command: str) -> 
         (
             "fit-neural",
             "the config must say data.kind (text), privacy.epsilon (a number), privacy.delta (a number) and "
-            "model.classes (a whole number or a list of names).",
+            "model.classes (a whole number or a list of names). Also: say who the users are: users.by = "
+            '"column", "writers" or "folders" if the data tells, or users.partition = '
+            "{clients = 100, classes_per_client = 5} to deal images to made-up ones.",
         ),
         ("fit-clip", "the config must say data.kind (text) and privacy.epsilon (a number)."),
         ("federate", "the config must say privacy.epsilon (a number), privacy.delta (a number) and model.kind (text)."),
@@ -159,6 +162,53 @@ def test_a_wrong_value_is_one_sentence(command: str, section: str, name: str, va
     assert said.startswith(sentence)
 
 
+@pytest.mark.parametrize("command", WHOLE)
+def test_all_that_is_wrong_is_said_at_once(command: str) -> None:
+    """Unknown keys, wrong values, missing keys; a missing key that an unknown one is meant for is said once."""
+    model, found = WHOLE[command]
+    privacy = {"epsilonn": 1, "delta": "x"}
+    data = {name: section for name, section in found.items() if name != "privacy"}
+    last = next(name for name in data if name != "users")
+    said = refusal(model, {**data, last: {**data[last], "zzz": 1}, "privacy": privacy, "oputut": {}})
+    parts = said.split(" Also: ")
+    assert "the config has no key privacy.epsilonn; did you mean epsilon?" in parts
+    assert "privacy.delta must be a number. Got 'x' instead." in parts
+    assert any(f"{last}.zzz; there are " in part for part in parts)
+    assert ("the config has no section oputut; did you mean output?" in parts) == ("output" in model.model_fields)
+    assert not any("must say" in part for part in parts)
+    assert len(parts) == 4
+
+
+def test_missing_keys_stay_where_no_unknown_one_is_meant_for_them() -> None:
+    assert refusal(FitConfig, {**FIT, "privacy": {"epsilonn": 1}}) == (
+        "the config has no key privacy.epsilonn; did you mean epsilon? Also: the config must say privacy.delta, a "
+        "number."
+    )
+    assert refusal(FitConfig, {"dta": {}, "columns": FIT["columns"], "privacy": FIT["privacy"]}) == (
+        "the config has no section dta; did you mean data?"
+    )
+
+
+def test_settings_that_do_not_go_together_are_said_at_once() -> None:
+    data = {**CLIP["data"], "templates": ["a {}"], "pairs_per_user": 2, "test": {"held_out": 3}}
+    said = refusal(PairsConfig, {**CLIP, "data": data, "encoders": {"dim": 0}})
+    assert len(said.split(" Also: ")) == 4
+    for part in ("data.test", "data.pairs_per_user goes with", "name the classes", "encoders.dim must be 1 or more."):
+        assert part in said
+    both = {**NEURAL, "users": {"by": "folders"}, "model": {"classes": 3, "keep": 9}}
+    assert len(refusal(NeuralConfig, both).split(" Also: ")) == 2
+
+
+def test_a_config_comes_on_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, said in ((b"[privacy]\nepsilon = 'one'\n", "standard input: privacy.epsilon"), (b"[", "is not a TOML")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        with pytest.raises(InputError, match=f"standard input.*{said.split(': ')[-1]}"):
+            FitConfig.read(Path("-"))
+    whole = b"data.table = 'rows.csv'\ncolumns = {user = 'u', target = 'y'}\nprivacy = {epsilon = 1, delta = 1e-6}\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(whole)))
+    assert FitConfig.read(Path("-")).data.table == Path("rows.csv")
+
+
 def test_a_key_of_another_kind_is_told_from_one_that_is_unknown() -> None:
     data = NEURAL["data"]
     assert refusal(NeuralConfig, {**NEURAL, "data": {**data, "transpose": True}}) == (
@@ -178,7 +228,7 @@ def test_the_file_is_named_and_paths_are_relative_to_it(command: str, tmp_path: 
     path.write_text("[privacy]\nepsilon = 'one'\n")
     with pytest.raises(InputError) as refused:
         model.read(path)
-    assert str(refused.value) == f"{path}: privacy.epsilon must be a number. Got 'one' instead."
+    assert str(refused.value).startswith(f"{path}: privacy.epsilon must be a number. Got 'one' instead. Also: ")
     for content, words in (("[privacy\n", "is not a TOML file"), (None, "there is no file")):
         if content is None:
             path.unlink()

@@ -10,22 +10,12 @@ from typing import Any
 
 import pytest
 
-from privrep import cli
+from commands import run
 from privrep.errors import InputError
 from privrep.linear.registry import METHODS
 from privrep.schema.template import COMMANDS
 
 CHECK = {"federate": ["federate", "serve"]}
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def written(capsys: pytest.CaptureFixture[str], command: str) -> str:
@@ -105,10 +95,3 @@ def test_a_schema_names_the_methods_and_all_schemas_come_together(capsys: pytest
     assert schemas["fit"] == json.loads(run(capsys, "config", "schema", "fit")[1])
     for command, name in (("fit", "FitModel"), ("federate", "SharedTable")):
         assert schemas[command]["$defs"][name]["properties"]["method"]["enum"] == list(METHODS)
-
-
-def test_another_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "config", "template", "fit-neurl")[2] == (
-        "privrep: no configuration is called fit-neurl; did you mean fit-neural?\n"
-    )
-    assert "there are fit, fit-neural" in run(capsys, "config", "schema", "zzz")[2]

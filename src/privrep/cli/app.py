@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,14 +9,17 @@ import typer
 
 from privrep import __version__
 from privrep.cli.budget import budget
+from privrep.cli.command import with_screen
 from privrep.cli.config import config
 from privrep.cli.demo import demo
+from privrep.cli.ending import end_on_sigterm, refuse
 from privrep.cli.federate import federate
 from privrep.cli.fit import fit
 from privrep.cli.fit_clip import fit_multimodal
 from privrep.cli.fit_neural import fit_neural
 from privrep.cli.inspect import inspect
 from privrep.cli.node import node
+from privrep.cli.options import flag
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
 from privrep.errors import PrivrepError
@@ -28,34 +29,28 @@ app = typer.Typer(
     help="Many users, little data each, one problem in common: learn the part they share under user-level differential "
     "privacy; each user keeps a small head of its own.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (demo, fit, fit_neural, fit_multimodal, personalize, predict, inspect, budget):
-    app.command("fit-clip" if command is fit_multimodal else None)(command)
+    app.command("fit-clip" if command is fit_multimodal else None)(with_screen(command))
 for group in (config, federate, node):
     app.add_typer(group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the app. What goes wrong on purpose is one sentence on stderr and exit code 2."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # temporary files of users' rows go, as on any other end
+    end_on_sigterm()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="privrep")
     except PrivrepError as error:
-        _fail(str(error))
+        refuse(str(error))
     except OSError as error:
         if error.filename is None:
             raise
-        _fail(f"{error.filename}: {(error.strerror or str(error)).lower()}.")
+        refuse(f"{error.filename}: {(error.strerror or str(error)).lower()}.")
 
 
-def _fail(sentence: str) -> None:
-    print(f"privrep: {sentence}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _version(asked: bool) -> None:
+def _show_version(asked: bool) -> None:
     if asked:
         print(f"privrep {__version__}")
         raise typer.Exit
@@ -64,7 +59,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, flag("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     pass

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from privrep.cli.console import NOISE_MULTIPLIER, console, right, say
+from privrep.cli.config import note_weakness
+from privrep.cli.console import NOISE_MULTIPLIER, right, show, tell
 from privrep.cli.options import check_relation, was_given
 from privrep.errors import InputError
 
@@ -74,7 +76,7 @@ def budget(
         raise InputError("give either --epsilon or --noise.")
     if releases != 1:
         raise InputError("--releases goes with --noise, not with --epsilon.")
-    whole = _whole_budget(epsilon, delta, relation)
+    whole = _whole_budget(epsilon, delta, relation, users)
     if features is not None and rank is not None and rows is not None:
         _check_asked(users, gain)
         size, deviations = (features, rank, rows), (levels, slopes, common)
@@ -84,11 +86,14 @@ def budget(
     return _show_noise(whole)
 
 
-def _whole_budget(epsilon: float, delta: float, relation: str) -> Budget:
+def _whole_budget(epsilon: float, delta: float, relation: str, users: int | None) -> Budget:
+    """Return the budget that options say, and remark on one that promises little."""
     from privrep.privacy.accounting import check_budget
     from privrep.privacy.ledger import Budget
 
     check_budget(epsilon, delta)  # a pure budget buys no Gaussian noise
+    tell(epsilon=epsilon, delta=delta, relation=relation)
+    note_weakness(epsilon, delta, check_relation(relation), users or 1)
     return Budget(epsilon, delta, check_relation(relation))
 
 
@@ -150,7 +155,7 @@ def _plan_ratings(
             f"--items, --rows and --users go together; --{'rows' if rows is None else 'users'} is missing."
         )
     _check_asked(users, None)
-    show_ratings(users, RatingProblem(items, rows, *deviations), _whole_budget(epsilon, delta, relation))
+    show_ratings(users, RatingProblem(items, rows, *deviations), _whole_budget(epsilon, delta, relation, users))
 
 
 def _check_ratings(
@@ -180,30 +185,36 @@ def _show_cost(noise: float, releases: int, delta: float) -> None:
     from privrep.models.planning import epsilon_of_releases
 
     cost = epsilon_of_releases(noise, releases, delta)
+    note_weakness(cost, delta)
     what = "1 release" if releases == 1 else f"{releases} releases"
-    say(f"{what} with noise multiplier {noise:g}: epsilon {cost:.6g} at delta {delta:g}")
+    show(f"{what} with noise multiplier {noise:g}: epsilon {cost:.6g} at delta {delta:g}")
+    tell(epsilon=cost, delta=delta, noise_multiplier=noise, releases=releases)
 
 
 def _show_noise(whole: Budget) -> None:
     from privrep.models.planning import plan_parts
 
-    say(f"epsilon {whole.epsilon:g}, delta {whole.delta:g}: mu {whole.mu:.6g}")
-    say(f"One release that spends it all: noise multiplier {1 / whole.mu:.6g}")
+    show(f"epsilon {whole.epsilon:g}, delta {whole.delta:g}: mu {whole.mu:.6g}")
+    show(f"One release that spends it all: noise multiplier {1 / whole.mu:.6g}")
+    tell(mu=whole.mu, noise_multiplier=1 / whole.mu)
+    parts = plan_parts(whole)
+    tell(parts=list(map(asdict, parts)))
     table = Table("part of a default fit of numbers", "pages", "share of\nbudget", "noise multiplier,\nas one release")
     right(table, 2, 3)
-    for part in plan_parts(whole):
+    for part in parts:
         table.add_row(part.purpose, ", ".join(part.pages), f"{part.share:.1%}", f"{part.noise_multiplier:.4g}")
-    console().print(table)
-    console().print(NOISE_MULTIPLIER, style="dim")
+    show(table)
+    show(NOISE_MULTIPLIER, style="dim", wrap=True)
 
 
 def _show_problem(p: PlanningProblem, whole: Budget) -> None:
+    tell(problem=asdict(p))
     own = f"users' own slopes {p.slopes:g}, " if p.rank else ""
-    say(
+    show(
         f"{p.features} features, rank {p.rank}, {p.rows} rows each; epsilon {whole.epsilon:g}, delta {whole.delta:g}, "
         f"{whole.relation}"
     )
-    say(f"Deviations: noise {p.noise:g}, levels {p.levels:g}, {own}common slopes {p.common:g}")
+    show(f"Deviations: noise {p.noise:g}, levels {p.levels:g}, {own}common slopes {p.common:g}")
 
 
 def _show_errors(users: int, p: PlanningProblem, whole: Budget) -> None:
@@ -217,8 +228,9 @@ def _show_errors(users: int, p: PlanningProblem, whole: Budget) -> None:
         "privrep": found.private,
     }
     show_forecast(users, {name: math.sqrt(error) for name, error in errors.items()}, *ERRORS, power=2)
+    tell(mean_squared_sine=found.sine)
     if p.rank:
-        say(f"Mean squared sine of the representation: {found.sine:.2g} (0 is exact, 1 is nothing learned)")
+        show(f"Mean squared sine of the representation: {found.sine:.2g} (0 is exact, 1 is nothing learned)")
 
 
 def _show_goals(users: int | None, p: PlanningProblem, whole: Budget, gain: float | None) -> None:
@@ -230,12 +242,14 @@ def _show_goals(users: int | None, p: PlanningProblem, whole: Budget, gain: floa
     table = make_goal_table(goals, users, whole, "squared error")
     if 0 < p.rank < p.features and p.slopes:
         for error, what in ((0.1, "the representation holds 90% of what is shared"), (0.01, "it holds 99%")):
-            table.add_row(what, "", say_count(users_needed(p, whole, error)))
+            needed = users_needed(p, whole, error)
+            tell(representation={f"{1 - error:g}": needed})
+            table.add_row(what, "", say_count(needed))
     if len(goals) == (gain is not None):
-        say("Even a mixed model without privacy gains next to nothing over users' own means here.")
+        show("Even a mixed model without privacy gains next to nothing over users' own means here.")
     if table.row_count:
-        console().print(table)
-    console().print(ROUGH, style="dim")
+        show(table)
+    show(ROUGH, style="dim", wrap=True)
 
 
 def show_forecast(users: int, errors: Mapping[str, float], error: str, against: str, power: int = 1) -> None:
@@ -250,18 +264,27 @@ def show_forecast(users: int, errors: Mapping[str, float], error: str, against: 
     """
     table = Table("predictions by", error, against, title=f"{users:,} users")
     right(table, 1, 2)
+    tell(users=users, errors=errors, errors_are=error)
     first = next(iter(errors.values()))
     for name, value in errors.items():
         change = f"{(value / first) ** power - 1:+.0%}"
         table.add_row(name, f"{value:.3g}", change, style="bold" if name == "privrep" else "")
-    console().print(table)
+    show(table)
 
 
 def make_goal_table(goals: list[Goal], users: int | None, whole: Budget, error: str) -> Table:
-    """Return the table of what goals take; `error` is what is to be smaller."""
+    """Return the table of what goals take.
+
+    Args:
+        goals: with the users and the epsilon that each needs.
+        users: how many there are, if that is known.
+        whole: the budget.
+        error: what is to be smaller.
+    """
     epsilon = [f"epsilon that\n{users:,} need"] if users is not None else []
     table = Table("what you want", f"{error}\nsmaller by", f"users you need\nat epsilon {whole.epsilon:g}", *epsilon)
     right(table, *range(1, 3 + len(epsilon)))
+    tell(goals=[{"goal": each.goal, "gain": each.gain, "users": each.users, "epsilon": each.epsilon} for each in goals])
     for goal in goals:
         needed = "above 20" if goal.epsilon is None else f"{goal.epsilon:g}"
         table.add_row(goal.goal, f"{goal.gain:.1%}", say_count(goal.users), *([needed] if epsilon else []))

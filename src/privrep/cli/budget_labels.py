@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from privrep.cli.budget import make_goal_table, show_forecast
-from privrep.cli.console import console, say
+from privrep.cli.console import show, tell
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,13 +40,21 @@ def make_label_problem(
 
 
 def show_labels(users: int | None, p: LabelProblem, whole: Budget, gain: float | None) -> None:
-    """Say how good predictions will be, and what goals take."""
+    """Say how good predictions will be, and what goals take.
+
+    Args:
+        users: how many there are, if that is known.
+        p: what is expected of the data.
+        whole: the budget.
+        gain: what is wanted, if that was said.
+    """
+    tell(problem=asdict(p))
     own = f"users' own slopes {p.slopes:g}, " if p.rank else ""
-    say(
+    show(
         f"{p.features} features, rank {p.rank}, {p.rows} labels each, {p.rate:g} of them of the rarer class; "
         f"epsilon {whole.epsilon:g}, delta {whole.delta:g}, {whole.relation}"
     )
-    say(f"Deviations on the logit: levels {p.levels:g}, {own}common slopes {p.common:g}")
+    show(f"Deviations on the logit: levels {p.levels:g}, {own}common slopes {p.common:g}")
     if users is not None:
         _show_losses(users, p, whole)
     _show_goals(users, p, whole, gain)
@@ -71,7 +80,7 @@ def _show_goals(users: int | None, p: LabelProblem, whole: Budget, gain: float |
 
     goals = find_label_goals(p, whole, users, gain)
     if len(goals) == (gain is not None):
-        say("Even a mixed model without privacy gains next to nothing over users' own frequencies here.")
+        show("Even a mixed model without privacy gains next to nothing over users' own frequencies here.")
     if goals:
-        console().print(make_goal_table(goals, users, whole, "log-loss"))
-    console().print(ROUGH, style="dim")
+        show(make_goal_table(goals, users, whole, "log-loss"))
+    show(ROUGH, style="dim", wrap=True)

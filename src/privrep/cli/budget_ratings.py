@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from privrep.cli.budget import ERRORS, show_forecast
-from privrep.cli.console import console, say
+from privrep.cli.console import show, tell
 
 if TYPE_CHECKING:
     from privrep.models.rating_forecast import RatingProblem
@@ -19,12 +20,21 @@ ROUGH = (
 
 
 def show_ratings(users: int, p: RatingProblem, whole: Budget) -> None:
-    """Say how good predictions will be."""
+    """Say how good predictions will be.
+
+    Args:
+        users: how many there are.
+        p: what is expected of the ratings.
+        whole: the budget.
+    """
     from privrep.models.rating_forecast import forecast_ratings
 
     found = forecast_ratings(users, p, whole)
-    say(f"{p.items:,} items, {p.rows} ratings each; epsilon {whole.epsilon:g}, delta {whole.delta:g}, {whole.relation}")
-    say(f"Deviations: noise {p.noise:g}, levels {p.levels:g}, offsets of items {p.offsets:g}")
+    tell(problem=asdict(p))
+    show(
+        f"{p.items:,} items, {p.rows} ratings each; epsilon {whole.epsilon:g}, delta {whole.delta:g}, {whole.relation}"
+    )
+    show(f"Deviations: noise {p.noise:g}, levels {p.levels:g}, offsets of items {p.offsets:g}")
     errors = {
         "each user's own mean": found.mean,
         "the same, drawn towards that of all": found.shrunk,
@@ -33,4 +43,4 @@ def show_ratings(users: int, p: RatingProblem, whole: Budget) -> None:
         "privrep, of users without ratings": found.newcomers,
     }
     show_forecast(users, {name: math.sqrt(error) for name, error in errors.items()}, *ERRORS, power=2)
-    console().print(ROUGH, style="dim")
+    show(ROUGH, style="dim", wrap=True)

@@ -44,7 +44,7 @@ class Declared:
 
 
 def read_scale(told: Declared | None, features: Sequence[str]) -> tuple[float, ...] | None:
-    """The size of each feature, in their order."""
+    """Return the size of each feature, in their order."""
     if told is None:
         return None
     sizes = told.read()
@@ -57,7 +57,7 @@ def read_scale(told: Declared | None, features: Sequence[str]) -> tuple[float, .
 
 
 def read_covariance(told: Declared | None, features: Sequence[str]) -> tuple[tuple[float, ...], ...] | None:
-    """The covariance of the features, in their order; the file may have them in another, and others besides."""
+    """Return the covariance of the features, in their order. What was told may have more, in any order."""
     if told is None:
         return None
     data, where = told.read(), told.where
@@ -92,7 +92,7 @@ def _check_covariance(where: str, features: Sequence[str], rows: list[list[float
 
 
 def read_categories(told: Declared | None, categorical: Sequence[str]) -> dict[str, Categories]:
-    """The lists of values of those categorical columns that are declared."""
+    """Return the lists of values of the categorical columns that are declared."""
     if told is None:
         return {}
     lists = told.read()
@@ -105,7 +105,7 @@ def read_categories(told: Declared | None, categorical: Sequence[str]) -> dict[s
 
 
 def read_items(told: Declared | None, column: str) -> dict[str, Categories]:
-    """The items, if they are declared, as the list of values of their column."""
+    """Return the items, if they are declared, as the list of values of their column."""
     if told is None:
         return {}
     values = told.read()
@@ -124,7 +124,7 @@ def _checked(told: Declared, lists: dict[str, Any]) -> dict[str, Categories]:
 
 
 def read_classes(given: str | Declared, kind: str) -> Categories:
-    """The classes A,B or those of a file, in the kind that the target column declares, where it does."""
+    """Return the classes A,B, or the list in a file, in the kind that the target column declares, where it does."""
     from privrep.data.categories import check_classes
 
     where, values = "--classes", given.value if isinstance(given, Declared) else _as_kind(given.split(","), kind)
@@ -141,7 +141,7 @@ def read_classes(given: str | Declared, kind: str) -> Categories:
 
 
 def _as_kind(texts: list[str], kind: str) -> list[Any]:
-    """What was written on the command line as what the table holds; as it is where that is another kind."""
+    """Return words of the command line as values of a kind; unchanged where one of them is of another kind."""
     stripped = [text.strip() for text in texts]
     try:
         if kind == "booleans":

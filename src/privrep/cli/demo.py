@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from privrep.cli.console import console, progress, right, say
+from privrep.cli.console import progress, right, say, show, tell
+from privrep.cli.options import flag
 from privrep.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ MADE = {"model", "picture.png", "new-rows.csv"}
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder to write model, picture and some rows to.")] = Path("demo"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo there.")] = False,
+    overwrite: Annotated[bool, flag("--overwrite", help="Replace an earlier demo there.")] = False,
 ) -> None:
     """Train privately on two made-up populations, of 20,000 and 5,000 users, and compare. Takes seconds."""
     _check_out(out, overwrite)
@@ -53,10 +55,16 @@ def demo(
             shutil.rmtree(out)
         os.replace(new, out)
     for title, rows in tables.items():
-        console().print(_table(title, rows))
+        show(_table(title, rows))
+    tell_tables(tables)
     say(NOTE)
     say("Label noise alone gives errors of 0.0001 and 1. Epsilon 0: nothing about one user reaches another.")
-    say(f"Model: {out / 'model'}   picture: {out / 'picture.png'}")
+    say(
+        f"Model: {out / 'model'}   picture: {out / 'picture.png'}",
+        model=out / "model",
+        picture=out / "picture.png",
+        new_rows=out / "new-rows.csv",
+    )
     say(f"Next: privrep inspect {out / 'model'}")
     say(f"      privrep predict {out / 'model'} {out / 'new-rows.csv'} --out predictions.csv")
 
@@ -69,6 +77,11 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise InputError(f"{out} exists already; choose another --out, or pass --overwrite.")
     if not held <= MADE:
         raise InputError(f"{out} holds more than a demo ({min(held - MADE)}); choose another --out.")
+
+
+def tell_tables(tables: Mapping[str, Sequence[Comparison]]) -> None:
+    """Add the tables of a demo to what --json prints."""
+    tell(tables=[{"title": " ".join(title.split()), "rows": list(map(asdict, rows))} for title, rows in tables.items()])
 
 
 def _table(title: str, rows: list[Comparison]) -> Table:
@@ -96,6 +109,11 @@ def run_demo(folder: Path, *, users: int = 20_000, on_page: OnPage | None = None
     In the folder are model/, the fit of the first population, picture.png and some rows to try `predict` on. In the
     first population users differ in slopes along two directions and in nothing else. The second is like real panels:
     users differ in level, levels follow users' features, and slopes are mostly common. It has a quarter of the users.
+
+    Args:
+        folder: to fill.
+        users: of the first population.
+        on_page: hears of every page.
     """
     import numpy as np
 
@@ -136,7 +154,16 @@ def _fit(
     columns: Columns | None = None,
     on_page: OnPage | None = None,
 ) -> tuple[Model, Comparison]:
-    """Return a private fit with heads, and its error."""
+    """Return a private fit with heads, and its error.
+
+    Args:
+        population: the truth.
+        rows: of every user.
+        config: the settings of the fit.
+        folder: of the model, if it is kept.
+        columns: their names.
+        on_page: hears of every page.
+    """
     from privrep.heads.fitting import fit_heads
     from privrep.models.learning import learn
     from privrep.models.model import with_heads
@@ -176,7 +203,14 @@ def _compare(population: Population, rows: UserTable, by_mixed: tuple[Array, Arr
 
 
 def _write_rows(population: Population, rng: np.random.Generator, path: Path, users: int = 20) -> None:
-    """Fresh rows of the first few users, as a file to try `privrep predict` on."""
+    """Write fresh rows of the first few users, to try `privrep predict` on.
+
+    Args:
+        population: the truth.
+        rng: draws the rows.
+        path: of the file.
+        users: how many.
+    """
     import numpy as np
 
     first = {name: getattr(population, name)[:users] for name in ("heads", "intercepts", "sizes", "feature_kinds")}

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from privrep.cli.config import say_checked
-from privrep.cli.console import console, note, right, say, shout
+from privrep.cli.command import with_screen
+from privrep.cli.config import note_weakness, say_checked
+from privrep.cli.console import note, right, say, shout, show, tell, tell_privacy
+from privrep.cli.demo import tell_tables
+from privrep.cli.ending import stoppable
+from privrep.cli.options import ConfigFile, flag
 from privrep.errors import InputError, missing_package
 
 if TYPE_CHECKING:
@@ -28,13 +30,9 @@ federate = typer.Typer(
     no_args_is_help=True,
 )
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Privacy, model, federation and server.")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Neither TLS nor keys: on loopback alone, to try things out.")
-]
+Insecure = Annotated[bool, flag("--insecure", help="Neither TLS nor keys: on loopback alone, to try things out.")]
 
 
-@federate.command()
 def keys(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's keys; made if it is not there.")],
     node: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A node that may join; once for each.")] = None,
@@ -55,10 +53,10 @@ def keys(
         say(f"Server: {folder / 'server.pem'}, valid for a year, for localhost{''.join(f', {name}' for name in hosts)}")
     for name in names:
         say(f"Node {name}: carry {carry / name} there over a safe way, and delete it here")
-    say(f"Keep {folder} to yourself: whoever has ca.key can pose as the server.")
+    tell(nodes={name: carry / name for name in names}, hosts=hosts)
+    say(f"Keep {folder} to yourself: whoever has ca.key can pose as the server.", folder=folder)
 
 
-@federate.command()
 def serve(
     config: ConfigFile,
     out: Annotated[
@@ -68,7 +66,7 @@ def serve(
         Path | None, typer.Option(help="Folder that `federate keys` made; else server.keys of the config.")
     ] = None,
     insecure: Insecure = False,
-    check: Annotated[bool, typer.Option("--check", help="Say whether the config can be used, and do nothing.")] = False,
+    check: Annotated[bool, flag("--check", help="Say whether the config can be used, and do nothing.")] = False,
 ) -> None:
     """Wait for nodes, learn from the sums they send, and give all of them the public model."""
     if check:
@@ -94,8 +92,9 @@ def serve(
         note(f"Nodes that may join: {', '.join(node_keys)}")
     from privrep.federated.server import serve as run
 
+    _note_weakness(asked.task)
     again = f"{out} keeps what was done: run the same command to continue; nothing is spent twice, and nodes wait."
-    with _stoppable(again):
+    with stoppable(again):
         run(
             asked.task,
             out,
@@ -111,7 +110,6 @@ def serve(
     _summarise(out, asked.task)
 
 
-@federate.command()
 def join(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server is.")],
     data: Annotated[Path, typer.Option(help="This node's users and their rows: Parquet, CSV or .npz.")],
@@ -125,7 +123,7 @@ def join(
         ),
     ] = None,
     simulation: Annotated[
-        bool, typer.Option("--simulation", help="Seeded noise will do: NOT PRIVATE. For experiments.")
+        bool, flag("--simulation", help="Seeded noise will do: NOT PRIVATE. For experiments.")
     ] = False,
     insecure: Insecure = False,
 ) -> None:
@@ -151,7 +149,7 @@ def join(
 
     known = None if agreed is None else read_config(agreed)
 
-    with _stoppable(f"run the same command to go on; {folder} keeps what this node has."):
+    with stoppable(f"run the same command to go on; {folder} keeps what this node has."):
         run(
             address,
             data,
@@ -163,18 +161,18 @@ def join(
             simulation=simulation,
             say=note,
         )
-    say(f"Model: {folder / 'model'}   its users' heads: {folder / 'model' / 'private'} (readable by you alone)")
+    model = folder / "model"
+    say(f"Model: {model}   its users' heads: {model / 'private'} (readable by you alone)", model=model)
     say(f"Predict with: privrep node predict {folder} ROWS --out FILE")
 
 
-@federate.command()
 def simulate(
     config: ConfigFile,
     data: Annotated[list[Path], typer.Option(metavar="FILE", help="One file, dealt to --nodes; or one for each node.")],
     out: Annotated[Path, typer.Option(help="Folder to write to. The same command continues a stopped run.")],
     nodes: Annotated[int | None, typer.Option(help="How many nodes share the users of one file.")] = None,
 ) -> None:
-    """A whole federation in this process, without a network: the same steps, sums and messages."""
+    """Run a whole federation in this process, without a network: the same steps, sums and messages."""
     _need_flower(out.with_name(f"{out.name}.federation"))
     from privrep.federated.config import read_config
 
@@ -186,29 +184,35 @@ def simulate(
         raise InputError(f"there is no file {missing}; check the path.")
     from privrep.federated.simulation import simulate as run
 
+    _note_weakness(asked.task)
     again = f"{out} keeps what was done: run the same command to continue; nothing is spent twice."
-    with tempfile.TemporaryDirectory(prefix="privrep-") as scratch, _stoppable(again):
+    with tempfile.TemporaryDirectory(prefix="privrep-") as scratch, stoppable(again):
         files = data if len(data) > 1 else _dealt(data[0], asked.task, nodes or 3, Path(scratch))
         run(asked.task, files, out, asked.settings, say=note, on_page=_pages(out))
     _summarise(out, asked.task)
 
 
-@federate.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder to write to; it must not be there.")] = Path("federated-demo"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo there.")] = False,
+    overwrite: Annotated[bool, flag("--overwrite", help="Replace an earlier demo there.")] = False,
 ) -> None:
-    """One server and three nodes, real processes on loopback with TLS and keys; then a table of results."""
+    """Run one server and three nodes, real processes on loopback with TLS and keys; then show a table of results."""
     _need_flower()
     from privrep.cli.federated_demo import NOTE, run_demo
 
-    with _stoppable("the server and the nodes of the demo were stopped, too."):
+    with stoppable("the server and the nodes of the demo were stopped, too."):
         outcome = run_demo(out, say=note, overwrite=overwrite)
-    console().print(_table(outcome))
+    show(_table(outcome))
+    tell_tables({outcome.title: outcome.table})
+    tell(model=outcome.server, nodes=outcome.nodes, rows=outcome.rows)
     say(NOTE)
     say(f"Server's folder, public: {outcome.server}   nodes' folders: {', '.join(map(str, outcome.nodes))}")
     say(f"Next: privrep inspect {outcome.server}")
     say(f"      privrep node predict {outcome.nodes[0]} {outcome.rows} --out predictions.csv")
+
+
+for _command in (keys, serve, join, simulate, demo):
+    federate.command()(with_screen(_command))
 
 
 # What commands share
@@ -220,11 +224,17 @@ def _check(config: Path) -> None:
 
     asked = read_config(config)
     missing = [asked.keys] if asked.keys is not None and not asked.keys.exists() else []
+    _note_weakness(asked.task)
     say_checked(config, missing)
 
 
+def _note_weakness(task: Task) -> None:
+    """Remark on a budget that promises little; how many users there are is not known yet."""
+    note_weakness(task.epsilon, task.delta, task.relation)
+
+
 def _need_flower(folder: Path | None = None) -> None:
-    """One sentence where Flower is not installed; else nothing of its own leaves this machine or this run's folder."""
+    """Raise InputError where Flower is not installed; keep all of its own on this machine and in this run's folder."""
     if importlib.util.find_spec("flwr") is None:
         raise missing_package("federations need Flower", "federated")
     from privrep.federated.wire import silence_flower  # noqa: F401 - settings that Flower reads as it is imported
@@ -245,25 +255,15 @@ def _allow_insecure(host: str) -> None:
 
 
 def _host(address: str) -> str:
-    """The host of HOST:PORT, without the brackets of an IPv6 address."""
+    """Return the host of HOST:PORT, without the brackets of an IPv6 address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16 or "/" in host:
         raise InputError(f"the server's address is HOST:PORT, as in 192.0.2.7:9092. Got {address!r} instead.")
     return host.removeprefix("[").removesuffix("]")
 
 
-@contextmanager
-def _stoppable(after: str) -> Iterator[None]:
-    """Ctrl-C ends with a word on how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"privrep: stopped; {after}", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
 def _pages(folder: Path) -> Callable[[str], None]:
-    """Says every page of the billboard and what was spent so far."""
+    """Return a function that says every page of the billboard and what was spent so far."""
     from privrep.privacy.ledger import read_report
 
     def page(name: str) -> None:
@@ -288,7 +288,8 @@ def _summarise(out: Path, task: Task) -> None:
     from privrep.privacy.ledger import read_report
 
     report = read_report(out / "ledger.jsonl")
-    say(f"Model: {out}")
+    tell_privacy(report)
+    say(f"Model: {out}", model=out)
     say(
         f"Privacy: epsilon {report.epsilon:.4g} of {report.epsilon_budget:g} spent, delta {report.delta:g}, "
         f"{report.unit} level, {report.relation}"

@@ -55,7 +55,7 @@ class Row(Comparison):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a demo leaves: a table to show, and where things are."""
+    """The result of a demo: a table to show, and where things are."""
 
     title: str
     table: list[Row]
@@ -65,7 +65,13 @@ class Outcome:
 
 
 def run_demo(out: Path, *, say: Say, overwrite: bool = False) -> Outcome:
-    """Fill the folder `out`: keys, a file of rows for each node, and the folders of the server and of the nodes."""
+    """Fill a folder: keys, a file of rows for each node, and the folders of the server and of the nodes.
+
+    Args:
+        out: the folder.
+        say: hears what happens.
+        overwrite: whether an earlier demo there is replaced.
+    """
     _check_out(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
@@ -97,7 +103,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def _parts(table: UserTable) -> dict[str, UserTable]:
-    """The users of each node: the first so many, then the next."""
+    """Return the users of each node: the first so many, then the next."""
     parts, first = {}, 0
     for name, users in NODES.items():
         start, stop = table.offsets[first], table.offsets[first + users]
@@ -149,7 +155,7 @@ def _free_port() -> int:
 
 
 def _federate(out: Path, port: int, say: Say) -> None:
-    """Server and nodes, until all have ended well; whatever happens, none of them is left."""
+    """Run server and nodes until all have ended well; whatever happens, none of them is left."""
     privrep = [sys.executable, "-m", "privrep.cli", "federate"]
     commands = {"server": [*privrep, "serve", str(out / "federate.toml"), "--out", str(out / "server")]}
     for name in NODES:
@@ -174,7 +180,7 @@ def _federate(out: Path, port: int, say: Say) -> None:
 
 @contextmanager
 def _processes(commands: Mapping[str, Sequence[str]], out: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Each in a group of its own, so that Ctrl-C reaches this process, which then stops them."""
+    """Start each in a group of its own, so that Ctrl-C reaches this process, which then stops them."""
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, command in commands.items():
@@ -210,12 +216,13 @@ def _check(running: Mapping[str, subprocess.Popen[bytes]], out: Path) -> None:
 
 
 class _Log:
-    """What a process says, line by line as it comes."""
+    """The log of a process, line by line as it comes."""
 
     def __init__(self, name: str, path: Path, say: Say) -> None:
         self._name, self._path, self._say, self._read = name, path, say, 0
 
     def follow(self) -> None:
+        """Say the lines that are new."""
         with open(self._path, "rb") as file:
             file.seek(self._read)
             new = file.read()
@@ -264,7 +271,7 @@ def _heads(folder: Path, part: UserTable) -> Heads:
 
 
 def _private(table: UserTable) -> tuple[tuple[Array, Array], float]:
-    """The same model learned from one table, with the same budget: weights and intercepts, and what was spent."""
+    """Learn the same model from one table, with the same budget; return weights and intercepts, and what was spent."""
     config = Config(rank=RANK, epsilon=EPSILON, delta=DELTA)
     fitted = learn(InMemoryUsers(table), config)
     heads = fit_heads(table.blocks(), fitted.representation)

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from privrep.cli import options
-from privrep.cli.config import say_checked
+from privrep.cli.config import note_weakness, say_checked
 from privrep.cli.console import note
 from privrep.cli.declared import read_categories, read_classes, read_covariance, read_items, read_scale
 from privrep.cli.fit_request import BESIDES, FitRequest, in_keys, refuse_options
 from privrep.cli.fit_table import check_out, learn_table, standing, summarise, undecided
+from privrep.cli.streams import readable
 from privrep.cli.tables import list_left_out
+from privrep.data.categories import name_arrow_label_kind
+from privrep.data.files import find_format, read_schema
 from privrep.errors import InputError
 from privrep.linear.registry import DEFAULT
+from privrep.schema.standard import STANDARD
 
 if TYPE_CHECKING:
     from privrep.data.categories import Categories
@@ -104,6 +108,11 @@ def _fit_file(
 def _fit(request: FitRequest, out: Path, workdir: Path | None, overwrite: bool) -> None:
     check_out(out, overwrite)
     _check_request(request)
+    with readable(request.table, workdir) as table:
+        _fit_table(replace(request, table=table), out, workdir, overwrite)
+
+
+def _fit_table(request: FitRequest, out: Path, workdir: Path | None, overwrite: bool) -> None:
     by_value, lists = _values(request)
     known = None if request.task == "regression" else _classes(request)
     source = _source(request, by_value, lists, known)
@@ -153,7 +162,8 @@ def _check(request: FitRequest, told: Path) -> None:
         read_classes(request.classes, "")
     numbers = None if by_value or request.features is None else request.features
     _config(request, numbers).check(None if numbers is None else len(numbers))
-    say_checked(told, [] if request.table.exists() else [request.table])
+    note_weakness(request.epsilon, request.delta, request.relation)
+    say_checked(told, [] if request.table == STANDARD or request.table.exists() else [request.table])
 
 
 def _check_request(request: FitRequest) -> None:
@@ -187,7 +197,7 @@ def _check_request(request: FitRequest) -> None:
 
 
 def _check_item(request: FitRequest, others: Mapping[str, object]) -> None:
-    """Ratings are (user, item, rating): most options have no meaning for them."""
+    """Refuse options that have no meaning for ratings, which are (user, item, rating)."""
     if request.item is None:
         if request.items is not None:
             raise InputError("--items lists the values of the item column; name that column with --item.")
@@ -217,9 +227,8 @@ def _values(request: FitRequest) -> tuple[tuple[str, ...], dict[str, Categories]
 
 
 def _classes(request: FitRequest) -> Categories:
-    """The classes that are known beforehand. Of those to be selected, one that stands for them and shows their kind."""
-    from privrep.data.categories import name_arrow_label_kind
-    from privrep.data.files import find_format, read_schema, require_column
+    """Return the classes that are known beforehand; of classes to be selected, one that shows their kind."""
+    from privrep.data.files import require_column
     from privrep.data.readers import BATCH_BYTES
 
     table, names = request.table, request.targets
@@ -252,8 +261,15 @@ def _check_columns(request: FitRequest, columns: Columns) -> None:
 def _source(
     request: FitRequest, by_value: Sequence[str], lists: Mapping[str, Categories], classes: Categories | None
 ) -> TableSource:
-    """The table. A column whose values are not declared has a list that stands for the one to come."""
-    from privrep.data.files import find_format, read_schema, require_column
+    """Return the table. A column whose values are not declared has a list that stands for the one to come.
+
+    Args:
+        request: what was asked for.
+        by_value: columns with a feature for each value.
+        lists: of values, as far as they are declared.
+        classes: of labels.
+    """
+    from privrep.data.files import require_column
     from privrep.data.missing import IMPUTE, Missing
     from privrep.data.readers import BATCH_BYTES, TableSource
 
@@ -291,7 +307,7 @@ def _holds_integers(kind: Any) -> bool:
 
 
 def _columns(source: TableSource, lists: Mapping[str, Categories], classes: Categories | None) -> Columns:
-    """The columns as they were asked for: no list of values where none was declared."""
+    """Return the columns as they were asked for: no list of values where none was declared."""
     from privrep.models.description import Columns
 
     names = tuple(source.categories or ())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privrep.cli.config import files_are_missing
-from privrep.cli.console import Bar, note, progress, say, shout
-from privrep.cli.fit_table import stoppable
+from privrep.cli.config import files_are_missing, note_weakness
+from privrep.cli.console import Bar, note, progress, say, shout, show, tell, tell_privacy
+from privrep.cli.ending import stoppable
+from privrep.cli.fit_table import how_to_go_on
+from privrep.cli.options import ConfigFile, flag
 from privrep.errors import InputError, WeakPrivacy, missing_package
 
 if TYPE_CHECKING:
@@ -23,11 +26,11 @@ _NOT_PRIVATE = "(not private: for your eyes)"
 
 
 def fit_multimodal(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Data, encoders, privacy and training.")],
+    config: ConfigFile,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the model; else output.folder. Continues a stopped fit.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Say what would be done, and spend nothing.")] = False,
+    check: Annotated[bool, flag("--check", help="Say what would be done, and spend nothing.")] = False,
 ) -> None:
     """Learn to match images and texts privately (DP-CLIP)."""
     from privrep.schema.clip import PairsConfig
@@ -43,12 +46,10 @@ def fit_multimodal(
     with progress() as bar:
         made, test = _prepared(asked, bar)
         if check:
-            _say_plan(made.model.planned(made.pairs), asked, made.model)
-            say("Nothing was spent.")
+            _say_plan(made.model.planned(made.pairs), asked, made.model, show)
+            show("Nothing was spent.")
             return
         assert folder is not None
-        if (folder / "run.json").is_file():
-            note(f"Continuing the run in {folder}: pages that stand are read, and nothing is spent twice.")
         _fit(made, folder, bar, asked)
     _summarise(made, folder, test)
 
@@ -68,31 +69,43 @@ def _prepared(asked: PairsConfig, bar: Bar) -> tuple[Prepared, Inputs | None]:
 def _fit(made: Prepared, folder: Path, bar: Bar, asked: PairsConfig) -> None:
     from privrep.estimators.clip_assembly import keep_texts
 
+    begun = (folder / "run.json").is_file()
+
     def on_plan(plan: ClipPlan) -> None:
-        _say_plan(plan, asked, made.model)
+        if begun:
+            note(f"Continuing the run in {folder}: pages that stand are read, and nothing is spent twice.")
+        _say_plan(plan, asked, made.model, say)
         bar.begin("training", plan.settings.steps)
 
     model = made.model
     model.run_folder, model.on_plan, model.on_step = folder, on_plan, bar.at
-    with stoppable(folder), warnings.catch_warnings():
+    with stoppable(lambda: how_to_go_on(folder)), warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakPrivacy)  # a note said it
         model.fit(made.pairs)
         keep_texts(folder, model.modules[1])
 
 
-def _say_plan(plan: ClipPlan, asked: PairsConfig, model: DPClip) -> None:
-    from privrep.models.promise import find_weaknesses
+def _say_plan(plan: ClipPlan, asked: PairsConfig, model: DPClip, out: Callable[[str], None]) -> None:
+    """Say what is learned and who is protected, and remark on a budget that promises little.
 
+    Args:
+        plan: of the fit.
+        asked: the configuration.
+        model: that learns.
+        out: says a sentence.
+    """
     several = f"a user, of whom the first {model.pairs_per_user:,} pairs take part"
     unit = "a pair" if asked.data.unit == "pair" else several
-    say(f"Plan: {plan.words}.")
-    budget, unit_of_privacy = plan.budget, "pair" if asked.data.unit == "pair" else "user"
-    for weakness in find_weaknesses(budget.epsilon, budget.delta, budget.relation, plan.users, unit_of_privacy):
-        note(weakness)
-    say(f"The unit of privacy is {unit}; the public texts ({made_of(asked)}) are not protected.")
+    note_weakness(
+        plan.budget.epsilon, plan.budget.delta, users=plan.users, unit="pair" if asked.data.unit == "pair" else "user"
+    )
+    tell(plan=plan.words, unit=asked.data.unit, users=plan.users)
+    out(f"Plan: {plan.words}.")
+    out(f"The unit of privacy is {unit}; the public texts ({made_of(asked)}) are not protected.")
 
 
 def made_of(asked: PairsConfig) -> str:
+    """Return what the public texts are made of, in words."""
     if asked.data.classes is not None:
         return f"prompts of {len(asked.data.classes):,} classes"
     return "none" if asked.data.bank is None else asked.data.bank.name
@@ -100,10 +113,12 @@ def made_of(asked: PairsConfig) -> str:
 
 def _summarise(made: Prepared, folder: Path, test: Inputs | None) -> None:
     report = made.model.privacy_
-    say(f"Model: {folder}")
+    tell_privacy(report)
+    say(f"Model: {folder}", model=folder)
     say(f"Privacy: {report}")
     if test is not None:
-        say(f"{_measured(made, test)} {_NOT_PRIVATE}")
+        words, facts = _measured(made, test)
+        say(f"{words} {_NOT_PRIVATE}", not_private=facts)
     if report.seeded:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
     else:
@@ -111,7 +126,8 @@ def _summarise(made: Prepared, folder: Path, test: Inputs | None) -> None:
     say(f"To use it: privrep.estimators.clip_assembly.load(CONFIG.toml). What it means: privrep inspect {folder}")
 
 
-def _measured(made: Prepared, test: Inputs) -> str:
+def _measured(made: Prepared, test: Inputs) -> tuple[str, dict[str, Any]]:
+    """Return what test images say of a model: in words, and as numbers."""
     from privrep.estimators.clip_assembly import caption_rows
     from privrep.multimodal.evaluation import retrieval, zero_shot
 
@@ -119,10 +135,12 @@ def _measured(made: Prepared, test: Inputs) -> str:
     if test.labels is not None:
         assert made.class_of_text is not None
         found = zero_shot(images, made.model.texts(made.pairs.bank), made.class_of_text, test.labels)
-        return f"Zero-shot accuracy on {len(images):,} test images: {found.accuracy:.3f}"
+        words = f"Zero-shot accuracy on {len(images):,} test images: {found.accuracy:.3f}"
+        return words, {"test_images": len(images), "zero_shot_accuracy": found.accuracy}
     texts = made.model.texts(caption_rows(made.sides, test))
     image_of = range(len(images)) if test.image_of is None else test.image_of
     recall = retrieval(images, texts, image_of)
     both = (recall.image_to_text, recall.text_to_image)
-    words = ["/".join(f"{share:.3f}" for share in found.values()) for found in both]
-    return f"Recall at 1/5/10 on {len(images):,} test images: of texts {words[0]}, of images {words[1]}"
+    texts_of, images_of = ("/".join(f"{share:.3f}" for share in found.values()) for found in both)
+    words = f"Recall at 1/5/10 on {len(images):,} test images: of texts {texts_of}, of images {images_of}"
+    return words, {"test_images": len(images), "recall_of_texts": both[0], "recall_of_images": both[1]}

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privrep.cli.config import files_are_missing
-from privrep.cli.console import note, progress, say, shout
-from privrep.cli.fit_table import stoppable
+from privrep.cli.config import files_are_missing, note_weakness
+from privrep.cli.console import note, progress, say, shout, show, tell, tell_privacy
+from privrep.cli.ending import stoppable
+from privrep.cli.fit_table import how_to_go_on, noting_first
 from privrep.cli.image_rows import read_images
+from privrep.cli.options import ConfigFile, flag
 from privrep.errors import InputError, NothingLearned, UnknownLabels, WeakPrivacy
 
 if TYPE_CHECKING:
@@ -25,14 +27,13 @@ _NOT_PRIVATE = "(not private: for your eyes)"
 
 
 def fit_neural(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Data, users, privacy and model.")],
+    config: ConfigFile,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the model; else output.folder. Continues a stopped fit.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Say what would be shared, and spend nothing.")] = False,
+    check: Annotated[bool, flag("--check", help="Say what would be shared, and spend nothing.")] = False,
 ) -> None:
     """Learn a shared part of a network privately, and every user's head, from images."""
-    from privrep.models.promise import find_weaknesses
     from privrep.schema.commands import NeuralConfig
 
     asked = NeuralConfig.read(config)
@@ -48,15 +49,14 @@ def fit_neural(
     unknown = _unknown(train, model)
     if unknown:
         note(f"{unknown:,} rows have a label that is none of the classes, and count for nothing {_NOT_PRIVATE}.")
-    for weakness in find_weaknesses(model.epsilon, model.delta, "replace-one-user", train.n_users):
-        note(weakness)
+    note_weakness(asked.privacy.epsilon, asked.privacy.delta, users=train.n_users)
+    tell(plan=plan.words, users=train.n_users)
     if check:
-        say(plan.words)
-        say(f"Checked: {train.n_users:,} users, rows of {train.n_features:,} numbers. Nothing was spent.")
+        show(plan.words)
+        numbers = train.n_features
+        show(f"Checked: {train.n_users:,} users, rows of {numbers:,} numbers. Nothing was spent.", row_numbers=numbers)
         return
     assert folder is not None
-    if (folder / "run.json").is_file():
-        note(f"Continuing the run in {folder}: pages that stand are read, and nothing is spent twice.")
     _fit(model, train, folder, plan.rounds + 3)
     _summarise(model, folder, held)
 
@@ -69,7 +69,7 @@ def _images(asked: NeuralConfig) -> Images:
 
 
 def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable | None]:
-    """Users' rows, their labels as places among the classes, and rows held out to measure with."""
+    """Return users' rows, their labels as places among the classes, and rows held out to measure with."""
     import numpy as np
 
     from privrep.data.partition import make_image_table, make_natural_table, partition
@@ -91,7 +91,7 @@ def _tables(asked: NeuralConfig, images: Images) -> tuple[UserTable, UserTable |
 
 
 def _apart(table: UserTable, share: float) -> tuple[UserTable, UserTable]:
-    """Everybody's rows but for a share of them, spread evenly over the user's rows as they come, and those."""
+    """Return everybody's rows without a share of them, and that share, spread evenly over each user's rows."""
     import numpy as np
 
     place = np.arange(table.n_rows) - np.repeat(table.offsets[:-1], table.sizes)
@@ -152,14 +152,18 @@ def _features(model: NetworkModel, shape: tuple[int, int, int]) -> Any:
 
 
 def _fit(model: Centaur, table: UserTable, folder: Path, pages: int) -> None:
-    with stoppable(folder), progress(folder) as bar, warnings.catch_warnings():
+    again = f"Continuing the run in {folder}: pages that stand are read, and nothing is spent twice."
+    with stoppable(lambda: how_to_go_on(folder)), progress(folder) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", NothingLearned)  # the summary says it
         warnings.simplefilter("ignore", UnknownLabels)  # a note said it
         warnings.simplefilter("ignore", WeakPrivacy)  # the same
         model.run_folder = folder
         bar.begin("reading", pages)
+        begun = (folder / "run.json").is_file()
+        if begun or bar.visible:
+            model.on_page = noting_first(again if begun else "", bar.page)
         if bar.visible:
-            model.on_page, model.on_loss = bar.page, bar.loss
+            model.on_loss = bar.loss
             model.on_progress = bar.counting("features", lambda: bar.begin("reading", pages))
         model.fit(table)
 
@@ -178,14 +182,18 @@ def _summarise(model: Centaur, folder: Path, held: UserTable | None) -> None:
     import numpy as np
 
     report = model.privacy_
-    say(f"Model: {folder}")
+    tell_privacy(report)
+    say(f"Model: {folder}", model=folder)
     say(model.plan_.words)
     say(f"Privacy: {report}")
     if held is not None and held.n_rows:
         groups, known = held.ids[np.repeat(np.arange(held.n_users), held.sizes)], held.y >= 0
         labels = model.classes_[held.y[known].astype(np.int64)]
         accuracy = _measured(model, held.X[known], labels, groups[known])
-        say(f"Accuracy on {len(labels):,} rows held out: {accuracy:.3f} {_NOT_PRIVATE}")
+        say(
+            f"Accuracy on {len(labels):,} rows held out: {accuracy:.3f} {_NOT_PRIVATE}",
+            not_private={"rows_held_out": len(labels), "accuracy": accuracy},
+        )
     if report.seeded:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
     else:

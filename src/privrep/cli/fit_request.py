@@ -1,4 +1,4 @@
-"""What `privrep fit` was asked to do, by options or by a file; mistakes are told in the words of either."""
+"""The request of `privrep fit`, by options or by a file. Mistakes are told in the words of either."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from privrep.privacy.events import Relation
     from privrep.schema.commands import FitConfig
 
-BESIDES = ("out", "workdir", "overwrite", "check")  # options that go with a file
+BESIDES = ("out", "workdir", "overwrite", "check", "quiet", "as_json")  # options that go with a file
 KEYS = {  # of each option, what a file says in its place
     "--user": "columns.user",
     "--target": "columns.target",
@@ -55,7 +55,7 @@ KEYS = {  # of each option, what a file says in its place
 
 @dataclass(frozen=True, kw_only=True)
 class FitRequest:
-    """What a fit was asked to do. What may be left out is None then."""
+    """The request of one fit. What may be left out is None then."""
 
     table: Path
     user: str

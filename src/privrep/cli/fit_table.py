@@ -1,4 +1,4 @@
-"""What `privrep fit` does once it knows what was asked for: read the table, learn, make heads, write the folder.
+"""The work of `privrep fit` once it knows what was asked for: read the table, learn, make heads, write the folder.
 
 First comes the folder: what stands there, and whether this fit may continue or replace it. Then the fit, and what
 `privrep fit` says it did.
@@ -7,16 +7,15 @@ First comes the folder: what stands there, and whether this fit may continue or 
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from privrep.cli.console import note, progress, say, shout
+from privrep.cli.config import note_weakness
+from privrep.cli.console import note, progress, say, shout, tell, tell_privacy
+from privrep.cli.ending import stoppable
 from privrep.errors import InputError, ResumeError
 from privrep.linear.registry import DEFAULT
 
@@ -49,7 +48,14 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 
 def standing(out: Path, config: Config, columns: Columns, overwrite: bool) -> TableFacts | None:
-    """What is in the folder `out`; an error if this fit can neither continue nor replace it."""
+    """Return what is in a folder, or raise an error if this fit can neither continue nor replace it.
+
+    Args:
+        out: the folder.
+        config: the settings of the fit.
+        columns: as they were asked for.
+        overwrite: whether a model or another run is replaced.
+    """
     from privrep.models.folder import ModelFolder
     from privrep.models.inspection import read_table_facts
 
@@ -69,18 +75,40 @@ def _same_run(found: TableFacts, config: Config, columns: Columns) -> bool:
     return not found.finished and (found.config, found.columns) == (config, columns)
 
 
-def make_room(out: Path, config: Config, columns: Columns, overwrite: bool) -> None:
-    """Say that a run is continued, or remove what --overwrite replaces: a model, or a run with other settings."""
+def make_room(out: Path, config: Config, columns: Columns, overwrite: bool) -> str:
+    """Remove what --overwrite replaces: a model, or a run with other settings.
+
+    Args:
+        out: the folder.
+        config: the settings of the fit.
+        columns: as they were asked for.
+        overwrite: whether a model or another run is replaced.
+
+    Returns:
+        What to say once a run that stands is continued; empty if there is none.
+    """
     found = standing(out, config, columns, overwrite)
     if found is None:
-        return
+        return ""
     spent = f"epsilon {found.privacy.epsilon:.4g} at delta {found.privacy.delta:g}"
     if _same_run(found, config, columns):
-        note(f"Continuing the run in {out}; {spent} was spent before.")
-        return
+        return f"Continuing the run in {out}; {spent} was spent before."
     with _sole_owner(out / "ledger.jsonl"):
         shutil.rmtree(out)
     note(f"Replaced {out}. It had spent {spent}: for users who are in both, the two fits add up.")
+    return ""
+
+
+def noting_first(sentence: str, on_page: Callable[..., None]) -> Callable[..., None]:
+    """Return `on_page`, which says a sentence before its first page: by then the run has its folder to itself."""
+    waiting = [sentence] if sentence else []
+
+    def told(*page: Any) -> None:
+        if waiting:
+            note(waiting.pop())
+        on_page(*page)
+
+    return told
 
 
 @contextmanager
@@ -102,21 +130,30 @@ def _sole_owner(ledger: Path) -> Iterator[None]:
 
 
 def undecided(columns: Columns) -> list[str]:
-    """The columns of features whose lists of values are to be selected privately."""
+    """Return the columns of features whose lists of values are to be selected privately."""
     return [name for name, listed in columns.by_category.items() if not listed]
 
 
 def learn_table(
     source: TableSource, config: Config, columns: Columns, out: Path, workdir: Path | None, overwrite: bool
 ) -> Model:
-    """The representation, then the heads, all of it written to the folder `out`."""
+    """Learn the representation, then the heads, and write all of it to a folder.
+
+    Args:
+        source: the table.
+        config: the settings of the fit.
+        columns: as they were asked for.
+        out: the folder.
+        workdir: where temporary files go.
+        overwrite: whether a model or another run in the folder is replaced.
+    """
     from privrep.heads.fitting import fit_heads
     from privrep.models import model as models
     from privrep.models.learning import PAGES, PendingColumns, learn
     from privrep.users.performance import Performance
     from privrep.users.streaming import StreamingUsers
 
-    with stoppable(out):
+    with stoppable(lambda: how_to_go_on(out)):
         with progress(out) as bar, ExitStack() as files:
             bar.begin("reading", PAGES)
             opened: list[StreamingUsers] = []
@@ -144,15 +181,14 @@ def learn_table(
                 users = make(columns)
                 count = users.facts.users
             _check_count(source, config, count)
-            make_room(out, config, columns, overwrite)
-            fitted = learn(users, config, folder=out, columns=columns, on_page=bar.page)
+            on_page = noting_first(make_room(out, config, columns, overwrite), bar.page)
+            fitted = learn(users, config, folder=out, columns=columns, on_page=on_page)
             blocks = bar.heads(opened[0].blocks(), count)
-            net = config.safety_net
             heads = fit_heads(
                 blocks,
                 fitted.representation,
                 intercept=config.intercept,
-                safety_net=net,
+                safety_net=config.safety_net,
                 loss=fitted.loss,
                 keep_means=opened[0].means_to_keep,
             )
@@ -162,7 +198,7 @@ def learn_table(
 
 
 def _holders(source: TableSource, names: list[str], workdir: Path | None) -> tuple[dict[str, KeyHolders], int]:
-    """Who holds which value of these columns, and how many users there are.
+    """Return who holds which value of these columns, and how many users there are.
 
     Selecting values costs, so whatever is wrong with the table is found before: every value in it is looked at.
     """
@@ -191,35 +227,35 @@ def _check_rank(config: Config, features: int) -> None:
 
 def _check_count(source: TableSource, config: Config, count: int) -> None:
     """Refuse more users than one fit takes, and remark on a budget that promises them little."""
-    from privrep.models.promise import find_weaknesses
     from privrep.privacy.bounds import MAX_USERS
 
     if count > MAX_USERS:
         raise InputError(f"{source.path} has {count:,} users; one fit takes at most {MAX_USERS:,}.")
-    for weakness in find_weaknesses(config.epsilon, config.delta, config.relation, count):
-        note(weakness)
+    note_weakness(config.epsilon, config.delta, config.relation, count)
 
 
-@contextmanager
-def stoppable(out: Path) -> Iterator[None]:
-    """Ctrl-C ends with a word on how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = f"{out} keeps what was done: run the same command to continue; nothing is spent twice."
-        after = kept if (out / "run.json").is_file() else "nothing was written."
-        print(f"privrep: stopped; {after}", file=sys.stderr)
-        raise typer.Exit(130) from None
+def how_to_go_on(out: Path) -> str:
+    """Return what a fit that was stopped leaves, and how to continue it."""
+    if not (out / "run.json").is_file():
+        return "nothing was written."
+    return f"{out} keeps what was done: run the same command to continue; nothing is spent twice."
 
 
 def summarise(fitted: Model, out: Path, asked: Columns) -> None:
-    """Say what a fit did, what was learned, and what may be published."""
+    """Say what a fit did, what was learned, and what may be published.
+
+    Args:
+        fitted: the model.
+        out: its folder.
+        asked: the columns as they were asked for.
+    """
     from privrep.models.gains import describe_gains, judge_nothing
     from privrep.models.promise import describe_rest
 
     report, learned = fitted.privacy, fitted.representation
     assert fitted.heads is not None
-    say(f"Model: {out}")
+    _tell_model(fitted, fitted.heads, asked)
+    say(f"Model: {out}", model=out)
     say(
         f"Privacy: epsilon {report.epsilon:.4g} of {report.epsilon_budget:g} spent, delta {report.delta:g}, "
         f"{report.unit} level, {report.relation}"
@@ -229,9 +265,9 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
     for line in _contents(fitted, fitted.heads, asked):
         say(line)
     if nothing := judge_nothing(learned):
-        shout(f"NOTHING WAS LEARNED: {nothing}.")
+        shout(f"NOTHING WAS LEARNED: {nothing}.", nothing_learned=nothing)
     elif learned.gains is not None:
-        say(describe_gains(learned))
+        say(describe_gains(learned), gains=describe_gains(learned))
     if report.seeded:
         shout("SEEDED NOISE: this is a simulation and NOT PRIVATE. Do not publish it.")
     else:
@@ -239,8 +275,28 @@ def summarise(fitted: Model, out: Path, asked: Columns) -> None:
     say(f"Predict with: privrep predict {out} TABLE --out FILE     What it means: privrep inspect {out}")
 
 
+def _tell_model(fitted: Model, heads: Heads, asked: Columns) -> None:
+    """Add what is in the model to what --json prints; what was computed on users' data is not private."""
+    c, (features, rank) = fitted.config, fitted.representation.basis.shape
+    tell_privacy(fitted.privacy)
+    tell(unspent=fitted.privacy.unspent, method=c.method, configuration=c.configuration, rank=rank)
+    tell(**{"items" if c.ratings else "features": features, "targets": fitted.columns.targets})
+    users = {"users": len(heads.ids)}
+    tell(**users if c.relation == "replace-one-user" else {"not_private": users})
+    if c.loss is not None:
+        tell(classes=fitted.columns.classes, classes_selected=fitted.classes_selected)
+    for name, listed in fitted.columns.by_category.items():
+        tell(values={name: {"named": len(listed), "declared": bool(asked.by_category[name])}})
+
+
 def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
-    """What is in the model, a line each."""
+    """Yield what is in the model, a line each.
+
+    Args:
+        fitted: the model.
+        heads: of its users.
+        asked: the columns as they were asked for.
+    """
     from privrep.models.gains import FAMILIES, find_family
     from privrep.models.sections import say_classes
 
@@ -273,7 +329,7 @@ def _contents(fitted: Model, heads: Heads, asked: Columns) -> Iterator[str]:
 
 
 def _kinds(heads: Heads, labels: bool) -> str:
-    """How many users use which kind of head. Computed on users' data: for the owner's eyes."""
+    """Return how many users use which kind of head. Computed on users' data: for the owner's eyes."""
     kinds = heads.kind[:: heads.targets] if labels else heads.kind  # a classifier's outputs are all of one kind
     counts = [int((kinds == kind).sum()) for kind in range(3)]
     own = "classifier" if labels else "regression"

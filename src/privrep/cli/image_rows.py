@@ -44,7 +44,7 @@ class RowOptions:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a model takes: facts of its folder."""
+    """Rows that a model takes: facts of its folder."""
 
     folder: Path
     width: int  # numbers of a row
@@ -79,7 +79,13 @@ def takes_rows_of_images(folder: Path) -> bool:
 
 
 def refuse_options(folder: Path, given: Mapping[str, Any], kind: str = "networks") -> None:
-    """Raise InputError if an option was given that is for other models."""
+    """Raise InputError if an option was given that is for other models.
+
+    Args:
+        folder: of the model.
+        given: values by the names of options.
+        kind: of models that the options are for.
+    """
     for option, value in given.items():
         if value:
             raise InputError(f"{option} is for {kind}; leave it out for {folder}.")
@@ -91,7 +97,14 @@ def is_table(path: Path, how: RowOptions) -> bool:
 
 
 def open_flat_table(path: Path, wanted: Wanted, how: RowOptions, target: str | None = None) -> TableSource:
-    """Return a table of flattened rows, its columns in the order of the file or of --features."""
+    """Return a table of flattened rows, its columns in the order of the file or of --features.
+
+    Args:
+        path: of the file.
+        wanted: what the model takes.
+        how: the options of the command.
+        target: its column of targets, if they are needed.
+    """
     from privrep.data.missing import REFUSE
     from privrep.data.readers import TableSource
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.padding import Padding
 from rich.table import Table
 
-from privrep.cli.console import NOISE_MULTIPLIER, console, right, shout
+from privrep.cli.console import NOISE_MULTIPLIER, right, show, tell
 
 if TYPE_CHECKING:
     from privrep.models.sections import Inspection
@@ -19,37 +18,33 @@ if TYPE_CHECKING:
 
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder, or that of an unfinished run.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """What was spent and what it means: what is protected, against whom, and what is not."""
+    """Say what was spent and what it means: what is protected, against whom, and what is not."""
     from privrep.models.inspection import inspect_folder
 
     found = inspect_folder(folder)
-    if as_json:
-        print(json.dumps(found.to_json(), indent=2))
-    else:
-        _show(found)
+    tell(**found.to_json())
+    _show(found)
 
 
 def _show(found: Inspection) -> None:
     from privrep.models.sections import SEEDED
 
-    out = console()
     state = "a fitted model" if found.finished else "a run that was NOT FINISHED"
-    out.print(f"{found.folder}: {state}", style="bold", soft_wrap=True)
+    show(f"{found.folder}: {state}", style="bold")
     if found.privacy.seeded:
-        shout(SEEDED)
+        show(SEEDED, style="bold red", wrap=True)
     for section in found.sections:
-        out.print(f"\n{section.heading}", style="bold")
+        show(f"\n{section.heading}", style="bold", wrap=True)
         for sentence in section.sentences:
             item = Table.grid(padding=(0, 1))
             item.add_row("-", sentence, style="bold red" if sentence == SEEDED else "")
-            out.print(Padding(item, (0, 0, 0, 2)))
-    out.print()
-    out.print(_ledger(found.releases, found.share_spent))
-    out.print(NOISE_MULTIPLIER, style="dim")
+            show(Padding(item, (0, 0, 0, 2)))
+    show("")
+    show(_ledger(found.releases, found.share_spent))
+    show(NOISE_MULTIPLIER, style="dim", wrap=True)
     if any(release.group for release in found.releases):
-        out.print(_GROUPS, style="dim")
+        show(_GROUPS, style="dim", wrap=True)
 
 
 _GROUPS = "Each user is in one group of a split and pays for that alone, so shares of different groups do not add up."

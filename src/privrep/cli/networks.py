@@ -33,6 +33,7 @@ class Network:
 
     @property
     def wanted(self) -> Wanted:
+        """Return what rows the model takes."""
         text = self.ids is None or id_kind(self.ids) == "text"
         model, one = self.model, self.personal is not None
         image = model.image or image_of(model.map_)
@@ -69,6 +70,7 @@ class Numbers:
 
     @property
     def wanted(self) -> Wanted:
+        """Return what rows the model takes."""
         heads = self.fitted.heads
         text = heads is None or id_kind(heads.ids) == "text"
         return Wanted(self.folder, self.features.width, image_of(self.features.features), None, text)

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privrep.cli.console import say
+from privrep.cli.command import with_screen
+from privrep.cli.options import flag
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
-from privrep.cli.tables import check_file, new_file, say_joined
+from privrep.cli.predictions import say_written
+from privrep.cli.streams import new_file, readable
+from privrep.cli.tables import check_file, say_joined
 from privrep.data.dialects import open_text
 from privrep.errors import InputError, missing_package
 
@@ -34,9 +37,11 @@ node = typer.Typer(
 
 
 def _on_node(command: Callable[..., None], neural: Callable[..., None]) -> Callable[..., None]:
-    """The same command, given the folder of a node rather than of a model; `neural` does it for a neural model.
+    """Return the same command for the folder of a node: it has all options, and refuses those of other models.
 
-    It has the options of both, and refuses those that are not of the folder's kind of model.
+    Args:
+        command: for a model of a table.
+        neural: for a neural model.
     """
     asked, own = inspect.signature(command, eval_str=True), inspect.signature(neural, eval_str=True).parameters
 
@@ -64,13 +69,13 @@ def _on_node(command: Callable[..., None], neural: Callable[..., None]) -> Calla
 
 
 def _of_both(parameter: inspect.Parameter, own: inspect.Parameter | None) -> inspect.Parameter:
-    """The parameter as the neural command describes it, where it does."""
+    """Return the parameter as the neural command describes it, where it does."""
     described = own is not None and hasattr(own.annotation, "__metadata__")
     return parameter.replace(annotation=own.annotation) if own is not None and described else parameter
 
 
 def model_folder(folder: Path) -> Path:
-    """Where a node keeps its model; an error while it has none."""
+    """Return where a node keeps its model, or raise InputError while it has none."""
     model = folder / "model"
     if not (model / "model.json").is_file():
         raise InputError(
@@ -84,8 +89,9 @@ def model_folder(folder: Path) -> Path:
 
 
 def _personalize_network(folder: NodeFolder, table: NodeFile, replace: bool = False) -> None:
-    """Of a neural model, FILE is read as `federate join` reads it, labels and all."""
-    joined = _neural_heads().personalize(folder, table, replace)
+    """Read FILE, of a neural model, as `federate join` reads it, labels and all."""
+    with readable(table) as path:
+        joined = _neural_heads().personalize(folder, path, replace)
     say_joined(joined.came, joined.replaced, joined.in_all, folder / "model")
 
 
@@ -94,23 +100,21 @@ def _predict_network(
     table: NodeFile,
     out: Annotated[Path, typer.Option(help="File to write: .parquet, .csv or .csv.gz; of a neural model, or .npz.")],
     overwrite: bool = False,
-    proba: Annotated[
-        bool, typer.Option("--proba", help="Of a neural model: the probability of each class, too.")
-    ] = False,
+    proba: Annotated[bool, flag("--proba", help="Of a neural model: the probability of each class, too.")] = False,
 ) -> None:
-    """Of a neural model, FILE is read as `federate join` reads it, but needs no labels, and what is written of each row
-    is its `user` and `prediction` and, with --proba, `probability_CLASS` of each class.
+    """Read FILE, of a neural model, as `federate join` reads it; it needs no labels.
+
+    Each row is written as its `user` and `prediction` and, with --proba, `probability_CLASS` of each class.
     """
     from privrep.data.readers import SUFFIXES
 
     suffix = check_file(out, overwrite, (*SUFFIXES, ".npz"), folder / "model")
-    found = _neural_heads().predict(folder, table, proba)
+    with readable(table) as path:
+        found = _neural_heads().predict(folder, path, proba)
     with new_file(out) as temporary:
         _write(found, temporary, suffix)
-    say(
-        f"{len(found.users):,} rows with their predictions: {out} (readable by you alone: made by private heads, not "
-        "covered by the privacy guarantee)"
-    )
+    names = ["prediction", *(f"probability_{name}" for name in (found.names.tolist() if proba else ()))]
+    say_written(len(found.users), out, names, several=True)
 
 
 def _neural_heads() -> Any:
@@ -122,8 +126,13 @@ def _neural_heads() -> Any:
 
 
 def _write(found: Predictions, path: Path, suffix: str) -> None:
-    """By the suffix, not the path: that is of a temporary file with another ending. An archive has the probabilities in
-    one array, and in another the classes they are of."""
+    """Write predictions. An archive has the probabilities in one array, and in another the classes they are of.
+
+    Args:
+        found: the predictions.
+        path: of a temporary file.
+        suffix: of the file it becomes, which says how it is written.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -147,4 +156,4 @@ def _write(found: Predictions, path: Path, suffix: str) -> None:
 
 
 for _command, _neural in ((personalize, _personalize_network), (predict, _predict_network)):
-    node.command()(_on_node(_command, _neural))
+    node.command()(with_screen(_on_node(_command, _neural)))

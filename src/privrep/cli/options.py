@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from privrep.errors import InputError
-from privrep.linear.registry import DEFAULT, name_methods
+from privrep.linear.registry import DEFAULT, ESTIMATORS, name_methods
 
 if TYPE_CHECKING:
     from privrep.privacy.events import Relation
 
+TASKS, LOSSES, MISSING, UNKNOWN = (
+    ("regression", "classification"),
+    ("log", "hinge"),
+    ("impute", "drop", "refuse"),
+    ("prior", "skip", "refuse"),
+)
+
+
+def flag(*names: str, **how: Any) -> Any:
+    """Return an option that is there or not; help shows no kind of value for it, whichever version of typer prints it.
+
+    Args:
+        names: of the option.
+        how: what else typer takes of an option.
+    """
+    return typer.Option(*names, metavar="", **how)
+
+
+def words(*known: str) -> Callable[[str], list[str]]:
+    """Return what a shell completes a value with."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in known if word.startswith(incomplete)]
+
+    return complete
+
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The configuration, or - for standard input.")]
 TableOrConfig = Annotated[
     Path,
     typer.Argument(
         metavar="TABLE|CONFIG.toml",
-        help="A Parquet or CSV file; or a file that has all of this in it: privrep config template fit.",
+        help="A Parquet or CSV file, or - for standard input; or a file that has all of this in it: privrep config "
+        "template fit.",
     ),
 ]
 User = Annotated[str | None, typer.Option(help="Column that names the user of each row. Needed.")]
@@ -25,7 +55,12 @@ Target = Annotated[
     str | None, typer.Option(help="Column to predict, or several: A,B. Each user gets a head for each. Needed.")
 ]
 Task = Annotated[
-    str, typer.Option(metavar="TASK", help="regression, of numbers, or classification, of text, integers or booleans.")
+    str,
+    typer.Option(
+        metavar="TASK",
+        help="regression, of numbers, or classification, of text, integers or booleans.",
+        autocompletion=words(*TASKS),
+    ),
 ]
 Classes = Annotated[
     str | None,
@@ -33,7 +68,10 @@ Classes = Annotated[
         metavar="A,B|FILE", help="Classification: public classes, or a JSON list of them; else selected privately."
     ),
 ]
-Loss = Annotated[str | None, typer.Option(metavar="LOSS", help="Classification: log, or hinge; log if left out.")]
+Loss = Annotated[
+    str | None,
+    typer.Option(metavar="LOSS", help="Classification: log, or hinge; log if left out.", autocompletion=words(*LOSSES)),
+]
 Epsilon = Annotated[float | None, typer.Option(help="Privacy budget, whole fit. Smaller is more private. Needed.")]
 Delta = Annotated[
     float | None, typer.Option(help="Privacy budget, second part; well below 1 / number of users. Needed.")
@@ -70,6 +108,7 @@ Missing = Annotated[
     typer.Option(
         metavar="impute|drop|refuse",
         help="Missing features: filled inside each user, rows that miss one left out, or an error.",
+        autocompletion=words(*MISSING),
     ),
 ]
 MissingIndicator = Annotated[
@@ -80,19 +119,30 @@ Weight = Annotated[str | None, typer.Option(help="Column of weights: how much a 
 Rank = Annotated[str, typer.Option(metavar="K|auto", help="Columns of the representation.")]
 Method = Annotated[
     str | None,
-    typer.Option(metavar="METHOD", help=f"{name_methods()}; {DEFAULT} if left out."),
+    typer.Option(
+        metavar="METHOD",
+        help=f"{name_methods()}; {DEFAULT} if left out.",
+        autocompletion=words(*ESTIMATORS.values()),
+    ),
 ]
 Paper = Annotated[
-    bool, typer.Option("--paper", help="The method as published; needs --rank K and --no-intercept. For comparison.")
+    bool, flag("--paper", help="The method as published; needs --rank K and --no-intercept. For comparison.")
 ]
 Start = Annotated[
     str | None,
     typer.Option(metavar="START", help="spectral, normalised-pairs, power-method or random; else the method's own."),
 ]
-Relations = Annotated[str, typer.Option(help="replace-one-user, or add-or-remove-one-user.", metavar="RELATION")]
-NoIntercept = Annotated[bool, typer.Option("--no-intercept", help="Users have no intercepts.")]
+Relations = Annotated[
+    str,
+    typer.Option(
+        help="replace-one-user, or add-or-remove-one-user.",
+        metavar="RELATION",
+        autocompletion=words("replace-one-user", "add-or-remove-one-user"),
+    ),
+]
+NoIntercept = Annotated[bool, flag("--no-intercept", help="Users have no intercepts.")]
 NoSafetyNet = Annotated[
-    bool, typer.Option("--no-safety-net", help="Every user uses the shared representation, helpful or not.")
+    bool, flag("--no-safety-net", help="Every user uses the shared representation, helpful or not.")
 ]
 Scale = Annotated[
     Path | None, typer.Option(metavar="FILE", help='JSON file of public feature sizes: {"column": size, ...}.')
@@ -105,11 +155,11 @@ Simulate = Annotated[
     int | None, typer.Option(metavar="SEED", help="Seeded noise: repeatable and NOT PRIVATE. For experiments.")
 ]
 UserAsText = Annotated[
-    bool, typer.Option("--user-as-text", help="CSV: ids that look like numbers are text (keeps leading zeros).")
+    bool, flag("--user-as-text", help="CSV: ids that look like numbers are text (keeps leading zeros).")
 ]
 Workdir = Annotated[Path | None, typer.Option(help="Folder for temporary files; the system's if left out.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model or another run in --out.")]
-Check = Annotated[bool, typer.Option("--check", help="Say whether this can be done, without a look at the table.")]
+Overwrite = Annotated[bool, flag("--overwrite", help="Replace a model or another run in --out.")]
+Check = Annotated[bool, flag("--check", help="Say whether this can be done, without a look at the table.")]
 
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder, as `fit` made it.")]
@@ -117,7 +167,8 @@ RowsPath = Annotated[
     Path,
     typer.Argument(
         metavar="TABLE",
-        help="A Parquet or CSV file. Networks: also a NumPy archive, a folder of images, or a TOML file of fit-neural.",
+        help="A Parquet or CSV file, or - for standard input. Networks: also a NumPy archive, a folder of images, or a "
+        "TOML file of fit-neural.",
     ),
 ]
 UserColumn = Annotated[str | None, typer.Option("--user", help="User column, if it is not named as in the fit.")]
@@ -133,10 +184,12 @@ ItemColumn = Annotated[
 
 
 def split_names(text: str | None) -> list[str] | None:
+    """Return the names in A,B,C."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def check_relation(text: str) -> Relation:
+    """Return a relation, or raise InputError if there is none of this name."""
     from privrep.privacy.events import RELATIONS
 
     if text not in RELATIONS:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,11 +25,15 @@ from privrep.cli.options import (
     RowsPath,
     UserColumn,
     Weight,
+    flag,
     split_names,
 )
-from privrep.cli.tables import as_id, check_file, id_kind, new_file, open_table, say_joined, suffix_of
+from privrep.cli.streams import readable, shown_output
+from privrep.cli.tables import as_id, check_file, id_kind, open_table, say_joined, suffix_of
+from privrep.cli.weights import ColumnNames, write_weights
 from privrep.data.missing import make_indicator_names
 from privrep.errors import InputError
+from privrep.schema.standard import STANDARD
 
 if TYPE_CHECKING:
     from privrep.data.dialects import Dialect
@@ -44,13 +47,16 @@ def personalize(
     table: RowsPath,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the heads to this .json, .csv or .parquet file instead; a network: to this folder."),
+        typer.Option(
+            help="Write the heads to this .json, .csv or .parquet file instead, or as JSON to - (standard output); a "
+            "network: to this folder."
+        ),
     ] = None,
     user_id: Annotated[
         str | None, typer.Option(help="The table has no user column: all its rows are this user's.")
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Users who have a head already get a new one.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file --out.")] = False,
+    replace: Annotated[bool, flag("--replace", help="Users who have a head already get a new one.")] = False,
+    overwrite: Annotated[bool, flag("--overwrite", help="Replace the file --out.")] = False,
     user: UserColumn = None,
     target: Annotated[
         str | None, typer.Option(help="Target column, or columns A,B, if not named as in the fit.")
@@ -63,7 +69,7 @@ def personalize(
     delimiter: Delimiter = None,
     decimal: Decimal = None,
 ) -> None:
-    """Heads for users who were not in the fit, from their own rows and the public representation. Costs no privacy.
+    """Make heads for users who were not in the fit, from their rows and the public representation. Costs no privacy.
 
     Without --out they join the heads in FOLDER/private. With --out they go to a file of weights that only you can read.
     With --user-id, a table may have a header and no rows: that user's head is then the prior mean.
@@ -71,28 +77,48 @@ def personalize(
     folders user/class/image, and TOML files of `fit-neural`. With --out they write a folder: one user's own network.
     """
     from privrep.data.dialects import Dialect
+
+    given: Any = {"user": user, "target": target, "features": features, "item": item, "image": image}
+    how = RowOptions(Dialect(encoding, delimiter, decimal), weight=weight, user_id=user_id, **given)
+    personalize_rows = _personalize_images if takes_rows_of_images(folder) else _personalize_table
+    with readable(table) as path:
+        personalize_rows(folder, path, how, out, replace, overwrite)
+
+
+def _personalize_table(
+    folder: Path, table: Path, how: RowOptions, out: Path | None, replace: bool, overwrite: bool
+) -> None:
+    """Make heads for users of a model of a table.
+
+    Args:
+        folder: of the model.
+        table: the users' rows.
+        how: how rows are read.
+        out: a file of weights; without it heads join those in FOLDER/private.
+        replace: whether users who have a head get a new one.
+        overwrite: whether `out` may stand already.
+    """
     from privrep.models.model import load
 
-    if takes_rows_of_images(folder):
-        given: Any = {"user": user, "target": target, "features": features, "item": item, "image": image}
-        how = RowOptions(Dialect(encoding, delimiter, decimal), weight=weight, user_id=user_id, **given)
-        return _personalize_images(folder, table, how, out, replace, overwrite)
-    refuse_options(folder, {"--image": image})
+    refuse_options(folder, {"--image": how.image})
     if out is not None:
         check_file(out, overwrite, (".json", ".csv", ".parquet"), folder)
         if replace:
             raise InputError("--replace is for the heads in the model folder; with --out use --overwrite.")
-    fitted, dialect = load(folder), Dialect(encoding, delimiter, decimal)
-    targets = _targets(fitted, target, folder)
-    if user_id is not None and fitted.representation.serves_newcomers and _has_no_rows(table):
-        new, names = _head_without_rows(fitted, user_id, features, named=out is not None)
+    fitted = load(folder)
+    targets = _targets(fitted, how.target, folder)
+    if how.user_id is not None and fitted.representation.serves_newcomers and _has_no_rows(table):
+        new, names = _head_without_rows(fitted, how.user_id, how.features, named=out is not None)
     else:
-        with _with_user_column(table, fitted, user, user_id, dialect) as (path, column):
-            source = open_table(path, fitted, column, targets, features, item, weight, dialect, table)
+        with _with_user_column(table, fitted, how.user, how.user_id, how.dialect) as (path, column):
+            chosen = (how.features, how.item, how.weight, how.dialect)
+            source = open_table(path, fitted, column, targets, *chosen, table)
             new, names = _heads_of_rows(source, fitted), list(source.feature_names)
     if out is not None:
-        _write_weights(new, fitted, _Names(names, targets), out)
-        say(f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}: {out} (readable by you alone)")
+        write_weights(new, fitted, ColumnNames(names, targets), out)
+        alone = "" if out == STANDARD else " (readable by you alone)"
+        count = f"{len(new.ids):,} {'head' if len(new.ids) == 1 else 'heads'}"
+        say(f"{count}: {shown_output(out)}{alone}", heads=out, count=len(new.ids))
         return
     keep_heads(fitted, new, folder, table, replace)
 
@@ -100,8 +126,11 @@ def personalize(
 def _personalize_images(
     folder: Path, table: Path, how: RowOptions, out: Path | None, replace: bool, overwrite: bool
 ) -> None:
+    """Make heads for users of a network, or of numbers on public features; the arguments are those of a table."""
     from privrep.cli.personalize_networks import personalize_images
 
+    if out == STANDARD:
+        raise InputError("--out is a folder for networks, which standard output cannot hold; name a folder.")
     if out is not None and replace:
         raise InputError("--replace is for the heads in the model folder; with --out use --overwrite.")
     personalize_images(folder, table, how, out, again=replace, overwrite=overwrite)
@@ -147,7 +176,7 @@ def _heads_of_rows(source: TableSource, fitted: Model) -> Heads:
 
 
 def _targets(fitted: Model, given: str | None, folder: Path) -> list[str]:
-    """As many target columns as the model has."""
+    """Return as many target columns as the model has."""
     targets = split_names(given) or list(fitted.columns.targets)
     if not targets:
         raise InputError(f"{folder} was fitted on arrays and names no target column; pass --target.")
@@ -168,7 +197,15 @@ def _targets(fitted: Model, given: str | None, folder: Path) -> list[str]:
 def _with_user_column(
     table: Path, fitted: Model, user: str | None, user_id: str | None, dialect: Dialect
 ) -> Iterator[tuple[Path, str]]:
-    """The table and its user column. Where it has none, a private copy that has one, for as long as it is needed."""
+    """Yield a table and its user column; of a table without one, a private copy that has one.
+
+    Args:
+        table: the file.
+        fitted: the model.
+        user: the column, if it was named.
+        user_id: the user whose rows all are, if the table has no such column.
+        dialect: how the file is written, as far as that was said.
+    """
     column = user or fitted.columns.user
     if user_id is None:
         if not column:
@@ -181,7 +218,14 @@ def _with_user_column(
 
 @contextmanager
 def with_user_column(table: Path, column: str, value: str | int, dialect: Dialect) -> Iterator[Path]:
-    """Give a private copy of a table with a column that names one user, for as long as it is needed."""
+    """Yield a private copy of a table with a column that names one user, for as long as it is needed.
+
+    Args:
+        table: the file.
+        column: the name of the new column.
+        value: the user.
+        dialect: how the file is written, as far as that was said.
+    """
     with tempfile.TemporaryDirectory(prefix="privrep-") as scratch:
         copy = _add_column(table, column, value, Path(scratch), dialect)
         try:
@@ -191,7 +235,15 @@ def with_user_column(table: Path, column: str, value: str | int, dialect: Dialec
 
 
 def _add_column(table: Path, column: str, value: str | int, folder: Path, dialect: Dialect) -> Path:
-    """A copy of the table in that folder, with one more column that holds this value in every row."""
+    """Return a copy of a table, with one more column that holds one value in every row.
+
+    Args:
+        table: the file.
+        column: the name of the new column.
+        value: what it holds.
+        folder: of the copy.
+        dialect: how the file is written, as far as that was said.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -267,7 +319,15 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
 
 
 def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) -> Heads:
-    """The heads there were, then the new ones, which take the place of old ones of the same users."""
+    """Return the heads there were, then the new ones, which take the place of old ones of the same users.
+
+    Args:
+        old: heads of the folder.
+        new: heads of the table.
+        folder: of the model.
+        table: the file, for sentences.
+        replace: whether users who have a head already get the new one.
+    """
     import numpy as np
 
     from privrep.data.table import find_users
@@ -285,60 +345,3 @@ def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) ->
     stay = np.ones(len(old.ids), dtype=bool)
     stay[position[known]] = False
     return Heads.join([old.of_users(stay), new])
-
-
-class _Names(NamedTuple):
-    """The names of the columns of a table."""
-
-    features: Sequence[str]
-    targets: Sequence[str]
-
-
-def _write_weights(heads: Heads, fitted: Model, names: _Names, out: Path) -> None:
-    """Every user's linear model in the original features: prediction = intercept + sum of weight * feature.
-
-    One for each target, named where there are several, or for each class; of two classes for the second, which is
-    predicted where it is positive. The feature `item=A` is 1 in rows of item A and 0 in others.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from privrep.heads.fitting import HEAD_KINDS
-
-    weights, features = heads.weights(fitted.representation), names.features
-    targets: dict[str, list[Any]] = {}
-    if fitted.columns.classes:
-        targets["class"] = list(fitted.columns.classes[-heads.targets :]) * len(heads.ids)
-    elif heads.targets > 1:
-        targets["target"] = list(names.targets) * len(heads.ids)
-    table = {
-        "user": heads.ids.repeat(heads.targets).tolist(),
-        **targets,
-        "kind": [HEAD_KINDS[kind] for kind in heads.kind],
-        "intercept": heads.intercept.tolist(),
-    }
-    columns = {**table, **{f"weight_{name}": weights[:, j].tolist() for j, name in enumerate(features)}}
-    with new_file(out) as temporary:
-        if out.suffix.lower() == ".parquet":
-            pq.write_table(pa.table(columns), temporary)
-        elif out.suffix.lower() == ".csv":
-            with open(temporary, "w", newline="", encoding="utf-8") as file:
-                csv.writer(file, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=True)])
-        else:
-            people = [
-                {**dict(zip(table, person, strict=True)), "weights": dict(zip(features, line, strict=True))}
-                for *person, line in zip(*table.values(), weights.tolist(), strict=True)
-            ]
-            data = {**_how(fitted), "heads": people}
-            temporary.write_text(json.dumps(data, indent=1))
-
-
-def _how(fitted: Model) -> dict[str, Any]:
-    """How to predict with a file of weights."""
-    output, classes = "intercept + sum of weight * feature", fitted.columns.classes
-    if not classes:
-        return {"prediction": output}
-    rule = f"the class whose {output} is largest"
-    if len(classes) == 2:
-        rule = f"the second class where {output} is positive, else the first"
-    return {"prediction": rule, "classes": list(classes)}

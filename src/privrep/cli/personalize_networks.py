@@ -112,7 +112,7 @@ def _save_one(model: Network, table: UserTable, path: Path, out: Path, overwrite
     labels = [model.model.classes_[int(code)] if code >= 0 else None for code in table.y]
     model.model.personalize(table.X, labels).save(out, overwrite=overwrite)
     how = f"privrep predict {out} TABLE --user COLUMN --out FILE"
-    say(f"1 network: {out} (its private/ is readable by you alone; predict with: {how})")
+    say(f"1 network: {out} (its private/ is readable by you alone; predict with: {how})", network=out)
 
 
 def _join_numbers(model: Numbers, path: Path, how: RowOptions, out: Path | None, again: bool) -> None:

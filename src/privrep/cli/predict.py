@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privrep.cli.console import note, say
+from privrep.cli.console import note, say, tell
 from privrep.cli.image_rows import RowOptions, refuse_options, takes_rows_of_images
 from privrep.cli.options import (
+    UNKNOWN,
     Decimal,
     Delimiter,
     Encoding,
@@ -21,6 +22,8 @@ from privrep.cli.options import (
     ItemColumn,
     RowsPath,
     UserColumn,
+    flag,
+    words,
 )
 from privrep.cli.predictions import (
     Asked,
@@ -31,6 +34,7 @@ from privrep.cli.predictions import (
     table_batches,
     write_predictions,
 )
+from privrep.cli.streams import readable
 from privrep.cli.tables import check_file, no_heads, open_table
 from privrep.errors import InputError
 
@@ -41,8 +45,8 @@ if TYPE_CHECKING:
 def predict(
     folder: Folder,
     table: RowsPath,
-    out: Annotated[Path, typer.Option(help="File to write: .parquet, .csv or .csv.gz.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file --out.")] = False,
+    out: Annotated[Path, typer.Option(help="File to write: .parquet, .csv or .csv.gz; - for standard output.")],
+    overwrite: Annotated[bool, flag("--overwrite", help="Replace the file --out.")] = False,
     user: UserColumn = None,
     features: FeatureColumns = None,
     item: ItemColumn = None,
@@ -59,19 +63,20 @@ def predict(
         typer.Option(
             metavar="prior|skip|refuse",
             help="Users without a head: predicted by the prior mean, left out of --out, or an error.",
+            autocompletion=words(*UNKNOWN),
         ),
     ] = None,
-    refuse_unknown: Annotated[bool, typer.Option("--refuse-unknown", help="The same as --unknown refuse.")] = False,
+    refuse_unknown: Annotated[bool, flag("--refuse-unknown", help="The same as --unknown refuse.")] = False,
     proba: Annotated[
-        bool, typer.Option("--proba", help="Networks: the probability of each class, too, `probability_CLASS`.")
+        bool, flag("--proba", help="Networks: the probability of each class, too, `probability_CLASS`.")
     ] = False,
 ) -> None:
     """Predict every row of a table by its user's own head: the same table with one more column, `prediction`.
 
-    A model of several targets adds a column for each, `prediction_NAME`; one of classes predicts a class and, with the
-    log loss, adds the probability of each, `probability_CLASS`.
+    A model of several targets adds a column for each, `prediction_NAME`. A model of classes predicts a class and, with
+    the log loss, adds the probability of each, `probability_CLASS`.
     Rows of users without a head are predicted with the prior mean, in models of ratings with the level and the item's
-    offset; it says how many. With --unknown skip they are left out. Missing features are filled as in the fit.
+    offset. The command says how many. With --unknown skip they are left out. Missing features are filled as in the fit.
     With --interval 0.9, each prediction has two more columns, `prediction_low` and `prediction_high`, between which
     nine of ten targets are expected.
     Networks, and numbers of public features, take images or flattened rows: see --help of `personalize`.
@@ -89,13 +94,24 @@ def predict(
     how = RowOptions(Dialect(encoding, delimiter, decimal), **given)
     rule = Unknown(unknown, refuse_unknown)
     predict_rows = predict_images if takes_rows_of_images(folder) else _predict_table
-    predict_rows(folder, table, out, suffix, how, rule, interval)
+    with readable(table) as path:
+        predict_rows(folder, path, out, suffix, how, rule, interval)
 
 
 def _predict_table(
     folder: Path, table: Path, out: Path, suffix: str, how: RowOptions, unknown: Unknown, interval: float | None
 ) -> None:
-    """Predict the rows of a table by the heads of a model of a table."""
+    """Predict the rows of a table by the heads of a model of a table.
+
+    Args:
+        folder: of the model.
+        table: the rows.
+        out: the file to write.
+        suffix: its ending.
+        how: how rows are read.
+        unknown: what is done about users without a head.
+        interval: the share of targets that intervals cover.
+    """
     from privrep.models.model import load
 
     refuse_options(folder, {"--image": how.image, "--proba": how.proba})
@@ -116,7 +132,14 @@ def _predict_table(
 
 
 def predictor_of(fitted: Model, folder: Path, interval: float | None, features: Any = None) -> Predictor:
-    """Return the heads of a model of a table; `features` maps rows to what they take, where they are no columns."""
+    """Return the heads of a model of a table.
+
+    Args:
+        fitted: the model.
+        folder: of the model.
+        interval: the share of targets that intervals cover, if they are asked for.
+        features: from rows to what the heads take, where that is no columns.
+    """
 
     def columns(X: Any, positions: Any) -> list[Any]:
         return _columns(fitted, X if features is None else features(X), positions, interval)
@@ -128,13 +151,21 @@ def predictor_of(fitted: Model, folder: Path, interval: float | None, features: 
 
 
 def say_unusual(fitted: Model, folder: Path, asked: Asked, seen: Seen) -> None:
-    """Say what the model did not know, and what was missing."""
+    """Say what the model did not know, and what was missing.
+
+    Args:
+        fitted: the model.
+        folder: of the model.
+        asked: what was asked for besides predictions.
+        seen: in the rows that were predicted.
+    """
     from privrep.heads.uncertainty import describe_unknown
     from privrep.local.prior import HeadPrior
 
     prior = fitted.representation.prior
     if asked.interval is not None and isinstance(prior, HeadPrior) and not all(map(math.isfinite, prior.noise)):
         say("Intervals are infinite: there were too few users to tell how large errors are; fit more, or spend more")
+    tell_unknown(asked, seen)
     if seen.rows:
         said = describe_unknown(seen.rows, len(seen.users), asked.unknown == "skip", fitted.config.ratings)
         say(f"{said}; privrep personalize {folder} TABLE makes heads of users' own rows")
@@ -143,6 +174,12 @@ def say_unusual(fitted: Model, folder: Path, asked: Asked, seen: Seen) -> None:
     for name, count in (+seen.values).items():
         how = "predicted with the user's level" if fitted.config.ratings else "predicted without that feature"
         say(f"{count:,} {'row' if count == 1 else 'rows'} with a value of {name} that the model does not know: {how}")
+
+
+def tell_unknown(asked: Asked, seen: Seen) -> None:
+    """Add to what --json prints what the model did not know."""
+    tell(without_head={"rows": seen.rows, "users": len(seen.users), "treated": asked.unknown})
+    tell(unknown_values=dict(+seen.values))
 
 
 def _names(fitted: Model, interval: float | None, folder: Path) -> list[str]:

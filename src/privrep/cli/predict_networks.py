@@ -68,12 +68,14 @@ def predict_images(
 
 
 def _say_unusual(model: Network | Numbers, asked: Asked, seen: Seen) -> None:
-    from privrep.cli.predict import say_unusual
+    from privrep.cli.predict import say_unusual, tell_unknown
     from privrep.heads.uncertainty import describe_unknown
 
     if isinstance(model, Numbers):
         say_unusual(model.fitted, model.folder, asked, seen)
-    elif seen.rows:
+        return
+    tell_unknown(asked, seen)
+    if seen.rows:
         said = describe_unknown(seen.rows, len(seen.users), asked.unknown == "skip")
         say(f"{said}; privrep personalize {model.folder} TABLE makes heads of users' own rows")
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from privrep.cli.console import say
-from privrep.cli.tables import id_kind, new_file
+from privrep.cli.streams import new_file, shown_output
+from privrep.cli.tables import id_kind
 from privrep.errors import InputError
+from privrep.schema.standard import STANDARD
 
 if TYPE_CHECKING:
     from privrep.data.missing import MissingCounts
@@ -39,14 +41,14 @@ class Batches(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is asked for besides predictions."""
+    """Requests besides predictions."""
 
     interval: float | None
     unknown: str  # what is done about users without a head
 
 
 class Unknown(NamedTuple):
-    """What the options say about users without a head."""
+    """Options about users without a head."""
 
     given: str | None
     refused: bool
@@ -60,7 +62,7 @@ def _no_counts() -> MissingCounts:
 
 @dataclass
 class Seen:
-    """What the model does not know, and what is missing, in the rows read so far."""
+    """Values and users that the model does not know, and what is missing, in the rows read so far."""
 
     values: Counter[str] = field(default_factory=Counter)  # rows with a category that it does not know, by column
     users: set[Any] = field(default_factory=set)  # who have no head
@@ -165,7 +167,15 @@ def table_batches(source: TableSource, seen: Seen) -> Iterator[RowBatch]:
 def write_predictions(
     rows: TableSource | Batches, predictions: Iterable[Any], names: Sequence[str], out: Path, suffix: str
 ) -> None:
-    """Write the file --out, readable by its owner only, and say how many rows it has."""
+    """Write the file --out, readable by its owner only, and say how many rows it has.
+
+    Args:
+        rows: what is written of each row besides predictions.
+        predictions: which rows of a batch are kept, and an array for each name.
+        names: of the columns of predictions.
+        out: the file.
+        suffix: its ending.
+    """
     from privrep.data.readers import SUFFIXES
 
     with new_file(out) as temporary:
@@ -176,14 +186,41 @@ def write_predictions(
         else:
             batches = Batches(Path(rows.path), all_columns(rows))
             count = write_arrow(batches, predictions, names, temporary, suffix)
+    say_written(count, out, names, len(names) > 1)
+
+
+def say_written(count: int, out: Path, names: Sequence[str], several: bool) -> None:
+    """Say how many rows were predicted, and who may read them.
+
+    Args:
+        count: how many.
+        out: the file.
+        names: of the columns of predictions.
+        several: whether a row has several predictions.
+    """
+    alone = "" if out == STANDARD else "readable by you alone: "
     say(
-        f"{count:,} rows with their prediction{'s' if len(names) > 1 else ''}: {out} (readable by you alone: made by "
-        "private heads, not covered by the privacy guarantee)"
+        f"{count:,} rows with their prediction{'s' if several else ''}: {shown_output(out)} ({alone}made by private "
+        "heads, not covered by the privacy guarantee)",
+        predictions=out,
+        rows=count,
+        columns=names,
     )
 
 
 def write_text(source: TableSource, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
-    """Write CSV to CSV: every row as the text it is, with its predictions. Return how many rows."""
+    """Write CSV to CSV: every row as the text it is, with its predictions.
+
+    Args:
+        source: the table.
+        predictions: which rows of a batch are kept, and an array for each name.
+        names: of the columns of predictions.
+        path: of the file.
+        suffix: which says whether it is packed.
+
+    Returns:
+        How many rows.
+    """
     from privrep.data.dialects import Dialect, open_text, read_text_rows
 
     dialect, total = source.dialect or Dialect(), 0
@@ -210,7 +247,18 @@ def _as_text(column: Any, decimal: str) -> list[Any]:
 
 
 def write_arrow(batches: Batches, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
-    """Write every row of record batches, all its columns, with its predictions. Return how many rows."""
+    """Write every row of record batches, all its columns, with its predictions.
+
+    Args:
+        batches: the rows.
+        predictions: which rows of a batch are kept, and an array for each name.
+        names: of the columns of predictions.
+        path: of the file.
+        suffix: which says how it is written.
+
+    Returns:
+        How many rows.
+    """
     import pyarrow as pa
 
     writer, total = None, 0

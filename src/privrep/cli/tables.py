@@ -6,15 +6,14 @@ written whole or not at all.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privrep.cli.console import note, say
+from privrep.cli.console import note, say, take_stdout
 from privrep.cli.options import split_names
 from privrep.errors import InputError
+from privrep.schema.standard import STANDARD
 
 if TYPE_CHECKING:
     from privrep.data.categories import Categories
@@ -72,7 +71,7 @@ def open_table(
 
 
 def _lists(fitted: Model, features: str | None, item: str | None) -> dict[str, Categories]:
-    """The columns of categories and their lists, under the names they have in this table."""
+    """Return the columns of categories and their lists, under the names they have in this table."""
     lists = fitted.columns.by_category if fitted.config.ratings else fitted.columns.named
     if fitted.config.ratings and features is not None:
         raise InputError("this is a model of ratings, which has items rather than features; leave --features out.")
@@ -86,7 +85,15 @@ def _lists(fitted: Model, features: str | None, item: str | None) -> dict[str, C
 def _check_kinds(
     table: Path, user: str, lists: Mapping[str, Categories], ratings: bool, dialect: Dialect | None
 ) -> None:
-    """The columns of categories must be there and, where a file declares types, hold what the lists hold."""
+    """Raise InputError unless the columns of categories are there and, where types are declared, hold what lists hold.
+
+    Args:
+        table: the file.
+        user: its column of users.
+        lists: of values, by column.
+        ratings: whether the model is one of ratings.
+        dialect: how the file is written, as far as that was said.
+    """
     from privrep.data.categories import can_hold
     from privrep.data.files import find_format, read_schema, require_column
     from privrep.data.readers import BATCH_BYTES
@@ -121,9 +128,17 @@ def list_left_out(source: TableSource) -> None:
 
 
 def say_joined(came: int, replaced: int, in_all: int, folder: Path) -> None:
-    """Say how many users got a head."""
+    """Say how many users got a head.
+
+    Args:
+        came: users in the table.
+        replaced: users among them who had a head.
+        in_all: users of the model.
+        folder: of the model.
+    """
     renewed = f"{replaced:,} with a new head, " if replaced else ""
-    say(f"Users: {came - replaced:,} more, {renewed}{in_all:,} in all, in {folder / 'private'}")
+    facts = {"new": came - replaced, "replaced": replaced, "in_all": in_all}
+    say(f"Users: {came - replaced:,} more, {renewed}{in_all:,} in all, in {folder / 'private'}", users=facts)
 
 
 def no_heads(folder: Path) -> InputError:
@@ -132,6 +147,7 @@ def no_heads(folder: Path) -> InputError:
 
 
 def id_kind(ids: Any) -> str:
+    """Return what ids are, in words: integers, decimal numbers or text."""
     kind: str = ids.dtype.kind
     return "integers" if kind in "iu" else "decimal numbers" if kind == "f" else "text"
 
@@ -147,14 +163,25 @@ def as_id(text: str, as_text: bool) -> str | int:
 
 
 def suffix_of(path: Path, suffixes: Iterable[str]) -> str | None:
+    """Return the suffix of a file, if it is one of these."""
     return next((suffix for suffix in suffixes if path.name.lower().endswith(suffix)), None)
 
 
 def check_file(out: Path, overwrite: bool, suffixes: Iterable[str], folder: Path) -> str:
     """Refuse a file that cannot be written or has no place in the model folder, before anything is read.
 
-    Returns its suffix.
+    Args:
+        out: the file, or `-` for standard output.
+        overwrite: whether it may be there already.
+        suffixes: that it may have; what is printed has the first that is text.
+        folder: of the model.
+
+    Returns:
+        Its suffix.
     """
+    if out == STANDARD:
+        take_stdout()
+        return next(suffix for suffix in suffixes if suffix in (".csv", ".json"))
     suffix = suffix_of(out, suffixes)
     if suffix is None:
         raise InputError(f"--out: {out} must end in {', '.join(suffixes)}.")
@@ -179,16 +206,3 @@ def check_place(out: Path, folder: Path) -> None:
         )
     if real == private / "heads.parquet":
         raise InputError(f"--out: {out} holds the heads of the model itself; choose another name.")
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """A path to write to that becomes `path`, readable by its owner only, when all went well; nothing when not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -84,17 +84,18 @@ class Bar:
 
 
 @contextmanager
-def show_bar(console: Console, folder: Path | None = None) -> Iterator[Bar]:
+def show_bar(console: Console, folder: Path | None = None, hidden: bool = False) -> Iterator[Bar]:
     """Show a bar on a terminal or in a notebook, and nothing elsewhere.
 
     Args:
         console: where it is shown.
         folder: of the run whose pages it counts.
+        hidden: whether it is not to be shown at all.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    seen = console.is_terminal or console.is_jupyter
+    seen = not hidden and (console.is_terminal or console.is_jupyter)
     with Progress(*columns, console=console, transient=True, disable=not seen) as shown:
         yield Bar(shown, folder)
 

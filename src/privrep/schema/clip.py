@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -21,6 +22,7 @@ from privrep.schema.machinery import (
     Texts,
     Whole,
     YesNo,
+    check_all,
     entry,
 )
 from privrep.schema.sections import CifarFolder, IdxFiles, ImageArchive, ImageFolder, ImageParquet, Output
@@ -33,7 +35,7 @@ _TEST = {"idx": ("images", "labels"), "cifar": ("part",), "flickr8k": ("held_out
 
 
 class TestPairs(Section):
-    """What to measure with, of the same kind: its files, or how many images are held out."""
+    """Pairs to measure with, of the same kind: its files, or how many images are held out."""
 
     __test__ = False  # no test of pytest's
 
@@ -165,43 +167,44 @@ class PairsConfig(Configuration):
 
     @property
     def out(self) -> Path | None:
+        """Return where the model goes, if the file says."""
         return self.output.folder
 
     @property
     def mechanism(self) -> Literal["bank", "batch", "inside"]:
+        """Return what images are held against."""
         return self.training.mechanism
 
     @property
     def train(self) -> Literal["projections", "last", "all"]:
+        """Return what learns."""
         return self.encoders.train
 
     @property
     def both(self) -> bool:
-        """Whether texts learn, too."""
+        """Return whether texts learn, too."""
         return (self.encoders.learn or ("image" if self.mechanism == "bank" else "both")) == "both"
 
     @property
     def linear(self) -> bool:
-        """Whether images of features learn a linear map to fixed texts, each user clipped alone."""
+        """Return whether images of features learn a linear map to fixed texts, each user clipped alone."""
         return self.mechanism == "bank" and self.pretrained is None and self.train == "projections" and not self.both
 
     @property
     def cosine(self) -> bool:
-        """Whether images' embeddings count by their direction alone; where they need not, the loss is convex."""
+        """Return whether images' embeddings count by their direction alone. Where they need not, the loss is convex."""
         return not self.linear if self.training.cosine is None else self.training.cosine
 
     @property
     def pretrained(self) -> str | None:
-        """The name or folder of a CLIP model, if that is the encoder."""
+        """Return the name or folder of a CLIP model, if that is the encoder."""
         image = EFFICIENTNET if self.encoders.image is None else self.encoders.image
         return None if image == EFFICIENTNET or self.data.kind == "features" else image
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_test(self.data)
-        _check_users(self.data)
-        _check_texts(self.data)
-        _check_encoders(self)
+        data = (partial(check, self.data) for check in (_check_test, _check_users, _check_texts))
+        check_all(*data, partial(_check_encoders, self))
         return self
 
 

@@ -7,6 +7,7 @@ are declared in its file.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,6 +29,7 @@ from privrep.schema.machinery import (
     Texts,
     Whole,
     YesNo,
+    check_all,
     entry,
 )
 from privrep.schema.sections import (
@@ -89,7 +91,7 @@ class FitColumns(TableColumns):
 
 
 class FitModel(TableModel):
-    """What is learned."""
+    """The model, and how it is learned."""
 
     classes: Any = entry("Classification: the public classes; else selected privately.", None, example=["no", "yes"])
     covariance: Table | None = entry(
@@ -119,7 +121,7 @@ class Partition(Section):
 
 
 class ImageUsers(Section):
-    """Who the users are: as the data tells, or made up."""
+    """The users: as the data tells, or made up."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["by"]}, {"required": ["partition"]}]})
 
@@ -152,7 +154,7 @@ class ImageUsers(Section):
 
 
 class NetworkModel(Section):
-    """What is shared, and what everybody's own head predicts."""
+    """The shared part, and what everybody's own head predicts."""
 
     share: Share | None = entry("What users share; auto: as much as users and budget can carry.", None, example="auto")
     network: Network | None = entry("The network; none: a linear layer on public features.", None, example="none")
@@ -181,13 +183,17 @@ class NeuralConfig(Configuration):
 
     @property
     def out(self) -> Path | None:
+        """Return where the model goes, if the file says."""
         return self.output.folder
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kind, model = self.data.kind, self.model
-        _check_told(kind, self.users.by)
-        if kind == "folder" and not isinstance(model.classes, list):
+        check_all(partial(_check_told, self.data.kind, self.users.by), self._check_model)
+        return self
+
+    def _check_model(self) -> None:
+        model = self.model
+        if self.data.kind == "folder" and not isinstance(model.classes, list):
             raise InputError("classes of an image folder have names: list those that are public in model.classes.")
         if model.keep is not None and model.features not in ("edges", "dct"):
             raise InputError(
@@ -197,7 +203,6 @@ class NeuralConfig(Configuration):
             raise InputError(
                 'model.cache keeps features of a frozen network; it goes with model.features = "efficientnet".'
             )
-        return self
 
 
 def _check_told(kind: str, by: str | None) -> None:
@@ -225,6 +230,8 @@ class ImageInput(Configuration):
 
 
 class ModelOfKind(SectionOfKind):
+    """The model of a federation, of one of two kinds."""
+
     needs = "the config must say"
     tells_kinds = False
     stray = ""

@@ -8,10 +8,11 @@ key asks of others is checked after that.
 from __future__ import annotations
 
 import difflib
+import sys
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -31,6 +32,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from pydantic_core import ErrorDetails as Mistake
 
 from privrep.errors import InputError
+from privrep.schema.standard import STANDARD, name_of
 
 _TABLES = ("model_type", "model_attributes_type", "dict_type")  # pydantic's names of "this is no table"
 
@@ -79,7 +81,7 @@ class Holds:
 
 
 class Shown:
-    """Marks an optional key that a template sets."""
+    """Mark an optional key that a template sets."""
 
 
 def entry(description: str, default: Any = ..., *, example: Any = None) -> Any:
@@ -105,7 +107,7 @@ def _folder_or_name(value: Any, info: ValidationInfo) -> Any:
 
 
 class ReadFrom:
-    """Marks a path that must be there before a fit can begin."""
+    """Mark a path that must be there before a fit can begin."""
 
 
 _PATH = (Holds("a path"), PlainValidator(_in_folder), WithJsonSchema({"type": "string", "minLength": 1}))
@@ -146,7 +148,7 @@ class Configuration(Section):
         try:
             return cls.checked(read_toml(path), path.parent)
         except _Refused as error:
-            raise InputError(f"{path}: {error}") from None
+            raise InputError(f"{name_of(path)}: {error}") from None
 
     @classmethod
     def checked(cls, found: Mapping[str, Any], folder: Path) -> Self:
@@ -167,14 +169,13 @@ class _Refused(InputError):
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says, unchecked."""
-    if not path.is_file():
+    """Return what a TOML file says, or standard input for `-`, unchecked."""
+    if path != STANDARD and not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads((sys.stdin.buffer.read() if path == STANDARD else path.read_bytes()).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a TOML file: {error}.") from None
+        raise InputError(f"{name_of(path)} is not a TOML file: {error}.") from None
 
 
 def _inputs(section: Section) -> Iterator[Path]:
@@ -189,25 +190,51 @@ def _inputs(section: Section) -> Iterator[Path]:
 # Mistakes
 
 
-def sentence_of(model: type[Section], error: ValidationError) -> str:
-    """Return one sentence about a file that was refused.
+def check_all(*checks: Callable[[], None]) -> None:
+    """Raise one InputError with the sentences of all checks that raise one."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            found.append(str(error))
+    if found:
+        raise InputError(_joined(found))
 
-    It is about the first unknown key; else the first wrong value; else all keys that are missing; else the first key
-    of another kind of section; else settings that do not go together.
+
+def sentence_of(model: type[Section], error: ValidationError) -> str:
+    """Return what is wrong with a file that was refused, all of it in one line.
+
+    Unknown keys come first, then wrong values, keys that are missing, keys of another kind of section, and settings
+    that do not go together. A missing key is left out where an unknown one seems to be meant for it.
     """
     found = error.errors(include_url=False)
     strays = [_Stray.of(model, each) for each in found if each["type"] == "extra_forbidden"]
-    unknown = [each for each in strays if not each.elsewhere]
-    if unknown:
-        return unknown[0].sentence
+    meant = {each.meant for each in strays}
     missing = [each for each in found if each["type"] in ("missing", "union_tag_not_found")]
     others = (*missing, *(each for each in found if each["type"] in ("extra_forbidden", "value_error")))
-    wrong = next((each for each in found if each not in others), None)
-    if wrong is not None:
-        return _of_wrong(model, wrong)
-    if missing:
-        return _of_missing(model, missing)
-    return strays[0].sentence if strays else str(found[0]["ctx"]["error"])
+    absent = [each for each in missing if meant.isdisjoint(_names_to(model, each))]
+    return _joined(
+        [
+            *(each.sentence for each in strays if not each.elsewhere),
+            *(_of_wrong(model, each) for each in found if each not in others),
+            *([_of_missing(model, absent)] if absent else []),
+            *(each.sentence for each in strays if each.elsewhere),
+            *(str(each["ctx"]["error"]) for each in found if each["type"] == "value_error"),
+        ]
+    )
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    return " Also: ".join(dict.fromkeys(sentences))
+
+
+def _names_to(model: type[Section], mistake: Mistake) -> set[str]:
+    """Return the names of a missing key and of the sections that hold it."""
+    inner = mistake["type"] == "missing"
+    names = _Place.at(model, mistake["loc"][:-1] if inner else mistake["loc"]).names
+    names += (str(mistake["loc"][-1]),) if inner else ("kind",)
+    return {".".join(names[:count]) for count in range(1, len(names) + 1)}
 
 
 @dataclass(frozen=True)
@@ -216,21 +243,25 @@ class _Stray:
 
     sentence: str
     elsewhere: bool  # another kind of the section has it
+    meant: str  # the key of the section that is nearest to it, if one is near
 
     @classmethod
     def of(cls, model: type[Section], mistake: Mistake) -> _Stray:
+        """Return what is said of an unknown key.
+
+        Args:
+            model: of the file.
+            mistake: as pydantic tells it.
+        """
         *outer, last = mistake["loc"]
         place, name = _Place.at(model, outer), str(last)
         section, full = place.section, ".".join((*place.names, name))
         elsewhere = bool(section.stray) and any(name in other.model_fields for other in place.others)
         sentence, what = section.stray if elsewhere else section.unknown, "key" if place.names else "section"
-        there = _there(name, section.model_fields)
-        return cls(sentence.format(kind=place.kind, key=full, what=what, there=there), elsewhere)
-
-
-def _there(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+        near = [] if elsewhere else difflib.get_close_matches(name, section.model_fields, 1)
+        there = f"did you mean {near[0]}?" if near else f"there are {', '.join(section.model_fields)}."
+        said = sentence.format(kind=place.kind, key=full, what=what, there=there)
+        return cls(said, elsewhere, ".".join((*place.names, *near)) if near else "")
 
 
 def _of_wrong(model: type[Section], mistake: Mistake) -> str:
@@ -290,6 +321,7 @@ class _Place:
 
     @classmethod
     def at(cls, model: type[Section], steps: Sequence[int | str]) -> _Place:
+        """Return the place that the steps of pydantic lead to."""
         place = cls((), model, model, "", ())
         for step in map(str, steps):
             place = place._inside(step)

@@ -157,7 +157,7 @@ class TableColumns(Section):
 
 
 class TableModel(Section):
-    """What is learned of a table."""
+    """The model of a table, and how it is learned."""
 
     task: Literal["regression", "classification"] = entry(
         "regression, of numbers, or classification, of text, integers or booleans.", "regression"

@@ -39,7 +39,14 @@ def read_fields(kind: type[Any], given: Any, where: str, others: Mapping[str, Re
 
 
 def read_some_fields(kind: type[Any], given: Any, where: str, leave_out: Collection[str]) -> dict[str, Any]:
-    """Return those arguments of a dataclass that were sent; none of them may be one that is left out."""
+    """Return the arguments of a dataclass that were sent.
+
+    Args:
+        kind: the dataclass.
+        given: what was sent.
+        where: how sentences call it.
+        leave_out: fields that may not be sent.
+    """
     return _read(kind, frozenset(leave_out), True, given, where)
 
 
@@ -51,7 +58,13 @@ def read_mapping(given: Any, where: str) -> Mapping[str, Any]:
 
 
 def check_names(given: Mapping[str, Any], wanted: Collection[str], where: str) -> None:
-    """Raise InputError unless these names were sent and no other."""
+    """Raise InputError unless these names were sent and no other.
+
+    Args:
+        given: what was sent.
+        wanted: the names.
+        where: how sentences call it.
+    """
     missing = [name for name in wanted if name not in given]
     stray = [name for name in given if name not in wanted]
     if missing:
