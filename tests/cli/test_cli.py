@@ -1526,7 +1526,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     out = tmp_path / "demo"
     code, said, _ = run(capsys, "demo", "--out", out)
     assert code == 0
-    assert sorted(path.name for path in out.iterdir()) == ["model", "new-rows.csv", "picture.png"]
+    assert sorted(path.name for path in out.iterdir()) == sorted(privrep.cli.demo.MADE)
     for words in ("privrep", "each user alone", "mixed model without privacy", "made-up populations", "inspect"):
         assert words in said
     assert models.load(out / "model").privacy.seeded is False

@@ -278,30 +278,3 @@ def test_users_must_be_named_for_every_image(folder: Path) -> None:
     np.savez(folder / "train.npz", images=np.ones((3, 2)), labels=np.zeros(3, int))
     with pytest.raises(InputError, match="names no users"):
         read_inputs(asked.data.model_copy(update={"users": None}))
-
-
-def test_snippets_of_the_documents_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In order, as a reader would type them; those that load networks are left to the reader."""
-    monkeypatch.chdir(tmp_path)
-    root = Path(__file__).parents[2]
-    text = (root / "docs" / "multimodal.md").read_text()
-    known: dict[str, Any] = {}
-    code = [part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "minilm" not in part]
-    assert len(code) >= 4
-    for snippet in code:
-        exec(snippet, known)
-    assert known["found"].accuracy > 0.9  # 0.98, with a standard deviation of 0.002
-    np.testing.assert_array_equal(known["again"].weights_, known["model"].weights_)
-    (snippet,) = (
-        part
-        for part in re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
-        if "DPClip" in part
-    )
-    exec(snippet, known)
-    embedded = known["model"].images(known["features"]) @ known["model"].texts(known["prompts"]).T
-    assert np.mean(embedded.argmax(axis=1) == known["y"]) > 0.9  # 0.98, 0.002
-    (config,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    Path("squares.toml").write_text(config)
-    assert PairsConfig.read(Path("squares.toml")).linear

@@ -248,34 +248,6 @@ def test_paths_are_relative_to_the_file(folder: Path) -> None:
     assert config.out == folder / "m"
 
 
-def test_every_snippet_of_the_document_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In order, in one session, as a reader would type them."""
-    pytest.importorskip("transformers")
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / "neural.md").read_text()
-    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(code) >= 4
-    known: dict[str, Any] = {}
-    for snippet in code:
-        exec(snippet, known)
-    printed = capsys.readouterr().out
-    assert "Shared: " in printed
-    assert "a linear layer on 16 outputs of the frozen network" in printed
-    pixels = np.clip(80 * known["X"] + 128, 0, 255).astype(np.uint8).reshape(-1, 8, 8)
-    np.savez("waves.npz", images=pixels, labels=known["y"], writers=known["users"])
-    (config,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    Path("waves.toml").write_text(config)
-    code, out, err = run(capsys, "fit-neural", "waves.toml", "--check")
-    assert (code, err) == (0, "")
-    assert "400 users" in out
-    code, out, _ = run(capsys, "fit-neural", "waves.toml")
-    assert code == 0
-    assert "Accuracy on 400 rows held out" in out
-    assert Centaur.load("waves").n_classes == 4
-
-
 def test_a_label_that_is_no_class_is_nobodys_class() -> None:
     """It stays -1 on its way through the names of the classes, also as a place in a list of them."""
     from privrep.cli.fit_neural import _tables

@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 NOTE = "Errors use the truth of made-up populations: with real users they would not be known, nor free to publish."
 FEATURES = tuple(f"x{j}" for j in range(50))
 OURS = "privrep"
-MADE = {"model", "picture.png", "new-rows.csv"}
+TABLES = {"visits.csv", "visits.parquet", "answers.parquet", "ratings.parquet", "newcomers.csv"}
+MADE = {"model", "picture.png", "new-rows.csv", *TABLES}
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder to write model, picture and some rows to.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder to write model, picture and tables to.")] = Path("demo"),
     overwrite: Annotated[bool, flag("--overwrite", help="Replace an earlier demo there.")] = False,
 ) -> None:
     """Train privately on two made-up populations, of 20,000 and 5,000 users, and compare. Takes seconds."""
@@ -67,6 +68,7 @@ def demo(
     )
     say(f"Next: privrep inspect {out / 'model'}")
     say(f"      privrep predict {out / 'model'} {out / 'new-rows.csv'} --out predictions.csv")
+    say(f"Tables to try every command on: {', '.join(sorted(TABLES))}, in {out}")
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
@@ -106,9 +108,10 @@ class Comparison:
 def run_demo(folder: Path, *, users: int = 20_000, on_page: OnPage | None = None) -> dict[str, list[Comparison]]:
     """Fill an empty folder and return the tables to show, by their titles.
 
-    In the folder are model/, the fit of the first population, picture.png and some rows to try `predict` on. In the
-    first population users differ in slopes along two directions and in nothing else. The second is like real panels:
-    users differ in level, levels follow users' features, and slopes are mostly common. It has a quarter of the users.
+    In the folder are model/, the fit of the first population, picture.png, some rows to try `predict` on, and tables to
+    try every other command on (`demo_tables`). In the first population users differ in slopes along two directions and
+    in nothing else. The second is like real panels: users differ in level, levels follow users' features, and slopes
+    are mostly common. It has a quarter of the users.
 
     Args:
         folder: to fill.
@@ -117,6 +120,7 @@ def run_demo(folder: Path, *, users: int = 20_000, on_page: OnPage | None = None
     """
     import numpy as np
 
+    from privrep.cli.demo_tables import write_tables
     from privrep.data.synthetic import make_population
     from privrep.linear.references import fit_fedrep, fit_mixed
     from privrep.models import model as models
@@ -134,6 +138,7 @@ def run_demo(folder: Path, *, users: int = 20_000, on_page: OnPage | None = None
     others = _compare(sparse, rows, fit_mixed(rows, along, follow=False))
     tables = {f"{users:,} users, 50 features, 10 rows each:\nslopes differ in 2 directions": [*others, ours]}
     _write_rows(sparse, rng, folder / "new-rows.csv")
+    write_tables(folder)
     panel = make_population(
         rng, users // 4, 8, 1, 6, 1.0, level=5.0, intercept=1.0, common=2.0, between=1.0, context=1.0
     )
