@@ -22,6 +22,7 @@ import argparse
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -113,11 +114,11 @@ def sum_up(files: Files) -> None:
         asked = [verdict for verdict in verdicts if verdict.met]
         print(f"\n{sum(verdict.met == 'yes' for verdict in asked)} of {len(asked)} targets met")
     if any(panel in PANELS for panel in results.panels()):
-        draw(results, files.path("tables", "png"))
+        draw(results, partial(files.path, suffix="png"))
     if labels.panels():
-        draw_labels(labels, files.path("tables_labels", "png"))
+        draw_labels(labels, partial(files.path, suffix="png"))
     if ratings.panels():
-        draw_ratings(ratings, files.path("tables_ratings", "png"))
+        draw_ratings(ratings, partial(files.path, suffix="png"))
 
 
 def main() -> None:
