@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo federated-demo test lint benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
+.PHONY: demo federated-demo test lint wheel pictures benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,13 @@ lint: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+wheel: $(VENV)/dev   ## build the wheel into dist/, check it, try it in an empty environment
+	$(BIN)/python tools/wheel.py
+
+pictures: $(VENV)/core   ## all pictures of experiments/results again from their CSVs, and docs/federated.png; nothing is run
+	$(BIN)/python -m experiments.pictures
+	$(BIN)/python docs/draw_federated.py
 
 benchmark: $(VENV)/core   ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks.fit

@@ -56,7 +56,6 @@ SELECTION, UNPROJECTED = "margin selection", "the same without projection"
 SPECTRAL, FEDREP = "Gaussian noise on pair moments", "Private FedRep, logistic"
 MOST = {UNPROJECTED: 1_000}  # features that a method is tried with
 LOW = 0.3  # the other epsilon that is tried with every number of features
-PART = "error_halves"  # what is drawn
 TARGET, TARGET_BETWEEN = 0.03, 0.02  # excess at 1,000 features, and how far from it that at 10,000 may be
 
 

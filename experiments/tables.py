@@ -11,8 +11,8 @@ regression beside them, ratings of films and jokes (see `rating_data`) an analys
 
 Writes beside this file, in results/: tables.csv (every run on panels), tables_synthetic.csv (every run on synthetic
 populations), tables_labels.csv, tables_ratings.csv, tables_targets.csv (what was asked for, and what was measured),
-tables.png, tables_labels.png and tables_ratings.png. A quick run writes to the same names with "-quick". What `--only`
-leaves out is read from there.
+the pictures tables*.png (test rows, newcomers, labels, ratings). A quick run writes to the same names with "-quick".
+What `--only` leaves out is read from there.
 Files are looked for in the folders tables, ml-100k and jester of $PRIVREP_DATA, or of ../shared/data.
 """
 

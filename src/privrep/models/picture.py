@@ -59,6 +59,8 @@ def draw_fit(
 
 
 def _draw_errors(axis: Any, title: str, errors: Mapping[str, float], ours: str, last: bool) -> None:
+    from matplotlib.ticker import LogLocator
+
     names, values = list(errors), list(errors.values())
     smallest, largest = min(values), max(values)
     left = smallest / max(1.3, (largest / smallest) ** 0.12)
@@ -75,6 +77,7 @@ def _draw_errors(axis: Any, title: str, errors: Mapping[str, float], ours: str, 
             weight="bold" if name == ours else "normal",
         )
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(numticks=4))  # labels of more powers of ten would touch
     axis.xaxis.set_major_formatter("{x:g}")
     axis.set_xlim(left, largest * (3 * largest / smallest) ** 0.2)
     axis.set_yticks(range(len(names)), names)
