@@ -47,7 +47,7 @@ LEAST_EXCESS = 1e-4
 AROUND = (
     "One change at a time from 20,000 users, 50 features, rank 2, 10 rows a user, label noise 0.1, identity covariance "
     "and epsilon 1. Delta 1e-6, replace one user, all charged, simulated noise.\nPapers: their configurations (of "
-    "FedRep's three readings the one of its code). Not private: FedRep without noise.{more}"
+    "FedRep's three readings the one of its code). Not private: the better of FedRep and AltMin without noise.{more}"
 )
 
 
