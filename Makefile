@@ -1,14 +1,15 @@
-# `make demo` and `make test` do all their own set-up in .venv.
+# `make demo` and `make test` do all their own set-up in .venv. --no-compile halves the time of the first installation:
+# Python compiles what is imported, and keeps it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo federated-demo test mutations lint benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
+.PHONY: demo federated-demo test mutations lint wheel pictures benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --constraint constraints.txt --editable .
+	$(PIP) install --no-compile --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/dev: $(VENV)/core
@@ -44,6 +45,13 @@ lint: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+wheel: $(VENV)/dev   ## build the wheel into dist/, check it, try it in an empty environment
+	$(BIN)/python tools/wheel.py
+
+pictures: $(VENV)/core   ## all pictures of experiments/results again from their CSVs, and docs/federated.png; nothing is run
+	$(BIN)/python -m experiments.pictures
+	$(BIN)/python docs/draw_federated.py
 
 benchmark: $(VENV)/core   ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks.fit

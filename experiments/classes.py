@@ -28,12 +28,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.classes_picture import draw
 from experiments.classes_runs import (
     AT,
-    EPSILONS,
     FIVE,
     HOPELESS,
-    OWN_KINDS,
     TWO,
     NetRow,
     Row,
@@ -118,44 +117,6 @@ def say(rows: list[Row], net: list[NetRow]) -> None:
             f"worst: log-loss {loss.log_loss_ratio:.4f} ({loss.population}), error {error_row.error_ratio:.4f} "
             f"({error_row.population}); target {TARGET_NET}"
         )
-
-
-def draw(rows: list[Row], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
-    for ax, setting in zip(axes, (TWO, FIVE), strict=True):
-        of = [row for row in rows if row.population == setting.name]
-        means = [np.mean([r.log_loss for r in of if r.epsilon == e]) for e in EPSILONS]
-        ax.plot(EPSILONS, means, "o-", color="#1f5fa8", linewidth=2)
-        for epsilon, mean in zip(EPSILONS, means, strict=True):
-            ax.annotate(f"{mean:.4f}", (epsilon, mean), (0, 7), textcoords="offset points", ha="center", fontsize=8)
-        levels = {
-            name: float(np.mean([r.log_loss for r in of if r.method == name]))
-            for name in ("FedRep", "oracle", "pooled", *OWN_KINDS)
-        }
-        for i, (name, level) in enumerate(levels.items()):
-            ax.axhline(level, color="#888888", linewidth=1, linestyle="--", zorder=0)
-            label = {"FedRep": "FedRep, not private", "pooled": "pooled, not private", "oracle": "true U"}.get(
-                name, name
-            )
-            place, side = ((0.075, level), "left") if i % 2 else ((13.5, level), "right")
-            below = name in ("oracle", "FedRep", "alone, mixture")
-            offset, edge = ((0, -3), "top") if below else ((0, 3), "bottom")
-            ax.annotate(f"{label} {level:.4f}", place, offset, textcoords="offset points", ha=side, va=edge, fontsize=8)
-        ax.set_xscale("log")
-        ax.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-        ax.minorticks_off()
-        ax.set_xlim(0.07, 14)
-        ax.margins(y=0.08)
-        ax.set_xlabel("epsilon (delta 1e-6, user level, replace-one-user)")
-        ax.set_title(f"{setting.name}: {setting.users:,} users, {setting.rows} rows each", loc="left")
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("expected log-loss on fresh rows")
-    figure.savefig(path, dpi=130)
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def main() -> None:
                 results.append(result)
                 _write(path, results)
                 print(f"{dataset} {result.method} epsilon {result.epsilon:g}: {result.accuracy:.4f}", flush=True)
-    draw([(r.dataset, r.method, r.epsilon, r.accuracy) for r in results], RESULTS / "dp_clip.png")
+    draw(results, RESULTS / "dp_clip.png")
     print(_table(results))
 
 

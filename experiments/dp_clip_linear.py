@@ -36,6 +36,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.dp_clip_linear_picture import draw as draw_picture
 from experiments.figure1 import RESULTS
 from experiments.linear_theory import (
     Spiked,
@@ -292,38 +293,16 @@ def print_findings(results: Results) -> None:
 
 
 def plot(results: Results, path: Path) -> None:
-    import matplotlib
+    """Draw errors along users and along epsilon, and what Theorem 5.1 says, scaled to begin with Algorithm 1."""
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(12, 5), sharey=True, layout="constrained")
-    colours = {NONE: "k", MOMENT: "C2", LARGE: "C3", SMALL: "C1", START: "0.5"}
-    for panel, along in zip(panels, ("users", "epsilon"), strict=True):
-        for method, colour in colours.items():
-            x, mean = results.line(method, along)
-            style = {"ls": ":", "lw": 1.2} if method in (NONE, START) else {"marker": "o", "ms": 4, "lw": 2}
-            panel.plot(x, mean, color=colour, label=method, **style)
-        first = results.line(LARGE, along)[1][0]
-        for (name, batch), dash in zip(list(CURVES.items())[:2], ("--", "-."), strict=True):
+    def lines(along: str) -> dict[str, tuple[Array, Array]]:
+        found = {method: results.line(method, along) for method in METHODS}
+        for name, batch in list(CURVES.items())[:2]:
             x, values = curve(along, batch, "privacy")
-            label = f"{name}: privacy term, scaled"
-            panel.plot(x, values * first / values[0], color="C0", lw=1, ls=dash, label=label)
-        panel.set(xscale="log", yscale="log", xlabel=f"{along} (log)")
-        panel.set_xticks(x, [f"{value:,g}" for value in x])
-        panel.set_yticks([0.03, 0.1, 0.3, 1.0], ["0.03", "0.1", "0.3", "1"])
-        panel.minorticks_off()
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("error: max over halves of min_A |A G - G*|")
-    panels[0].set_title(f"epsilon {AT_EPSILON:g}", fontsize=10)
-    panels[1].set_title(f"{AT_USERS:,} users", fontsize=10)
-    panels[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.suptitle(
-        "Linear contrastive loss, spiked pairs (d 10 + 10, r 2), delta 1e-6, replace-one-user; simulated noise",
-        fontsize=10,
-    )
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+            found[name] = x, values * found[LARGE][1][0] / values[0]
+        return found
+
+    draw_picture(lines("users"), lines("epsilon"), path)
 
 
 def main() -> None:

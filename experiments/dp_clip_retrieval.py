@@ -34,6 +34,7 @@ from torch import nn
 
 from experiments.dp_clip import Opened
 from experiments.dp_clip_data import Photographs, Sources, flickr_data
+from experiments.dp_clip_retrieval_picture import draw
 from experiments.figure1 import RESULTS
 from experiments.multimodal_references import train_openly
 from privrep.estimators.clip import DPClip
@@ -97,7 +98,7 @@ def main() -> None:
             results.append(_run(setting, method, epsilon, seed))
             _write(path, results)
             print(results[-1], flush=True)
-    _draw(results, RESULTS / "dp_clip_retrieval.png")
+    draw(results, RESULTS / "dp_clip_retrieval.png")
     print(_table(results))
 
 
@@ -169,38 +170,6 @@ def _table(results: list[Result]) -> str:
         numbers = "  ".join(f"{100 * value:6.2f}" for value in some.mean(axis=0))
         lines.append(f"{method:18s} {epsilon:7g}  {len(some):5d}   {numbers}")
     return "\n".join(lines)
-
-
-def _draw(results: list[Result], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    titles = {
-        "text_at_10": "one of a photograph's captions in the first 10",
-        "image_at_10": "photograph in the first 10",
-    }
-    for ax, (key, title) in zip(axes, titles.items(), strict=True):
-        for method, colour, mark in (("bank", "#1f5fa8", "o"), ("batch", "#c0392b", "s")):
-            mean = {
-                e: np.mean([getattr(r, key) for r in results if (r.method, r.epsilon) == (method, e)])
-                for e in EPSILONS
-                if any((r.method, r.epsilon) == (method, e) for r in results)
-            }
-            ax.plot(list(mean), [100 * v for v in mean.values()], color=colour, marker=mark, label=method)
-        for method, colour in ((OPEN, "#1f5fa8"), (START, "#555555")):
-            for r in results:
-                if r.method == method:
-                    ax.axhline(100 * getattr(r, key), color=colour, ls="--", lw=1, label=method)
-        ax.set(xscale="log", xlabel="epsilon (a photograph with its five captions)", title=title, ylim=(0, None))
-        ax.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-        ax.minorticks_off()
-    axes[0].set_ylabel("recall at 10 of 1,000 photographs, %")
-    axes[0].legend(fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _read(path: Path) -> list[Result]:

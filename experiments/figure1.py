@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.fedavg import dp_fedavg
+from experiments.figure1_picture import draw as draw_picture
 from experiments.references import altmin
-from experiments.theory import Problem, excess_risk, lemma_12, theorem_10
 from privrep.data.synthetic import FeatureKind, Population, make_population
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
@@ -252,64 +252,6 @@ def print_summary(rows: list[Row], epsilons: tuple[float, ...]) -> None:
         print(f"{name:40}  {mean:<9.3g}{f'({mean / oracle:.4g})':9}")
 
 
-def plot(rows: list[Row], setting: Setting, epsilons: tuple[float, ...], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(10, 6.2), layout="constrained")
-    labels: list[tuple[float, str, str]] = []
-    for name, colour in zip(PRIVATE, ("C3", "C0", "C4", "C9", "C7", "C1"), strict=True):
-        values = np.stack([select(rows, name, epsilon) for epsilon in epsilons])
-        mean = values.mean(axis=1)
-        bars = np.stack([mean - values.min(axis=1), values.max(axis=1) - mean])
-        style = {"lw": 2.4, "zorder": 5} if name.startswith("Private") else {"lw": 1.5}
-        axes.errorbar(epsilons, mean, yerr=bars, color=colour, marker="o", ms=4, capsize=3, **style)
-        labels.append((mean[-1], name, colour))
-    for name, colour in zip(NOT_PRIVATE, ("C2", "C6", "C5", "C8", "0.4", "k"), strict=True):
-        mean = select(rows, name, None).mean()
-        axes.axhline(mean, color=colour, lw=1, ls=":")
-        labels.append((mean, name, colour))
-    p = Problem(
-        setting.users, setting.features, setting.rank, setting.rows, setting.noise, 1.0, *[setting.rank**-0.5] * 2
-    )
-    fine = np.geomspace(epsilons[0], epsilons[-1], 50)
-    for name, curve, where in (
-        ("Lemma 12, slope only", [excess_risk(p, lemma_12(p, e).privacy) for e in fine], 22),
-        ("Theorem 10, slope only", [theorem_10(p, e).privacy for e in fine], 8),
-    ):
-        axes.plot(fine, setting.noise**2 + np.array(curve), color="0.55", lw=0.9, ls="--", zorder=1)
-        axes.annotate(
-            name, (fine[where], setting.noise**2 + curve[where]), xytext=(4, 4), textcoords="offset points",
-            color="0.45", fontsize=8,
-        )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="epsilon (user level, replace-one-user, delta 1e-6)")
-    axes.set_ylabel("population MSE (mean; bars: least and largest of the seeds)")
-    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-    axes.minorticks_off()
-    axes.set_xlim(epsilons[0] * 0.9, epsilons[-1] * 1.1)
-    axes.set_title(f"{setting}, {len(select(rows, 'oracle', None))} seeds; simulated noise", fontsize=10)
-    low, high = np.log10(axes.get_ylim())
-    for (value, name, colour), height in zip(sorted(labels), spread_out(sorted(labels), low, high), strict=True):
-        ends = [(np.log10(value) - low) / (high - low), (height - low) / (high - low)]
-        axes.plot([1.0, 1.03], ends, color=colour, lw=0.6, transform=axes.transAxes, clip_on=False)
-        axes.text(1.035, ends[1], name, color=colour, fontsize=9, va="center", transform=axes.transAxes)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def spread_out(labels: list[tuple[float, str, str]], low: float, high: float) -> Array:
-    """Heights (log10) of labels sorted by value: near their values, but a line of text apart."""
-    gap = (high - low) / 26
-    heights = np.log10([value for value, _, _ in labels])
-    for _ in range(200):  # push neighbours apart, half the missing distance each
-        missing = np.maximum(gap - np.diff(heights), 0.0)
-        heights[:-1] -= missing / 2
-        heights[1:] += missing / 2
-    return heights
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
@@ -329,7 +271,7 @@ def main() -> None:
             header,
             ((r.method, "" if r.epsilon is None else r.epsilon, r.seed, r.mse, r.over_oracle, r.seconds) for r in rows),
         )
-        plot(rows, setting, epsilons, RESULTS / f"{stem}.png")
+        draw_picture(rows, setting, RESULTS / f"{stem}.png")
         print_summary(rows, epsilons)
     if arguments.only != "figure" and not arguments.quick:
         lines = []

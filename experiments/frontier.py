@@ -4,8 +4,8 @@
 
 Around one base point (n 20,000, d 50, k 2, m 10, label noise 0.1, identity covariance, epsilon 1, delta 1e-6,
 replace-one-user, unit heads, no intercepts) one quantity is changed at a time. Writes results/frontier.csv, one row a
-run, and from it frontier_winners.csv, frontier_panels.csv, frontier_starts.csv, frontier_slopes.csv, frontier.png and
-frontier_starts.png.
+run, and from it frontier_winners.csv, frontier_panels.csv, frontier_starts.csv, frontier_slopes.csv, frontier.png
+(errors), frontier_distance.png and frontier_starts.png.
 A row that stands is not run again, so a stopped run goes on where it was; after a change of the algorithms or the heads
 delete frontier.csv. All of it takes about half an hour. Noise is simulated from seeds: reproducible, not private.
 

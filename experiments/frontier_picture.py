@@ -11,21 +11,31 @@ from typing import Any
 
 import numpy as np
 
-from experiments.figure1 import spread_out
+from experiments import style
 from experiments.frontier_runs import OWN_START, REFERENCES, SWEEPS, Contender, Point, Row
 from experiments.frontier_tables import Results, results_of_starts
 
-COLOURS = {"private-fedrep": "C3", "priv-altmin": "C0", "centaur": "C2"}
-SHORT = {"private-fedrep": "FedRep", "priv-altmin": "AltMin", "centaur": "CENTAUR"}
-START_COLOURS = {"spectral": "C3", "normalised-pairs": "C0", "power-method": "C2", "random": "0.5", "given": "k"}
+METHODS = {  # all three are privrep's
+    "private-fedrep": ("FedRep", style.OURS),
+    "priv-altmin": ("AltMin", style.OURS | {"color": style.PALE, "marker": "s", "zorder": 5}),
+    "centaur": ("CENTAUR", style.OURS | {"color": "#3a8bac", "marker": "D", "zorder": 5}),
+}
+DASHES = {"private-fedrep": "-", "priv-altmin": ":", "centaur": "--"}
+START_COLOURS = {
+    "spectral": style.PAPER,
+    "normalised-pairs": style.ANALYST,
+    "power-method": "#4d8c57",
+    "random": style.OTHER,
+    "given": style.INK,
+}
 PAPER = {"private-fedrep": "paper, its code", "priv-altmin": "paper", "centaur": "paper"}
 FEDREP, _, ALONE = REFERENCES
 AXES = {
     "epsilon": "epsilon",
-    "users": "users n",
-    "features": "features d",
-    "rank": "rank k",
-    "noise": "label noise R",
+    "users": "users",
+    "features": "features",
+    "rank": "rank",
+    "noise": "label noise",
     "condition": "condition number of the features' covariance",
 }
 PROVED = {  # exponents of the squared distance, and where to draw them: two values and the height at the first
@@ -34,6 +44,11 @@ PROVED = {  # exponents of the squared distance, and where to draw them: two val
     "features": ((24, 60, 3e-4), (2, 3)),
 }
 LEAST_EXCESS = 1e-4
+AROUND = (
+    "One change at a time from 20,000 users, 50 features, rank 2, 10 rows a user, label noise 0.1, identity covariance "
+    "and epsilon 1. Delta 1e-6, replace one user, all charged, simulated noise.\nPapers: their configurations (of "
+    "FedRep's three readings the one of its code). Not private: the better of FedRep and AltMin without noise.{more}"
+)
 
 
 @dataclass(frozen=True)
@@ -44,57 +59,44 @@ class Line:
 
 
 LINES = [
-    *(Line(Contender(m), SHORT[m], {"color": c, "lw": 2, "marker": "o", "ms": 3.5}) for m, c in COLOURS.items()),
+    *(Line(Contender(method), f"privrep, {name}", look) for method, (name, look) in METHODS.items()),
     *(
-        Line(Contender(m, configuration=PAPER[m]), f"{SHORT[m]}, paper", {"color": c, "lw": 1.2, "ls": "--"})
-        for m, c in COLOURS.items()
+        Line(
+            Contender(method, configuration=PAPER[method]),
+            f"{name}, paper",
+            {"color": style.PAPER, "linestyle": DASHES[method]},
+        )
+        for method, (name, _) in METHODS.items()
     ),
-    Line(FEDREP, "not private", {"color": "k", "lw": 1, "ls": ":"}),
-    Line(ALONE, "alone", {"color": "0.5", "lw": 1, "ls": ":"}),
+    Line(FEDREP, "not private", {"color": style.NOT_PRIVATE, "linestyle": "--", "linewidth": 1}),
+    Line(ALONE, "alone", {"color": style.ALONE, "linestyle": "--", "linewidth": 1}),
 ]
 
 
 def panel(
     axes: Any, points: Sequence[tuple[float, Point]], lines: Sequence[Line], measure: Callable[..., float]
 ) -> None:
-    """Lines with their names at the right end, a line of text apart. What was not measured is not drawn."""
-    labels: list[tuple[float, str, str]] = []
+    """Draw lines on logarithmic axes. What was not measured is not drawn."""
     for line in lines:
         xy = [(x, y) for x, point in points if math.isfinite(y := measure(point, line.who))]
-        if not xy:
-            continue
-        axes.plot(*zip(*xy, strict=True), **line.style)
-        cut = "" if xy[-1][0] == points[-1][0] else f" (to {xy[-1][0]:g})"
-        labels.append((xy[-1][1], line.label + cut, line.style["color"]))
-    axes.set(xscale="log", yscale="log")
-    axes.set_xticks([x for x, _ in points], [f"{x:g}" if x < 1_000 else f"{x / 1_000:g}k" for x, _ in points])
-    axes.minorticks_off()
-    axes.tick_params(labelsize=8)
-    low, high = np.log10(axes.get_ylim())
-    labels.sort()
-    heights = spread_out(labels, low, low + (high - low) * 26 / 15)  # fifteen lines of text fit, not twenty-six
-    for (value, name, colour), height in zip(labels, heights, strict=True):
-        ends = [(np.log10(value) - low) / (high - low), (height - low) / (high - low)]
-        axes.plot([1.0, 1.04], ends, color=colour, lw=0.6, transform=axes.transAxes, clip_on=False)
-        axes.text(1.05, ends[1], name, color=colour, fontsize=8, va="center", transform=axes.transAxes)
+        if xy:
+            cut = "" if xy[-1][0] == points[-1][0] else f" (to {xy[-1][0]:g})"
+            axes.plot(*zip(*xy, strict=True), label=line.label + cut, **line.style)
 
 
 def guides(axes: Any, field: str) -> None:
-    """What the papers prove, as slopes only: short grey lines where nothing else is."""
+    """Draw what the papers prove, as slopes only: short grey lines."""
     if field not in PROVED:
         return
     (left, right, top), exponents = PROVED[field]
     x = np.array([left, right])
     for exponent in exponents:
         y = top * (x / left) ** exponent
-        axes.plot(x, y, color="0.75", lw=3, zorder=0)
+        axes.plot(x, y, color=style.FAINT, linewidth=4, zorder=0)
         axes.annotate(
-            f" proved: slope {exponent}",
-            (x[1], y[1]),
-            fontsize=7.5,
-            color="0.45",
-            va="center" if exponent > 0 else "top",
-        )
+            f"proved: slope {exponent}", (x[1], y[1]), xytext=(5, 0 if exponent > 0 else -4),
+            textcoords="offset points", fontsize=8, color=style.NOT_PRIVATE, va="center" if exponent > 0 else "top",
+        )  # fmt: skip
 
 
 def distance(results: Results, point: Point, who: Contender) -> float:
@@ -102,66 +104,67 @@ def distance(results: Results, point: Point, who: Contender) -> float:
 
 
 def excess(results: Results, point: Point, who: Contender) -> float:
-    """MSE over the oracle's, less one; what is below a ten-thousandth is drawn there."""
+    """Return the MSE over the oracle's, less one. What is below a ten-thousandth is drawn there."""
     mse = results.without_noise(results.mse, point) if who == FEDREP else results.mse(point, who)
     return mse if math.isnan(mse) else max(mse - 1, LEAST_EXCESS)
 
 
-def draw_sweeps(results: Results, path: Path) -> None:
-    from matplotlib import pyplot as plt
-
-    figure, grid = plt.subplots(4, 3, figsize=(16, 17), layout="constrained")
-    for i, (name, label) in enumerate(AXES.items()):
-        sweep = SWEEPS[name]
-        points = [(float(value), sweep.point(value)) for value in sweep.values]
-        for row, measure, title in (
-            (0, partial(distance, results), "squared distance to the true representation"),
-            (2, partial(excess, results), "population MSE over the oracle's, less one"),
-        ):
-            axes = grid[row + i // 3, i % 3]
-            panel(axes, points, LINES, measure)
-            if row == 0:
+def draw_sweeps(
+    results: Results, path: Path, measure: Callable[..., float], title: str, more: str = "", proved: bool = False
+) -> None:
+    """Draw one measure over all six sweeps."""
+    with style.picture(path, rows=2, columns=3, panel=(5.3, 3.9), title=title, note=AROUND.format(more=more)) as panels:
+        for axes, (name, label) in zip(panels.flat, AXES.items(), strict=True):
+            sweep = SWEEPS[name]
+            points = [(float(value), sweep.point(value)) for value in sweep.values]
+            panel(axes, points, LINES, partial(measure, results))
+            if proved:
                 guides(axes, name)
-            axes.set_xlabel(label, fontsize=9)
-            if i % 3 == 0:
-                axes.set_ylabel(title, fontsize=9)
-    figure.suptitle(
-        "One change at a time from n 20,000, d 50, k 2, m 10, R 0.1, identity covariance, epsilon 1; delta 1e-6, "
-        "replace-one-user, simulated noise.\nSolid: defaults of this project. Dashed: configurations of the papers (of "
-        "FedRep's three readings that of its code), all charged. Black: the better of FedRep and AltMin without noise.",
-        fontsize=11,
-    )
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+            style.epsilon_axis(axes, [x for x, _ in points], label)
+            style.number_axis(axes, "", log=True)
 
 
 def draw_starts(rows: Sequence[Row], path: Path) -> None:
-    from matplotlib import pyplot as plt
+    """Draw each method's default from each start, at two numbers of users."""
+    with style.picture(
+        path,
+        rows=2,
+        columns=3,
+        panel=(5.3, 3.9),
+        title="Population MSE over the oracle's, less one (log scale), from each start",
+        note="50 features, rank 2, 10 rows a user, label noise 0.1; delta 1e-6, replace one user, all charged, "
+        "simulated noise. privrep: the method's own start. Less than "
+        f"{LEAST_EXCESS:g} is drawn there.",
+    ) as panels:
+        for row, (users, results) in enumerate(results_of_starts(rows).items()):
+            points = [(float(e), Point(users=users, epsilon=float(e))) for e in SWEEPS["epsilon"].values]
+            for axes, (method, own) in zip(panels[row], OWN_START.items(), strict=True):
+                panel(axes, points, _lines_of_starts(method, own), partial(excess, results))
+                sweep = f"starts at {users:,} users"
+                seeds = min(SWEEPS[sweep].seeds, max((r.seed for r in rows if r.sweep == sweep), default=0))
+                name = METHODS[method][0]
+                axes.set_title(f"{name}, {users:,} users, {seeds} seed{'s' if seeds > 1 else ''}")
+                style.epsilon_axis(axes, [x for x, _ in points])
+                style.number_axis(axes, "", log=True)
 
-    figure, grid = plt.subplots(2, 3, figsize=(16, 9), layout="constrained")
-    for row, (users, results) in enumerate(results_of_starts(rows).items()):
-        points = [(float(e), Point(users=users, epsilon=float(e))) for e in SWEEPS["epsilon"].values]
-        for axes, (method, own) in zip(grid[row], OWN_START.items(), strict=True):
-            lines = []
-            for start, colour in START_COLOURS.items():
-                mark = " (own)" if start == own else " (not private)" if start == "given" else ""
-                style = {"color": colour, "lw": 2.2 if start == own else 1.2, "marker": "o", "ms": 3}
-                style |= {"ls": ":"} if start == "given" else {}
-                lines.append(Line(Contender(method, "own" if start == own else start), start + mark, style))
-            panel(axes, points, lines, partial(excess, results))
-            sweep = f"starts at {users:,} users"
-            seeds = min(SWEEPS[sweep].seeds, max((r.seed for r in rows if r.sweep == sweep), default=0))
-            axes.set_title(f"{SHORT[method]}, n {users:,}, {seeds} seed{'s' if seeds > 1 else ''}", fontsize=10)
-            axes.set_xlabel("epsilon", fontsize=9)
-        grid[row, 0].set_ylabel("population MSE over the oracle's, less one", fontsize=9)
-    figure.suptitle("Each method's default from each start (d 50, k 2, m 10, R 0.1, delta 1e-6; simulated noise)")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+
+def _lines_of_starts(method: str, own: str) -> list[Line]:
+    lines = []
+    for start, colour in START_COLOURS.items():
+        if start == own:
+            lines.append(Line(Contender(method, "own"), f"privrep: {start}", style.OURS))
+        else:
+            words = "given, not private" if start == "given" else start
+            look = {"color": colour, "linestyle": ":" if start == "given" else "-", "marker": ".", "linewidth": 1.2}
+            lines.append(Line(Contender(method, start), words, look))
+    return lines
 
 
 def draw_all(rows: Sequence[Row], folder: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    draw_sweeps(Results(rows), folder / "frontier.png")
+    """Draw frontier.png (errors), frontier_distance.png and frontier_starts.png."""
+    results = Results(rows)
+    title = "Population MSE over the oracle's, less one (log scale)"
+    draw_sweeps(results, folder / "frontier.png", excess, title, f" Less than {LEAST_EXCESS:g} is drawn there.")
+    title = "Squared distance to the true representation (log scale)"
+    draw_sweeps(results, folder / "frontier_distance.png", distance, title, proved=True)
     draw_starts(rows, folder / "frontier_starts.png")

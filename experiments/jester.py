@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.jester_picture import draw
 from privrep import PrivateFactorization
 from privrep.typing import Array
 
@@ -33,7 +34,6 @@ DELTA = 1e-6
 LEAST, MOST = -10.0, 10.0
 RANKS, RIDGES = (4, 6, 8, 12), (10.0, 30.0)  # of the non-private factorisation, which gets the best of them
 NOISELESS, PLENTY = "the same with next to no noise", 300.0
-TARGETS = {0.3: 0.1600, 1.0: 0.1545, 3.0: 0.1530}  # NMAE at most
 
 
 def default_data() -> Path:
@@ -176,36 +176,6 @@ def _solve(factors: Array, targets: Array, present: Array, ridge: float) -> Arra
     gram[:, np.arange(k), np.arange(k)] += ridge
     solution: Array = np.linalg.solve(gram, ((targets * present) @ factors)[:, :, None])[:, :, 0]
     return solution
-
-
-def draw(scores: list[Score], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8.6, 4.8), layout="constrained")
-    means = [np.mean([s.nmae for s in scores if s.epsilon == e]) for e in EPSILONS]
-    axes.plot(EPSILONS, means, "o-", color="#1f5fa8", linewidth=2)
-    for epsilon, mean in zip(EPSILONS, means, strict=True):
-        axes.annotate(f"{mean:.4f}", (epsilon, mean), (7, 5), textcoords="offset points", fontsize=9)
-    for epsilon, most in TARGETS.items():
-        axes.plot([epsilon / 1.25, epsilon * 1.25], [most, most], color="#c0392b", linewidth=2)
-        axes.annotate(f"target {most}", (epsilon, most), (0, 4), textcoords="offset points", ha="center", fontsize=9)
-    for name in ("alone: own mean", "item + user mean", "non-private ALS, best rank", NOISELESS):
-        level = float(np.mean([s.nmae for s in scores if s.method == name]))
-        axes.axhline(level, color="#888888", linewidth=1, linestyle="--")
-        place, side = ((0.085, level), "left") if name == NOISELESS else ((5.8, level), "right")
-        axes.annotate(f"{name} {level:.4f}", place, (0, 3), textcoords="offset points", ha=side, fontsize=9)
-    axes.set_xscale("log")
-    axes.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-    axes.minorticks_off()
-    axes.set_xlim(0.08, 6)
-    axes.set_xlabel("epsilon (delta 1e-6, user level, replace-one-user, everything charged)")
-    axes.set_ylabel("NMAE on held-out ratings")
-    axes.set_title("Jester: private factorisation, defaults", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.margin_picture import draw
 from experiments.theory import theorem_17
 from privrep.data.synthetic_margin import MarginPopulation, make_margin_population
 from privrep.data.table import UserTable
@@ -56,7 +56,6 @@ SELECTION, UNPROJECTED = "margin selection", "the same without projection"
 SPECTRAL, FEDREP = "Gaussian noise on pair moments", "Private FedRep, logistic"
 MOST = {UNPROJECTED: 1_000}  # features that a method is tried with
 LOW = 0.3  # the other epsilon that is tried with every number of features
-PART = "error_halves"  # what is drawn
 TARGET, TARGET_BETWEEN = 0.03, 0.02  # excess at 1,000 features, and how far from it that at 10,000 may be
 
 
@@ -158,40 +157,6 @@ def measure(features: Iterable[int], seeds: int) -> list[Score]:
 def mean(found: list[Score], method: str, features: int, epsilon: float | None, part: str) -> float:
     chosen = [getattr(s, part) for s in found if (s.method, s.features, s.epsilon) == (method, features, epsilon)]
     return float(np.mean(chosen)) if chosen else float("nan")
-
-
-def draw(found: list[Score], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained", sharey=True)
-    colours = {SELECTION: "#1f5fa8", UNPROJECTED: "#c0392b", SPECTRAL: "#d68910", FEDREP: "#7d3c98", TRUE: "#444444"}
-    tried = sorted({s.features for s in found})
-    for axes, epsilon in ((left, 1.0), (middle, LOW)):
-        for method, colour in colours.items():
-            line = [mean(found, method, d, None if method == TRUE else epsilon, PART) for d in tried]
-            if not np.isnan(line).all():
-                style = "--" if method == TRUE else "o-"
-                axes.plot(tried, line, style, color=colour, linewidth=2, markersize=5, label=method)
-        axes.set_xlabel(f"features, epsilon {epsilon:g}")
-    for method, (d, style) in itertools.product((SELECTION, SPECTRAL), ((1_000, "o:"), (10_000, "o-"))):
-        line = [mean(found, method, d, e, PART) for e in EPSILONS]
-        right.plot(EPSILONS, line, style, color=colours[method], markersize=5, label=f"{method}, {d:,} features")
-    grid = np.geomspace(EPSILONS[0], EPSILONS[-1], 50)
-    price = [theorem_17(USERS, ROWS, RANK, e, 1 / MARGIN).privacy for e in grid]
-    right.plot(grid, price, "--", color="black", label="Theorem 17's price of privacy,\nconstants and logarithms one")
-    right.set_xlabel("epsilon")
-    left.set_ylabel("test error, heads on the second half of rows")
-    for axes, ticks in ((left, tried), (middle, tried), (right, list(EPSILONS))):
-        axes.set_xscale("log")
-        axes.set_xticks(ticks, [f"{t:,g}" if t < 1000 else f"{t:,}" for t in ticks])
-        axes.minorticks_off()
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=9)
-    left.set_title(f"{USERS:,} users, {ROWS} rows, rank {RANK}, margin {MARGIN}", loc="left", fontsize=11)
-    figure.savefig(path, dpi=130)
 
 
 def write(found: list[Score], path: Path) -> None:

@@ -42,7 +42,7 @@ import numpy as np
 
 from experiments.classes import read, write
 from experiments.table1_data import DATASETS, Clients, Sources, dealt, writers
-from experiments.table1_picture import draw
+from experiments.table1_picture import draw, means
 from experiments.table1_runs import (
     METHODS,
     PRIVATE,
@@ -252,18 +252,6 @@ def say(row: Row) -> None:
     name = f"{row.dataset:16} n {row.clients:5,} eps {row.epsilon:<4g} {row.method:12} {row.configuration:7}"
     found = f"{100 * row.accuracy:.2f} +- {100 * row.accuracy_error:.2f}{told}{ratio}"
     print(f"{name} seed {row.seed}: {found}  {row.settings}  {row.seconds:.0f} s", flush=True)
-
-
-def means(rows: list[Row]) -> dict[tuple[str, int, float, str, str], tuple[float, float, int]]:
-    """By dataset, clients, epsilon, method and configuration: mean accuracy over seeds, its standard error, seeds."""
-    found: dict[tuple[str, int, float, str, str], list[float]] = {}
-    for row in rows:
-        key = (row.dataset, row.clients, row.epsilon, row.method, row.configuration)
-        found.setdefault(key, []).append(row.accuracy)
-    return {
-        key: (float(np.mean(a)), float(np.std(a, ddof=1) / np.sqrt(len(a))) if len(a) > 1 else float("nan"), len(a))
-        for key, a in found.items()
-    }
 
 
 def arguments_of(given: list[str] | None) -> argparse.Namespace:

@@ -1,92 +1,114 @@
-"""The picture of `experiments.table1`, from mean accuracies alone."""
+"""The picture of `experiments.table1`: accuracies by setting, and against epsilon where there are several."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from experiments import style
+
 Key = tuple[str, int, float, str, str]  # dataset, clients, epsilon, method, configuration
+Means = Mapping[Key, tuple[float, float, int]]
 COLOURS = {
-    "stand-alone": "#888888",
-    "DP-FedAvg-ft": "#c0392b",
-    "PMTL-ft": "#e08e0b",
-    "PPSGD": "#8e44ad",
-    "CENTAUR": "#1f5fa8",
-    "FedRep": "#2e7d32",
+    "CENTAUR": style.PRIVREP,
+    "DP-FedAvg-ft": style.PAPER,
+    "PMTL-ft": style.ANALYST,
+    "PPSGD": "#4d8c57",
+    "stand-alone": style.ALONE,
+    "FedRep": style.INK,
 }
-MARKS = {"paper": "o", "grid": "s", "default": "*"}
-LINES = {"paper": "--", "grid": ":", "default": "-"}
+WORDS = {
+    "CENTAUR": "CENTAUR",
+    "DP-FedAvg-ft": "DP-FedAvg, fine-tuned",
+    "PMTL-ft": "PMTL, fine-tuned",
+    "PPSGD": "PPSGD",
+    "stand-alone": "alone",
+    "FedRep": "FedRep, not private",
+}
+MARKS = {"default": "o", "grid": "s", "paper": "D"}
+LINES = {"default": "-", "grid": "--", "paper": ":"}
+CONFIGURATIONS = {"default": "", "grid": ", best of a grid", "paper": ", as in its paper"}
 
 
-def draw(means: Mapping[Key, tuple[float, float, int]], path: Path) -> None:
-    """Left: every setting at the epsilon it was run with. Right: accuracy against epsilon, where there are several."""
-    import matplotlib
+def means(rows: Iterable[Any]) -> dict[Key, tuple[float, float, int]]:
+    """Return mean accuracy over seeds, its standard error and the number of seeds, by all that a run is told."""
+    found: dict[Key, list[float]] = {}
+    for row in rows:
+        key = (row.dataset, row.clients, row.epsilon, row.method, row.configuration)
+        found.setdefault(key, []).append(row.accuracy)
+    return {
+        key: (float(np.mean(a)), float(np.std(a, ddof=1) / np.sqrt(len(a))) if len(a) > 1 else float("nan"), len(a))
+        for key, a in found.items()
+    }
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(14, 5.2), layout="constrained", gridspec_kw={"width_ratios": [2, 1]}
-    )
+def draw(means: Means, path: Path) -> None:
+    """Draw every setting, a line of dots each, and the accuracy against epsilon of one that has several."""
     swept = _swept(means)
-    settings = list(dict.fromkeys((d, n, e) for d, n, e, _, _ in sorted(means) if e == 1.0 or (d, n) not in swept))
-    _settings(left, means, settings)
-    for dataset, clients in sorted(swept):
-        _against_epsilon(right, means, dataset, clients)
-    if not swept:
-        right.set_axis_off()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    settings = [(d, n, e) for d, n, e, _, _ in sorted(means) if e == 1.0 or (d, n) not in swept]
+    settings = list(dict.fromkeys(settings))
+    with style.picture(
+        path,
+        rows=1 + len(swept[:2]),
+        panel=(10.0, max(3.6, 0.55 * len(settings) + 1.0)),
+        title="Images: accuracy on clients' test images, %",
+        note="Delta 1e-5, replace one user, everything charged; simulated noise. No dot: not measured.",
+    ) as panels:
+        _draw_settings(panels[0, 0], means, settings)
+        for axes, (dataset, clients) in zip(panels.flat[1:], swept[:2], strict=True):
+            _draw_epsilons(axes, means, dataset, clients)
 
 
-def _swept(means: Mapping[Key, Any]) -> set[tuple[str, int]]:
-    """Datasets and clients that were run with three epsilons or more."""
+def _swept(means: Mapping[Key, Any]) -> list[tuple[str, int]]:
+    """Return datasets and clients that were run with three epsilons or more."""
     epsilons: dict[tuple[str, int], set[float]] = {}
     for dataset, clients, epsilon, _, _ in means:
         epsilons.setdefault((dataset, clients), set()).add(epsilon)
-    return {key for key, several in epsilons.items() if len(several) >= 3}
+    return sorted(key for key, several in epsilons.items() if len(several) >= 3)
 
 
-def _settings(ax: Any, means: Mapping[Key, tuple[float, float, int]], settings: list[tuple[str, int, float]]) -> None:
-    shown: set[str] = set()
-    for place, setting in enumerate(settings):
-        here = [(key[3], key[4], value[0]) for key, value in means.items() if key[:3] == setting]
-        for number, (method, configuration, accuracy) in enumerate(sorted(here)):
-            label = f"{method}, {configuration}" + (", not private" if method == "FedRep" else "")
-            ax.plot(
-                place + 0.6 * ((number + 0.5) / len(here) - 0.5),
-                100 * accuracy,
-                MARKS[configuration],
-                color=COLOURS[method],
-                markersize=10 if configuration == "default" else 6,
-                label=None if label in shown else label,
-            )
-            shown.add(label)
-    names = [f"{d}\nn {n:,}" + (f"\neps {e:g}" if e != 1 else "") for d, n, e in settings]
-    ax.set_xticks(range(len(settings)), names, fontsize=7)
-    ax.set_ylabel("accuracy on clients' test images, %")
-    ax.set_title("epsilon 1, delta 1e-5, user level, replace-one-user; simulated noise", loc="left", fontsize=10)
-    ax.legend(fontsize=7, frameon=False, ncols=2)
-    ax.spines[["top", "right"]].set_visible(False)
+def _name(method: str, configuration: str) -> str:
+    return "privrep's default" if configuration == "default" else WORDS[method] + CONFIGURATIONS[configuration]
 
 
-def _against_epsilon(ax: Any, means: Mapping[Key, tuple[float, float, int]], dataset: str, clients: int) -> None:
+def _draw_settings(axes: Any, means: Means, settings: Sequence[tuple[str, int, float]]) -> None:
+    shown: dict[str, Any] = {}
+    for row, setting in enumerate(settings):
+        axes.axhline(row, color=style.FAINT, linewidth=1, zorder=0)
+        for (*here, method, configuration), (accuracy, _, _) in sorted(means.items()):
+            if tuple(here) == setting:
+                (dot,) = axes.plot(
+                    100 * accuracy, row, MARKS[configuration], color=COLOURS[method],
+                    markersize=9 if configuration == "default" else 6, zorder=6 if configuration == "default" else 3,
+                )  # fmt: skip
+                shown.setdefault(_name(method, configuration), dot)
+    names = sorted(shown, key=lambda name: (not name.startswith("privrep"), name))
+    axes.legend([shown[name] for name in names], names, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    labels = [f"{d}, {n:,} users" + (f",\nepsilon {e:g}" if e != 1 else "") for d, n, e in settings]
+    axes.set_yticks(range(len(settings)), labels)
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.margins(y=0.12)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("accuracy, %")
+    axes.set_title("epsilon 1 where nothing else is said")
+
+
+def _draw_epsilons(axes: Any, means: Means, dataset: str, clients: int) -> None:
     curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for (there, count, epsilon, method, configuration), (accuracy, _, _) in sorted(means.items()):
-        if (there, count) == (dataset, clients) and method != "FedRep":
+        if (there, count) == (dataset, clients):
             curves.setdefault((method, configuration), []).append((epsilon, 100 * accuracy))
     for (method, configuration), points in curves.items():
-        if method == "stand-alone":
-            ax.axhline(points[0][1], color=COLOURS[method], linestyle=LINES[configuration], linewidth=1)
-            ax.annotate(f"alone, {configuration}", (0.25, points[0][1]), (0, 2), textcoords="offset points", fontsize=7)
+        name, colour = _name(method, configuration), COLOURS[method]
+        if method in ("stand-alone", "FedRep"):
+            style.level(axes, points[0][1], name, colour=colour, style=LINES[configuration], digits=1)
         elif len(points) >= 3:
-            marks = MARKS[configuration] + LINES[configuration]
-            ax.plot(*zip(*points, strict=True), marks, color=COLOURS[method], label=f"{method}, {configuration}")
-    ax.set_xscale("log")
-    ax.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
-    ax.minorticks_off()
-    ax.set_xlabel("epsilon")
-    ax.set_title(f"{dataset}, {clients:,} clients", loc="left", fontsize=10)
-    ax.legend(fontsize=7, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
+            mark = MARKS[configuration] + LINES[configuration]
+            axes.plot(*zip(*points, strict=True), mark, color=colour, label=name)
+    axes.set_title(f"{dataset}, {clients:,} users")
+    style.epsilon_axis(axes, sorted({e for d, n, e, _, _ in means if (d, n) == (dataset, clients)}))
+    style.number_axis(axes, "accuracy, %")

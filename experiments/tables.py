@@ -11,8 +11,8 @@ regression beside them, ratings of films and jokes (see `rating_data`) an analys
 
 Writes beside this file, in results/: tables.csv (every run on panels), tables_synthetic.csv (every run on synthetic
 populations), tables_labels.csv, tables_ratings.csv, tables_targets.csv (what was asked for, and what was measured),
-tables.png, tables_labels.png and tables_ratings.png. A quick run writes to the same names with "-quick". What `--only`
-leaves out is read from there.
+the pictures tables*.png (test rows, newcomers, labels, ratings). A quick run writes to the same names with "-quick".
+What `--only` leaves out is read from there.
 Files are looked for in the folders tables, ml-100k and jester of $PRIVREP_DATA, or of ../shared/data.
 """
 
@@ -22,6 +22,7 @@ import argparse
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -113,11 +114,11 @@ def sum_up(files: Files) -> None:
         asked = [verdict for verdict in verdicts if verdict.met]
         print(f"\n{sum(verdict.met == 'yes' for verdict in asked)} of {len(asked)} targets met")
     if any(panel in PANELS for panel in results.panels()):
-        draw(results, files.path("tables", "png"))
+        draw(results, partial(files.path, suffix="png"))
     if labels.panels():
-        draw_labels(labels, files.path("tables_labels", "png"))
+        draw_labels(labels, partial(files.path, suffix="png"))
     if ratings.panels():
-        draw_ratings(ratings, files.path("tables_ratings", "png"))
+        draw_ratings(ratings, partial(files.path, suffix="png"))
 
 
 def main() -> None:

@@ -32,8 +32,9 @@ from numpy.typing import NDArray
 
 from experiments.class_references import LinearClassifiers, pooled_classes
 from experiments.classes import read, write
-from experiments.classes_runs import OWN_KINDS, alones, outputs_of
+from experiments.classes_runs import alones, outputs_of
 from experiments.writers_features import FEATURES, PublicMap, public_map
+from experiments.writers_picture import draw
 from privrep.data.table import UserTable
 from privrep.heads.fitting import fit_heads
 from privrep.heads.regression import SHARED
@@ -192,15 +193,6 @@ def rows_of(train: Digits, new: Digits, trained: int, seed: int) -> Iterator[Row
             yield Row(group, trained, labelled, name, None, seed, **where.measure(classifier.outputs))
 
 
-def mean_error(rows: list[Row], method: str, epsilon: float | None, **same: object) -> float:
-    chosen = [r.error for r in rows if (r.method, r.epsilon) == (method, epsilon) and same.items() <= vars(r).items()]
-    return float(np.mean(chosen)) if chosen else float("nan")
-
-
-def best_alone(rows: list[Row], **same: object) -> float:
-    return min(mean_error(rows, name, None, **same) for name in OWN_KINDS)
-
-
 def say(rows: list[Row]) -> None:
     for key in dict.fromkeys((r.group, r.trained, r.labelled, r.method, r.epsilon) for r in rows):
         same = [r for r in rows if (r.group, r.trained, r.labelled, r.method, r.epsilon) == key]
@@ -212,55 +204,6 @@ def say(rows: list[Row]) -> None:
             f"{same[0].writers} writers)  log-loss {np.mean([r.log_loss for r in same]):.3f}"
             + (f"  shared heads {np.mean(shared):.2f}" if shared else "")
         )
-
-
-def draw(rows: list[Row], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
-    most = max(ROWS)
-    blues = plt.get_cmap("Blues")(np.linspace(0.4, 0.95, len(EPSILONS)))
-    lines = {f"private, epsilon {e:g}": ("private", e, colour, "o-") for e, colour in zip(EPSILONS, blues, strict=True)}
-    lines |= {
-        "the same without noise, not private": ("no noise", None, "#2e7d32", "s--"),
-        "random U": ("random U", None, "#888888", "x:"),
-        "pooled, not private": ("pooled", None, "#c0392b", "^--"),
-    }
-    for label, (method, epsilon, colour, style) in lines.items():
-        errors = [
-            mean_error(rows, method, epsilon, group="new writers", trained=most, labelled=count) for count in LABELLED
-        ]
-        left.plot(LABELLED, errors, style, color=colour, label=label)
-    alone = [best_alone(rows, group="new writers", labelled=count) for count in LABELLED]
-    left.plot(LABELLED, alone, "d-", color="#e08e0b", label="alone")
-    left.set_xticks(LABELLED)
-    left.set_xlabel("labelled digits of a new writer")
-    left.set_ylabel("error on its other digits")
-    left.set_title("297 new writers", loc="left")
-    left.legend(fontsize=8, frameon=False)
-    for trained, colour in zip(ROWS, ("#7fb0dd", "#1f5fa8"), strict=True):
-        same = {"group": "training writers", "trained": trained}
-        errors = [mean_error(rows, "private", e, **same) for e in EPSILONS]
-        right.plot(EPSILONS, errors, "o-", color=colour, label=f"private, {trained} digits each")
-        levels = {"alone": best_alone(rows, **same), "without noise": mean_error(rows, "no noise", None, **same)}
-        for name, level in levels.items():
-            right.axhline(level, color=colour, linewidth=1, linestyle="--", zorder=0)
-            text, edge = f"{name}, {trained} digits: {level:.3f}", "bottom" if name == "alone" else "top"
-            right.annotate(text, (9.5, level), (0, 2), textcoords="offset points", ha="right", va=edge, fontsize=8)
-    right.set_xscale("log")
-    right.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-    right.minorticks_off()
-    right.set_xlim(0.9, 10)
-    right.set_ylim(bottom=0)
-    right.set_xlabel(f"epsilon (delta {DELTA:g}, user level, replace-one-user)")
-    right.set_title(f"{TESTED} of 539 training writers, on their other digits", loc="left")
-    right.legend(fontsize=8, frameon=False, loc="lower left")
-    for ax in (left, right):
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
 
 
 def main() -> None:

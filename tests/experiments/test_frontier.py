@@ -154,7 +154,7 @@ def test_a_run_measures_everybody_within_the_budget(tiny: list[str], tmp_path: P
     draw_all(rows, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         "frontier.csv", "frontier_winners.csv", "frontier_panels.csv", "frontier_starts.csv", "frontier_slopes.csv",
-        "frontier.png", "frontier_starts.png",
+        "frontier.png", "frontier_distance.png", "frontier_starts.png",
     }  # fmt: skip
 
 

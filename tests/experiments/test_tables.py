@@ -13,7 +13,6 @@ from experiments.label_runs import LabelScore
 from experiments.rating_runs import RatingScore
 from experiments.table_references import REFERENCES, Predictions, noisy_ridge
 from experiments.tables_data import Panel, Task, default_data, read_task, split
-from experiments.tables_picture import apart
 from experiments.tables_runs import (
     ANALYST,
     ANALYST_SEED,
@@ -283,7 +282,8 @@ def test_a_part_is_run_and_the_rest_is_read(
     monkeypatch.setattr(tables, "run_ratings", lambda seeds: [replace(rating, seed=seed) for seed in seeds])
     tables.run_all(tmp_path, [0, 1], quick=True)
     parts = "tables", "tables_labels", "tables_ratings"
-    names = {f"{part}-quick.{kind}" for part in parts for kind in ("csv", "png")}
+    more = "tables_newcomers", *(f"tables_labels_{kind}" for kind in ("newcomers", "strangers", "calibration"))
+    names = {f"{part}-quick.csv" for part in parts} | {f"{picture}-quick.png" for picture in (*parts, *more)}
     names |= {"tables_synthetic-quick.csv", "tables_targets-quick.csv"}
     assert {path.name for path in tmp_path.iterdir()} == names
     written = {name: (tmp_path / name).read_bytes() for name in names if name.endswith("csv")}
@@ -295,12 +295,6 @@ def test_a_part_is_run_and_the_rest_is_read(
     again = read_lines(tmp_path / "tables-quick.csv", Score)
     assert {score.panel for score in again} == {"nlswork", "nlswork, 500 users"}
     assert len(again) == 2 * len(scores)
-
-
-def test_labels_are_a_line_of_text_apart() -> None:
-    heights = apart(np.array([0.1, 0.1, 0.12, 0.99, 1.0]), 0.1)
-    assert (np.diff(heights) > 0.099).all()
-    assert heights.max() <= 1.0
 
 
 def test_a_quick_run_asks_nothing_of_small_populations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from privrep.models.planning import find_part
 from privrep.models.spending import list_releases
 from privrep.privacy.ledger import PrivacyReport
 
-_PRIVATE, _GROUP, _OTHER, _INK, _FAINT = "#0b6e99", "#85b7cc", "#9aa5ad", "#222222", "#dddddd"
+PRIVREP, GROUP, OTHER, INK, FAINT = "#0b6e99", "#85b7cc", "#9aa5ad", "#222222", "#dddddd"
 _ROW = 0.27  # inches of a bar and the room around it
 _DOT = 0.34  # of a dot
 
@@ -68,22 +68,26 @@ def _draw_errors(axis: Any, title: str, errors: Mapping[str, float], ours: str, 
         ours: the method to set off.
         last: whether it is the lowest panel, which has the label of the axis.
     """
+    from matplotlib.ticker import LogLocator
+
     names, values = list(errors), list(errors.values())
     smallest, largest = min(values), max(values)
     left = smallest / max(1.3, (largest / smallest) ** 0.12)
     for row, (name, value) in enumerate(errors.items()):
-        axis.plot([left, value], [row, row], color=_FAINT, linewidth=1, zorder=1)
-        axis.plot(value, row, "o", markersize=9, color=_PRIVATE if name == ours else _OTHER, zorder=2)
+        axis.plot([left, value], [row, row], color=FAINT, linewidth=1, zorder=1)
+        axis.plot(value, row, "o", markersize=9, color=PRIVREP if name == ours else OTHER, zorder=2)
         axis.annotate(
             f"{value:#.3g}",
             (value, row),
             xytext=(9, 0),
             textcoords="offset points",
             va="center",
-            color=_INK,
+            color=INK,
             weight="bold" if name == ours else "normal",
         )
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(numticks=4))  # labels of more powers of ten would touch
+    axis.xaxis.set_major_formatter("{x:g}")
     axis.set_xlim(left, largest * (3 * largest / smallest) ** 0.2)
     axis.set_yticks(range(len(names)), names)
     for label in axis.get_yticklabels():
@@ -123,7 +127,7 @@ def _draw_budget(axis: Any, title: str, report: PrivacyReport, shares: Mapping[s
         report: of the fit.
         shares: of mu^2, by label.
     """
-    colours = [_GROUP if "(group " in label else _PRIVATE for label in shares]
+    colours = [GROUP if "(group " in label else PRIVREP for label in shares]
     axis.barh(range(len(shares)), list(shares.values()), color=colours, height=min(0.62, 0.07 * len(shares)))
     for row, share in enumerate(shares.values()):
         axis.annotate(
@@ -133,7 +137,7 @@ def _draw_budget(axis: Any, title: str, report: PrivacyReport, shares: Mapping[s
             textcoords="offset points",
             va="center",
             fontsize=9,
-            color=_INK,
+            color=INK,
         )
     axis.set_yticks(range(len(shares)), list(shares))
     axis.invert_yaxis()
@@ -142,7 +146,7 @@ def _draw_budget(axis: Any, title: str, report: PrivacyReport, shares: Mapping[s
     parallel = any(spent.group for spent in list_releases(report))
     each = "\nPale: one group each; a user pays for one." if parallel else ""
     spent_of = f"epsilon {report.epsilon:.3g} of {report.epsilon_budget:g} spent,\ndelta {report.delta:g}"
-    axis.set_xlabel(f"share of the budget (of mu²){each}\n{spent_of}", loc="left", fontsize=9 if parallel else None)
+    axis.set_xlabel(f"share of the budget{each}\n{spent_of}", loc="left", fontsize=9 if parallel else None)
     axis.set_title(title, loc="left", weight="bold", fontsize=10)
     _strip_axes(axis, bottom=False)
 
