@@ -175,6 +175,7 @@ RULES = {
             "data/synthetic.py",
             "data/synthetic_margin.py",
             "cli/demo.py",  # a synthetic population, made with data/synthetic.py
+            "cli/demo_tables.py",  # made-up tables to try commands on
             "cli/federated_demo.py",  # the same
             "linear/starts.py",  # public random bases, seeded by their name and size
             "linear/methods/margin_selection.py",  # a public projection, seeded by its size
