@@ -1,6 +1,6 @@
 """Accuracy of users' images against epsilon: the default, everybody alone, and what nobody private reaches.
 
-    python -m experiments.image_users [--data digits cifar10] [--users 500 1000] [--epsilons 0.5 1 3 1000] [--seed 300]
+    python -m experiments.image_users [--data digits cifar10] [--users 500 1000] [--epsilons 0.5 1 3] [--seed 500]
 
 Users hold 40 images of 5 classes in proportions of their own, and are tested on 20 others. Data sets:
 
@@ -19,6 +19,7 @@ Rows that stand in results/image_users.csv are not run again. Writes that file a
 from __future__ import annotations
 
 import argparse
+import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments import style
 from experiments.classes import read, write
 from experiments.table1_data import Sources, encoded, images_of
 from privrep.errors import NothingLearned
@@ -36,9 +38,18 @@ from privrep.neural.features import Edges
 
 RESULTS = Path(__file__).parent / "results" / "image_users.csv"
 DATA = ("mnist", "fashion-mnist", "cifar10", "digits", "permuted", "cifar10 features")
+TITLES = {
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "digits": "Digits between others",
+    "permuted": "Digits, names by user",
+    "cifar10 features": "CIFAR-10, frozen network",
+}
 METHODS = ("nothing", "ridge", "pooled", "default")
 ROWS, TESTED, CLASSES, HELD = 40, 20, 10, 5
 NEWCOMERS, DELTA = 60, 1e-5
+MARKED = (0.1, 1.0, 8.0, 1000.0)  # epsilons with a number on the axis
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 Floats = NDArray[np.float32]
 
@@ -214,39 +225,36 @@ def wanted(data: list[str], users: list[int], epsilons: list[float], seed: int) 
 
 def draw(rows: list[Row], path: Path) -> None:
     """Draw accuracy against epsilon, a panel a data set."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     names = [name for name in DATA if any(r.data == name for r in rows)]
-    figure, panels = plt.subplots(1, len(names), figsize=(3.2 * len(names), 3.4), squeeze=False)
-    for panel, name in zip(panels[0], names, strict=True):
-        for users, style in zip(sorted({r.users for r in rows if r.data == name}), ("-", "--", ":"), strict=False):
-            some = [r for r in rows if (r.data, r.users) == (name, users)]
-            found = sorted((r.epsilon, r.accuracy) for r in some if r.method == "default")
-            panel.plot(*zip(*found, strict=True), style, marker="o", color="#1f5fa8", label=f"default, {users:,} users")
-            for method, colour in (("ridge", "#b0622d"), ("pooled", "#777777")):
-                level = [r.accuracy for r in some if r.method == method]
-                if level:
-                    words = {"ridge": "alone, tuned", "pooled": "one model, not private"}[method]
-                    panel.axhline(
-                        np.mean(level), linestyle=style, color=colour, linewidth=1, label=f"{words}, {users:,}"
-                    )
-        panel.set(xscale="log", title=name, xlabel="epsilon")
-    panels[0][0].set_ylabel("accuracy")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncol=3, fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0.16, 1, 1))
-    figure.savefig(path, dpi=120)
+    most = max(r.users for r in rows)
+    note = f"Users have {ROWS} images of {HELD} classes. Everything is charged; noise is simulated, delta {DELTA:g}."
+    with style.picture(
+        path, math.ceil(len(names) / 3), 3, panel=(4.6, 3.0), title="Accuracy on users' own test images", note=note
+    ) as panels:
+        for panel, name in zip(panels.flat, names, strict=False):
+            for users in sorted({r.users for r in rows if r.data == name}):
+                found = [r for r in rows if (r.data, r.users, r.method) == (name, users, "default")]
+                found.sort(key=lambda r: r.epsilon)
+                look = style.OURS if users == most else {**style.OURS, "color": style.PALE, "linewidth": 1.6}
+                panel.plot([r.epsilon for r in found], [r.accuracy for r in found], label=f"{users:,} users", **look)
+            for method, words, colour in (
+                ("ridge", "alone, tuned", style.ALONE),
+                ("pooled", "one for all, not private", style.NOT_PRIVATE),
+            ):
+                known = [r.accuracy for r in rows if (r.data, r.users, r.method) == (name, most, method)]
+                if known and min(known) > 0.4:  # one model for users with names of their own is no ceiling
+                    style.level(panel, float(np.mean(known)), words, colour=colour)
+            panel.set_title(TITLES[name])
+            style.epsilon_axis(panel, MARKED)
+            style.number_axis(panel, "accuracy")
 
 
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--users", nargs="+", type=int, default=[500, 1_000])
-    parser.add_argument("--epsilons", nargs="+", type=float, default=[0.5, 1.0, 3.0, 1000.0])
-    parser.add_argument("--seed", type=int, default=300)
+    parser.add_argument("--epsilons", nargs="+", type=float, default=[0.1, 0.25, 0.5, 1.0, 3.0, 8.0, 1000.0])
+    parser.add_argument("--seed", type=int, default=500)
     chosen = parser.parse_args(given)
     done = read(RESULTS, Row) if RESULTS.exists() else []
     for row in wanted(chosen.data, chosen.users, chosen.epsilons, chosen.seed):

@@ -214,7 +214,8 @@ def _linear(
     there = linear_split(np.zeros(len(standards.centre)), shape)
     chosen = careful(replace(LINEAR, rounds=plan.rounds), found.degrees, users, mu_squared - spent)
     turned = replace(standards, coordinates=found)
-    looked = max(plan.rounds // LOOKED, 1) if plan.otherwise is not None else None
+    several = plan.otherwise is not None and plan.rounds > 1  # after the only round there is nothing to turn to
+    looked = max(plan.rounds // LOOKED, 1) if several else None
 
     def disagree(updates: Sequence[Release]) -> bool:
         return len(updates) == looked and not classes_agree(updates, users, variation)
