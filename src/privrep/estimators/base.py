@@ -1,4 +1,4 @@
-"""What the scikit-learn faces of privrep share: fitting, saving and loading, and checks of what they are given."""
+"""The common part of privrep's scikit-learn faces: fitting, saving and loading, and checks of what they are given."""
 
 from __future__ import annotations
 

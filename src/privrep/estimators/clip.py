@@ -42,7 +42,7 @@ from privrep.users.memory import InMemoryUsers
 
 @dataclass(frozen=True)
 class ClipPlan:
-    """What a fit will do: public facts."""
+    """Public facts of a fit to come."""
 
     users: int
     mechanism: Mechanism

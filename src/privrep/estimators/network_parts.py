@@ -1,4 +1,4 @@
-"""What the parameters of `Centaur` come to: the modules that are trained, and the public features of rows."""
+"""Modules that are trained and public features of rows, from the parameters of `Centaur`."""
 
 from __future__ import annotations
 

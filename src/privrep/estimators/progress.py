@@ -27,7 +27,7 @@ class Bar:
 
     @property
     def visible(self) -> bool:
-        """Whether anyone sees it: elsewhere than on a terminal nothing is computed for it."""
+        """Return whether anyone sees it: elsewhere than on a terminal nothing is computed for it."""
         return not self._shown.disable
 
     def begin(self, what: str, total: int) -> None:

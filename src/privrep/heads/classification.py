@@ -168,9 +168,11 @@ def fit_class_own(X: Array, signs: Floats, loss: Loss, scale: Array, intercept: 
 
 
 _Own = tuple[Floats, Array, Array, NDArray[np.bool_]]
-"""A user's classifier beside the frequencies: what it adds to the output of each row, left out, (outputs, m, users),
-its
-weights (users, outputs, d), its offset (users, outputs), and which users' numbers overflowed."""
+"""Users' classifiers beside the frequencies.
+
+What each adds to the outputs of left-out rows, (outputs, m, users). Its weights, (users, outputs, d), and its offset,
+(users, outputs). And which users' numbers overflowed.
+"""
 
 
 def _fit_least_squares(rows: Array, signs: Floats, loss: Loss, intercept: bool) -> _Own:

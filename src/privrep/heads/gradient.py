@@ -28,19 +28,19 @@ def labels_of(y: NDArray[Any], classes: int) -> Tensor:
 
 
 def row_weights(labels: Tensor) -> Tensor:
-    """(..., rows): one over the number of a user's rows, zero where there is none."""
+    """Return one over the number of a user's rows for each row, (..., rows), zero where there is none."""
     present = (labels >= 0).to(torch.float32)
     return present / present.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """The mean over one user's rows, (rows, classes) and (rows,); zero if it has none."""
+    """Return the mean over one user's rows, scores (rows, classes) and labels (rows,); zero if it has none."""
     each = torch.log_softmax(scores, dim=-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     return -(each * row_weights(labels)).sum(dim=-1)
 
 
 def scores_gradient(scores: Tensor, labels: Tensor) -> Tensor:
-    """Of the mean cross-entropy of each user, in its scores (users, rows, classes); takes over `scores`."""
+    """Return the gradient of users' mean cross-entropy in scores (users, rows, classes), in their place."""
     result = torch.softmax(scores, dim=-1)
     marked = torch.zeros_like(result).scatter_(-1, labels.clamp(min=0)[..., None], 1.0)
     return result.sub_(marked).mul_(row_weights(labels)[..., None])
@@ -50,7 +50,7 @@ class HeadRule(Protocol):
     """How users make their heads in a round, given the shared part."""
 
     def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
-        """(users, size), from the public start (size,), on Z (users, rows, rank); each user's by its own rows."""
+        """Fit heads (users, size) from a public start (size,) on Z (users, rows, rank), each by its user's own rows."""
         ...
 
 
@@ -72,7 +72,7 @@ class HeadFit:
             )
 
     def fit(self, start: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
-        """(users, size): the heads, from `start` (size,) or (users, size), on Z (users, rows, rank).
+        """Fit heads (users, size) from `start`, (size,) or (users, size), on Z (users, rows, rank).
 
         A user without rows keeps the start.
         """
@@ -90,7 +90,7 @@ class HeadFit:
 
 
 def is_linear(head: FlatModule) -> bool:
-    """Whether the head is one nn.Linear, all of it trainable: then formulas replace automatic differentiation."""
+    """Return whether the head is one nn.Linear, all of it trainable: then formulas replace differentiation."""
     return type(head.module) is nn.Linear and len(head.shapes) == len(list(head.module.parameters()))
 
 
@@ -102,7 +102,7 @@ def linear_parts(heads: Tensor, head: FlatModule) -> tuple[Tensor, Tensor | None
 
 
 def head_scores(heads: Tensor, Z: Tensor, head: FlatModule) -> Tensor:
-    """(users, rows, classes): each user's rows through its own head."""
+    """Return each user's rows through its own head, (users, rows, classes)."""
     if is_linear(head):
         weight, bias = linear_parts(heads, head)
         return torch.bmm(Z, weight.mT) if bias is None else torch.baddbmm(bias, Z, weight.mT)
@@ -129,7 +129,7 @@ def _any_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) ->
 
 
 def representation_gradient(heads: Tensor, Z: Tensor, labels: Tensor, head: FlatModule) -> Tensor:
-    """(users, rows, rank): of each user's mean cross-entropy, in its representations, its head fixed."""
+    """Return the gradient of each user's mean cross-entropy in its representations, (users, rows, rank)."""
     if is_linear(head):
         weight, _ = linear_parts(heads, head)
         return torch.bmm(scores_gradient(head_scores(heads, Z, head), labels), weight)

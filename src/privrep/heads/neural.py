@@ -92,7 +92,7 @@ class HeadLosses:
 
 
 class LearnedPart(Protocol):
-    """What heads need of the shared part: how rows look through it, and how users fare by each kind of head."""
+    """A shared part as heads see it: how rows look through it, and how users fare by each kind of head."""
 
     @property
     def classes(self) -> int: ...
@@ -119,7 +119,7 @@ class OwnHeads:
     own: Singles  # (heads alone, features, classes)
 
     def scores(self, learned: LearnedPart, rows: Singles, users: NDArray[np.int64]) -> Singles:
-        """(rows, classes) of rows of the users at these positions."""
+        """Return scores (rows, classes) of rows (rows, columns) of the users at these positions, (rows,)."""
         result = np.empty((len(rows), learned.classes), dtype=np.float32)
         step = max(NUMBERS_AT_ONCE // max(self.own.shape[1] * learned.classes, 1), 1)
         for start in range(0, len(rows), step):
@@ -196,7 +196,7 @@ def _no_rows(users: int, features: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def first_rows(table: UserTable, most: int) -> UserTable:
-    """The table with the first so many rows of each user."""
+    """Return the table with the first rows of each user, at most so many."""
     if not len(table.sizes) or table.sizes.max() <= most:
         return table
     place = np.arange(table.n_rows) - np.repeat(table.offsets[:-1] - table.offsets[0], table.sizes)

@@ -161,10 +161,10 @@ def fit_mixed(
     for _ in range(iterations):
         before = np.append(np.diag(spread), noise)
         inverse = np.linalg.inv(m.inner + noise * np.linalg.inv(spread))
-        lever = np.einsum("spn,nsr->rpn", m.across, inverse)
+        lever = np.stack([sum(m.across[s] * inverse[:, s, r] for s in range(q)) for r in range(q)])
         whole = gram - (lever @ m.across.transpose(0, 2, 1)).sum(axis=0) + little
-        fixed = np.linalg.solve(whole, right - np.einsum("rpn,nr->p", lever, m.part))
-        left = m.part - np.einsum("p,rpn->nr", fixed, m.across)
+        fixed = np.linalg.solve(whole, right - sum(lever[r] @ m.part[:, r] for r in range(q)))
+        left = m.part - np.stack([fixed @ across for across in m.across], axis=1)
         own = (inverse @ left[:, :, None])[:, :, 0]
         fit = square - (2 * fixed @ right - fixed @ gram @ fixed) / table.n_rows
         fit += float((own * ((m.inner @ own[:, :, None])[:, :, 0] - 2 * left)).sum()) / table.n_rows

@@ -40,7 +40,7 @@ CHANCE = 1.5  # times what directions that point anywhere add up to, which it mu
 
 @dataclass(frozen=True, eq=False)
 class Scatter:
-    """Of each user: how its rows vary within its classes, and how the means of its classes vary."""
+    """The scatter of each user's rows within its classes, and the scatter of the means of its classes."""
 
     rows_per_user: int
     classes: int
@@ -98,7 +98,14 @@ def classes_agree(updates: Sequence[Release], users: int, variation: Variation) 
 
 
 def directions(run: Run, step: Scatter, rank: int, mu_squared: float) -> Array:
-    """(d, rank): along which classes' means differ most, for how rows vary within classes; of about unit size."""
+    """Return directions (d, rank) of about unit size, along which classes' means differ most, for how rows vary within.
+
+    Args:
+        run: whose users are asked, in one page.
+        step: what they compute.
+        rank: how many directions.
+        mu_squared: what the page spends.
+    """
     d = run.users.facts.features - step.raw
     query = Query(Bound(DIRECTION_ONLY, packed_size(d), acute=True), mu_squared / 2)
     released = run.release("scatter", step, {"within": query, "between": query})

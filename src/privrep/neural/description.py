@@ -37,7 +37,7 @@ FIRST_KINDS = 19  # of heads, when folders began to hold what users lose by each
 
 
 class Parameters(Protocol):
-    """What a fit was asked for: the parameters of `Centaur`."""
+    """The parameters of `Centaur`: a fit was asked for these."""
 
     representation: Any
     head: Any

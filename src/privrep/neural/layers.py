@@ -82,7 +82,13 @@ def public_projection(features: int, kept: int) -> nn.Linear:
 
 
 def directions_split(centre: Array, basis: Array, shape: Shape) -> Split:
-    """A linear layer of released directions, and linear heads."""
+    """Return a linear layer of released directions on centred rows, and a linear head.
+
+    Args:
+        centre: (features,), public.
+        basis: the directions, (features, rank).
+        shape: of the problem.
+    """
     layer = nn.Linear(basis.shape[0], basis.shape[1], bias=False)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(basis.T.astype(np.float32)))

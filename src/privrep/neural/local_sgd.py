@@ -76,8 +76,10 @@ def cut_batches(rows_per_user: int, batch: int | None, epochs: int) -> Iterator[
 
 
 Top = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""The slope of SEVERAL users' batch: (outputs (users, b, size), labels (users, b), own (users, ...)) -> the gradient
-of each user's mean loss in its outputs, zero for rows that are absent."""
+"""The slope of a batch of several users: the gradient of each user's mean loss in its outputs.
+
+It takes outputs (users, b, size), labels (users, b) and what is users' own (users, ...). Absent rows have zero.
+"""
 
 
 def stack_sgd(

@@ -1,4 +1,4 @@
-"""What a network that was given could share, and the parts of it that are made here: frozen maps and linear heads."""
+"""The parts of a given network that users could share, and those made here: frozen maps and linear heads."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ADAPTER_RANKS = (8, 4, 2, 1)
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """What is shared and in how many rounds, and why."""
+    """The part that is shared, in how many rounds, and why."""
 
     share: Share
     parameters: int
@@ -46,13 +46,20 @@ def signal(users: int, mu: float, rounds: int, parameters: int) -> float:
 
 
 def most_parameters(users: int, mu: float, rounds: int, least: float = LEAST_SIGNAL) -> int:
-    """How many shared numbers have at least this signal."""
+    """Return how many shared numbers have at least this signal.
+
+    Args:
+        users: how many there are.
+        mu: of the budget.
+        rounds: over which it is spread.
+        least: the signal.
+    """
     return int((users * mu / 2) ** 2 / (rounds * least))
 
 
 @dataclass(frozen=True)
 class Options:
-    """What could be shared: sizes, all of them public."""
+    """The parts that could be shared: sizes, all of them public."""
 
     classes: int
     features: int  # of the public map, or of the rows, or of the frozen representation
@@ -63,7 +70,15 @@ class Options:
 
 
 def plan_sharing(offer: Options, users: int, mu: float, share: Share, rounds: int | None = None) -> SharingPlan:
-    """The largest part that the budget can carry: a representation as a whole, its adapters, or a linear layer."""
+    """Return the largest part that the budget can carry: a whole representation, its adapters, or a linear layer.
+
+    Args:
+        offer: what could be shared.
+        users: how many there are.
+        mu: of the budget.
+        share: what is asked for.
+        rounds: how many are asked for; None leaves it to the plan.
+    """
     wanted = rounds or ROUNDS
     if share == "all":
         if offer.whole is None:

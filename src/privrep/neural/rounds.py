@@ -49,7 +49,7 @@ HALF = Bound(0.5, 1)  # of what a user says of its update's length: one half if 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Of the rounds. The defaults are the CENTAUR paper's for EMNIST; all are public and fixed beforehand."""
+    """Settings of the rounds, public and fixed beforehand. The defaults are for EMNIST, by Shen et al. (2023)."""
 
     rounds: int = 40
     clip: float = 0.25
@@ -117,7 +117,15 @@ class TrainedWeights:
 def local_step(
     split: Split, weights: Singles, head_start: Singles, settings: TrainingSettings, rows_per_user: int
 ) -> GradientStep | LocalSgdStep:
-    """What users do in a round: one pass for all where they take one step on all their rows, if the layers allow it."""
+    """Return what users do in a round: one pass for all, where they take one step on all rows and the layers allow it.
+
+    Args:
+        split: representation and head.
+        weights: shared ones, (size,).
+        head_start: weights at which heads start, (head size,).
+        settings: of the rounds.
+        rows_per_user: rows of a user that count.
+    """
     common = (split, weights, head_start, settings.head_fit, settings.step_size, rows_per_user)
     once = settings.epochs == 1 and (settings.batch is None or settings.batch >= rows_per_user)
     if once and find_obstacle(split) is None:
@@ -134,7 +142,7 @@ def train(
     name: str = "round",
     abandon: Abandon | None = None,
 ) -> TrainedWeights:
-    """All rounds, from public weights. `make_step(weights)` is what users do; it sends contributions named "update".
+    """Run all rounds from public weights `start`, (size,). Users do `make_step(weights)`, whose "update" they send.
 
     `abandon` hears the released updates after each round, and says whether that was the last.
 

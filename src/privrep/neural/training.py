@@ -91,16 +91,16 @@ LINEAR = TrainingSettings(
     momentum=0.5,
     normalise=True,
 )
-"""Of a linear layer in coordinates of `curvature`, the length of updates relative to the length of rows there.
+"""Settings of a linear layer in coordinates of `curvature`; the clip is relative to the length of rows there.
 
 Updates of one length need no bound that follows them. Such a bound was mostly noise where budgets are small.
 """
 
 PLAIN = replace(LINEAR, clip=0.2, server_rate=50.0, normalise=False, quantile=0.5, quantile_rate=1.0, settle=0.5)
-"""Of a linear layer in the features' own coordinates: what settings that are asked for start from."""
+"""Settings of a linear layer in the features' own coordinates; those that are asked for start from them."""
 
 WHOLE = TrainingSettings(rounds=16, clip=0.05, step_size=0.1, server="momentum", server_rate=1.0, quantile=0.5)
-"""Of a representation, or of adapters on one."""
+"""Settings of a representation, or of adapters on one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class MeanRow:
 
 @dataclass(frozen=True, eq=False)
 class SharedPart:
-    """What a fit makes public, and how heads see rows through it."""
+    """The public part of a fit, and how heads see rows through it."""
 
     fills: ClassVar[type] = View  # what fields of steps that travel declare
     plan: SharingPlan
@@ -170,7 +170,15 @@ def learn(
     shape: Shape,
     settings: TrainingSettings | None = None,
 ) -> SharedPart:
-    """All pages, in order. `given` is the representation and head to share, where the plan is not a linear layer."""
+    """Learn the shared part, page by page.
+
+    Args:
+        run: whose users are asked.
+        plan: what is shared.
+        given: the representation and head to share, where the plan is not a linear layer.
+        shape: of the problem.
+        settings: of the rounds, where they were asked for.
+    """
     total, own = run.ledger.capacity, run.users.facts.features - shape.raw
     if plan.share == "nothing":
         empty = linear_split(np.zeros(own), shape)
@@ -288,7 +296,14 @@ def _step(
 
 
 def share_of_round(run: Run, settings: TrainingSettings, mu_squared: float, others: float) -> float:
-    """What each round may spend; of samples more, since they cost less."""
+    """Return what each round may spend, of mu squared. Samples get more, since they cost less.
+
+    Args:
+        run: with its ledger.
+        settings: of the rounds.
+        mu_squared: what all rounds may spend.
+        others: what the other pages spend.
+    """
     if settings.rate == 1:
         return mu_squared / settings.rounds
     multiplier = plan_noise_multiplier(run.ledger.budget, settings.rate, settings.rounds, others)

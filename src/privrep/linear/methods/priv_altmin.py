@@ -244,7 +244,9 @@ def paper_altmin(
 
 @dataclass(frozen=True)
 class NormalEquations:
-    """A = sum W W^T and b = sum r W for the move of U that explains users' residuals r, with W = vec(z v^T).
+    """Normal equations for the move of U that explains users' residuals r.
+
+    They are A = sum W W^T and b = sum r W, with W = vec(z v^T).
 
     A move within the span of U changes nothing. So rows z are taken in coordinates of `outside`, an orthonormal basis
     of all that is orthogonal to U. Residuals and heads in b come from fits that leave the row out, so that every row is
