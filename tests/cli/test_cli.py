@@ -360,7 +360,7 @@ def test_a_killed_fit_is_continued_by_the_same_command(
         "import os, sys\n"
         "from privrep import cli\n"
         "from privrep.cli.console import Bar\n"
-        "Bar.page = lambda bar, name: os._exit(9) if name == 'round-1' else None\n"
+        "Bar.page = lambda bar, name, epsilon: os._exit(9) if name == 'round-1' else None\n"
         "cli.main(sys.argv[1:])\n"
     )
     assert subprocess.run([sys.executable, "-c", die, *command, str(out)]).returncode == 9
@@ -396,7 +396,7 @@ def test_a_fit_that_was_killed_while_it_claimed_its_folder_is_not_stuck(
 def test_ctrl_c_tells_how_to_continue(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(bar: object, name: str) -> None:
+    def interrupt(bar: object, name: str, epsilon: float) -> None:
         raise KeyboardInterrupt
 
     command = ["fit", tables / "users.csv", *COLUMNS, *BUDGET, "--out", tmp_path / "model"]
@@ -1412,7 +1412,7 @@ def test_ratings_too_few_to_learn_from(tmp_path: Path, capsys: pytest.CaptureFix
 def test_ctrl_c_in_a_fit_of_ratings(
     ratings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(bar: object, name: str) -> None:
+    def interrupt(bar: object, name: str, epsilon: float) -> None:
         raise KeyboardInterrupt
 
     command = ["fit", ratings / "ratings.csv", *RATINGS, "--out", tmp_path / "model"]

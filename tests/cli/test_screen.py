@@ -224,7 +224,7 @@ def test_both_signals_say_the_same_and_the_run_is_continued(
     out = tmp_path / "model"
     fit = ["fit", folder / "users.csv", *FIT, "--out", out]
     with monkeypatch.context() as patched:
-        patched.setattr(Bar, "page", lambda bar, page: os.kill(os.getpid(), number))
+        patched.setattr(Bar, "page", lambda bar, page, epsilon: os.kill(os.getpid(), number))
         found, said, err = run(capsys, *fit)
     kept = f"{out} keeps what was done: run the same command to continue; nothing is spent twice."
     assert (found, said, err) == (code, "", f"privrep: stopped; {kept}\n")

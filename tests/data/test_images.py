@@ -245,7 +245,7 @@ def test_deep_images_are_refused(tmp_path):
 def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
     args = parquet(tmp_path / "a.parquet")
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputError, match=r"install privrep\[torch\]"):
+    with pytest.raises(InputError, match=r"install --constraint constraints.txt .\.\[torch\]"):
         read_image_parquet(*args)
 
 

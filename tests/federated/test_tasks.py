@@ -267,7 +267,7 @@ def test_what_is_wrong_with_a_file_is_one_sentence_without_its_values(tmp_path: 
     for found in (missing, secret):
         for kind in ("csv", "parquet"):
             path = write(found, tmp_path / f"bad.{kind}")
-            for use in (task.facts, lambda path: task.open(path).__enter__()):
+            for use in (task.read_facts, lambda path: task.open(path).__enter__()):
                 with pytest.raises(InputError, match="x3") as caught:
                     use(path)
                 assert "secret-value" not in str(caught.value)

@@ -178,7 +178,7 @@ def test_efficientnet_features_of_images():
 def test_missing_packages_are_named(monkeypatch):
     images = np.zeros((1, 32, 32, 3), np.uint8)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(InputError, match=r"install privrep\[torch\]"):
+    with pytest.raises(InputError, match=r"install --constraint constraints.txt .\.\[torch\]"):
         efficientnet_features(images)
     monkeypatch.undo()
     pytest.importorskip("torch")

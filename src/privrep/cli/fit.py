@@ -17,8 +17,6 @@ from privrep.cli.fit_request import BESIDES, FitRequest, in_keys, refuse_options
 from privrep.cli.fit_table import check_out, learn_table, standing, summarise, undecided
 from privrep.cli.streams import readable
 from privrep.cli.tables import list_left_out
-from privrep.data.categories import name_arrow_label_kind
-from privrep.data.files import find_format, read_schema
 from privrep.errors import InputError
 from privrep.linear.registry import DEFAULT
 from privrep.schema.standard import STANDARD
@@ -228,7 +226,8 @@ def _values(request: FitRequest) -> tuple[tuple[str, ...], dict[str, Categories]
 
 def _classes(request: FitRequest) -> Categories:
     """Return the classes that are known beforehand; of classes to be selected, one that shows their kind."""
-    from privrep.data.files import require_column
+    from privrep.data.categories import name_arrow_label_kind
+    from privrep.data.files import find_format, read_schema, require_column
     from privrep.data.readers import BATCH_BYTES
 
     table, names = request.table, request.targets
@@ -269,7 +268,7 @@ def _source(
         lists: of values, as far as they are declared.
         classes: of labels.
     """
-    from privrep.data.files import require_column
+    from privrep.data.files import find_format, read_schema, require_column
     from privrep.data.missing import IMPUTE, Missing
     from privrep.data.readers import BATCH_BYTES, TableSource
 

@@ -31,7 +31,6 @@ from privrep.cli.options import (
 from privrep.cli.streams import readable, shown_output
 from privrep.cli.tables import as_id, check_file, id_kind, open_table, say_joined, suffix_of
 from privrep.cli.weights import ColumnNames, write_weights
-from privrep.data.missing import make_indicator_names
 from privrep.errors import InputError
 from privrep.schema.standard import STANDARD
 
@@ -302,6 +301,7 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
     import numpy as np
 
     from privrep.data import categories
+    from privrep.data.missing import make_indicator_names
     from privrep.heads.fitting import make_newcomer_heads
 
     d = len(fitted.representation.scale)
