@@ -29,20 +29,6 @@ settings.load_profile("privrep")
 Users = list[tuple[np.ndarray, np.ndarray]]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share a fixture of their file in one process, for `-n 2 --dist loadgroup`.
-
-    All others go to any process. Groups are handed out first, so that all processes end at about the same time.
-    """
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        info = getattr(item, "_fixtureinfo", None)
-        fixtures = [one for found in info.name2fixturedefs.values() for one in found] if info else []
-        if any(one.baseid == file and one.scope != "function" for one in fixtures):
-            item.add_marker(pytest.mark.xdist_group(file))
-
-
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> None:
     """Tiny products are slower on several threads, and much slower where other processes use these cores."""
