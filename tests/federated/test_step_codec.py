@@ -284,9 +284,6 @@ NETWORKS: dict[str, tuple[int, Callable[[Run], None]]] = {
 }
 
 
-pytestmark = pytest.mark.xdist_group("tests/federated/test_step_codec.py")  # they share the fits of `asked`
-
-
 @cache
 def asked(name: str) -> Users:
     """The users of a fit that is over."""
