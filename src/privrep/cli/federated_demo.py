@@ -65,10 +65,12 @@ class Outcome:
 
 
 def run_demo(out: Path, *, say: Say, overwrite: bool = False) -> Outcome:
-    """Fill a folder: keys, a file of rows for each node, and the folders of the server and of the nodes.
+    """Run a whole federation on made-up rows on this machine, and return how it compares with one place.
+
+    The folder gets keys, a file of rows for each node, and the folders of the server and of the nodes.
 
     Args:
-        out: the folder.
+        out: the folder; an earlier demo in it is deleted, anything else is refused.
         say: hears what happens.
         overwrite: whether an earlier demo there is replaced.
     """

@@ -218,6 +218,7 @@ def _holders(source: TableSource, names: list[str], workdir: Path | None) -> tup
 
 
 def _check_rank(config: Config, features: int) -> None:
+    """Raise InputError if --rank is above the number of features that could be named; ratings have no such limit."""
     if config.rank is not None and config.rank > features and not config.ratings:
         raise InputError(
             f"--rank must be at most the number of features that could be named, "

@@ -359,11 +359,11 @@ def check_unknown_users(unknown_users: str) -> bool:
 
 
 def find_or_warn(ids: NDArray[Any], groups: Groups, stacklevel: int = 4) -> NDArray[np.int64]:
-    """Return where the users of these rows are among those who have heads; -1, with a warning, for one who is not.
+    """Return the position of each row's user among those who have heads, (rows,); -1 and a warning for strangers.
 
     Args:
-        ids: the users who have heads.
-        groups: the user of each row.
+        ids: the users who have heads, (users,).
+        groups: the user of each row, (rows,).
         stacklevel: how many calls above this one the warning points to.
     """
     positions = find_users(ids, groups)

@@ -27,9 +27,9 @@ from privrep.data.table import UserTable, find_users
 from privrep.estimators.base import warn_of_budget
 from privrep.estimators.network_parts import (
     ON_FEATURES,
-    as_array,
     columns_of,
     counted_map,
+    list_classes,
     map_of,
     plan_for,
     trained_modules,
@@ -198,7 +198,7 @@ class Centaur(ClassifierMixin, BaseEstimator):
     def _begin(self, users: int, features: int) -> SharingPlan:
         """Return the plan that follows from public sizes; set the features of rows, and claim the folder, if any."""
         plan, known = self.planned(users, features), check_classes(self.classes, self.head)
-        self.classes_ = as_array(known)
+        self.classes_ = list_classes(known)
         self.n_features_in_, self.map_ = features, map_of(self, plan, features)
         self.described_ = describe(self, plan, users, features)
         if self._folder is not None:
@@ -305,7 +305,7 @@ class Centaur(ClassifierMixin, BaseEstimator):
             given = arguments(saved.described, where.path, representation, head, features)
         model, wanted = cls(**given, cache=cache), int(saved.described["feature_count"])
         model.n_features_in_, known = wanted, check_classes(model.classes, model.head)
-        model.classes_ = as_array(known)
+        model.classes_ = list_classes(known)
         model.described_ = {name: value for name, value in saved.described.items() if name != PERSONAL}
         model.map_ = map_of(model, plan, wanted)
         own = wanted if model.map_ is None else model.map_.size

@@ -169,6 +169,6 @@ def columns_of(rows: NDArray[np.float32], raw: int, map_: FeatureMap | None) -> 
     return np.concatenate([rows, own], axis=1) if raw else own
 
 
-def as_array(classes: int | list[Hashable]) -> NDArray[Any]:
-    """Return the classes, in the order of their scores."""
+def list_classes(classes: int | list[Hashable]) -> NDArray[Any]:
+    """Return the labels of classes, (classes,), in the order of their scores; a number stands for 0, 1, ..."""
     return np.arange(classes) if isinstance(classes, int) else np.asarray(classes)

@@ -234,7 +234,10 @@ def _guess_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float
 
 
 def _guess_label_sizes(panel: Panel, full: bool, each: float) -> dict[str, tuple[float, float]]:
-    """Return the guesses of `_guess_sizes` for labels, whose rows pull with about PULL and weigh WEIGHT each.
+    """Guess how large users' gradients are where targets are labels, whose rows pull with about PULL each.
+
+    The result has, for slopes ("within") and for levels ("between"), the norm of a user's gradient, and that norm over
+    the curvature, where a row weighs WEIGHT.
 
     Where sizes of features are not known either, gradients of slopes count by their direction alone. A user whose
     labels are all unlikely pulls at the level as far as its own level goes. The more of that pull is cut off, the more

@@ -59,7 +59,7 @@ def inspect_margin(folder: ModelFolder) -> Inspection:
         (
             *make_privacy_sections(report, str(folder.path), COVERED),
             describe_unprotected(report, [_DECLARED]),
-            Section("The method", tuple(_method(config))),
+            Section("The method", tuple(_describe_method(config))),
             Section("The model", tuple(_model(described, folder))),
         ),
         [{"name": each.name, "epsilon": each.epsilon, "share": each.share} for each in spent],
@@ -67,8 +67,8 @@ def inspect_margin(folder: ModelFolder) -> Inspection:
     )
 
 
-def _method(config: Described) -> list[str]:
-    """Return how the representation was chosen."""
+def _describe_method(config: Described) -> list[str]:
+    """Return two sentences on how the representation was chosen, from what the folder describes."""
     first, second = config["classes"]
     return [
         f"The exponential mechanism over representations: {config['rounds']:,} rounds, each of "

@@ -64,13 +64,15 @@ def keep_user(batch: UserBatch, row: int) -> UserBatch:
 
 
 def choose_batch_size(rows_per_user: int, features: int, floats_per_user: int, expected: float | None = None) -> int:
-    """Return how many users one call takes: as many as NUMBERS and VECTOR_NUMBERS allow.
+    """Return how many users one call of a step takes, at least 1: as many as fit into two limits of memory.
+
+    The rows of all of them have at most NUMBERS numbers, and their vectors at most VECTOR_NUMBERS.
 
     Args:
         rows_per_user: rows of each user in a call.
         features: numbers of a row.
         floats_per_user: numbers that a step holds of each user.
-        expected: size of a sample. Its calls take no more users than fill their rows well.
+        expected: number of users in a sample, on average; a call has places for at most this over LOAD.
     """
     size = min(NUMBERS // max(rows_per_user * features, 1), VECTOR_NUMBERS // max(floats_per_user, 1))
     return max(size if expected is None else min(size, int(expected / LOAD)), 1)
