@@ -15,11 +15,35 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
+from privrep.data import categories as one_hot
 from privrep.data import readers, sources
 from privrep.data.categories import check_lists
 from privrep.data.readers import TableSource, read_checked_batches, read_table
 from privrep.data.table import UserTable
 from privrep.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def categories_are_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read rows with few categories as those with many."""
+    monkeypatch.setattr(one_hot, "MOST_DENSE", 0)
+
+
+def test_rows_with_few_features_are_dense_and_those_with_many_or_of_items_sparse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_hot, "MOST_DENSE", 3)
+    path = tmp_path / "few.csv"
+    path.write_text("user,y,x,c\n1,2,0.5,a\n1,3,1.5,b\n")
+    few, many = (
+        TableSource(path, "user", "y", ("x",), categories={"c": listed}) for listed in (["a", "b"], list("abc"))
+    )
+    assert not few.is_sparse
+    assert many.is_sparse
+    assert read_table(few).X.tolist() == [[0.5, 1.0, 0.0], [1.5, 0.0, 1.0]]
+    assert read_table(many).X.toarray().tolist() == [[0.5, 1.0, 0.0, 0.0], [1.5, 0.0, 1.0, 0.0]]
+    assert replace(few, items=True).is_sparse
+    assert not replace(many, dense=True).is_sparse
 
 
 def frame(rows: int = 40, features: int = 3, seed: int = 0, dtype: Any = np.float64) -> pd.DataFrame:

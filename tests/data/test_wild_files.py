@@ -65,7 +65,7 @@ def test_latin_1_is_said_and_read(tmp_path: Path) -> None:
     )
     table = read_table(source)
     assert table.ids.tolist() == ["Jürgen", "Zoë"]
-    assert table.X.toarray().tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert table.X.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize("late", [0, 1 << 17])
@@ -214,10 +214,10 @@ def test_categories_with_gaps_and_numbers(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": [1, 1, 1], "y": [0.0] * 3, "c": [6.0, None, 7.0]}), tmp_path / "t.parquet")
     for listed in ([6, 7], ["6", "7.0"]):
         table = read_table(TableSource(tmp_path / "t.parquet", "user", "y", (), categories={"c": listed}))
-        assert table.X.toarray().tolist() == [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]
+        assert table.X.tolist() == [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]
     (tmp_path / "t.csv").write_text('user,y,c\n1,0,NA\n1,0,"NA"\n1,0,a\n')
     for listed, wanted in ((["a"], [[0.0], [0.0], [1.0]]), (["NA"], [[1.0], [1.0], [0.0]])):
         table = read_table(TableSource(tmp_path / "t.csv", "user", "y", (), categories={"c": listed}))
-        assert table.X.toarray().tolist() == wanted
+        assert table.X.tolist() == wanted
     dense = read_table(TableSource(tmp_path / "t.csv", "user", "y", (), categories={"c": ["a"]}, dense=True))
     assert isinstance(dense.X, np.ndarray)

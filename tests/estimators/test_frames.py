@@ -320,11 +320,11 @@ def test_columns_of_a_frame() -> None:
     assert (numbers, categories) == (("decimal", "flag", "small"), ("code", "text"))
     rows = read_rows(frame, numbers, {"code": (6,), "text": ()}, may_miss=True)
     np.testing.assert_array_equal(rows.values[:, :3], [[1.0, 1.0, 1.0], [2.0, np.nan, 2.0]])
-    assert rows.encode(rows.values, {"code": (6,), "text": ("8",)}).toarray()[:, 3:].tolist() == [
+    assert rows.encode(rows.values, {"code": (6,), "text": ("8",)})[:, 3:].tolist() == [
         [0.0, 0.0],
         [1.0, 1.0],
     ]
-    more = rows.encode(np.column_stack([rows.values, [8.0, 9.0]]), {"code": (6,)}).toarray()
+    more = rows.encode(np.column_stack([rows.values, [8.0, 9.0]]), {"code": (6,)})
     assert more[:, 2:].tolist() == [[1.0, 8.0, 0.0], [2.0, 9.0, 1.0]]  # numbers that were added come after numbers
     assert rows.keys("code", rows.values[::-1]).to_pylist() == [6, 5]
     assert read_frame(np.zeros((2, 2))) is None

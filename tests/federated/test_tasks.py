@@ -144,6 +144,7 @@ def fitted(task: TableTask, path: Path, out: Path) -> models.Model:
     """What `privrep fit` makes of one file (see `cli.fit_table.learn_table`)."""
     columns = task.columns
     lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
+    lists |= {"items": task.config.ratings}
     source = TableSource(path, columns.user, columns.targets, columns.features, **lists)
     with StreamingUsers.open(source) as users:
         model = learn(users, task.config, folder=out, columns=columns)

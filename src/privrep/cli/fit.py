@@ -282,6 +282,7 @@ def _source(
         listed[name] = lists.get(name) or ((0,) if whole else ("",))
     numeric = request.features if request.item is None else ()
     how: Any = {"numeric": request.numeric, "dialect": request.dialect, "weight": request.weight}
+    how |= {"items": request.item is not None}
     as_text = request.user_as_text
     source = TableSource(table, request.user, request.targets, numeric, as_text, listed or None, classes, **how)
     policy = Missing(request.missing, indicator_places(source.numeric_names, request.missing_indicator))

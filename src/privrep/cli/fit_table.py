@@ -163,6 +163,7 @@ def learn_table(
                     "categories": (known.by_category if config.ratings else known.named) or None,
                     "classes": known.classes or None,
                     "dense": config.dense,
+                    "items": config.ratings,
                 }
                 listed = replace(source, features=known.features, **lists)
                 _check_rank(config, len(listed.feature_names))

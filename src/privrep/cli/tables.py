@@ -58,7 +58,7 @@ def open_table(
     classes = fitted.columns.classes if targets is not None else ()
     numbers = [*(names or ()), *(() if classes else targets or ())]  # the model says so
     how: Any = {"numeric": numbers, "dialect": dialect, "dense": fitted.config.dense}
-    how |= {"weight": weight, "missing": fitted.columns.policy}
+    how |= {"items": fitted.config.ratings, "weight": weight, "missing": fitted.columns.policy}
     source = TableSource(table, user, targets, names, text, categories, classes or None, **how)
     for remark in source.remarks:
         note(remark.replace(str(table), str(shown or table)))

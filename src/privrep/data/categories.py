@@ -21,6 +21,7 @@ from privrep.errors import InputError
 
 Categories = tuple[str | int, ...]  # all of one kind
 MOST_CLASSES = 1000
+MOST_DENSE = 128  # features of rows that are dense although some columns are categories
 
 
 def check_lists(given: Any, selected: bool = False) -> dict[str, Categories]:
@@ -217,6 +218,14 @@ def to_text(column: Any) -> Any:
     """Return a column of text, out of its dictionary, as Arrow's large_string."""
     decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     return decoded.cast(pa.large_string())
+
+
+def is_wide(features: int) -> bool:
+    """Return whether rows with columns of categories are kept sparse, from how many features there are in all.
+
+    Of dense rows a fit hears locations and correlations of all columns. Of sparse ones it hears sizes alone.
+    """
+    return features > MOST_DENSE
 
 
 def encode_one_hot(numeric: NDArray[Any], coded: NDArray[np.int32], sizes: Sequence[int]) -> Any:

@@ -71,7 +71,7 @@ class FrameRows:
             missing: which numbers have an indicator of missing values.
 
         Returns:
-            (rows, features), a csr_array where there are categories.
+            (rows, features), a csr_array where categories make many features.
         """
         p, last = len(self.numbers), len(self.numbers) + len(self.held)
         numbers = values[:, :p] if values.shape[1] == last else np.delete(values, np.s_[p:last], axis=1)
@@ -84,7 +84,7 @@ class FrameRows:
             places = np.append(np.asarray(one_hot.encode(self.held[name], listed)), -1)
             codes[:, j] = places[values[:, p + list(self.held).index(name)].astype(np.int64)]
         encoded = one_hot.encode_one_hot(numbers, codes, [len(listed) for listed in named.values()] or [0])
-        return encoded.toarray() if dense else encoded
+        return encoded if one_hot.is_wide(encoded.shape[1]) and not dense else encoded.toarray()
 
 
 def read_frame(X: Any) -> Frame | None:

@@ -208,6 +208,7 @@ def _describe_copy(source: TableSource, path: Path) -> TableSource:
     """
     coded = {name: range(len(listed)) for name, listed in (source.categories or {}).items()}
     more: Any = {"categories": coded, "weight": source.weight, "missing": source.missing, "dense": source.dense}
+    more |= {"items": source.items}
     return TableSource(path, source.user, source.target, source.numeric_names, **more)
 
 

@@ -61,6 +61,7 @@ class TableSource:
             file.
         dialect: how a CSV file is written. What it leaves open is found out.
         dense: makes rows dense even where there are categories.
+        items: whether the categories are items of ratings, whose rows are always sparse.
         weight: column of weights of rows, see `data.weights`.
         missing: what is done about missing features, see `data.missing`.
     """
@@ -75,6 +76,7 @@ class TableSource:
     numeric: Sequence[str] = ()
     dialect: Dialect | None = None
     dense: bool = False
+    items: bool = False
     weight: str | None = None
     missing: Missing = IMPUTE
     numeric_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -145,8 +147,8 @@ class TableSource:
 
     @property
     def is_sparse(self) -> bool:
-        """Return whether rows are made sparse: where there are categories."""
-        return bool(self._lists) and not self.dense
+        """Return whether rows are made sparse: where categories make many features."""
+        return bool(self._lists) and not self.dense and (self.items or one_hot.is_wide(len(self.feature_names)))
 
     @property
     def remarks(self) -> tuple[str, ...]:

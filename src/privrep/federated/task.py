@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from privrep.data.categories import check_classes, check_lists
+from privrep.data.categories import check_classes, check_lists, is_wide
 from privrep.data.readers import TableSource, read_checked_batches
 from privrep.data.table import UserTable
 from privrep.errors import InputError, missing_package
@@ -161,7 +161,7 @@ class TableTask:
 
     @property
     def sparse(self) -> bool:
-        return bool(self.columns.categorical)
+        return bool(self.columns.categorical) and (self.config.ratings or is_wide(self.features))
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings and columns as JSON values."""
@@ -204,6 +204,7 @@ class TableTask:
         columns = self.columns
         lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
         lists |= {"missing": columns.policy, "weight": columns.weight or None, "numeric": columns.features}
+        lists |= {"items": self.config.ratings}
         return TableSource(path, columns.user, columns.targets, columns.features, **lists)
 
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
