@@ -370,3 +370,11 @@ def test_frames_with_text_and_gaps(data: Data, tmp_path: Path) -> None:
     np.testing.assert_allclose(head.predict(frame[mine]), found[mine], rtol=1e-6)
     with pytest.raises(InputError, match=r"misses values of b \(\d+\), .* are refused"):
         quietly(PrivateFedRep(missing="refuse", **OPTIONS), frame, y, groups)
+
+
+def test_a_target_that_is_no_number_is_refused_without_its_value() -> None:
+    X, y = np.zeros((4, 1)), np.array(["1", "2", "12,50 EUR", "3"], dtype=object)
+    with pytest.raises(InputError, match="not numbers") as caught:
+        PrivateFedRep().fit(X, y, groups=[0, 0, 1, 1])
+    assert "EUR" not in str(caught.value)
+    assert caught.value.__suppress_context__

@@ -62,8 +62,13 @@ def check_features(estimator: Any, X: Any, *, reset: bool, missing: Missing = IM
 
 
 def check_numbers(y: Any, X: Any) -> Array:
-    """Return targets (rows,) or (rows, targets) of these rows, NaN where one is missing."""
-    y = check_array(plain(y), dtype=np.float64, ensure_2d=False, ensure_all_finite=False, input_name="y")
+    """Return targets (rows,) or (rows, targets) of these rows, NaN where one is missing. No refusal shows a value."""
+    try:
+        y = check_array(plain(y), dtype=np.float64, ensure_2d=False, ensure_all_finite=False, input_name="y")
+    except ValueError as error:
+        if "could not convert" not in str(error):
+            raise
+        raise InputError("y has values that are not numbers; correct them, or leave their rows out.") from None
     check_consistent_length(X, y)
     check_infinite_targets(y)
     return np.asarray(y)
