@@ -7,6 +7,7 @@ Users hold 40 images of 5 classes in proportions of their own, and are tested on
   mnist, fashion-mnist, cifar10   public features of edges
   digits                          MNIST's digits between others, in changing contrast and noise: edges
   permuted                        the same; every user has names of its own for the classes
+  mixed                           the same; every other user has names of its own
   cifar10 features                frozen EfficientNet-Lite0
 
 Methods: "default" is `Centaur`, all charged, noise SIMULATED from seeds; "nothing" is share="nothing"; "ridge" is each
@@ -37,13 +38,14 @@ from privrep.errors import NothingLearned
 from privrep.neural.features import Edges
 
 RESULTS = Path(__file__).parent / "results" / "image_users.csv"
-DATA = ("mnist", "fashion-mnist", "cifar10", "digits", "permuted", "cifar10 features")
+DATA = ("mnist", "fashion-mnist", "cifar10", "digits", "permuted", "mixed", "cifar10 features")
 TITLES = {
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
     "digits": "Digits between others",
     "permuted": "Digits, names by user",
+    "mixed": "Digits, names by half of users",
     "cifar10 features": "CIFAR-10, frozen network",
 }
 METHODS = ("nothing", "ridge", "pooled", "default")
@@ -107,13 +109,13 @@ def cluttered(pixels: NDArray[np.uint8], rng: np.random.Generator) -> Floats:
 @lru_cache(maxsize=2)
 def features_of(name: str, sources: Sources) -> tuple[Floats, NDArray[np.int64], Floats, NDArray[np.int64]]:
     """Return features of training and of test images, each of length one, and their classes."""
-    source = {"digits": "mnist", "permuted": "mnist", "cifar10 features": "cifar10"}.get(name, name)
+    source = {"digits": "mnist", "permuted": "mnist", "mixed": "mnist", "cifar10 features": "cifar10"}.get(name, name)
     parts, rng = images_of(source, sources), np.random.default_rng(7)
     found = []
     for part, images in zip(("train", "test"), parts, strict=True):
         if name == "cifar10 features":
             rows = encoded(part, sources)
-        elif name in ("digits", "permuted"):
+        elif name in ("digits", "permuted", "mixed"):
             rows = Edges(32, 32, 1, keep=256)(cluttered(images.pixels, rng))
         else:
             rows = Edges(*images.shape, keep=256)(images.rows(np.arange(len(images))))
@@ -129,14 +131,15 @@ def deal(name: str, users: int, rows: int, seed: int, sources: Sources) -> Users
     stock = [rng.permutation(np.flatnonzero(classes == c)) for c in range(CLASSES)]
     others, taken = [np.flatnonzero(test_classes == c) for c in range(CLASSES)], np.zeros(CLASSES, np.int64)
     place, labels, new, new_labels = [], [], [], []
-    for _ in range(users):
+    for number in range(users):
         held, often = rng.permutation(CLASSES)[:HELD], rng.dirichlet(3 * np.ones(HELD))
         mine, later = rng.choice(held, rows, p=often), rng.choice(held, TESTED, p=often)
         for c in mine:
             place.append(stock[c][taken[c] % len(stock[c])])
             taken[c] += 1
         new += [rng.choice(others[c]) for c in later]
-        names = rng.permutation(CLASSES) if name == "permuted" else np.arange(CLASSES)
+        own = name == "permuted" or (name == "mixed" and number % 2)
+        names = rng.permutation(CLASSES) if own else np.arange(CLASSES)
         labels.append(names[mine])
         new_labels.append(names[later])
     width = train.shape[1]

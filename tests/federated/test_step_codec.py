@@ -237,6 +237,18 @@ def network(share: str, run: Run, raw: int = 0, given: Any = None, rounds: int =
     learn(run, plan, given, Shape(3, 5, raw, ordered), settings)
 
 
+def halfway(run: Run) -> None:
+    from privrep.neural.layers import Shape, linear_split
+    from privrep.neural.mixed import BetterAlone, are_mixed
+    from privrep.neural.plan import SharingPlan
+    from privrep.neural.training import SharedPart, losses_of_nobody
+
+    features = run.users.facts.features
+    both, plan = linear_split(np.zeros(features), Shape(3, 5)), SharingPlan("linear", 3 * features, 4, 1.0, features)
+    part = SharedPart(plan, both, both.representation.weights(), np.zeros(features), 1.0, 0, losses_of_nobody())
+    are_mixed(run, BetterAlone(part, 5), 0.01, 4.0)
+
+
 def whole(run: Run, **options: Any) -> None:
     from privrep.neural.models import mlp
 
@@ -271,6 +283,7 @@ NETWORKS: dict[str, tuple[int, Callable[[Run], None]]] = {
     "linear": (10, lambda run: network("linear", run)),
     "linear, a bound that stays": (10, lambda run: network("linear", run, quantile=None)),
     "linear, after a look": (10, lambda run: network("linear", run, look=True)),
+    "linear, halfway": (10, lambda run: halfway(run)),
     "directions": (10, lambda run: network("directions", run)),
     "all": (14, whole),
     "all, several epochs": (14, lambda run: whole(run, epochs=2, batch=2)),
@@ -339,7 +352,7 @@ def test_every_array_of_the_list_declares_its_number_of_axes() -> None:
         for each, declared in travelling.fields_of(name).items()
         if any(travelling.fits(np.zeros((1,) * axes, kind), declared, name) for axes in (1, 2) for kind in "f?i")
     ]
-    assert len(arrays) == 76
+    assert len(arrays) == 77
 
 
 @dataclass(frozen=True)

@@ -240,9 +240,9 @@ def test_rounds_can_be_abandoned():
     """After that round nothing more is asked or charged."""
     heard = []
 
-    def enough(released):
-        heard.append(len(released))
-        return len(released) == 2
+    def go_on(released, weights):
+        heard.append((len(released), weights.shape))
+        return 0.0 if len(released) == 2 else 0.005
 
     run = run_on(population())
     step = network()
@@ -254,12 +254,14 @@ def test_rounds_can_be_abandoned():
         lambda weights: local_step(step, weights, step.head.weights(), settings, SLOTS),
         settings,
         0.01,
-        abandon=enough,
+        go_on=go_on,
     )
-    assert heard == [1, 2]
+    assert heard == [(1, start.shape), (2, start.shape)]
     assert len(found.rounds) == 2
     assert "round-2" in run.billboard
     assert "round-3" not in run.billboard
+    first, second = (run.billboard.releases(f"round-{t}")["update"].sigma for t in (1, 2))
+    assert second == pytest.approx(first * np.sqrt(2))  # half of what the first spent
 
 
 def test_a_sample_is_averaged_by_its_expected_size():

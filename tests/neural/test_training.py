@@ -44,6 +44,7 @@ from privrep.neural.curvature import (  # noqa: E402
 from privrep.neural.description import losses_from_json  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.layers import Shape, linear_split  # noqa: E402
+from privrep.neural.mixed import CLEARLY, WITH_SCORES, WITHOUT, BetterAlone, are_mixed  # noqa: E402
 from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
 from privrep.neural.standard_step import Coordinates, Standards, StandardStep  # noqa: E402
 from privrep.neural.training import (  # noqa: E402
@@ -95,6 +96,7 @@ def steps() -> dict[str, tuple[object, str, int, bool]]:
         "pairs": (FeaturePairs(SLOTS, standards, some, sizes), "pairs", 6, True),
         "mean": (MeanRow(SLOTS, CLASSES, 0), "mean", FEATURES, False),
         "heads": (HeadLosses(known, SLOTS), "losses", len(CANDIDATES), False),
+        "better alone": (BetterAlone(known, SLOTS), "better", 1, False),
         "within": (Scatter(SLOTS, CLASSES, 0), "within", pairs, True),
         "between": (Scatter(SLOTS, CLASSES, 0), "between", pairs, True),
     }
@@ -135,13 +137,14 @@ def test_the_plan_carries_what_the_signal_says() -> None:
         plan_sharing(Options(10, 256), 1_000, 0.268, "all")
 
 
-def population(users: int, agree: bool, seed: int = 3) -> tuple[UserTable, UserTable]:
-    """Four classes apart in two of twelve features; their names are everybody's, or each user's own."""
+def population(users: int, agree: float, seed: int = 3) -> tuple[UserTable, UserTable]:
+    """Four classes apart in two of twelve features; their names are everybody's, or by some users' own choice."""
     rng = np.random.default_rng(seed)
     means = np.zeros((CLASSES, FEATURES))
     means[:, :2] = [[1, 1], [1, -1], [-1, 1], [-1, -1]]
     tables = []
-    names = np.array([rng.permutation(CLASSES) if not agree else np.arange(CLASSES) for _ in range(users)])
+    own = np.arange(users) >= agree * users
+    names = np.array([rng.permutation(CLASSES) if apart else np.arange(CLASSES) for apart in own])
     for rows in (6, 6):
         kinds = rng.integers(0, CLASSES, (users, rows))
         X = (1.5 * means[kinds] + rng.normal(size=(users, rows, FEATURES))).reshape(-1, FEATURES).astype(np.float32)
@@ -309,3 +312,84 @@ def test_a_head_is_an_average_of_kinds_that_do_about_as_well() -> None:
     shares, alone = weigh(np.array([0.0, 0.0, 9.0]), [*kinds[:2], Candidate("shared", 0.3, 0.1)], seen, labels)
     assert alone.all()
     assert not shares[:, 2].any()
+
+
+def test_many_users_with_classes_of_their_own_get_directions_too() -> None:
+    """Both sorts do better by far than alone, and those who agree hardly worse than if all did."""
+    table, fresh = population(2_000, 0.6)
+    run = new_run(table, 200.0)
+    plan = plan_sharing(Options(CLASSES, FEATURES), 2_000, run.ledger.budget.mu, "auto")
+    found = learn(run, plan, None, SHAPE)
+    assert found.plan.share == "both"
+    assert len(found.rounds) == plan.rounds  # fewer would not go as far
+    assert "alone" in run.billboard
+    assert "scatter" in run.billboard
+    assert run.ledger.epsilon == pytest.approx(200.0, rel=1e-3)
+    users = np.repeat(np.arange(2_000), 6)
+    agree = users < 1_200
+
+    def right(part: SharedPart) -> tuple[float, float]:
+        found = fit_own_heads(part, table).scores(part, fresh.X, users).argmax(axis=1) == fresh.y
+        return float(found[agree].mean()), float(found[~agree].mean())
+
+    alone = right(replace(found, plan=replace(found.plan, share="nothing"), losses=losses_of_nobody()))
+    scores = right(replace(found, plan=plan))
+    both = right(found)
+    assert both[0] > alone[0] + 0.05
+    assert both[0] > scores[0] - 0.01
+    assert both[1] > max(alone[1], scores[1]) + 0.03
+
+
+@pytest.mark.parametrize(("part", "mixed"), [(1.0, False), (0.95, False), (0.7, True)])
+def test_few_users_are_no_reason_for_directions(part: float, mixed: bool) -> None:
+    table, _ = population(1_000, part)
+    run = new_run(table, 30.0)
+    plan = plan_sharing(Options(CLASSES, FEATURES), 1_000, run.ledger.budget.mu, "auto")
+    found = learn(run, plan, None, SHAPE)
+    assert "alone" in run.billboard
+    assert found.plan.share == ("both" if mixed else "linear")
+
+
+def test_nobody_is_asked_where_directions_could_not_be_carried() -> None:
+    table, _ = population(1_000, 0.6)
+    run = new_run(table, 0.3)
+    plan = plan_sharing(Options(CLASSES, FEATURES), 1_000, run.ledger.budget.mu, "linear")
+    assert learn(run, plan, None, SHAPE).plan.share == "linear"
+    assert "alone" not in run.billboard
+
+
+def test_users_say_whether_they_do_better_alone() -> None:
+    """By losses on rows that heads have not seen."""
+    from privrep.heads.gradient import labels_of
+    from privrep.heads.softmax import left_out_losses
+
+    X, y = crowd(users=40)
+    view = learned()
+    said = BetterAlone(view, SLOTS)(UserBatch(X, y, np.arange(40)))["better"].values
+    losses = left_out_losses((*WITH_SCORES, *WITHOUT), view(torch.from_numpy(X)), labels_of(y, CLASSES)).numpy()
+    few = len(WITH_SCORES)
+    alone = losses[:, few:].min(axis=1) < losses[:, :few].min(axis=1) - CLEARLY
+    assert 0 < alone.sum() < 40
+    assert np.array_equal(said[:, 0] > 0, alone)
+    assert set(np.abs(said[:, 0])) == {0.5}
+
+
+def test_a_share_of_users_must_stand_out_of_noise() -> None:
+    class Told:
+        """A run whose page says one number."""
+
+        def __init__(self, value: float, sigma: float) -> None:
+            self.users = type("Users", (), {"facts": type("Facts", (), {"users": 100})})
+            self.answer = Release(np.array([value]), sigma, 1.0, sigma)
+
+        def release(self, page: str, step: object, queries: object) -> dict[str, Release]:
+            return {"better": self.answer}
+
+    def mixed(share: float, sigma: float, half: float) -> bool:
+        return are_mixed(Told(100 * (share - 0.5), sigma), BetterAlone(learned(), SLOTS), 0.1, half)  # type: ignore[arg-type]
+
+    assert mixed(0.3, 1.0, 4.0)
+    assert not mixed(0.24, 1.0, 4.0)
+    assert not mixed(0.3, 10.0, 4.0)
+    assert mixed(0.15, 1.0, 100.0)
+    assert not mixed(0.1, 1.0, 1e6)

@@ -32,6 +32,7 @@ _PURPOSE = {
     "spread": "sizes of the public features",
     "moment": "directions in which rows vary",
     "look": "whether a class means the same to all",
+    "alone": "how many do better without what is shared",
     "scatter": "directions in which classes differ",
     "round": "step on the shared part",
     "short": "next clipping norm",

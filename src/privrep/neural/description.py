@@ -122,7 +122,12 @@ def restore(
         both = linear_split(np.zeros(own), shape)
     if weights.shape != (both.representation.size,):
         raise ValueError("its weights are of another network")
-    return SharedPart(shares, both, weights, centre, pull, shape.raw, losses)
+    basis = np.zeros((0, 0))
+    if shares.share == "both":
+        basis = np.asarray(page.arrays["basis"])
+        if basis.shape != (own, shares.rank) or not np.isfinite(basis).all():
+            raise ValueError("its directions are of another model")
+    return SharedPart(shares, both, weights, centre, pull, shape.raw, losses, basis=basis)
 
 
 def is_before(page: Post) -> bool:
@@ -176,7 +181,7 @@ def plan_from_json(fields: Mapping[str, Any]) -> SharingPlan:
 
 def _plans(plan: SharingPlan) -> list[SharingPlan]:
     """Return the plan and what it comes to otherwise."""
-    return [plan, *([] if plan.otherwise is None else _plans(plan.otherwise))]
+    return [plan] if plan.otherwise is None else [plan, plan.with_directions(), *_plans(plan.otherwise)]
 
 
 def arguments(

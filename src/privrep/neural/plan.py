@@ -15,6 +15,9 @@ from typing import Literal
 from privrep.errors import InputError
 
 Share = Literal["auto", "all", "adapters", "linear", "directions", "nothing"]
+"""Parts that may be asked for."""
+Shared = Literal["all", "adapters", "linear", "directions", "both", "nothing"]
+"""Parts that a plan may come to; "both" are a linear layer and directions."""
 ROUNDS = 16
 FEWEST_ROUNDS = 4  # by which directions are counted that users can carry
 MORE_ROUNDS = (32, 64)
@@ -30,7 +33,7 @@ ADAPTER_RANKS = (8, 4, 2, 1)
 class SharingPlan:
     """The part that is shared, in how many rounds, and why."""
 
-    share: Share
+    share: Shared
     parameters: int
     rounds: int
     signal: float
@@ -38,6 +41,12 @@ class SharingPlan:
     rank: int = 0  # of adapters, or of directions
     words: str = ""
     otherwise: SharingPlan | None = None  # where a class turns out not to mean the same for everybody
+
+    def with_directions(self) -> SharingPlan:
+        """Return the plan where many users turn out to have classes of their own: directions, too."""
+        other = self.otherwise or self
+        words = f"{self.words} Many users do better without it, so they get directions, too. {other.words}"
+        return replace(self, share="both", rank=other.rank, words=words)
 
 
 def signal(users: int, mu: float, rounds: int, parameters: int) -> float:
@@ -154,7 +163,7 @@ def _directions(offer: Options, users: int, mu: float) -> SharingPlan:
 
 
 def _planned(
-    share: Share,
+    share: Shared,
     parameters: int,
     users: int,
     mu: float,

@@ -40,7 +40,8 @@ from privrep.typing import Singles
 from privrep.users.batching import clear_non_finite, pad_batches
 
 OnLoss = Callable[[str, float], None]
-Abandon = Callable[[Sequence[Release]], bool]
+GoOn = Callable[[Sequence[Release], Singles], float]
+"""From all released updates and the weights after a round to what the next round spends, of mu squared; 0 ends."""
 
 WATCHED = 64  # users, the first of the table
 GREW = 1.6  # times the least bound so far
@@ -140,14 +141,13 @@ def train(
     settings: TrainingSettings,
     mu_squared: float,
     name: str = "round",
-    abandon: Abandon | None = None,
+    go_on: GoOn | None = None,
 ) -> TrainedWeights:
     """Run all rounds from public weights `start`, (size,). Users do `make_step(weights)`, whose "update" they send.
 
-    `abandon` hears the released updates after each round, and says whether that was the last.
-
     Each round is a page `{name}-{t}` that spends `mu_squared`: 1/z^2 with z the noise relative to the sensitivity. Of a
-    sample that is what it would spend if all were asked: `sampling.plan_noise_multiplier` plans it.
+    sample that is what it would spend if all were asked: `sampling.plan_noise_multiplier` plans it. `go_on` says after
+    each round what the next one spends, and whether there is one.
     """
     if run.ledger.budget.relation != "replace-one-user":
         raise InputError("the average divides by the number of users, which is public under replace-one-user alone.")
@@ -167,8 +167,10 @@ def train(
             if clip > GREW * least:
                 optimiser, least = optimiser.settle(), clip
             least = min(least, clip)
-        if abandon is not None and abandon(updates):
-            break
+        if go_on is not None and t < settings.rounds:
+            mu_squared = go_on(updates, optimiser.weights.astype(np.float32))
+            if not mu_squared:
+                break
     return TrainedWeights(optimiser.weights.astype(np.float32), tuple(facts))
 
 

@@ -8,6 +8,8 @@ Pages of the billboard:
                                                         means the same for everybody. If not,
   scatter    how rows vary within classes, and classes' means
                                                      -> directions, in place of further rounds (see `class_moments`)
+  alone      how many users do better without what is shared so far
+                                                     -> whether they get directions, too (see `mixed`)
   heads      how users fare by each kind of head     -> which kind, and how far to trust the shared part
   network    what was computed from these: all that a new user needs
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -42,8 +44,9 @@ from privrep.heads.store import HeadSizes
 from privrep.neural.class_moments import Scatter, classes_agree, directions
 from privrep.neural.curvature import STEEPEST, coordinates
 from privrep.neural.layers import Leading, Shape, directions_split, linear_split
+from privrep.neural.mixed import ASKED_SHARE, WORTH_ASKING, BetterAlone, are_mixed, directions_signal
 from privrep.neural.plan import ROUNDS, SharingPlan, most_parameters
-from privrep.neural.rounds import Abandon, Round, TrainedWeights, TrainingSettings, local_step, train
+from privrep.neural.rounds import GoOn, Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.neural.standard_step import Standards, StandardStep
 from privrep.nn.flat_module import FlatModule, Split, split
 from privrep.nn.threads import own_copy
@@ -54,7 +57,7 @@ from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 from privrep.privacy.sampling import plan_noise_multiplier
-from privrep.typing import Array, Singles, Vector, Weights
+from privrep.typing import Array, Matrix, Singles, Vector, Weights
 
 CENTRE_SHARE = 0.06
 HEADS_SHARE = 0.06
@@ -133,6 +136,7 @@ class SharedPart:
     raw: int
     losses: Vector  # what a row loses by each kind of heads, over all users; NEVER where one may not be chosen
     rounds: tuple[Round, ...] = ()
+    basis: Matrix = field(default_factory=lambda: np.zeros((0, 0)))  # (d, rank), in which those alone compare rows
 
     @property
     def classes(self) -> int:
@@ -142,7 +146,8 @@ class SharedPart:
     def head_sizes(self) -> HeadSizes:
         """Return the sizes of heads on the shared part and alone."""
         own = len(self.centre)
-        return HeadSizes(own if self.plan.share in ("linear", "nothing") else self.split.rank, own, self.classes)
+        shared = own if self.plan.share in ("linear", "both", "nothing") else self.split.rank
+        return HeadSizes(shared, own + self.basis.shape[1], self.classes)
 
     def __call__(self, rows: Tensor) -> HeadInputs:
         """Return rows (users, r, columns) as heads see them."""
@@ -152,10 +157,17 @@ class SharedPart:
             return HeadInputs(*nothing, own, own)
         part, weights = own_copy(self.split.representation), torch.from_numpy(self.weights)
         out = part(weights, rows.flatten(0, -2)).detach().reshape(*rows.shape[:-1], -1)
-        if self.plan.share == "linear":
+        if self.plan.share in ("linear", "both"):
             centre = part(weights, torch.from_numpy(self.centre.astype(np.float32))[None]).detach()[0]
-            return HeadInputs(out, centre, own, own)
+            return HeadInputs(out, centre, own, self._along_directions(own) if self.plan.share == "both" else own)
         return HeadInputs(*nothing, Sight(unit(out), np.zeros(out.shape[-1]), 0.0), own)
+
+    def _along_directions(self, own: Sight) -> Sight:
+        """Return rows along the released directions, of length one, and beside that as they are."""
+        centre, basis = (torch.from_numpy(part.astype(np.float32)) for part in (self.centre, self.basis))
+        along = unit((own.rows - centre) @ basis)
+        middle = np.concatenate([np.zeros(self.basis.shape[1]), own.centre])
+        return Sight(torch.cat([along, own.rows], dim=-1), middle, own.pull)
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -188,32 +200,36 @@ def learn(
     centre, pull = _centre(run, shape, CENTRE_SHARE * total)
     left = total * (1 - CENTRE_SHARE - HEADS_SHARE)
     trained: TrainedWeights | None = None
+    basis = np.zeros((0, 0))
     if plan.share == "linear":
         both = linear_split(np.zeros(own), shape)
         standards = Standards(shape.classes, shape.raw, centre, pull)
         if settings is None:
-            trained, spent = _linear(run, plan, shape, standards, left)
-            plan, left = (plan if trained is not None else plan.otherwise or plan), left - spent
+            trained, plan, left = _linear(run, plan, shape, standards, left)
         else:
             trained = _rounds(run, both, plan, shape, settings, left, standards)
     elif plan.share != "directions":
         both = _whole(run, given, shape)
         trained = _rounds(run, both, plan, shape, settings or WHOLE, left)
-    if trained is None:
+    if plan.share in ("directions", "both"):
         basis = directions(run, Scatter(shape.rows_per_user, shape.classes, shape.raw), plan.rank, left)
+    if trained is None:
         both = directions_split(centre, basis, shape)
         trained = TrainedWeights(both.representation.weights(), ())
-    learned = SharedPart(plan, both, trained.weights, centre, pull, shape.raw, losses_of_nobody(), trained.rounds)
+    learned = SharedPart(
+        plan, both, trained.weights, centre, pull, shape.raw, losses_of_nobody(), trained.rounds, basis
+    )
     return published(run, _ask_heads(run, learned, shape.rows_per_user, HEADS_SHARE * total))
 
 
 def _linear(
     run: Run, plan: SharingPlan, shape: Shape, standards: Standards, mu_squared: float
-) -> tuple[TrainedWeights | None, float]:
-    """Return the weights of a linear layer, and what was spent on them, of mu squared.
+) -> tuple[TrainedWeights | None, SharingPlan, float]:
+    """Return the weights of a linear layer, the plan as it turned out, and what is left, of mu squared.
 
     It is trained on standardised rows, in coordinates in which few rounds go far. There are no weights where the plan
-    has something else for users to whom a class means different things, and the first rounds speak for that.
+    has something else for users to whom a class means different things, and the first rounds speak for that. Where many
+    users do better alone, further rounds spend less, and something is left for directions.
     """
     users = run.users.facts.users
     carried = most_parameters(users, math.sqrt(mu_squared), ROUNDS) / shape.classes
@@ -223,18 +239,37 @@ def _linear(
     chosen = careful(replace(LINEAR, rounds=plan.rounds), found.degrees, users, mu_squared - spent)
     turned = replace(standards, coordinates=found)
     several = plan.otherwise is not None and plan.rounds > 1  # after the only round there is nothing to turn to
-    looked = max(plan.rounds // LOOKED, 1) if several else None
+    looked, halfway = max(plan.rounds // LOOKED, 1), plan.rounds // 2
+    asked = ASKED_SHARE * run.ledger.capacity
+    half = directions_signal(plan, users, (mu_squared - spent - asked) / 2)
+    worth = halfway > looked and half >= WORTH_ASKING
+    rounds = mu_squared - spent - (asked if worth else 0.0)
+    mixed = False  # whether many users do better alone
 
-    def disagree(updates: Sequence[Release]) -> bool:
-        return len(updates) == looked and not classes_agree(updates, users, variation)
+    def on_rows(weights: Singles) -> Singles:
+        """Return weights for rows as they are."""
+        whole = found.on_rows(weights.reshape(shape.classes, -1).astype(np.float64))
+        return whole.astype(np.float32).ravel()
 
-    trained = _rounds(run, there, plan, shape, chosen, mu_squared - spent, turned, disagree)
-    part = len(trained.rounds) / plan.rounds
-    spent += part * (mu_squared - spent)
-    if part < 1:
-        return None, spent
-    weights = found.on_rows(trained.weights.reshape(shape.classes, -1).astype(np.float64))
-    return TrainedWeights(weights.astype(np.float32).ravel(), trained.rounds), spent
+    def go_on(updates: Sequence[Release], weights: Singles) -> float:
+        """Return what the next round spends: nothing where classes differ by user, less where they do for many."""
+        nonlocal mixed
+        if several and len(updates) == looked and not classes_agree(updates, users, variation):
+            return 0.0
+        if worth and len(updates) == halfway:
+            prior = (standards.centre, standards.pull, shape.raw, losses_of_nobody())
+            step = BetterAlone(SharedPart(plan, there, on_rows(weights), *prior), shape.rows_per_user)
+            mixed = are_mixed(run, step, asked, half)
+        return rounds / plan.rounds * (0.5 if mixed else 1.0)
+
+    trained = _rounds(run, there, plan, shape, chosen, rounds, turned, go_on)
+    done = len(trained.rounds)
+    if done < plan.rounds:
+        return None, plan.otherwise or plan, mu_squared - spent - rounds * done / plan.rounds
+    trained = replace(trained, weights=on_rows(trained.weights))
+    if not mixed:
+        return trained, plan, 0.0
+    return trained, plan.with_directions(), rounds * (1 - halfway / plan.rounds) / 2
 
 
 def careful(settings: TrainingSettings, degrees: float, users: int, mu_squared: float) -> TrainingSettings:
@@ -270,12 +305,12 @@ def _rounds(
     settings: TrainingSettings,
     mu_squared: float,
     standards: Standards | None = None,
-    abandon: Abandon | None = None,
+    go_on: GoOn | None = None,
 ) -> TrainedWeights:
     chosen = replace(settings, rounds=plan.rounds)
     make = partial(_step, both, both.head.weights(), chosen, shape.rows_per_user, standards)
     per_round = share_of_round(run, chosen, mu_squared, run.ledger.capacity - mu_squared)
-    return train(run, both.representation.weights(), make, chosen, per_round, abandon=abandon)
+    return train(run, both.representation.weights(), make, chosen, per_round, go_on=go_on)
 
 
 def _whole(run: Run, given: tuple[nn.Module, nn.Module] | None, shape: Shape) -> Split:
@@ -331,7 +366,7 @@ def _ask_heads(run: Run, learned: SharedPart, rows_per_user: int, mu_squared: fl
     released = run.release("heads", HeadLosses(learned, rows_per_user), {"losses": query})["losses"]
     users = run.users.facts.users
     losses = believed_losses(released.value / users, released.sigma / users)
-    if learned.plan.share != "linear":  # a head without its user's rows would know nothing
+    if learned.plan.share not in ("linear", "both"):  # a head without its user's rows would know nothing
         losses = np.where(
             [each.kind == "alone" or each.penalty > 0 for each in CANDIDATES], losses - losses.min(), NEVER
         )
@@ -345,5 +380,6 @@ def published(run: Run, learned: SharedPart) -> SharedPart:
         "losses": learned.losses.tolist(),
         "signal_to_noise": [r.signal_to_noise for r in learned.rounds],
     }
-    run.derive("network", {"weights": learned.weights.astype(np.float64), "centre": learned.centre}, **facts)
+    arrays = {"weights": learned.weights.astype(np.float64), "centre": learned.centre}
+    run.derive("network", arrays | ({"basis": learned.basis} if learned.plan.share == "both" else {}), **facts)
     return learned

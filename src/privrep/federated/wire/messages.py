@@ -29,7 +29,7 @@ from privrep.privacy.protocol import Step
 from privrep.typing import Array
 
 RECORD = "privrep"
-VERSION = 4  # of the wire: raised whenever a message, or a step in it, is written in another way
+VERSION = 5  # of the wire: raised whenever a message, or a step in it, is written in another way
 MOST_TEXT = 1 << 24  # characters
 Arrays = dict[str, NDArray[Any]]
 Refusal = Literal["unknown-run", "no-data", "refused", "failed"]

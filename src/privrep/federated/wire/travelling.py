@@ -73,6 +73,7 @@ NETWORK_STEPS = (
     "privrep.neural.curvature:FeaturePairs",
     "privrep.neural.curvature:FeatureSquares",
     "privrep.heads.neural:HeadLosses",
+    "privrep.neural.mixed:BetterAlone",
     "privrep.neural.rounds:MeasuredStep",
     "privrep.neural.standard_step:StandardStep",
 )
