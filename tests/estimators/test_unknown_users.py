@@ -225,7 +225,10 @@ def test_a_saved_model_knows_as_much(model: PrivateFedRep, data: Any, tmp_path: 
     shutil.rmtree(tmp_path / "model" / "private")
     public = PrivateFedRep.load(tmp_path / "model")
     np.testing.assert_allclose(public.personalize(X[:0], []).predict(X[:3]), newcomers(model, X[:3]), rtol=1e-9)
-    with pytest.raises(InputError, match="without its users' heads"):
+    with pytest.warns(UnknownUsers, match="without its users' heads .*predicted with the prior mean"):
+        np.testing.assert_allclose(public.predict(X[:3], groups[:3]), newcomers(model, X[:3]), rtol=1e-9)
+    public.unknown_users = "refuse"
+    with pytest.raises(InputError, match="only personalize works"):
         public.predict(X[:1], [-1])
 
 

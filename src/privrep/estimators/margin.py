@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
-from privrep.estimators.base import NO_HEADS, Groups, known_users, rows_to_predict, warn_if_weak
+from privrep.estimators.base import rows_to_predict, warn_if_weak
 from privrep.estimators.checks import (
     as_rank,
     as_seed,
@@ -23,6 +23,7 @@ from privrep.estimators.checks import (
 )
 from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import read_known
+from privrep.estimators.strangers import ONLY_PERSONALIZE, Groups, known_users
 from privrep.heads.margin_fitting import MarginHeads, MarginRule, fit_margin_heads
 from privrep.heads.personal import MarginHead
 from privrep.heads.store import FILE, has_heads, ids_to_arrow, read_margin_heads
@@ -178,7 +179,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         X, names = rows_to_predict(self, self._known(X), groups)
         refuse_missing(self, X)
         if self.users_ is None or self.heads_ is None:
-            raise InputError(NO_HEADS)
+            raise InputError(ONLY_PERSONALIZE)
         users = known_users(self.users_, names)
         matrix, step = self.representation_.astype(X.dtype), max(_ROWS // X.shape[1], 1)
         images = [X[start : start + step] @ matrix for start in range(0, X.shape[0], step)]
