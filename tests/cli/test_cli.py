@@ -636,7 +636,13 @@ def test_a_published_copy_personalises_too(
     """What a client gets: the folder without private/."""
     (copy / "private" / "heads.parquet").unlink()
     (copy / "private").rmdir()
-    assert "personalize" in refused(capsys, "predict", copy, tables / "new.csv", "--out", tmp_path / "p.csv")
+    code, said, _ = run(capsys, "predict", copy, tables / "new.csv", "--out", tmp_path / "before.csv")
+    assert code == 0
+    assert f"{copy} holds no heads (private/)" in said
+    assert "made from private rows" in said
+    assert "of 5 users without a head: predicted with the prior mean" in said
+    refusal = refused(capsys, "predict", copy, tables / "new.csv", "--out", tmp_path / "r.csv", "--refuse-unknown")
+    assert "has no head in" in refusal
     assert "no heads here" in run(capsys, "inspect", copy)[1]
     assert run(capsys, "personalize", copy, tables / "new.csv")[0] == 0
     assert run(capsys, "predict", copy, tables / "new.csv", "--out", tmp_path / "p.csv")[0] == 0

@@ -25,6 +25,7 @@ from privrep import (
     PrivateFactorization,
     PrivateFedRep,
     ResumeError,
+    UnknownUsers,
 )
 from privrep.linear.registry import METHODS
 
@@ -171,7 +172,7 @@ def test_save_and_load(tmp_path, data, fitted):
     fitted.save(tmp_path / "model", overwrite=True)
 
 
-def test_public_folder_alone_personalises_but_does_not_predict(tmp_path, data, fitted):
+def test_public_folder_alone_personalises_and_predicts_everybody_by_the_prior_mean(tmp_path, data, fitted):
     import shutil
 
     X, y, groups = data
@@ -180,8 +181,10 @@ def test_public_folder_alone_personalises_but_does_not_predict(tmp_path, data, f
     public = PrivateFedRep.load(tmp_path / "model")
     head = public.personalize(X[groups == 3], y[groups == 3])
     assert np.allclose(head.predict(X[groups == 3]), fitted.predict(X[groups == 3], groups=groups[groups == 3]))
-    with pytest.raises(InputError, match="without its users' heads"):
-        public.predict(X, groups=groups)
+    with pytest.warns(UnknownUsers, match="without its users' heads"):
+        found = public.predict(X, groups=groups)
+    with pytest.warns(UnknownUsers, match="without a head"):
+        assert np.array_equal(found, fitted.predict(X, groups=np.full(len(X), -1)))
 
 
 def test_run_folder_resumes_and_refuses_other_settings(tmp_path, data, fitted, monkeypatch):

@@ -13,10 +13,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy import sparse
 
 import privrep
 from privrep import ColumnNote, InputError, PrivateFedRep, PrivateFedRepClassifier, PrivateMarginSelector, cli
 from privrep.data.frames import read_frame, read_rows, sort_columns
+from privrep.estimators import leaks
 from privrep.models.learning import KEYS_SHARE
 from privrep.privacy.ledger import Budget
 
@@ -343,3 +345,61 @@ def test_columns_of_margin_selection_are_found_by_name() -> None:
     assert np.array_equal(head.predict(X[mine]), model.personalize(frame[mine], y[mine]).predict(X[mine]))
     with pytest.raises(InputError, match="'b'"):
         model.predict(frame[["a", "c"]], users)
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, pl.from_pandas])
+def test_a_target_left_in_the_frame_is_refused_by_name_before_anything_is_spent(
+    kind: Any, table: pd.DataFrame, tmp_path: Path
+) -> None:
+    frame = kind(table)
+    model = PrivateFedRep(run_folder=tmp_path / "run", **BUDGET)
+    with pytest.raises(InputError, match="column 'y' of X has the name of the target y; leave it out"):
+        model.fit(frame[["x", "shop", "y"]], frame["y"], frame["who"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_target_left_in_the_frame_under_another_name_is_refused(table: pd.DataFrame, tmp_path: Path) -> None:
+    model = PrivateFedRep(run_folder=tmp_path / "run", **BUDGET)
+    hidden = table.assign(spent=table.y).drop(columns=["y", "who"])
+    several = np.column_stack([table.x, table.y])
+    refusal = "column 'spent' of X holds the very values of y; take the target out of X"
+    with pytest.raises(InputError, match=refusal):
+        model.fit(hidden, table.y, table.who)
+    with pytest.raises(InputError, match=refusal):
+        model.fit(hidden.drop(columns="x"), several, table.who)
+    holes = np.where(np.arange(len(table)) % 7, table.y, np.nan)
+    with pytest.raises(InputError, match=refusal):
+        model.fit(hidden.assign(spent=holes), holes, table.who)
+    rows = np.column_stack([table.x, table.y]).astype(np.float32)
+    with pytest.warns(ColumnNote, match="column 1 of X holds the very values of y"):  # scikit-learn's checks do so
+        PrivateFedRep(**BUDGET).fit(rows, table.y, table.who)
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_left_in_the_frame_are_refused(table: pd.DataFrame) -> None:
+    model = PrivateFedRepClassifier(classes=["a", "b"], **BUDGET)
+    with pytest.raises(InputError, match="column 'shop' of X holds the very values of y"):
+        model.fit(table[["x", "shop"]], table["shop"].rename("label"), table.who)
+    with pytest.raises(InputError, match="column 'vip' of X holds the very values of y"):
+        PrivateFedRepClassifier(**BUDGET).fit(table[["x", "vip"]], table["vip"].to_numpy(), table.who)
+
+
+def test_a_target_of_one_value_is_no_column_of_ones(table: pd.DataFrame) -> None:
+    leaks.refuse_target_values(np.ones((4, 2)), np.ones(4), [], None)
+    leaks.refuse_target_values(np.eye(4), np.array([0.0, 1.0, 0.0, 1.0]), [], None)
+    for X in (np.eye(4), sparse.csr_array(np.eye(4))):
+        with pytest.warns(ColumnNote, match="column 2 of X"):
+            leaks.refuse_target_values(X, np.eye(4)[2], [], None)
+        with pytest.raises(InputError, match="column 'c' of X"):
+            leaks.refuse_target_values(X, np.eye(4)[2], ["a", "b", "c", "d"], None)
+
+
+def test_a_selection_takes_no_text_and_shows_none(table: pd.DataFrame) -> None:
+    model = PrivateMarginSelector(rank=1, epsilon=1.0, classes=[0, 1], radius=5.0, random_state=0)
+    labels = (table.y > 0).astype(int).rename("label")
+    with pytest.raises(InputError, match="column 'shop' of X is text, and PrivateMarginSelector takes numbers"):
+        model.fit(table[["x", "shop"]], labels, table.who)
+    with pytest.raises(InputError, match="column 'label' of X has the name of the target y"):
+        model.fit(table[["x"]].assign(label=labels), labels, table.who)
+    with pytest.raises(InputError, match="column 'same' of X holds the very values of y"):
+        model.fit(table[["x"]].assign(same=labels), labels, table.who)

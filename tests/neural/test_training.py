@@ -32,6 +32,7 @@ from privrep.heads.neural import (  # noqa: E402
     weigh,
 )
 from privrep.heads.softmax import Candidate, HeadInputs, Sight  # noqa: E402
+from privrep.models import networks  # noqa: E402
 from privrep.neural.class_moments import Scatter, classes_agree, directions  # noqa: E402
 from privrep.neural.curvature import (  # noqa: E402
     FeaturePairs,
@@ -45,7 +46,14 @@ from privrep.neural.description import losses_from_json  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.layers import Shape, linear_split  # noqa: E402
 from privrep.neural.mixed import CLEARLY, WITH_SCORES, WITHOUT, BetterAlone, are_mixed  # noqa: E402
-from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
+from privrep.neural.plan import (  # noqa: E402
+    LEAST_SIGNAL,
+    Options,
+    count_deciding_rounds,
+    most_parameters,
+    plan_sharing,
+    signal,
+)
 from privrep.neural.standard_step import Coordinates, Standards, StandardStep  # noqa: E402
 from privrep.neural.training import (  # noqa: E402
     LINEAR,
@@ -170,6 +178,21 @@ def test_first_rounds_tell_whether_classes_mean_the_same(agree: bool, epsilon: f
     assert (f"round-{first + 1}" in run.billboard) == agree
     assert ("scatter" in run.billboard) != agree
     assert run.ledger.epsilon == pytest.approx(epsilon, rel=1e-3)  # whatever is decided, nothing is left over
+    assert run.billboard["agreement"].facts["derived"] == {"agree": agree}
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_a_run_that_goes_on_keeps_the_verdict_of_before(agree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine rounds in another way, and could decide otherwise: the billboard decides."""
+    table, _ = population(1_000, agree)
+    run = new_run(table, 4.0)
+    plan, shape = plan_sharing(Options(CLASSES, FEATURES), 1_000, run.ledger.budget.mu, "auto"), Shape(CLASSES, SLOTS)
+    found, spent = learn(run, plan, None, shape), run.ledger.epsilon
+    monkeypatch.setattr("privrep.neural.training.classes_agree", lambda *asked: not agree)
+    again = learn(run, plan, None, shape)
+    assert again.plan.share == found.plan.share
+    assert np.array_equal(again.weights, found.weights)
+    assert run.ledger.epsilon == spent
 
 
 def test_agreement_is_heard_along_the_directions_in_which_rows_vary() -> None:
@@ -393,3 +416,13 @@ def test_a_share_of_users_must_stand_out_of_noise() -> None:
     assert not mixed(0.3, 10.0, 4.0)
     assert mixed(0.15, 1.0, 100.0)
     assert not mixed(0.1, 1.0, 1e6)
+
+
+def test_inspect_names_the_rounds_that_decide() -> None:
+    assert count_deciding_rounds(16, True) == 4
+    assert [count_deciding_rounds(rounds, True) for rounds in (1, 2, 3)] == [0, 1, 1]
+    assert count_deciding_rounds(16, False) == 0
+    said = {name: networks._find_purpose(name, 4) for name in ("round-4/update", "round-5/update", "round-4/short")}
+    assert said["round-4/update"] == "step on the shared part, and whether a class means the same to all"
+    assert said["round-5/update"] == "step on the shared part"
+    assert said["round-4/short"] == "next clipping norm"

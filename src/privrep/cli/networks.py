@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from privrep.cli.image_rows import Wanted
 from privrep.cli.predictions import Predictor
-from privrep.cli.tables import id_kind, no_heads
+from privrep.cli.tables import no_heads
 from privrep.errors import InputError, missing_package
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class Network:
     @property
     def wanted(self) -> Wanted:
         """Return what rows the model takes."""
+        from privrep.data.table import id_kind
+
         text = self.ids is None or id_kind(self.ids) == "text"
         model, one = self.model, self.personal is not None
         image = model.image or image_of(model.map_)
@@ -71,6 +73,8 @@ class Numbers:
     @property
     def wanted(self) -> Wanted:
         """Return what rows the model takes."""
+        from privrep.data.table import id_kind
+
         heads = self.fitted.heads
         text = heads is None or id_kind(heads.ids) == "text"
         return Wanted(self.folder, self.features.width, image_of(self.features.features), None, text)

@@ -29,7 +29,7 @@ from privrep.cli.options import (
     split_names,
 )
 from privrep.cli.streams import readable, shown_output
-from privrep.cli.tables import as_id, check_file, id_kind, open_table, say_joined, suffix_of
+from privrep.cli.tables import as_id, check_file, open_table, say_joined, suffix_of
 from privrep.cli.weights import ColumnNames, write_weights
 from privrep.errors import InputError
 from privrep.schema.standard import STANDARD
@@ -146,32 +146,23 @@ def keep_heads(fitted: Model, new: Heads, folder: Path, table: Path, replace: bo
         replace: whether users who have a head already get the new one.
     """
     from privrep.heads.store import write_heads
+    from privrep.models.newcomers import join_heads
 
-    before, came = 0, len(new.ids)
-    if fitted.heads is not None:
-        before = len(fitted.heads.ids)
-        new = _joined(fitted.heads, new, folder, table, replace)
+    before, came = 0 if fitted.heads is None else len(fitted.heads.ids), len(new.ids)
+    said: Any = {"rows": str(table), "model": str(folder), "advice": "--replace"}
+    new = join_heads(fitted.heads, new, replace=replace, **said)
     write_heads(new, folder)
     say_joined(came, came - (len(new.ids) - before), len(new.ids), folder)
 
 
 def _heads_of_rows(source: TableSource, fitted: Model) -> Heads:
-    from privrep.heads.fitting import fit_heads
+    from privrep.models.newcomers import make_heads
     from privrep.users.streaming import StreamingUsers
 
-    c = fitted.config
     with StreamingUsers.open(source) as users:
         for said in users.missing.words():
             note(f"{said[:1].upper()}{said[1:]} (not private: for your eyes).")
-        kept = fitted.heads is not None and fitted.heads.means is not None
-        return fit_heads(
-            users.blocks(),
-            fitted.representation,
-            intercept=c.intercept,
-            safety_net=c.safety_net,
-            loss=fitted.loss,
-            keep_means=len(source.numeric_names) if kept else users.means_to_keep,
-        )
+        return make_heads(fitted, users.blocks(), sparse=source.is_sparse)
 
 
 def _targets(fitted: Model, given: str | None, folder: Path) -> list[str]:
@@ -270,6 +261,8 @@ def _refuse(column: str, header: list[str], table: Path) -> None:
 
 
 def _as_id(text: str, fitted: Model) -> str | int:
+    from privrep.data.table import id_kind
+
     return as_id(text, fitted.heads is None or id_kind(fitted.heads.ids) != "integers")
 
 
@@ -313,35 +306,3 @@ def _head_without_rows(fitted: Model, user_id: str, features: str | None, named:
         raise InputError(f"the model has {d} features and gives no names to them; pass --features.")
     ids = np.array([name], dtype=object if isinstance(name, str) else np.int64)
     return make_newcomer_heads(ids, fitted.representation), names
-
-
-# Where the heads go
-
-
-def _joined(old: Heads, new: Heads, folder: Path, table: Path, replace: bool) -> Heads:
-    """Return the heads there were, then the new ones, which take the place of old ones of the same users.
-
-    Args:
-        old: heads of the folder.
-        new: heads of the table.
-        folder: of the model.
-        table: the file, for sentences.
-        replace: whether users who have a head already get the new one.
-    """
-    import numpy as np
-
-    from privrep.data.table import find_users
-    from privrep.heads.heads import Heads
-
-    if id_kind(old.ids) != id_kind(new.ids):
-        raise InputError(f"the users of {table} are {id_kind(new.ids)}, those of {folder} are {id_kind(old.ids)}.")
-    position = find_users(old.ids, new.ids)
-    known = position >= 0
-    if known.any() and not replace:
-        raise InputError(
-            f"user {new.ids[known].tolist()[0]!r} of {table} has a head in {folder} already; leave it out, "
-            "or pass --replace."
-        )
-    stay = np.ones(len(old.ids), dtype=bool)
-    stay[position[known]] = False
-    return Heads.join([old.of_users(stay), new])

@@ -117,7 +117,7 @@ def _save_one(model: Network, table: UserTable, path: Path, out: Path, overwrite
 
 def _join_numbers(model: Numbers, path: Path, how: RowOptions, out: Path | None, again: bool) -> None:
     from privrep.cli.personalize import keep_heads
-    from privrep.heads.fitting import fit_heads
+    from privrep.models.newcomers import make_heads
     from privrep.neural.features import check_finite
 
     if out is not None:
@@ -126,14 +126,5 @@ def _join_numbers(model: Numbers, path: Path, how: RowOptions, out: Path | None,
         )
     fitted, table = model.fitted, _labelled_table(model.wanted, path, how)
     check_finite(table.X, path, table.ids.repeat(table.sizes))
-    table = replace(table, X=model.features(table.X))
-    c, kept = fitted.config, fitted.heads is not None and fitted.heads.means is not None
-    new = fit_heads(
-        table.blocks(),
-        fitted.representation,
-        intercept=c.intercept,
-        safety_net=c.safety_net,
-        loss=None,
-        keep_means=table.n_features if kept or fitted.heads is None else 0,
-    )
+    new = make_heads(fitted, replace(table, X=model.features(table.X)).blocks())
     keep_heads(fitted, new, model.folder, path, again)

@@ -117,8 +117,6 @@ def _predict_table(
     refuse_options(folder, {"--image": how.image, "--proba": how.proba})
     fitted = load(folder)
     column = how.user or fitted.columns.user
-    if fitted.heads is None:
-        raise no_heads(folder)
     if not column:
         raise InputError(f"{folder} was fitted on arrays and names no user column; pass --user.")
     source = open_table(table, fitted, column, None, how.features, how.item, dialect=how.dialect)
@@ -127,12 +125,12 @@ def _predict_table(
     seen, asked = Seen(), Asked(interval, predictor.check_unknown(*unknown))
     batches = table_batches(source, seen)
     predictions = predictor.predict(batches, table, f"column {source.user!r}", asked.unknown, seen)
-    write_predictions(source, predictions, predictor.names, out, suffix)
+    write_predictions(source, predictions, predictor.names, out, suffix, predictor.ids is not None)
     say_unusual(fitted, folder, asked, seen)
 
 
 def predictor_of(fitted: Model, folder: Path, interval: float | None, features: Any = None) -> Predictor:
-    """Return the heads of a model of a table.
+    """Return the heads of a model of a table; of a published one, which has none, the prior mean for every user.
 
     Args:
         fitted: the model.
@@ -141,13 +139,18 @@ def predictor_of(fitted: Model, folder: Path, interval: float | None, features: 
         features: from rows to what the heads take, where that is no columns.
     """
 
+    from privrep.heads.fitting import make_nobody
+    from privrep.models.model import with_heads
+
     def columns(X: Any, positions: Any) -> list[Any]:
         return _columns(fitted, X if features is None else features(X), positions, interval)
 
-    if fitted.heads is None:
+    serves = fitted.representation.serves_newcomers
+    if fitted.heads is None and not serves:
         raise no_heads(folder)
-    names = _names(fitted, interval, folder)
-    return Predictor(folder, fitted.heads.ids, columns, names, fitted.representation.serves_newcomers)
+    ids = None if fitted.heads is None else fitted.heads.ids
+    fitted = fitted if ids is not None else with_heads(fitted, make_nobody(fitted.representation))
+    return Predictor(folder, ids, columns, _names(fitted, interval, folder), serves)
 
 
 def say_unusual(fitted: Model, folder: Path, asked: Asked, seen: Seen) -> None:
@@ -166,6 +169,8 @@ def say_unusual(fitted: Model, folder: Path, asked: Asked, seen: Seen) -> None:
     if asked.interval is not None and isinstance(prior, HeadPrior) and not all(map(math.isfinite, prior.noise)):
         say("Intervals are infinite: there were too few users to tell how large errors are; fit more, or spend more")
     tell_unknown(asked, seen)
+    if fitted.heads is None:
+        say(f"{folder} holds no heads (private/): nobody's own rows count in these predictions")
     if seen.rows:
         said = describe_unknown(seen.rows, len(seen.users), asked.unknown == "skip", fitted.config.ratings)
         say(f"{said}; privrep personalize {folder} TABLE makes heads of users' own rows")
@@ -184,10 +189,12 @@ def tell_unknown(asked: Asked, seen: Seen) -> None:
 
 def _names(fitted: Model, interval: float | None, folder: Path) -> list[str]:
     """Return the names of the columns of predictions."""
+    from privrep.models.model import check_intervals
+
     assert fitted.heads is not None
     if interval is not None:
         try:
-            fitted.heads.doubts(fitted.representation)
+            check_intervals(fitted)
         except InputError as error:
             raise InputError(f"--interval: {folder}: {error}") from None
     if fitted.config.loss is not None:

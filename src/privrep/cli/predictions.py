@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from privrep.cli.console import say
 from privrep.cli.streams import new_file, shown_output
-from privrep.cli.tables import id_kind
 from privrep.errors import InputError
 from privrep.schema.standard import STANDARD
 
@@ -76,7 +75,7 @@ class Predictor:
 
     Args:
         folder: of the model.
-        ids: the users who have a head.
+        ids: the users who have a head; None: nobody has one.
         columns: from rows and the positions of their users among the ids, -1 for others, to an array for each name.
         names: of the columns of predictions.
         serves_newcomers: whether users without a head can be predicted.
@@ -119,16 +118,10 @@ class Predictor:
         """
         import numpy as np
 
-        order, rows = np.argsort(self.ids), 0
-        ordered = self.ids[order]
+        find, rows = self._make_lookup(f"{user} of {path}"), 0
         for users, X, unlisted in batches:
-            if id_kind(users) != id_kind(ordered):
-                raise InputError(
-                    f"the users in {user} of {path} are {id_kind(users)}, those of {self.folder} are "
-                    f"{id_kind(ordered)}."
-                )
-            spot = np.minimum(np.searchsorted(ordered, users), len(ordered) - 1)
-            missing = np.flatnonzero(ordered[spot] != users)
+            positions = find(users)
+            missing = np.flatnonzero(positions < 0)
             if len(missing) and unknown == "refuse":
                 raise InputError(
                     f"user {users.tolist()[missing[0]]!r} in row {rows + int(missing[0]) + 1} of {path} has no head "
@@ -137,13 +130,36 @@ class Predictor:
                 )
             seen.rows += len(missing)
             seen.users.update(users[missing].tolist())
-            positions = order[spot]
-            positions[missing] = -1
             kept = positions >= 0 if unknown == "skip" else np.ones(len(users), dtype=bool)
             for name, mask in unlisted.items():
                 seen.values[name] += int(mask[kept].sum())
             yield kept, self.columns(X[kept], positions[kept])
             rows += len(users)
+
+    def _make_lookup(self, column: str) -> Callable[[Any], Any]:
+        """Return a function that returns the position of each row's user among the ids, -1 for others, (rows,).
+
+        Args:
+            column: names users, for the sentence that refuses ids of another kind.
+        """
+        import numpy as np
+
+        from privrep.data.table import id_kind
+
+        if self.ids is None:
+            return lambda users: np.full(len(users), -1, dtype=np.int64)
+        order = np.argsort(self.ids)
+        ordered = self.ids[order]
+
+        def find(users: Any) -> Any:
+            if id_kind(users) != id_kind(ordered):
+                raise InputError(
+                    f"the users in {column} are {id_kind(users)}, those of {self.folder} are {id_kind(ordered)}."
+                )
+            spot = np.minimum(np.searchsorted(ordered, users), len(ordered) - 1)
+            return np.where(ordered[spot] == users, order[spot], -1)
+
+        return find
 
 
 def check_names(predictor: Predictor, source: TableSource) -> None:
@@ -165,7 +181,12 @@ def table_batches(source: TableSource, seen: Seen) -> Iterator[RowBatch]:
 
 
 def write_predictions(
-    rows: TableSource | Batches, predictions: Iterable[Any], names: Sequence[str], out: Path, suffix: str
+    rows: TableSource | Batches,
+    predictions: Iterable[Any],
+    names: Sequence[str],
+    out: Path,
+    suffix: str,
+    heads: bool = True,
 ) -> None:
     """Write the file --out, readable by its owner only, and say how many rows it has.
 
@@ -175,6 +196,7 @@ def write_predictions(
         names: of the columns of predictions.
         out: the file.
         suffix: its ending.
+        heads: whether users have heads, or are all predicted by the prior mean.
     """
     from privrep.data.readers import SUFFIXES
 
@@ -186,10 +208,10 @@ def write_predictions(
         else:
             batches = Batches(Path(rows.path), all_columns(rows))
             count = write_arrow(batches, predictions, names, temporary, suffix)
-    say_written(count, out, names, len(names) > 1)
+    say_written(count, out, names, len(names) > 1, heads)
 
 
-def say_written(count: int, out: Path, names: Sequence[str], several: bool) -> None:
+def say_written(count: int, out: Path, names: Sequence[str], several: bool, heads: bool = True) -> None:
     """Say how many rows were predicted, and who may read them.
 
     Args:
@@ -197,11 +219,13 @@ def say_written(count: int, out: Path, names: Sequence[str], several: bool) -> N
         out: the file.
         names: of the columns of predictions.
         several: whether a row has several predictions.
+        heads: whether users have heads, or are all predicted by the prior mean.
     """
+    made = "made by private heads" if heads else "made from private rows"
     alone = "" if out == STANDARD else "readable by you alone: "
     say(
-        f"{count:,} rows with their prediction{'s' if several else ''}: {shown_output(out)} ({alone}made by private "
-        "heads, not covered by the privacy guarantee)",
+        f"{count:,} rows with their prediction{'s' if several else ''}: {shown_output(out)} ({alone}{made}, "
+        "not covered by the privacy guarantee)",
         predictions=out,
         rows=count,
         columns=names,

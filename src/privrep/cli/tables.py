@@ -47,6 +47,7 @@ def open_table(
         shown: what sentences call the file, if it is a copy.
     """
     from privrep.data.readers import TableSource
+    from privrep.data.table import id_kind
 
     lists = _lists(fitted, features, item)
     _check_kinds(table, user, lists, fitted.config.ratings, dialect)
@@ -144,12 +145,6 @@ def say_joined(came: int, replaced: int, in_all: int, folder: Path) -> None:
 def no_heads(folder: Path) -> InputError:
     """Return the error that a model folder has no heads."""
     return InputError(f"{folder} holds no heads (private/); make some with: privrep personalize {folder} TABLE")
-
-
-def id_kind(ids: Any) -> str:
-    """Return what ids are, in words: integers, decimal numbers or text."""
-    kind: str = ids.dtype.kind
-    return "integers" if kind in "iu" else "decimal numbers" if kind == "f" else "text"
 
 
 def as_id(text: str, as_text: bool) -> str | int:

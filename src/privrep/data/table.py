@@ -179,6 +179,12 @@ def find_users(ids: NDArray[Any], groups: Sequence[Hashable] | NDArray[Any]) -> 
     return np.fromiter((position.get(group, -1) for group in listed), dtype=np.int64, count=len(listed))
 
 
+def id_kind(ids: NDArray[Any]) -> str:
+    """Return what ids are, in words: integers, decimal numbers or text."""
+    kind: str = ids.dtype.kind
+    return "integers" if kind in "iu" else "decimal numbers" if kind == "f" else "text"
+
+
 def _to_sortable(groups: Sequence[Hashable] | NDArray[Any]) -> NDArray[Any] | None:
     """Return groups (rows,) as an array where all are integers or all are strings, else None.
 

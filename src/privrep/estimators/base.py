@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,27 +17,26 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from privrep.data.missing import IMPUTE, Missing
-from privrep.data.table import UserTable, factorize, find_users, plain
-from privrep.errors import InputError, NothingLearned, UnknownUsers, WeakPrivacy
-from privrep.estimators.checks import Rows, as_rank, as_seed, check_features, missing_of, prepare
+from privrep.data.table import UserTable, factorize, plain
+from privrep.errors import InputError, NothingLearned, WeakPrivacy
+from privrep.estimators.checks import Rows, as_rank, as_seed, check_features, feature_names, missing_of, prepare
+from privrep.estimators.leaks import refuse_target_names, refuse_target_values
 from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import GivenRows, Named, read_given, read_known, reader, warn_if_unnamed
+from privrep.estimators.strangers import Groups, check_unknown_users, find_heads
 from privrep.heads.filling import average_users, fill_to_predict, locate
 from privrep.heads.fitting import HEAD_KINDS, Heads, fit_block, fit_heads
 from privrep.heads.personal import PersonalHead
-from privrep.heads.uncertainty import describe_unknown
 from privrep.linear.registry import find_estimator
 from privrep.local.prior import HeadPrior
 from privrep.local.representation import Representation
-from privrep.models import learning
+from privrep.models import learning, newcomers
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
 from privrep.models.gains import judge_nothing
 from privrep.models.promise import find_weaknesses
 from privrep.privacy.events import Relation
 from privrep.typing import Array
-
-Groups = Sequence[Hashable] | NDArray[Any]
 
 
 class Personal(BaseEstimator, ABC):
@@ -85,8 +85,10 @@ class Personal(BaseEstimator, ABC):
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         self._refuses()  # a parameter that is none is refused before anything is spent
         given = self._given(X)
+        refuse_target_names(given.names, y)
         columns = given.columns(y, groups)
         X, y = self._validated(given.X, y)
+        refuse_target_values(X, y, columns.features or feature_names(self), given.frame)
         if given.frame is not None:
             self.n_features_in_, self.feature_names_in_ = len(given.names), np.array(given.names, dtype=object)
         folder = None if self.run_folder is None else Path(self.run_folder)
@@ -153,11 +155,7 @@ class Personal(BaseEstimator, ABC):
         refuses = self._refuses()
         check_is_fitted(self)
         X, names = rows_to_predict(self, X, groups, self.model_.columns.policy)
-        heads = heads_of(self.model_)
-        if refuses or self._representation.prior is None:
-            users = known_users(heads.ids, names)
-        else:
-            users = find_or_warn(heads.ids, names)
+        heads, users = find_heads(self.model_, names, refuses)
         told: Any = {"intercept": bool(self.fit_intercept), "names": lambda: self.model_.columns.feature_names}
         return fill_to_predict(heads, self._representation, X, users, **told), heads, users
 
@@ -165,9 +163,34 @@ class Personal(BaseEstimator, ABC):
         """Return whether users who were not in fit are refused."""
         return check_unknown_users(self.unknown_users)
 
-    def _head(self, X: Any, y: Array, weights: Array | None = None) -> PersonalHead:
-        """Return the head of a user who was not there."""
-        return self._personal(UserTable.from_rows(X, y, np.zeros(X.shape[0], dtype=np.int64), weights))
+    def personalize_users(
+        self, X: Any, y: Any, groups: Groups, sample_weight: Any = None, *, replace: bool = False
+    ) -> Self:
+        """Return this estimator with heads for users who were not there, too: many newcomers at once.
+
+        Each head is what `personalize` makes of that user's rows, and what `privrep personalize` writes. It costs no
+        privacy. The estimator itself stays as it is. The one returned predicts for old users and newcomers; saved, it
+        keeps the heads of both in folder/private.
+
+        Args:
+            X: rows (rows, n_features) of all newcomers.
+            y: their targets, as `fit` has them. Rows without one are left out.
+            groups: the user of each row.
+            sample_weight: (rows,), as `fit` has it.
+            replace: whether users who have a head already get a new one. Else they are an error.
+        """
+        check_is_fitted(self)
+        if groups is None:
+            raise InputError("personalize_users needs groups: the user of each row, who gets a head.")
+        table = self._newcomers(X, y, plain(groups), sample_weight)
+        new = newcomers.make_heads(self.model_, table.blocks(), sparse=table.is_sparse)
+        made = copy(self)
+        made._adopt(models.with_heads(self.model_, newcomers.join_heads(self.model_.heads, new, replace=replace)))
+        return made
+
+    @abstractmethod
+    def _newcomers(self, X: Any, y: Any, groups: Any, sample_weight: Any = None) -> UserTable:
+        """Return rows of users who were not there, checked; if `groups` is None, all are one user's."""
 
     def _fit_one(self, table: UserTable) -> Heads:
         """Return the head of the only user of a table, as heads of many."""
@@ -194,7 +217,12 @@ class Personal(BaseEstimator, ABC):
         doubts = heads.doubts(self._representation) if isinstance(self._representation.prior, HeadPrior) else None
         c = self.model_.columns
         read = reader(c, weights.shape[1], self.model_.config.dense) if c.features or c.categorical else None
-        more: dict[str, Any] = {"doubts": doubts, "read": read, "missing": c.policy}
+        more: dict[str, Any] = {
+            "doubts": doubts,
+            "silent": models.explain_silence(self.model_),
+            "read": read,
+            "missing": c.policy,
+        }
         numbers = len(c.features) or table.n_features
         if not table.is_sparse or c.features:
             means = np.concatenate([average_users(table, numbers)[0], np.zeros(table.n_features - numbers)])
@@ -279,6 +307,11 @@ class Personal(BaseEstimator, ABC):
         )
 
 
+def one_user(X: Any) -> NDArray[np.int64]:
+    """Return the user of each row, (rows,), where all rows X (rows, d) are one user's."""
+    return np.zeros(X.shape[0], dtype=np.int64)
+
+
 def _declared(loaded: models.Model) -> dict[str, list[str | int]] | None:
     """Return the lists of categories, unless some were selected privately: another fit selects them again."""
     selected = f"{learning.KEYS_PAGE}1" in loaded.billboard
@@ -313,16 +346,6 @@ def warn_of_budget(weaknesses: Sequence[str], stacklevel: int) -> None:
         warnings.warn(weakness, WeakPrivacy, stacklevel=stacklevel + 1)
 
 
-NO_HEADS = "this model was loaded without its users' heads (folder/private): only personalize works."
-
-
-def heads_of(fitted: models.Model) -> Heads:
-    """Return the heads of a model; raise InputError if it has none."""
-    if fitted.heads is None:
-        raise InputError(NO_HEADS)
-    return fitted.heads
-
-
 def rows_to_predict(estimator: Any, X: Any, groups: Groups | None, policy: Missing = IMPUTE) -> tuple[Any, Any]:
     """Return rows of a fitted estimator's features, with indicators of missing values, and the user of each."""
     check_is_fitted(estimator)
@@ -337,53 +360,3 @@ def rows_to_predict(estimator: Any, X: Any, groups: Groups | None, policy: Missi
             f"groups must name one user per row of X. Got {len(names)} users for {X.shape[0]} rows instead."
         )
     return X, names
-
-
-def known_users(ids: NDArray[Any], groups: Groups) -> NDArray[np.int64]:
-    """Return where the users of rows are among the users with heads, (rows,); raise InputError for an unknown one."""
-    positions = find_users(ids, groups)
-    if (positions < 0).any():
-        row = int(np.flatnonzero(positions < 0)[0])
-        raise InputError(
-            f"user {np.asarray(groups, dtype=object)[row]!r} (row {row}) was not in fit, so it has no head. "
-            "Call personalize with a few of its rows to make one."
-        )
-    return positions
-
-
-def check_unknown_users(unknown_users: str) -> bool:
-    """Return whether users who were not in fit are refused; raise InputError if the parameter is none."""
-    if unknown_users not in ("prior", "refuse"):
-        raise InputError(f'unknown_users must be "prior" or "refuse". Got {unknown_users!r} instead.')
-    return unknown_users == "refuse"
-
-
-def find_or_warn(ids: NDArray[Any], groups: Groups, stacklevel: int = 4) -> NDArray[np.int64]:
-    """Return the position of each row's user among those who have heads, (rows,); -1 and a warning for strangers.
-
-    Args:
-        ids: the users who have heads, (users,).
-        groups: the user of each row, (rows,).
-        stacklevel: how many calls above this one the warning points to.
-    """
-    positions = find_users(ids, groups)
-    if (positions < 0).any():
-        said = describe_unknown(*count_unknown(ids, groups, positions))
-        warnings.warn(f"{said}; personalize makes heads of users' own rows.", UnknownUsers, stacklevel=stacklevel)
-    return positions
-
-
-def count_unknown(ids: NDArray[Any], groups: Groups, positions: NDArray[np.int64]) -> tuple[int, int]:
-    """Return how many rows are of users without a head, and how many such users there are.
-
-    Args:
-        ids: the users who have heads.
-        groups: the user of each row; a row without one is an InputError.
-        positions: where the user of each row is among `ids`, -1 for a user who is not.
-    """
-    listed, unknown = list(groups), positions < 0
-    codes = factorize(listed)[1]
-    kinds = ["text" if isinstance(name, str) else "not text" for name in (ids.tolist()[0], listed[0])]
-    if unknown.all() and kinds[0] != kinds[1]:
-        raise InputError(f"the users of groups are {kinds[1]}, those of the model are {kinds[0]}; convert one of them.")
-    return int(unknown.sum()), len(np.unique(codes[unknown]))

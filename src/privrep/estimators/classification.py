@@ -18,10 +18,11 @@ from privrep.data.categories import Categories, check_classes, encode_labels, na
 from privrep.data.files import is_text
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError
-from privrep.estimators.base import Groups, Personal
+from privrep.estimators.base import Personal, one_user
 from privrep.estimators.checks import Rows, check_features, check_infinite_targets, prepare
 from privrep.estimators.progress import Bar
 from privrep.estimators.rows import PreparedRows
+from privrep.estimators.strangers import Groups
 from privrep.heads.personal import PersonalClassifier, has_probabilities
 from privrep.heads.store import ids_to_arrow
 from privrep.linear.registry import DEFAULT
@@ -147,14 +148,17 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         if self._no_rows(plain(X), plain(y)):
             table = self._without_rows(X, np.zeros(0))
         else:
-            X, labels = self._validated(self._known(X), y, reset=False)
-            policy = self.model_.columns.policy
-            rows = prepare(self, X, labels, sample_weight, policy, may_be_empty=prior is not None)
-            codes = codes_of(labels, self.model_.columns.classes).astype(np.float64)
-            table = UserTable.from_rows(rows.X, codes, np.zeros(rows.X.shape[0], dtype=np.int64), rows.weights)
+            table = self._newcomers(X, y, None, sample_weight)
         heads = self._fit_one(table)
         trust = heads.trust(self._representation) if isinstance(prior, LabelPrior) else None
         return PersonalClassifier(self._as_personal(heads, table), self.classes_, self._loss, trust)
+
+    def _newcomers(self, X: Any, y: Any, groups: Any, sample_weight: Any = None) -> UserTable:
+        X, labels = self._validated(self._known(X), y, reset=False)
+        columns, served = self.model_.columns, self._representation.prior is not None
+        rows = prepare(self, X, labels, sample_weight, columns.policy, may_be_empty=served)
+        codes = codes_of(labels, columns.classes).astype(np.float64)
+        return UserTable.from_rows(rows.X, codes, one_user(rows.X) if groups is None else groups, rows.weights)
 
     def _outputs(self, X: Any, groups: Groups | None) -> Array:
         """Return what each row's user's own head says of it."""

@@ -17,17 +17,10 @@ from privrep.data.categories import encode_items, to_item_column
 from privrep.data.missing import IMPUTE, MissingCounts
 from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError
-from privrep.estimators.base import (
-    Groups,
-    check_unknown_users,
-    find_or_warn,
-    heads_of,
-    known_users,
-    warn_if_nothing,
-    warn_if_weak,
-)
+from privrep.estimators.base import warn_if_nothing, warn_if_weak
 from privrep.estimators.checks import as_rank, as_seed, warn_missing
 from privrep.estimators.progress import watch
+from privrep.estimators.strangers import Groups, check_unknown_users, find_heads
 from privrep.heads.fitting import fit_block, fit_heads, make_newcomer_heads
 from privrep.heads.personal import Taste
 from privrep.heads.store import ids_to_arrow
@@ -170,10 +163,7 @@ class PrivateFactorization(BaseEstimator):
         if len(users) != len(items):
             raise InputError(f"users and items must be equally long. Got {len(users)} and {len(items)} instead.")
         rows = _one_hot(items, self.items_)
-        heads = heads_of(self.model_)
-        serves = self.model_.representation.serves_newcomers and not refuses
-        names = plain(users)
-        positions = find_or_warn(heads.ids, names, stacklevel=3) if serves else known_users(heads.ids, names)
+        heads, positions = find_heads(self.model_, plain(users), refuses, stacklevel=4)
         return heads.predict(self.model_.representation, rows, positions)
 
     def personalize(self, items: Any, ratings: Any) -> Taste:

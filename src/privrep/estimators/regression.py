@@ -10,10 +10,11 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from privrep.data.table import UserTable, plain
-from privrep.estimators.base import Groups, Personal
+from privrep.estimators.base import Personal, one_user
 from privrep.estimators.checks import Rows, check_features, check_numbers, prepare
 from privrep.estimators.progress import Bar
 from privrep.estimators.rows import PreparedRows
+from privrep.estimators.strangers import Groups
 from privrep.heads.personal import PersonalHead
 from privrep.heads.store import ids_to_arrow
 from privrep.heads.uncertainty import check_coverage
@@ -101,6 +102,9 @@ class Regressor(RegressorMixin, Personal):
         Returns:
             (rows,), or (rows, targets) where there are several; with return_std two arrays of that shape.
         """
+        if return_std:
+            check_is_fitted(self)
+            models.check_intervals(self.model_)
         X, heads, users = self._found(X, groups)
         values = heads.predict(self._representation, X, users)
         return (values, heads.deviations(self._representation, X, users)) if return_std else values
@@ -115,6 +119,8 @@ class Regressor(RegressorMixin, Personal):
             coverage: the share of targets that intervals are to cover, between 0 and 1.
         """
         check_coverage(coverage)
+        check_is_fitted(self)
+        models.check_intervals(self.model_)
         X, heads, users = self._found(X, groups)
         return heads.interval(self._representation, X, users, coverage)
 
@@ -131,10 +137,14 @@ class Regressor(RegressorMixin, Personal):
         check_is_fitted(self)
         prior = self._representation.prior
         if prior is None or not self._no_rows(plain(X), plain(y)):
-            X, y = self._validated(self._known(X), y, reset=False)
-            checked = prepare(self, X, y, sample_weight, self.model_.columns.policy, may_be_empty=prior is not None)
-            return self._head(checked.X, y, checked.weights)
+            return self._personal(self._newcomers(X, y, None, sample_weight))
         return self._personal(self._without_rows(X, np.zeros((0, prior.targets) if prior.targets > 1 else 0)))
+
+    def _newcomers(self, X: Any, y: Any, groups: Any, sample_weight: Any = None) -> UserTable:
+        X, y = self._validated(self._known(X), y, reset=False)
+        served = self._representation.prior is not None
+        rows = prepare(self, X, y, sample_weight, self.model_.columns.policy, may_be_empty=served)
+        return UserTable.from_rows(rows.X, y, one_user(rows.X) if groups is None else groups, rows.weights)
 
     def score(self, X: Any, y: Any, groups: Groups | None = None, sample_weight: Any = None) -> float:
         """Return R^2 of `predict`. Computed on users' data: not private, and not part of the model."""

@@ -168,6 +168,15 @@ def make_newcomer_heads(ids: NDArray[Any], representation: Representation) -> He
     return Heads(ids, kind, np.full(n, intercept), np.tile(weights, (n, 1)), *own)
 
 
+def make_nobody(representation: Representation) -> Heads:
+    """Return one head that is nobody's: users without heads are predicted by it, at position -1.
+
+    Args:
+        representation: with a prior, or ratings with one.
+    """
+    return make_newcomer_heads(np.zeros(1, dtype=np.int64), representation)
+
+
 def _fit_rating_block(block: UserTable, representation: Representation, ratings: Ratings) -> Heads:
     """Return heads of ratings as posterior means; users without rows, or whose numbers overflow, have the prior's."""
     found = make_newcomer_heads(block.ids, representation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from privrep.models.sections import (
     say_classes,
 )
 from privrep.models.spending import find_share, list_releases_with_samples
+from privrep.neural.plan import count_deciding_rounds
 from privrep.privacy.events import Batched, Sampled
 from privrep.privacy.ledger import Budget, PrivacyReport
 
@@ -37,6 +39,14 @@ _PURPOSE = {
     "round": "step on the shared part",
     "short": "next clipping norm",
     "heads": "how heads weigh the shared part",
+}
+
+_SHARED = {
+    "nothing": "nothing: users have the public features alone",
+    "linear": "a linear layer on public features",
+    "directions": "directions in which classes differ",
+    "adapters": "adapters on a pretrained network",
+    "all": "a whole network",
 }
 
 
@@ -73,7 +83,9 @@ def inspect_network(folder: ModelFolder) -> Inspection:
     config = described["config"]
     ledger = folder.read_ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
     report, share = ledger.report(), find_share(ledger)
-    releases = list_releases_with_samples(report, share, _find_purpose)
+    plan, usual = described["plan"], config.get("settings") is None  # rounds that were asked for decide nothing
+    deciding = count_deciding_rounds(int(plan.get("rounds", 1)), usual and plan.get("otherwise") is not None)
+    releases = list_releases_with_samples(report, share, partial(_find_purpose, deciding=deciding))
     facts = _Facts(folder, described, report, _read_shared(folder) if folder.finished else None)
     return Inspection(
         str(folder.path),
@@ -84,6 +96,8 @@ def inspect_network(folder: ModelFolder) -> Inspection:
         facts.sections(),
         [asdict(spent) for spent in releases],
         {part: described[part] for part in _PARTS},
+        shared=facts.describe_shared(),
+        sizes=f"{described['user_count']:,} users; rows of {described['feature_count']:,} numbers",
     )
 
 
@@ -105,6 +119,12 @@ class _Facts:
             Section("The classes", (self._classes(),)),
             Section("The model", tuple(self._model())),
         )
+
+    def describe_shared(self) -> str:
+        """Return what was learned for all, in a few words; the empty string where the run is not finished."""
+        if self.shared is None:
+            return ""
+        return _SHARED.get(self.shared, self.shared)
 
     def _method(self) -> list[str]:
         """Return sentences about how the network was learned."""
@@ -150,7 +170,15 @@ def _read_shared(folder: ModelFolder) -> str:
         return str(billboard[PAGE].facts["derived"]["share"])
 
 
-def _find_purpose(name: str) -> str:
-    """Return what a release is for, by its name (page/statistic); the empty string where nothing is known."""
+def _find_purpose(name: str, deciding: int) -> str:
+    """Return what a release is for; the empty string where nothing is known.
+
+    Args:
+        name: of the release: page/statistic.
+        deciding: rounds, the first ones, that also tell whether a class means the same to all.
+    """
     page, _, statistic = name.partition("/")
+    kind, _, number = page.partition("-")
+    if kind == "round" and statistic == "update" and number.isdecimal() and int(number) <= deciding:
+        return f"{_PURPOSE[kind]}, and {_PURPOSE['look']}"
     return _PURPOSE.get(statistic) or _PURPOSE.get(page.split("-")[0], "")

@@ -5,7 +5,8 @@ Pages of the billboard:
   spread     squares of features, and                -> coordinates of a linear layer, in which few rounds go far
   moment     pairs of features (see `curvature`)
   round-t    clipped sum of users' updates           -> the shared weights; the first ones also tell whether a class
-                                                        means the same for everybody. If not,
+                                                        means the same for everybody:
+  agreement  the verdict, posted at once             -> a run that goes on elsewhere decides alike. If they disagree,
   scatter    how rows vary within classes, and classes' means
                                                      -> directions, in place of further rounds (see `class_moments`)
   alone      how many users do better without what is shared so far
@@ -42,10 +43,10 @@ from privrep.heads.neural import (
 from privrep.heads.softmax import HeadInputs, Sight, log_frequencies, one_hot
 from privrep.heads.store import HeadSizes
 from privrep.neural.class_moments import Scatter, classes_agree, directions
-from privrep.neural.curvature import STEEPEST, coordinates
+from privrep.neural.curvature import STEEPEST, Variation, coordinates
 from privrep.neural.layers import Leading, Shape, directions_split, linear_split
 from privrep.neural.mixed import ASKED_SHARE, WORTH_ASKING, BetterAlone, are_mixed, directions_signal
-from privrep.neural.plan import ROUNDS, SharingPlan, most_parameters
+from privrep.neural.plan import ROUNDS, SharingPlan, count_deciding_rounds, most_parameters
 from privrep.neural.rounds import GoOn, Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.neural.standard_step import Standards, StandardStep
 from privrep.nn.flat_module import FlatModule, Split, split
@@ -66,7 +67,7 @@ COMMON = 0.1  # part of the centre's noise that counts: an error that all users 
 USERS_APART = 0.03  # part of it by which the means of users' rows should differ
 SCORE_NOISE = 0.65  # standard deviation that noise may add to a row's scores
 WORTH = 1.5  # degrees of freedom over the root of what rounds carry: each further one tells less of classes
-LOOKED = 4  # the part of rounds, one over this, after which users' updates tell whether classes mean the same
+AGREEMENT = "agreement"  # the page with the verdict
 LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
 
 
@@ -238,11 +239,10 @@ def _linear(
     there = linear_split(np.zeros(len(standards.centre)), shape)
     chosen = careful(replace(LINEAR, rounds=plan.rounds), found.degrees, users, mu_squared - spent)
     turned = replace(standards, coordinates=found)
-    several = plan.otherwise is not None and plan.rounds > 1  # after the only round there is nothing to turn to
-    looked, halfway = max(plan.rounds // LOOKED, 1), plan.rounds // 2
+    looked, halfway = count_deciding_rounds(plan.rounds, plan.otherwise is not None), plan.rounds // 2
     asked = ASKED_SHARE * run.ledger.capacity
     half = directions_signal(plan, users, (mu_squared - spent - asked) / 2)
-    worth = halfway > looked and half >= WORTH_ASKING
+    worth = halfway > looked > 0 and half >= WORTH_ASKING
     rounds = mu_squared - spent - (asked if worth else 0.0)
     mixed = False  # whether many users do better alone
 
@@ -254,7 +254,7 @@ def _linear(
     def go_on(updates: Sequence[Release], weights: Singles) -> float:
         """Return what the next round spends: nothing where classes differ by user, less where they do for many."""
         nonlocal mixed
-        if several and len(updates) == looked and not classes_agree(updates, users, variation):
+        if len(updates) == looked and not decide_agreement(run, updates, variation):
             return 0.0
         if worth and len(updates) == halfway:
             prior = (standards.centre, standards.pull, shape.raw, losses_of_nobody())
@@ -270,6 +270,21 @@ def _linear(
     if not mixed:
         return trained, plan, 0.0
     return trained, plan.with_directions(), rounds * (1 - halfway / plan.rounds) / 2
+
+
+def decide_agreement(run: Run, updates: Sequence[Release], variation: Variation) -> bool:
+    """Return whether a class means the same to everybody, as the billboard says; where it does not, decide and post it.
+
+    The verdict compares released numbers. On another machine they round in another way, and could flip it.
+
+    Args:
+        run: with its billboard.
+        updates: of the first rounds.
+        variation: what `coordinates` released of how rows vary.
+    """
+    if AGREEMENT not in run.billboard:
+        run.derive(AGREEMENT, {}, agree=bool(classes_agree(updates, run.users.facts.users, variation)))
+    return bool(run.billboard[AGREEMENT].facts["derived"]["agree"])
 
 
 def careful(settings: TrainingSettings, degrees: float, users: int, mu_squared: float) -> TrainingSettings:
