@@ -4,7 +4,7 @@ A process of its own imports privrep once and forks another for every attempt. H
 write and post count the places that an attempt passes, and at a chosen one the process ends without any clean-up. Of a
 charge that was not yet synced only a part survives, as in a power cut.
 
-Which places are fatal, `Program.deaths` says. With PRIVREP_KILLS=all in the environment, every place is.
+Which places are fatal, `Program.deaths` says. With PRIVREP_KILL_EVERYWHERE=1, every place is.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def choose_deaths(places: Sequence[str], every: int | None) -> list[int]:
         places: what an attempt passes, by name.
         every: one in so many of them. None: of each name the first, the middle and the last.
     """
-    if os.environ.get("PRIVREP_KILLS") == "all":
+    if os.environ.get("PRIVREP_KILL_EVERYWHERE"):
         return list(range(len(places)))
     if every is not None:
         return list(range(0, len(places), every))
