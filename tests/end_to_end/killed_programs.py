@@ -150,7 +150,7 @@ PAIRS = ("privrep.estimators.clip", "torch._dynamo", "pandas")
 WALK = ("privrep.privacy.run", "dp_accounting.pld.privacy_loss_distribution")
 PROGRAMS = {
     "table": Program(
-        fit_table, TABLE, 40.0, 1e-6, {"simulated": None, "secure": 9}, TABLE_PLACES, (50, 50),
+        fit_table, TABLE, 40.0, 1e-6, {"simulated": None, "secure": 13}, TABLE_PLACES, (50, 50),
         frozenset({"representation"}), adaptive=True, often=5,
     ),
     "network": Program(
