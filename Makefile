@@ -35,7 +35,7 @@ federated-demo: $(VENV)/federated   ## one server and three nodes on loopback, a
 	$(BIN)/privrep federate demo --out federated-demo --overwrite
 
 test: $(VENV)/dev lint
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 mutations: $(VENV)/dev   ## break the code on purpose, one line at a time: the tests must notice
 	$(BIN)/python tests/mutations/mutate.py

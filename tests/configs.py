@@ -1,4 +1,4 @@
-"""Configurations as TOML files: written from mappings, with changes."""
+"""Configurations as TOML files: of federations, and written from mappings, with changes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,28 @@ from pathlib import Path
 from typing import Any
 
 from privrep.schema.template import to_toml
+
+FEDERATED_TABLE = """
+[privacy]
+epsilon = 4
+delta = 1e-6
+
+[model]
+kind = "table"
+user = "user"
+target = "y"
+features = ["x0", "x1", "x2"]
+"""
+FEDERATED_NETWORK = """
+[privacy]
+epsilon = 2.0
+delta = 1e-5
+
+[model]
+kind = "neural"
+classes = 3
+image = [8, 8, 1]
+"""
 
 
 def write_config(path: Path, settings: Mapping[str, Any]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,17 @@ settings.register_profile(
 settings.load_profile("privrep")
 
 Users = list[tuple[np.ndarray, np.ndarray]]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_syncs() -> Iterator[None]:
+    """Sync nothing to disk. No test cuts the power, and a fit of twenty pages would wait for ninety syncs.
+
+    A test of syncs replaces `os.fsync` by a function of its own, and sees every call as before.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which fails for a closed file, too
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ class Rule:
         return [f"{name}:{line}: {found}" for line, found in self.find(tree)]
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    """Parse a file once: every rule looks at all files."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
 def _dotted(node: ast.AST) -> str:
     """a.b.c of an attribute chain; what is not a name at its root is left out."""
     parts: list[str] = []
@@ -58,7 +70,7 @@ def _called(node: ast.AST) -> str:
 
 def calls(*names: str) -> Finder:
     def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, ast.Call) and _called(node) in names:
                 yield node.lineno, f"calls {_called(node)}"
 
@@ -67,7 +79,7 @@ def calls(*names: str) -> Finder:
 
 def reads(*attributes: str) -> Finder:
     def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in attributes and isinstance(node.ctx, ast.Load):
                 yield node.lineno, f"reads .{node.attr}"
 
@@ -76,7 +88,7 @@ def reads(*attributes: str) -> Finder:
 
 def defines(*words: str) -> Finder:
     def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and any(word in node.name.lower() for word in words):
                 yield node.lineno, f"defines {node.name}"
 
@@ -87,7 +99,7 @@ def imports(*modules: str) -> Finder:
     """Imports of these modules or anything in them, and names taken from them."""
 
     def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(tree):
+        for node in walk(tree):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -115,7 +127,7 @@ def _random(tree: ast.AST) -> Iterator[tuple[int, str]]:
     makers = {"default_rng", "RandomState", "Generator", "SeedSequence", "PCG64", "Philox", "urandom", "getrandom"}
     makers |= {"manual_seed", "fork_rng", "set_rng_state"}
     yield from imports("random", "secrets", "opendp", "numpy.random", "torch.random", "torch.distributions")(tree)
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Call):
             name = _dotted(node.func)
             if _called(node) in makers or ".random." in f".{name}.":
@@ -130,7 +142,7 @@ def _members(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _opening(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Call) and (
             _called(node) in {"Run", "Ledger"} or _dotted(node.func).endswith("Run.open")
         ):
@@ -146,7 +158,7 @@ def _clipping(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _unsafe_loading(tree: ast.AST) -> Iterator[tuple[int, str]]:
     yield from imports("pickle", "joblib", "cloudpickle", "dill", "shelve", "marshal")(tree)
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             yield node.lineno, "passes allow_pickle"
         if isinstance(node, ast.Call) and _called(node) in {"to_pickle", "read_pickle", "exec"}:
@@ -161,7 +173,7 @@ def _unsafe_loading(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _guessed(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Attributes that are looked for by name instead of declared by a type."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         looks = isinstance(node, ast.Call) and _dotted(node.func) in {"getattr", "hasattr"} and len(node.args) > 1
         if isinstance(node, ast.Call) and looks and isinstance(node.args[1], ast.Constant):
             yield node.lineno, f"calls {_dotted(node.func)} with {node.args[1].value!r}"
@@ -369,9 +381,7 @@ USERS_COMPUTE_IN = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_only_where_it_should_be(rule: str) -> None:
-    broken = [
-        line for name, path in MODULES.items() for line in RULES[rule].broken_by(name, ast.parse(path.read_text()))
-    ]
+    broken = [line for name, path in MODULES.items() for line in RULES[rule].broken_by(name, parse(path))]
     assert not broken, f"{rule} outside {', '.join(RULES[rule].allowed) or 'nowhere'}:\n" + "\n".join(broken)
 
 
@@ -394,7 +404,7 @@ def test_what_users_compute_knows_nothing_of_budgets_and_the_core_nothing_of_alg
 ) -> None:
     inside = {name: path for name, path in MODULES.items() if name.startswith(places)}
     assert len(inside) >= len(places)
-    broken = [line for name, path in inside.items() for line in rule.broken_by(name, ast.parse(path.read_text()))]
+    broken = [line for name, path in inside.items() for line in rule.broken_by(name, parse(path))]
     assert not broken, "\n".join(broken)
 
 
@@ -428,9 +438,9 @@ def steps_in(tree: ast.Module) -> tuple[str, ...]:
 
 
 COMPUTED_BY_USERS = {
-    name: steps_in(ast.parse(path.read_text())) + USERS_COMPUTE_IN.get(name, ())
+    name: steps_in(parse(path)) + USERS_COMPUTE_IN.get(name, ())
     for name, path in MODULES.items()
-    if steps_in(ast.parse(path.read_text())) or name in USERS_COMPUTE_IN
+    if steps_in(parse(path)) or name in USERS_COMPUTE_IN
 }
 
 
@@ -442,7 +452,7 @@ def test_steps_are_found() -> None:
 
 @pytest.mark.parametrize("name", COMPUTED_BY_USERS)
 def test_what_users_compute_beside_a_server_knows_nothing_of_budgets_or_of_einsum(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text())
+    tree = parse(MODULES[name])
     names = COMPUTED_BY_USERS[name]
     assert not _known_of_budgets(tree, names)
     bodies = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names]
@@ -465,18 +475,14 @@ def guesses(name: str, tree: ast.AST) -> set[tuple[str, str]]:
 
 
 def test_attributes_are_looked_for_by_name_on_objects_of_other_libraries_alone() -> None:
-    found = [guesses(name, ast.parse(path.read_text())) for name, path in MODULES.items()]
+    found = [guesses(name, parse(path)) for name, path in MODULES.items()]
     assert set().union(*found) == set(GUESSES)
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.allowed])
 def test_the_rule_sees_what_it_allows(rule: str) -> None:
     """Otherwise the thing was renamed and the rule guards nothing."""
-    found = [
-        line
-        for name, path in MODULES.items()
-        for line in Rule(RULES[rule].find, ()).broken_by(name, ast.parse(path.read_text()))
-    ]
+    found = [line for name, path in MODULES.items() for line in Rule(RULES[rule].find, ()).broken_by(name, parse(path))]
     assert found
 
 
@@ -581,7 +587,7 @@ def layers() -> list[list[str]]:
 
 def named_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, string) for every string that is nothing but the name of a module, or of something in one."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAMED.fullmatch(node.value):
             yield node.lineno, node.value
 
@@ -595,7 +601,7 @@ def upwards(name: str, tree: ast.AST) -> list[str]:
     ]  # a smaller number is a higher layer
 
 
-NAMING = {name: path for name, path in MODULES.items() if any(named_in(ast.parse(path.read_text())))}
+NAMING = {name: path for name, path in MODULES.items() if any(named_in(parse(path)))}
 
 
 def test_strings_that_name_classes_are_found() -> None:
@@ -605,7 +611,7 @@ def test_strings_that_name_classes_are_found() -> None:
 @pytest.mark.parametrize("name", NAMING)
 def test_strings_that_name_classes_name_what_is_there(name: str) -> None:
     pytest.importorskip("torch")
-    for _, named in named_in(ast.parse(NAMING[name].read_text())):
+    for _, named in named_in(parse(NAMING[name])):
         module, _, attribute = named.partition(":")
         assert not attribute or isinstance(vars(importlib.import_module(module))[attribute], type)
         importlib.import_module(module)
@@ -613,7 +619,7 @@ def test_strings_that_name_classes_name_what_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMING if name != "__init__.py"])
 def test_strings_that_name_classes_keep_to_the_layers(name: str) -> None:
-    assert not upwards(name, ast.parse(NAMING[name].read_text()))
+    assert not upwards(name, parse(NAMING[name]))
 
 
 def test_the_layers_are_seen_in_strings() -> None:

@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -920,13 +921,11 @@ def test_values_that_are_too_rare_to_be_named(tmp_path: Path, capsys: pytest.Cap
     assert "shop (not declared)" in " ".join(said.split())
 
 
-@pytest.mark.parametrize("place", ["charge", "post"])
-def test_a_fit_killed_while_it_selects_values_spends_nothing_twice(
-    place: str, shops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Dead between the charge of the second selection and its page: the charge is on record, and pays for one draw."""
-    out, whole = tmp_path / "model", tmp_path / "whole"
-    command = ["fit", str(shops / "shops.csv"), *SHOPS, "--simulate", "1", "--out"]
+Command = Sequence[str | Path]
+
+
+def kill_at(place: str, page: str, command: Command) -> None:
+    """Run a command in a process that dies where the keys of a page were charged, or where the page was posted."""
     die = (
         "import os, sys\n"
         "from privrep import cli\n"
@@ -935,18 +934,23 @@ def test_a_fit_killed_while_it_selects_values_spends_nothing_twice(
         "charge, post = Ledger.charge, Billboard._post\n"
         "def new_charge(ledger, events):\n"
         "    charge(ledger, events)\n"
-        f"    if 'keys-2/keys' in events and {place == 'charge'}: os._exit(9)\n"
+        f"    if '{page}/keys' in events and {place == 'charge'}: os._exit(9)\n"
         "def new_post(board, page):\n"
         "    post(board, page)\n"
-        "    if page.name == 'keys-2': os._exit(9)\n"
+        f"    if page.name == '{page}': os._exit(9)\n"
         "Ledger.charge, Billboard._post = new_charge, new_post\n"
         "cli.main(sys.argv[1:])\n"
     )
-    assert subprocess.run([sys.executable, "-c", die, *command, str(out)]).returncode == 9
-    report = json.loads(run(capsys, "inspect", out, "--json")[1])
-    assert [event["name"] for event in report["events"]] == ["keys-1/keys", "keys-2/keys"]
-    assert (out / "billboard" / "0001-keys-2.safetensors").exists() == (place == "post")
-    assert "other settings" in refused(capsys, *command, out, "--categories", shops / "colours.json")
+    assert subprocess.run([sys.executable, "-c", die, *map(str, command)]).returncode == 9
+
+
+def assert_it_goes_on(
+    capsys: pytest.CaptureFixture[str], command: Command, out: Path, changes: Sequence[Command]
+) -> None:
+    """Hold a fit that was killed to one that was not; with other settings it does not go on."""
+    whole = out.with_name("whole")
+    for change in changes:
+        assert "other settings" in refused(capsys, *command, out, *change)
     code, _, noted = run(capsys, *command, out)
     assert code == 0
     assert "Continuing" in noted
@@ -954,6 +958,20 @@ def test_a_fit_killed_while_it_selects_values_spends_nothing_twice(
     assert (out / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
     assert models.load(out).columns == models.load(whole).columns
     assert np.array_equal(models.load(out).representation.basis, models.load(whole).representation.basis)
+
+
+@pytest.mark.parametrize("place", ["charge", "post"])
+def test_a_fit_killed_while_it_selects_values_spends_nothing_twice(
+    place: str, shops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dead between the charge of the second selection and its page: the charge is on record, and pays for one draw."""
+    out = tmp_path / "model"
+    command = ["fit", shops / "shops.csv", *SHOPS, "--simulate", "1", "--out"]
+    kill_at(place, "keys-2", [*command, out])
+    report = json.loads(run(capsys, "inspect", out, "--json")[1])
+    assert [event["name"] for event in report["events"]] == ["keys-1/keys", "keys-2/keys"]
+    assert (out / "billboard" / "0001-keys-2.safetensors").exists() == (place == "post")
+    assert_it_goes_on(capsys, command, out, [["--categories", shops / "colours.json"]])
 
 
 # classification
@@ -1172,35 +1190,12 @@ def test_labels_too_rare_to_be_named(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_fit_killed_while_it_selects_classes_spends_nothing_twice(
     place: str, trees: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, whole = tmp_path / "model", tmp_path / "whole"
-    command = ["fit", str(trees / "trees.csv"), *LABELS, "--simulate", "1", "--out"]
-    die = (
-        "import os, sys\n"
-        "from privrep import cli\n"
-        "from privrep.privacy.ledger import Ledger\n"
-        "from privrep.privacy.billboard import Billboard\n"
-        "charge, post = Ledger.charge, Billboard._post\n"
-        "def new_charge(ledger, events):\n"
-        "    charge(ledger, events)\n"
-        f"    if 'classes/keys' in events and {place == 'charge'}: os._exit(9)\n"
-        "def new_post(board, page):\n"
-        "    post(board, page)\n"
-        "    if page.name == 'classes': os._exit(9)\n"
-        "Ledger.charge, Billboard._post = new_charge, new_post\n"
-        "cli.main(sys.argv[1:])\n"
-    )
-    assert subprocess.run([sys.executable, "-c", die, *command, str(out)]).returncode == 9
+    out = tmp_path / "model"
+    command = ["fit", trees / "trees.csv", *LABELS, "--simulate", "1", "--out"]
+    kill_at(place, "classes", [*command, out])
     report = json.loads(run(capsys, "inspect", out, "--json")[1])
     assert [event["name"] for event in report["events"]] == ["classes/keys"]
-    assert "other settings" in refused(capsys, *command, out, "--classes", "ash,birch,cedar")
-    assert "other settings" in refused(capsys, *command, out, "--loss", "hinge")
-    code, _, noted = run(capsys, *command, out)
-    assert code == 0
-    assert "Continuing" in noted
-    assert run(capsys, *command, whole)[0] == 0
-    assert (out / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
-    assert models.load(out).columns == models.load(whole).columns
-    assert np.array_equal(models.load(out).representation.basis, models.load(whole).representation.basis)
+    assert_it_goes_on(capsys, command, out, [["--classes", "ash,birch,cedar"], ["--loss", "hinge"]])
 
 
 def test_new_users_of_a_classifier(

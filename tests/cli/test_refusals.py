@@ -11,7 +11,7 @@ import pytest
 from refusals import BUDGET_OPTIONS, COLUMNS, Case, all_cases
 
 from commands import Capture, done, refused, run
-from configs import merged, write_config
+from configs import FEDERATED_NETWORK, FEDERATED_TABLE, merged, write_config
 
 CASES = list(all_cases())
 FIRST = {tuple(word for word in each.arguments[:2] if word.isalpha()): each for each in reversed(CASES)}
@@ -76,13 +76,13 @@ def _make_networks(folder: Path) -> None:
 def _make_federation(folder: Path) -> None:
     pytest.importorskip("flwr")
     (folder / "rows.parquet").touch()
-    CONFIGS["federation"] = TABLE
+    CONFIGS["federation"] = FEDERATED_TABLE
 
 
 def _make_federated_network(folder: Path) -> None:
     pytest.importorskip("flwr")
     pytest.importorskip("torch")
-    CONFIGS["federated network"] = NETWORK
+    CONFIGS["federated network"] = FEDERATED_NETWORK
 
 
 WORLDS: dict[str, Callable[[Path], None]] = {
@@ -95,27 +95,6 @@ WORLDS: dict[str, Callable[[Path], None]] = {
     "federation": _make_federation,
     "federated network": _make_federated_network,
 }
-TABLE = """
-[privacy]
-epsilon = 4
-delta = 1e-6
-
-[model]
-kind = "table"
-user = "user"
-target = "y"
-features = ["x0", "x1", "x2"]
-"""
-NETWORK = """
-[privacy]
-epsilon = 2.0
-delta = 1e-5
-
-[model]
-kind = "neural"
-classes = 3
-image = [8, 8, 1]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +110,24 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[world]
 
     return find
+
+
+Enter = Callable[[Case], Path]
+
+
+@pytest.fixture
+def enter(worlds: Callable[[str], Path], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Enter:
+    """Enter the folder of a case's world, with its configuration written."""
+
+    def go(case: Case) -> Path:
+        folder = worlds(case.world)
+        _write_config(case, folder)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("FLWR_HOME", "")
+        capsys.readouterr()
+        return folder
+
+    return go
 
 
 def _write_config(case: Case, folder: Path) -> None:
@@ -149,28 +146,16 @@ def _state(folder: Path) -> dict[Path, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_refusal_is_one_sentence_and_changes_nothing(
-    case: Case, worlds: Callable[[str], Path], capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = worlds(case.world)
-    _write_config(case, folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("FLWR_HOME", "")
+def test_a_refusal_is_one_sentence_and_changes_nothing(case: Case, enter: Enter, capsys: Capture) -> None:
+    folder = enter(case)
     before = _state(folder)
-    capsys.readouterr()
     assert case.sentence in refused(capsys, *case.arguments, remarks=case.remarks)
     assert _state(folder) == before
 
 
 @pytest.mark.parametrize("case", FIRST.values(), ids=str)
-def test_it_is_the_same_sentence_with_quiet_and_json(
-    case: Case, worlds: Callable[[str], Path], capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = worlds(case.world)
-    _write_config(case, folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("FLWR_HOME", "")
-    capsys.readouterr()
+def test_it_is_the_same_sentence_with_quiet_and_json(case: Case, enter: Enter, capsys: Capture) -> None:
+    enter(case)
     for option in (["--quiet"], ["--json"])[: 1 if case.arguments[0] == "config" else 2]:
         code, out, err = run(capsys, *case.arguments, *option)
         assert (code, out, err.count("\n")) == (2, "", 1)

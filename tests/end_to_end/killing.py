@@ -3,6 +3,8 @@
 A process of its own imports privrep once and forks another for every attempt. Hooks around every sync, rename, draw,
 write and post count the places that an attempt passes, and at a chosen one the process ends without any clean-up. Of a
 charge that was not yet synced only a part survives, as in a power cut.
+
+Which places are fatal, `Program.deaths` says. With PRIVREP_KILL_EVERYWHERE=1, every place is.
 """
 
 from __future__ import annotations
@@ -46,13 +48,14 @@ def haunt(death: Death, ledger: Path) -> None:
     from privrep.privacy.billboard import Billboard
     from privrep.privacy.ledger import Ledger
 
-    fsync, replace, save = os.fsync, os.replace, boards.save_file
+    replace, save = os.replace, boards.save_file
     charge, post = Ledger.charge, Billboard._post
     safe = [ledger.stat().st_size if ledger.exists() else 0]  # bytes of the ledger that a power cut cannot take
 
     def new_fsync(descriptor: int) -> None:
+        """Sync nothing: what a dead process has written stays, and what a power cut takes is cut off here."""
         if Path(os.readlink(f"/proc/self/fd/{descriptor}")) != ledger:
-            return fsync(descriptor)  # of a page or a folder: the places before and after have hooks of their own
+            return  # of a page or a folder: the places before and after have hooks of their own
 
         def tear() -> None:
             size = os.fstat(descriptor).st_size
@@ -60,7 +63,6 @@ def haunt(death: Death, ledger: Path) -> None:
 
         death.here("ledger written, not synced: torn", tear)
         death.here("ledger written, not synced: whole")
-        fsync(descriptor)
         safe[0] = os.fstat(descriptor).st_size
         death.here("ledger synced")
 
@@ -142,12 +144,13 @@ class Program:
     imports: Sequence[str]  # once, before the forks
     epsilon: float  # of the budget
     spends: float | None  # the part of it, roughly, that is spent in the end; None if little is
-    every: dict[str, int]  # of how many places one is fatal, of simulated runs and of secure ones
+    deaths: dict[str, int | None]  # one in how many places is fatal, by kind of run; None: see `choose_deaths`
     places: Sequence[str] = ("torn", "before charge", "after charge, before draw", "after draw, before post")
     least: tuple[int, int] = (20, 3)  # places that an attempt passes, and moments between two lives
     derived: frozenset[str] = frozenset()  # pages that are charged for nothing
     adaptive: bool = False  # what is asked later depends on noise
-    often: int = 1  # runs that are killed several times
+    often: int = 1  # simulated runs that are killed several times
+    prepare: Callable[[], object] = lambda: None  # once, before the forks: what it caches, all of them have
 
 
 def in_a_process(attempt: Attempt, folder: Path, seed: int | None, fatal: int | None) -> bool:
@@ -209,18 +212,36 @@ def story(attempt: Attempt, folder: Path, seed: int | None, deaths: list[int]) -
     return {"deaths": deaths, "between": between, "end": state(folder), "leftovers": leftovers}
 
 
+def choose_deaths(places: Sequence[str], every: int | None) -> list[int]:
+    """Return the numbers of the places that are fatal.
+
+    Args:
+        places: what an attempt passes, by name.
+        every: one in so many of them. None: of each name the first, the middle and the last.
+    """
+    if os.environ.get("PRIVREP_KILL_EVERYWHERE"):
+        return list(range(len(places)))
+    if every is not None:
+        return list(range(0, len(places), every))
+    named: dict[str, list[int]] = {}
+    for i, place in enumerate(places):
+        named.setdefault(place, []).append(i)
+    return sorted({at[i] for at in named.values() for i in (0, len(at) // 2, -1)})
+
+
 def tell(program: Program, folder: Path) -> dict[str, Any]:
     """Return the stories of a program: undisturbed, killed at one place after the other, and killed several times."""
     for module in program.imports:
         importlib.import_module(module)
+    program.prepare()
     told: dict[str, Any] = {}
     for kind, seed in (("simulated", SEED), ("secure", None)):
         told[kind] = {"undisturbed": story(program.attempt, folder / kind, seed, [])}
         places = json.loads((folder / kind / "passed.json").read_text())
-        fatal = range(0, len(places), program.every[kind])
+        fatal = choose_deaths(places, program.deaths[kind])
         stories = [story(program.attempt, folder / f"{kind}-{i}", seed, [i]) for i in fatal]
         rng = np.random.default_rng(1)
-        for i in range(max(program.often // program.every[kind], 1)):
+        for i in range(program.often if seed is not None else 1):
             deaths = [3, *(int(d) for d in rng.integers(0, len(places), 3))]
             stories.append(story(program.attempt, folder / f"{kind}-often-{i}", seed, deaths))
         told[kind] |= {"places": places, "stories": stories}

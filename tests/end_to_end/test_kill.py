@@ -69,6 +69,9 @@ def test_deaths_come_at_every_kind_of_place(program: Program, told: dict[str, An
         assert any(part in place for place in told["simulated"]["places"]), part
     assert len(told["simulated"]["places"]) > places
     assert sum(len(story["between"]) for story in told["simulated"]["stories"]) > lives
+    if program.deaths["simulated"] is None:
+        passed = told["simulated"]["places"]
+        assert {passed[at] for story in told["simulated"]["stories"] for at in story["deaths"][:1]} == set(passed)
 
 
 @pytest.mark.parametrize("kind", KINDS)

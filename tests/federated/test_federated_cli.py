@@ -24,6 +24,8 @@ pytest.importorskip("flwr")
 
 import commands
 from commands import run
+from configs import FEDERATED_NETWORK as NEURAL
+from configs import FEDERATED_TABLE as TABLE
 from privrep.cli import federated_demo as demo
 from privrep.data.synthetic import make_population
 from privrep.errors import InputError
@@ -42,28 +44,6 @@ from privrep.privacy.ledger import read_report
 from privrep.users.memory import InMemoryUsers
 
 refused = partial(commands.refused, remarks=True)  # that there are no keys
-
-TABLE = """
-[privacy]
-epsilon = 4
-delta = 1e-6
-
-[model]
-kind = "table"
-user = "user"
-target = "y"
-features = ["x0", "x1", "x2"]
-"""
-NEURAL = """
-[privacy]
-epsilon = 2.0
-delta = 1e-5
-
-[model]
-kind = "neural"
-classes = 3
-image = [8, 8, 1]
-"""
 
 
 @pytest.fixture(autouse=True)

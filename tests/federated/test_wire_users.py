@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -100,24 +101,27 @@ PANELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def panel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
-    """Files of users who differ in level and along one direction, with 2 to 9 rows each."""
-    folder, rng = tmp_path_factory.mktemp("panel"), np.random.default_rng(4)
-    n = sum(PANEL_USERS.values())
+def make_panel(folder: Path, users: Mapping[str, int]) -> tuple[Path, list[Path]]:
+    """Write files of users who differ in level and along one direction, with 2 to 9 rows each."""
+    n, rng = sum(users.values()), np.random.default_rng(4)
     user = np.repeat(np.arange(n), 2 + np.arange(n) % 8)
     X = rng.normal(size=(len(user), FEATURES)) + 0.7 * rng.normal(size=(n, FEATURES))[user]
     level, noise = 30 + 2 * rng.normal(size=n)[user], 0.1 * rng.normal(size=(2, len(user)))
     y = level + X @ np.linspace(1, 2, FEATURES) + X[:, 0] * rng.normal(size=n)[user] + noise[0]
     made: dict[str, Any] = {"user": user, "y": y, "z": 5 * y + X[:, 1] + noise[1], "level": level + 10 * noise[0]}
     made |= {name: X[:, j] for j, name in enumerate(NUMBERS)} | {"shelf": np.array(SHELVES)[user % 3]}
-    ends, paths = np.cumsum([0, *PANEL_USERS.values()]), []
-    for name, start, stop in zip(PANEL_USERS, ends, ends[1:], strict=False):
+    ends, paths = np.cumsum([0, *users.values()]), []
+    for name, start, stop in zip(users, ends, ends[1:], strict=False):
         mine = (user >= start) & (user < stop)
         paths.append(folder / f"{name}.parquet")
         pq.write_table(pa.table({column: values[mine] for column, values in made.items()}), paths[-1])
     pq.write_table(pa.table(made), folder / "all.parquet")
     return folder / "all.parquet", paths
+
+
+@pytest.fixture(scope="module")
+def panel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    return make_panel(tmp_path_factory.mktemp("panel"), PANEL_USERS)
 
 
 def public_numbers(value: Any) -> dict[str, Any]:
@@ -170,14 +174,15 @@ def test_three_nodes_learn_the_prior_that_one_place_learns(
 
 
 @pytest.mark.parametrize("name", ["rank found", "level alone", "two targets", "sparse"])
-def test_nodes_that_add_the_noise_learn_a_prior(name: str, panel: tuple[Path, list[Path]], tmp_path: Path) -> None:
-    task = PANELS[name]
-    with federation(task, panel[1], tmp_path / "nodes", noise_nodes=2) as fed:
+def test_nodes_that_add_the_noise_learn_a_prior(name: str, tmp_path: Path) -> None:
+    """Few users: nodes who trust no server ask their users one by one."""
+    task, (_, files) = PANELS[name], make_panel(tmp_path, {"a": 30, "b": 20, "c": 10})
+    with federation(task, files, tmp_path / "nodes", noise_nodes=2) as fed:
         model = models.load(fed.run(tmp_path / "run"))
     prior = model.representation.prior
     assert prior is not None
     assert len(prior.mean.slopes) == task.features
-    for node, path in zip(PANEL_USERS, panel[1], strict=True):
+    for node, path in zip(PANEL_USERS, files, strict=True):
         got = predictions(tmp_path / "nodes" / node / "model", task, path)
         assert np.isfinite(got).all()
         assert (np.abs(got) < 1e4).all()

@@ -1,176 +1,31 @@
-"""The contract of model folders, for every kind of model: a new kind joins by an entry of KINDS."""
+"""The contract of model folders, for every kind of model: they are claimed, finished, saved, replaced and inspected.
+
+A new kind joins by an entry of `folders.KINDS`. What damage does to a folder, `test_folder_damage` says.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from folders import KINDS, RUNS, SAVED, Kind, contents, fit_selection, same
 
-from privrep import PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier, PrivateMarginSelector
-from privrep.data.synthetic import make_population
 from privrep.errors import InputError, ResumeError
 from privrep.heads.store import FILE
 from privrep.models.description import Columns, Config
 from privrep.models.folder import ModelFolder, write_json
 from privrep.models.inspection import inspect_folder
-from privrep.models.model import TABLE, load
-from privrep.users.memory import InMemoryUsers
-
-try:
-    import torch
-except ImportError:
-    torch = None  # type: ignore[assignment]
-
-Numbers = list[np.ndarray]
+from privrep.models.model import TABLE
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How models of one kind are made, with a folder of their run or without, and read; `other` is another run's."""
-
-    fit: Callable[..., Any]
-    load: Callable[[Path], Any]
-    numbers: Callable[[Any], Numbers]  # what is released, and predicted
-    other: dict[str, Any] = field(default_factory=lambda: {"epsilon": 7.0})
-    heads: bool = True
-    saves: bool = True  # a federation writes to the folder of its run alone
-
-
-# Made-up users
-
-
-@cache
-def population() -> Any:
-    rng = np.random.default_rng(0)
-    return make_population(rng, 60, 4, 2, 6, 0.1).sample(rng)
-
-
-def rows() -> tuple[Any, Any, Any]:
-    table = population()
-    return table.X, table.y, np.repeat(table.ids, table.sizes)
-
-
-def fit_numbers(folder: Path | None, **changes: Any) -> PrivateFedRep:
-    given = {"epsilon": 8.0, "random_state": 0, "run_folder": folder, **changes}
-    return PrivateFedRep(2, **given).fit(*rows())
-
-
-def fit_classes(folder: Path | None, **changes: Any) -> PrivateFedRepClassifier:
-    X, y, groups = rows()
-    given = {"epsilon": 8.0, "classes": [False, True], "random_state": 0, "run_folder": folder, **changes}
-    return PrivateFedRepClassifier(2, **given).fit(X, y > 0, groups)
-
-
-def of_table(model: Any) -> Numbers:
-    X, _, groups = rows()
-    return [model.representation_, model.predict(X, groups)]
-
-
-def fit_ratings(folder: Path | None, **changes: Any) -> PrivateFactorization:
-    rng = np.random.default_rng(0)
-    users, items = np.repeat(np.arange(60), 4), rng.integers(0, 5, 240)
-    given = {"epsilon": 8.0, "items": range(5), "random_state": 0, "run_folder": folder, **changes}
-    return PrivateFactorization(1, **given).fit(users, items, rng.normal(size=240))
-
-
-def fit_selection(folder: Path | None, **changes: Any) -> PrivateMarginSelector:
-    X, y, groups = rows()
-    given = {"epsilon": 2.0, "candidates": 8, "rounds": 2, "random_state": 0, "run_folder": folder, **changes}
-    return PrivateMarginSelector(1, **given).fit(X, np.where(y > 0, 1, -1), groups)
-
-
-def learn_on_a_server(folder: Path, **changes: Any) -> Path:
-    from privrep.federated.task import TableTask
-
-    config = Config(2, **{"epsilon": 8.0, "delta": 1e-6, "seed": 0, **changes})
-    task = TableTask(config, Columns("user", ("y",), tuple("abcd")))
-    task.learn(InMemoryUsers(population()), folder, lambda page: None)
-    return folder
-
-
-def fit_network(folder: Path | None, **changes: Any) -> Any:
-    from privrep import Centaur
-
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 160)
-    X = (0.5 * rng.normal(size=(160, 6)) + 2 * np.eye(3, 6)[y]).astype(np.float32)
-    given = {"epsilon": 4.0, "classes": 3, "random_state": 0, "rows": 4, "rounds": 2, "share": "linear", **changes}
-    return Centaur(run_folder=folder, **given).fit(X, y, np.repeat(np.arange(40), 4))
-
-
-def of_network(model: Any) -> Numbers:
-    return [model.learned_.weights, model.heads_.prior, model.heads_.shared, model.heads_.own]
-
-
-def encoders() -> tuple[Any, Any]:
-    from privrep.multimodal.encoders import Projection
-
-    return Projection(5, 4, 1), Projection(6, 4, 2).requires_grad_(False)
-
-
-def fit_pairs(folder: Path | None, **changes: Any) -> Any:
-    from privrep import DPClip
-    from privrep.multimodal.pairs import labelled
-    from privrep.multimodal.training import ClipSettings
-
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 60)
-    images = (rng.normal(size=(60, 5)) + 2 * np.eye(3, 5)[y]).astype(np.float32)
-    pairs = labelled(images, y, np.eye(3, 6, dtype=np.float32), [0, 1, 2])
-    settings = ClipSettings("bank", steps=3, page=2, rate=0.5, optimiser="sgd")
-    given = {"epsilon": 4.0, "settings": settings, "random_state": 0, **changes}
-    return DPClip(*encoders(), run_folder=folder, **given).fit(pairs)
-
-
-def load_pairs(folder: Path) -> Any:
-    from privrep import DPClip
-
-    return DPClip.load(folder, *encoders())
-
-
-def load_network(folder: Path) -> Any:
-    from privrep import Centaur
-
-    return Centaur.load(folder)
-
-
-KINDS: dict[str, Kind] = {
-    "numbers": Kind(
-        fit_numbers, PrivateFedRep.load, lambda model: [model.representation_, model.predict(*rows()[::2])]
-    ),
-    "classes": Kind(
-        fit_classes, PrivateFedRepClassifier.load, lambda model: [model.representation_, model.predict(*rows()[::2])]
-    ),
-    "ratings": Kind(
-        fit_ratings, PrivateFactorization.load, lambda model: [model.item_factors_, model.predict([1, 2], [3, 4])]
-    ),
-    "selection": Kind(
-        fit_selection, PrivateMarginSelector.load, lambda model: [model.representation_, model.predict(*rows()[::2])]
-    ),
-    "a server": Kind(
-        learn_on_a_server, load, lambda model: [load(model).representation.matrix], heads=False, saves=False
-    ),
-}
-if torch is not None:
-    KINDS |= {
-        "network": Kind(fit_network, load_network, of_network),
-        "pairs": Kind(fit_pairs, load_pairs, lambda model: [model.weights_], heads=False),
-    }
-SAVED = [name for name, kind in KINDS.items() if kind.saves]
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=RUNS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
@@ -178,21 +33,6 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture(params=SAVED)
 def saved(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
-
-
-def same(one: Numbers, other: Numbers) -> bool:
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def contents(folder: Path) -> dict[str, Any]:
-    """Every file; of a page the parts, for the library writes its metadata in a random order."""
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {name: _page(data) if name.endswith(".safetensors") else data for name, data in files.items()}
-
-
-def _page(data: bytes) -> tuple[Any, bytes]:
-    end = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:end]), data[end:]
 
 
 class Killed(BaseException):
@@ -358,68 +198,6 @@ def test_the_old_model_stays_until_the_new_one_stands(
             new.save(target, overwrite=True)
     assert contents(target) == before
     assert os.listdir(tmp_path) == ["model"]
-
-
-# Damage
-
-DAMAGE: dict[str, tuple[str, bytes | None]] = {
-    "model.json, torn": ("model.json", b"{"),
-    "model.json, a list": ("model.json", b"[]"),
-    "model.json, nothing in it": ("model.json", b"{}"),
-    "model.json, not text": ("model.json", b"\xff\xfe"),
-    "billboard, a page": ("billboard/0000-*.safetensors", b"no"),
-    "ledger, missing": ("ledger.jsonl", None),
-    "ledger, empty": ("ledger.jsonl", b""),
-    "ledger, a line": ("ledger.jsonl", b"no\n"),
-    "heads, no Parquet": (FILE, b"no"),
-}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {name: tmp_path_factory.mktemp("folders") / "model" for name in KINDS}
-    for name, path in made.items():
-        KINDS[name].fit(path)
-    return made
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", KINDS)
-def test_damage_is_one_sentence_that_names_folder_and_part(
-    name: str, damage: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    pattern, content = DAMAGE[damage]
-    if pattern == FILE and not KINDS[name].heads:
-        pytest.skip("no heads")
-    broken = tmp_path / "model"
-    shutil.copytree(folders[name], broken)
-    (path,) = broken.glob(pattern)
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        KINDS[name].load(broken)
-    message = str(caught.value)
-    assert str(broken) in message
-    assert pattern.partition("/")[0] in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_folder_of_another_kind_or_of_nothing_is_refused(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is not a model folder: it has no model\.json\."):
-        KINDS[name].load(tmp_path)
-    mine = ModelFolder(folders[name]).format
-    for other, path in folders.items():
-        if ModelFolder(path).format != mine:
-            with pytest.raises(InputError, match=r"neural model|can read") as caught:
-                KINDS[name].load(path)
-            assert str(path) in str(caught.value), other
-
-
-def test_a_folder_that_may_not_be_read_says_so() -> None:
-    with pytest.raises(PermissionError), ModelFolder(Path("model")).damage("ledger.jsonl"):
-        raise PermissionError("not yours")
 
 
 # Inspection

@@ -161,7 +161,8 @@ def assert_alone_as_in_company(step, take):
     everyone = np.arange(USERS)
     expected = {key: numbers(sent, USERS) for key, sent in step(UserBatch(*take(everyone))).items()}
     few = rng.permutation(USERS)[:20]
-    companies = [[user] for user in everyone] + [[user, (user + 1) % USERS] for user in everyone] + [few, few[::-1]]
+    companies = [[user] for user in everyone] + [[user, (user + 1) % USERS] for user in everyone[::4]]
+    companies += [few, few[::-1]]
     for company in companies:
         for key, sent in step(UserBatch(*take(np.array(company)))).items():
             for user, found in zip(company, numbers(sent, len(company)), strict=True):

@@ -1,4 +1,7 @@
-"""Users with missing values, users who lose all rows, and weights: engines agree, and nobody changes anybody else."""
+"""Users with missing values, users who lose all rows, and weights: nobody changes anybody else.
+
+That engines agree about them, `test_engines` says.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,19 @@ from test_alone_in_a_crowd import numbers
 from privrep.data import readers, table
 from privrep.data.missing import Missing
 from privrep.data.readers import TableSource, read_table
-from privrep.federated.task import TableTask
 from privrep.heads.fitting import fit_heads
 from privrep.linear.steps import FeatureSizes
 from privrep.local.representation import Representation
 from privrep.local.transform import FeatureTransform
-from privrep.models.description import Columns, Config
 from privrep.privacy.contributions import Counts
 from privrep.privacy.protocol import UserBatch
 from privrep.users import streaming
-from privrep.users.isolated import IsolatedUsers
 from privrep.users.memory import InMemoryUsers
 from privrep.users.performance import Performance
 from privrep.users.streaming import StreamingUsers
 
 D = 3
 QUESTIONS = {name: panel_questions(D, 2, True)[name] for name in panel_questions(D, 2, True)}
-GAPS = {"none": 0.0, "some": 0.2, "most": 0.7}
 
 
 def made(share: float, users: int = 40, seed: int = 1, sort: bool = True) -> dict[str, np.ndarray]:
@@ -77,26 +76,6 @@ def test_files_are_read_alike_in_memory_and_in_a_stream(
                 np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert whole.n_users == 90
     assert (whole.sizes == 0).sum() >= 3
-
-
-@pytest.mark.parametrize("gaps", GAPS)
-def test_all_engines_give_the_same_sums_to_the_last_bit(gaps: str, tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.table(made(GAPS[gaps])), path)
-    source = TableSource(path, "user", "y", [f"x{j}" for j in range(D)])
-    memory = InMemoryUsers(read_table(source))
-    task = TableTask(Config(1, 1.0, 1e-6), Columns("user", ("y",), tuple(source.numeric_names)))
-    with StreamingUsers.open(source) as streamed, task.open(path) as opened:
-        engines = {"streamed": streamed, "isolated": IsolatedUsers(memory), "a node's": opened}
-        for name, (step, bounds) in QUESTIONS.items():
-            wanted = memory.sums(step, bounds)
-            for engine, users in engines.items():
-                found = users.sums(step, bounds)
-                for key in bounds:
-                    assert found[key].total.tobytes() == wanted[key].total.tobytes(), (engine, name, key)
-            strict = IsolatedUsers(memory, strictly=True).sums(step, bounds)
-            for key in bounds:  # added up one by one
-                np.testing.assert_allclose(strict[key].total, wanted[key].total, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

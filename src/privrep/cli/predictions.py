@@ -271,17 +271,10 @@ def _as_text(column: Any, decimal: str) -> list[Any]:
 
 
 def write_arrow(batches: Batches, predictions: Iterable[Any], names: Sequence[str], path: Path, suffix: str) -> int:
-    """Write every row of record batches, all its columns, with its predictions.
+    """Write every row of record batches, all its columns, with its predictions; return how many rows.
 
     Args:
-        batches: the rows.
-        predictions: which rows of a batch are kept, and an array for each name.
-        names: of the columns of predictions.
-        path: of the file.
-        suffix: which says how it is written.
-
-    Returns:
-        How many rows.
+        batches: the rows. All other arguments are as in `write_text`; the suffix says how the file is written.
     """
     import pyarrow as pa
 
