@@ -39,6 +39,7 @@ from privrep.neural.features import Edges
 
 RESULTS = Path(__file__).parent / "results" / "image_users.csv"
 DATA = ("mnist", "fashion-mnist", "cifar10", "digits", "permuted", "mixed", "cifar10 features")
+DRAWN = DATA[1:]  # a picture has six panels at most
 TITLES = {
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
@@ -228,7 +229,7 @@ def wanted(data: list[str], users: list[int], epsilons: list[float], seed: int) 
 
 def draw(rows: list[Row], path: Path) -> None:
     """Draw accuracy against epsilon, a panel a data set."""
-    names = [name for name in DATA if any(r.data == name for r in rows)]
+    names = [name for name in DRAWN if any(r.data == name for r in rows)]
     most = max(r.users for r in rows)
     note = f"Users have {ROWS} images of {HELD} classes. Everything is charged; noise is simulated, delta {DELTA:g}."
     with style.picture(

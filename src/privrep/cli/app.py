@@ -22,6 +22,7 @@ from privrep.cli.node import node
 from privrep.cli.options import flag
 from privrep.cli.personalize import personalize
 from privrep.cli.predict import predict
+from privrep.cli.verify import verify
 from privrep.errors import PrivrepError
 
 app = typer.Typer(
@@ -31,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (demo, fit, fit_neural, fit_multimodal, personalize, predict, inspect, budget):
+for command in (demo, fit, fit_neural, fit_multimodal, personalize, predict, inspect, verify, budget):
     app.command("fit-clip" if command is fit_multimodal else None)(with_screen(command))
 for group in (config, federate, node):
     app.add_typer(group)

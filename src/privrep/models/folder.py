@@ -25,6 +25,7 @@ import pyarrow as pa
 from privrep.errors import InputError, ResumeError
 from privrep.heads.store import write_heads
 from privrep.privacy.billboard import Billboard
+from privrep.privacy.books import require_books
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Described = dict[str, Any]
 MODEL, RUN, LEDGER, BILLBOARD = "model.json", "run.json", "ledger.jsonl", "billboard"
+SEAL = "books"  # in model.json: lines and last chain of the ledger as the model was finished
 _LEFT_OVER = "run.tmp"  # left by a claim that was killed before run.json had its name
 
 
@@ -135,7 +137,8 @@ class ModelFolder:
         """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
         if heads is not None:
             write_heads(heads, self.path)
-        write_json(self.path / MODEL, described)
+        seal = read_ledger(self.ledger).seal
+        write_json(self.path / MODEL, {**described, **({} if seal is None else {SEAL: seal})})
         (self.path / RUN).unlink(missing_ok=True)
 
     def save(
@@ -193,7 +196,8 @@ class ModelFolder:
             page: of the billboard, which must be there; None: none in particular.
         """
         described = self.read_description(kind)
-        return Contents(described, self.read_ledger(), self.read_billboard(page))
+        billboard = self.read_billboard(page)
+        return Contents(described, self.read_ledger(billboard), billboard)
 
     def read_description(self, kind: ModelKind) -> Described:
         """Read model.json, all of whose parts must be there."""
@@ -212,10 +216,27 @@ class ModelFolder:
             kind.check(described, self.path / name)
         return described
 
-    def read_ledger(self) -> Ledger:
-        """Read the ledger; raise InputError if it is damaged."""
+    def read_ledger(self, billboard: Billboard | None = None) -> Ledger:
+        """Read the ledger; raise InputError if it is damaged, or does not agree with the billboard.
+
+        Args:
+            billboard: of this folder; None: it is read.
+        """
         with self.damage(LEDGER):
-            return read_ledger(self.ledger)
+            ledger = read_ledger(self.ledger)
+            self.check_seal(ledger)
+        billboard = self.read_billboard() if billboard is None else billboard
+        with self.damage("ledger and billboard"):
+            require_books(ledger, billboard, finished=self.finished)
+        return ledger
+
+    def check_seal(self, ledger: Ledger) -> None:
+        """Raise ValueError unless model.json, if there is one, was written when the ledger was as it is now."""
+        if not self.finished:
+            return
+        described = json.loads((self.path / MODEL).read_text())
+        if described.get(SEAL) != ledger.seal:
+            raise ValueError("it is not the ledger that the model was finished with")
 
     def read_ledger_so_far(self, budget: Budget, *, seeded: bool) -> Ledger:
         """Read the ledger; for a run that has not begun to spend, return an empty one of this budget.

@@ -167,7 +167,7 @@ def load(path: Path) -> Model:
         d = representation.matrix.shape[0]
     with folder.damage(MODEL):
         config.check(d)
-    ledger = folder.read_ledger()
+    ledger = folder.read_ledger(billboard)
     heads = None
     if has_heads(path):
         with folder.damage(FILE):

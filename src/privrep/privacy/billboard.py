@@ -5,8 +5,10 @@ It is saved, shown, resumed from, and safe to publish. Posting is atomic: a file
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,6 +72,15 @@ class Post:
     arrays: Mapping[str, Array]
     facts: Mapping[str, Any]  # JSON: sigmas of releases, or public facts
 
+    @property
+    def digest(self) -> str:
+        """Return a hash of all that the page says."""
+        found = hashlib.blake2b(f"{self.name}\n{json.dumps(self.facts, sort_keys=True)}".encode(), digest_size=16)
+        for key in sorted(self.arrays):
+            value = np.ascontiguousarray(self.arrays[key], dtype=np.float64)
+            found.update(f"\n{key} {value.shape}\n".encode() + value.tobytes())
+        return found.hexdigest()
+
 
 class Billboard:
     """Pages in order. With a folder every page is a file there and survives the process."""
@@ -81,6 +92,7 @@ class Billboard:
         """
         self._pages: dict[str, Post] = {}
         self._folder = folder
+        self._lock = threading.RLock()  # a page is given its number and written by one thread at a time
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in _drafts_folder(folder).glob("*" + UNPOSTED):
@@ -185,7 +197,9 @@ class Billboard:
         Returns:
             the page that stands.
         """
-        if name not in self._pages:
+        with self._lock:
+            if name in self._pages:
+                return self._pages[name]
             marked = {"derived": dict(facts), **({"simulation": True} if simulation else {})}
             self._post(Post(name, dict(arrays), marked))
         return self._pages[name]
@@ -198,11 +212,12 @@ class Billboard:
 
     def _post(self, page: Post) -> None:
         """Write a page to the folder, if there is one, then add it. Raise InputError if a page of its name stands."""
-        if page.name in self._pages:
-            raise InputError(f"the billboard has a page {page.name!r} already; pages are never rewritten.")
-        if self._folder is not None:
-            _write_page(page, self._folder / f"{len(self._pages):04d}-{page.name}.safetensors")
-        self._pages[page.name] = page
+        with self._lock:
+            if page.name in self._pages:
+                raise InputError(f"the billboard has a page {page.name!r} already; pages are never rewritten.")
+            if self._folder is not None:
+                _write_page(page, self._folder / f"{len(self._pages):04d}-{page.name}.safetensors")
+            self._pages[page.name] = page
 
 
 UNPOSTED = ".page.tmp"

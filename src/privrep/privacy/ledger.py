@@ -6,11 +6,11 @@ is written. So a process killed anywhere has recorded at least what it released.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import math
 import os
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from privrep.privacy.accounting import (
     total_mu,
     within_budget,
 )
+from privrep.privacy.billboard import Post
 from privrep.privacy.composition import find_largest_mu, find_largest_pure_epsilon
 from privrep.privacy.events import (
     RELATIONS,
@@ -38,12 +39,10 @@ from privrep.privacy.events import (
     Relation,
     Sampled,
     Selection,
-    event_from_json,
     event_to_json,
 )
+from privrep.privacy.ledger_file import Contents, Entries, LedgerFile, list_lines, posted_line, read_file
 from privrep.privacy.report_words import describe_report, report_to_html
-
-FORMAT = "privrep-ledger/1"
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,11 @@ class PrivacyReport:
 
 
 class Ledger:
-    """A budget and every charge against it. With a path the ledger lives on disk and survives the process."""
+    """A budget and every charge against it. With a path the ledger lives on disk and survives the process.
+
+    Threads may share it: checking, writing and taking note of a charge are one step. A forked child may not: what it
+    charged would be unknown to its parent.
+    """
 
     def __init__(self, budget: Budget, *, seeded: bool = False, path: Path | None = None) -> None:
         """Open a ledger.
@@ -127,13 +130,25 @@ class Ledger:
         """
         self.budget = budget
         self.seeded = seeded
-        self._entries: dict[str, Event] = {}
-        self._posted: set[str] = set()  # pages that stand on a billboard
         self._drawn: set[str] = set()  # names whose noise this process has drawn
         self._closed = False
-        self._file: Any = None
-        if path is not None:
-            self._open(path)
+        self._process, self._lock = os.getpid(), threading.RLock()
+        self._stands: Contents | None = None  # of the file that was read, where it is only read
+        self._file = None if path is None else LedgerFile(path, self._header())
+        self._entries = Entries() if self._file is None else self._file.entries
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let one thread at a time check and write. Raise InputError in a forked child."""
+        if os.getpid() != self._process:  # first: a fork may have copied a lock that nobody will let go
+            raise InputError("this ledger was opened before the process forked. Open the run again in the new process.")
+        with self._lock:
+            yield
+
+    def _check_open(self) -> None:
+        """Raise InputError where the ledger is closed."""
+        if self._closed:
+            raise InputError("this ledger is closed: what it charged would be on no record. Open it again.")
 
     def charge(self, events: Mapping[str, Event]) -> None:
         """Spend budget for named releases, durably, or raise `BudgetExceeded` and leave everything as it was.
@@ -142,33 +157,34 @@ class Ledger:
         was under way when a process died. It was never posted, so nothing about it has been seen. Once its page is on
         record as posted, or this very ledger has drawn it, it is refused: one charge never pays for two draws.
         """
-        if self._closed:
-            raise InputError("this ledger is closed: what it charged would be on no record. Open it again.")
-        new: dict[str, Event] = {}
-        for name, event in events.items():
-            if name not in self._entries:
-                new[name] = event
-            elif self._entries[name] != event:
-                raise InputError(f"release {name!r} was charged before at another price; a ledger is never rewritten.")
-            elif name in self._drawn or name.split("/")[0] in self._posted:
-                raise ResumeError(
-                    f"release {name!r} was made before, and its page is not on this billboard. A charge pays for one "
-                    "draw: restore the page, or start a new run."
-                )
-        if not new:
+        with self._writing():
+            self._check_open()
+            known, new = self._entries.charges, dict[str, Event]()
+            for name, event in events.items():
+                page = name.split("/")[0]
+                if name not in known:
+                    new[name] = event
+                elif known[name] != event:
+                    raise InputError(
+                        f"release {name!r} was charged before at another price; a ledger is never rewritten."
+                    )
+                elif name in self._drawn or page in self._entries.posted or page in self._entries.abandoned:
+                    raise ResumeError(
+                        f"release {name!r} was made before, and its page is not on this billboard. A charge pays for "
+                        "one draw: restore the page, or start a new run."
+                    )
+            if new:
+                self._check_fits([*known.values(), *new.values()], ", ".join(new))
+                self._write([{"charge": name, **event_to_json(event)} for name, event in new.items()])
+                known.update(new)
             self._drawn.update(events)
-            return
-        events_after = [*self._entries.values(), *new.values()]
-        self._check_fits(events_after, ", ".join(new))
-        self._write([{"charge": name, **event_to_json(event)} for name, event in new.items()])
-        self._entries.update(new)
-        self._drawn.update(events)
 
     def check_affordable(self, events: Mapping[str, Event]) -> None:
         """Raise what `charge` would raise for these events, and charge nothing: no rows are looked at in vain."""
-        new = {name: event for name, event in events.items() if name not in self._entries}
+        known = self.entries.charges
+        new = {name: event for name, event in events.items() if name not in known}
         if new:
-            self._check_fits([*self._entries.values(), *new.values()], ", ".join(new))
+            self._check_fits([*known.values(), *new.values()], ", ".join(new))
 
     def _check_fits(self, events: list[Event], new: str) -> None:
         """Raise BudgetExceeded unless all these events together are within the budget; `new` names the last ones."""
@@ -187,20 +203,53 @@ class Ledger:
                 f"{budget.epsilon:g} at delta {budget.delta:g}. Use a larger epsilon, or ask less."
             )
 
-    def record_posted(self, page: str, events: Mapping[str, Event]) -> None:
-        """Record that a page stands, whose releases must have been charged at these prices."""
-        for name, event in events.items():
-            if self._entries.get(name) != event:
-                raise ResumeError(f"the billboard has {name!r}, which this ledger never charged at that price.")
-        if page not in self._posted:
-            self._write([{"posted": page}])
-            self._posted.add(page)
+    def record_posted(self, page: Post, events: Mapping[str, Event] | None = None) -> None:
+        """Record that a page stands, and what it says. It must say what it said when it was posted.
+
+        Args:
+            page: of the billboard.
+            events: its releases, which must have been charged at these prices; None for a page computed from others.
+        """
+        with self._writing():
+            for name, event in (events or {}).items():
+                if self._entries.charges.get(name) != event:
+                    raise ResumeError(f"the billboard has {name!r}, which this ledger never charged at that price.")
+            digest, known = page.digest, self._entries.posted.get(page.name)
+            if known and known != digest:
+                raise ResumeError(
+                    f"page {page.name!r} does not say what it said when it was posted. Restore it from a copy."
+                )
+            if known is None and (events is not None or self.chained):
+                self._write([posted_line(page.name, digest if self.chained else "")])
+                self._entries.posted[page.name] = digest if self.chained else ""
 
     def record_abandoned(self, page: str) -> None:
         """Record that a page will never stand although something of it was drawn: its charges pay for no other draw."""
-        if page not in self._posted:
-            self._write([{"posted": page}])
-            self._posted.add(page)
+        with self._writing():
+            if page not in self._entries.posted and page not in self._entries.abandoned:
+                self._write([{"abandoned" if self.chained else "posted": page}])
+                self._entries.abandoned.add(page)
+
+    @property
+    def entries(self) -> Entries:
+        """Return a copy of all charges, and of what is known of pages."""
+        if os.getpid() != self._process:
+            return self._entries.copy()  # no thread of this process writes
+        with self._lock:
+            return self._entries.copy()
+
+    @property
+    def chained(self) -> bool:
+        """Return whether each line carries a hash of all lines before it, and pages one of what they say."""
+        head = self._file.head if self._file is not None else "" if self._stands is None else self._stands.head
+        return head is not None
+
+    @property
+    def seal(self) -> dict[str, Any] | None:
+        """Return what identifies the ledger's file as it is now: its lines and the last chain; None without chains."""
+        if self._file is not None:
+            return self._file.seal
+        return None if self._stands is None else self._stands.seal
 
     @property
     def capacity(self) -> float:
@@ -213,7 +262,7 @@ class Ledger:
         Releases about samples are left out of it, and not measured by mu^2. A split of it must leave room for them,
         which `sampling.plan_noise_multiplier` then plans.
         """
-        events = drop_sampled(self._entries.values())
+        events = drop_sampled(self.entries.charges.values())
         selections = [event for event in events if isinstance(event, Selection)]
         return max(self._capacity(events) - total_mu(selections) ** 2, 0.0)
 
@@ -243,13 +292,13 @@ class Ledger:
 
         A group that was asked for less than others has more left.
         """
-        events = self._entries.values()
+        events = self.entries.charges.values()
         return max(self._capacity(events) - total_mu(drop_sampled(events)) ** 2, 0.0)
 
     @property
     def pure_left(self) -> float:
         """Return the largest epsilon of one more choice that fits."""
-        events = self._entries.values()
+        events = self.entries.charges.values()
         left, sampled = compute_delta_left(events, self.budget.delta), collect_spending(events)
         if sampled is not None:
             return sampled.find_largest_pure_epsilon(self.budget.epsilon, left)
@@ -258,7 +307,7 @@ class Ledger:
     @property
     def epsilon(self) -> float:
         """Return the epsilon spent so far at the budget's delta. It is at most the budget's: no charge goes over it."""
-        return compute_epsilon(list(self._entries.values()), self.budget.delta)
+        return compute_epsilon(list(self.entries.charges.values()), self.budget.delta)
 
     def report(self) -> PrivacyReport:
         """Return the spending so far, as public facts."""
@@ -267,138 +316,55 @@ class Ledger:
             epsilon=self.epsilon,
             delta=self.budget.delta,
             epsilon_budget=self.budget.epsilon,
-            accountant=describe_accountant(list(self._entries.values())),
-            events=tuple(self._entries.items()),
+            accountant=describe_accountant(list(self.entries.charges.values())),
+            events=tuple(self.entries.charges.items()),
             seeded=self.seeded,
         )
 
     def write(self, path: Path) -> None:
         """Write a copy of this ledger to a new file."""
-        copy = Ledger(self.budget, seeded=self.seeded, path=path)
-        copy._write([{"charge": name, **event_to_json(event)} for name, event in self._entries.items()])
-        copy._write([{"posted": page} for page in sorted(self._posted)])
-        copy.close()
+        copy = LedgerFile(path, self._header(), chained=self.chained)
+        try:
+            copy.append(list_lines(self.entries))
+        finally:
+            copy.close()
 
     def close(self) -> None:
         """Close the file. Nothing can be charged after that."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self._closed = True
+        with self._lock if os.getpid() == self._process else nullcontext():
+            if self._file is not None:
+                self._file.close()
+                self._closed = True
 
     def _header(self) -> dict[str, Any]:
-        """Return the first line of the file: the budget, and whether the run is a simulation."""
+        """Return the first line of the file but for its format: the budget, and whether the run is a simulation."""
         b = self.budget
-        return {
-            "format": FORMAT,
-            "relation": b.relation,
-            "epsilon": b.epsilon,
-            "delta": b.delta,
-            "seeded": self.seeded,
-        }
-
-    def _open(self, path: Path) -> None:
-        """Lock the file, read its charges, cut off a torn last line. A new or empty file gets its header."""
-        self._file = open(path, "a+b")  # noqa: SIM115
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise InputError(
-                f"{path} is in use by another process. Wait for it to end, or use another folder."
-            ) from None
-        try:
-            header, entries, posted, good = _parse(path)
-        except BaseException:
-            self.close()
-            raise
-        if header is None:
-            self._file.truncate(0)
-            self._write([self._header()])
-            _sync_folder(path.parent)
-            return
-        if header != self._header():
-            self.close()
-            raise InputError(
-                f"{path} belongs to a run with another budget ({_describe(header)}). Continue it with the same "
-                "epsilon, delta, relation and random_state, or use another folder."
-            )
-        self._file.truncate(good)  # a torn last line was never synced, so its noise was never drawn
-        self._entries, self._posted = entries, posted
+        return {"relation": b.relation, "epsilon": b.epsilon, "delta": b.delta, "seeded": self.seeded}
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         """Append lines to the file, if there is one, and sync it: they are on disk when this returns."""
-        if self._file is None:
-            return
-        self._file.seek(0, os.SEEK_END)
-        self._file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._check_open()
+        if self._file is not None:
+            self._file.append(lines)
 
 
 def read_ledger(path: Path) -> Ledger:
     """Return the ledger in a file, which is never written: charges to this ledger stay in memory."""
     if not path.is_file():
         raise InputError(f"{path} does not exist: this folder holds no privrep ledger.")
-    header, entries, posted, _ = _parse(path)
-    if header is None:
+    found = read_file(path)
+    if found.header is None:
         raise InputError(f"{path} is empty: the run was stopped before it began. Nothing was spent.")
+    header = found.header
     ledger = Ledger(Budget(header["epsilon"], header["delta"], header["relation"]), seeded=header["seeded"])
-    ledger._entries, ledger._posted, ledger._drawn = entries, posted, set(entries)  # nothing is drawn again on it
+    ledger._entries, ledger._drawn = found.entries, set(found.entries.charges)  # nothing is drawn again on it
+    ledger._stands = found
     return ledger
 
 
 def read_report(path: Path) -> PrivacyReport:
     """Return the report of a ledger file."""
     return read_ledger(path).report()
-
-
-def _parse(path: Path) -> tuple[dict[str, Any] | None, dict[str, Event], set[str], int]:
-    """Return header, charges, pages posted, and how many bytes are whole lines.
-
-    Raise InputError for anything odd but a torn last line.
-    """
-    raw = path.read_bytes()
-    whole = raw.rfind(b"\n") + 1
-    header: dict[str, Any] | None = None
-    entries: dict[str, Event] = {}
-    posted: set[str] = set()
-    for number, line in enumerate(raw[:whole].split(b"\n")[:-1], start=1):
-        try:
-            data = json.loads(line)
-            if number == 1:
-                if data["format"] != FORMAT:
-                    raise InputError(f"{path} is not a ledger this version of privrep can read ({FORMAT}).")
-                header = data
-            elif "posted" in data:
-                posted.add(data["posted"])
-            elif data["charge"] in entries:
-                raise ValueError(f"{data['charge']!r} charged twice")
-            else:
-                entries[data["charge"]] = event_from_json(data)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            if isinstance(error, InputError) and number == 1:
-                raise
-            raise InputError(
-                f"{path} is damaged in line {number} ({error}); restore it from a copy. What it says was spent cannot "
-                "be trusted, so the run cannot go on."
-            ) from None
-    return header, entries, posted, whole
-
-
-def _describe(header: Mapping[str, Any]) -> str:
-    """Return the budget of a header in words."""
-    kind = "simulation" if header["seeded"] else "private"
-    return f"epsilon {header['epsilon']:g}, delta {header['delta']:g}, {header['relation']}, {kind}"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that files made in it are there after a crash."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def noise_multiplier(mu_squared: float) -> float:

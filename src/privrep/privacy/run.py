@@ -17,6 +17,7 @@ import numpy as np
 
 from privrep.errors import InputError
 from privrep.privacy.billboard import Billboard, Choice, Release
+from privrep.privacy.books import require_books
 from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import (
     Query,
@@ -128,6 +129,7 @@ class Run:
         ledger = Ledger(budget, seeded=seed is not None, path=None if folder is None else folder / "ledger.jsonl")
         try:
             billboard = Billboard(None if folder is None else folder / "billboard")
+            require_books(ledger, billboard, finished=False)
             noise = secure_noise if seed is None else simulated_noise(seed)
             hook = _logged(on_release, ledger)
             yield cls(UnknownUsers() if users is None else users, ledger, billboard, noise, hook)
@@ -159,7 +161,7 @@ class Run:
         if page not in self.billboard:
             released = self._make_releases(page, step, queries, among)
             self.billboard.post_releases(page, released, simulation=self.ledger.seeded)
-        self.ledger.record_posted(page, events)
+        self.ledger.record_posted(self.billboard[page], events)
         released = self.billboard.releases(page)
         for key, query in queries.items():
             wanted = compute_sensitivity(query.bound, relation, among)
@@ -228,7 +230,7 @@ class Run:
             asked = (steps, start, make_step, queries, update, among)
             walk = release_iterated(self.users, *asked, self.ledger, self.noise, page, on_step)
             self.billboard.post_iterated(page, walk, simulation=self.ledger.seeded)
-        self.ledger.record_posted(page, events)
+        self.ledger.record_posted(self.billboard[page], events)
         walk = self.billboard.read_iterated(page)
         shapes = {key: np.shape(value) for key, value in start.items()}
         if walk.steps != steps or {key: value.shape for key, value in walk.state.items()} != shapes:
@@ -257,7 +259,7 @@ class Run:
         if page not in self.billboard:
             selected = select(holders, mu_squared, delta, self.ledger, self.noise, page)
             self.billboard.post_selection(page, selected, simulation=self.ledger.seeded)
-        self.ledger.record_posted(page, price_selection(page, mu_squared, delta))
+        self.ledger.record_posted(self.billboard[page], price_selection(page, mu_squared, delta))
         selected = self.billboard.read_selection(page)
         check_page(page, selected.counts, compute_sensitivity(COUNTED, self.ledger.budget.relation), len(selected.keys))
         self.on_release(page, None)
@@ -284,7 +286,7 @@ class Run:
             losses = self.users.sums(step, {"losses": bound})["losses"]
             choice = choose(losses, epsilon, self.ledger, self.noise, page)
             self.billboard.post_choice(page, choice, simulation=self.ledger.seeded)
-        self.ledger.record_posted(page, events)
+        self.ledger.record_posted(self.billboard[page], events)
         choice = self.billboard.read_choice(page)
         if choice != Choice(choice.index, candidates, epsilon, scale) or not 0 <= choice.index < candidates:
             raise make_question_error(page)
@@ -300,4 +302,4 @@ class Run:
             facts: public facts.
         """
         arrays = {key: np.asarray(value) for key, value in arrays.items()}
-        self.billboard.post_derived(page, arrays, facts, simulation=self.ledger.seeded)
+        self.ledger.record_posted(self.billboard.post_derived(page, arrays, facts, simulation=self.ledger.seeded))
