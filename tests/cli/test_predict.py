@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from commands import done, refused, run
-from privrep import PrivateFedRep, UnknownUsers
+from privrep import DPFedAvg, PrivateFedRep, PrivateFedRepClassifier, UnknownUsers
 from privrep.models import model as models
 
 FEATURES = ["x0", "x1", "x2"]
@@ -215,3 +215,23 @@ def test_infinite_intervals_are_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     written = pd.read_csv(tmp_path / "p.csv")
     assert np.isinf(written["prediction_low"]).all()
     assert np.isfinite(written["prediction"]).all()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "reason"),
+    [
+        (PrivateFedRepClassifier(1, epsilon=20.0, classes=[0, 1], random_state=0), "classes have probabilities"),
+        (PrivateFedRepClassifier(1, epsilon=20.0, classes=[0, 1], loss="hinge", random_state=0), "classes have none"),
+        (DPFedAvg(1, epsilon=20.0, random_state=0), "heads of DPFedAvg have no prior"),
+    ],
+)
+def test_a_model_without_intervals_says_why(
+    estimator: Any, reason: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = pd.read_parquet(folder / "users.parquet")
+    y = rows["y"] if isinstance(estimator, DPFedAvg) else (rows["y"] > rows["y"].median()).astype(int)
+    estimator.fit(rows[FEATURES], y.rename("y"), groups=rows["user"]).save(tmp_path / "model")
+    command = ["predict", tmp_path / "model", folder / "users.parquet", "--out", tmp_path / "p.csv"]
+    said = refused(capsys, *command, "--user", "user", "--interval", "0.9")
+    assert "says nothing of its uncertainty: " in said
+    assert reason in said

@@ -13,10 +13,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy import sparse
 
 import privrep
 from privrep import ColumnNote, InputError, PrivateFedRep, PrivateFedRepClassifier, PrivateMarginSelector, cli
 from privrep.data.frames import read_frame, read_rows, sort_columns
+from privrep.estimators import leaks
 from privrep.models.learning import KEYS_SHARE
 from privrep.privacy.ledger import Budget
 
@@ -343,3 +345,48 @@ def test_columns_of_margin_selection_are_found_by_name() -> None:
     assert np.array_equal(head.predict(X[mine]), model.personalize(frame[mine], y[mine]).predict(X[mine]))
     with pytest.raises(InputError, match="'b'"):
         model.predict(frame[["a", "c"]], users)
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, pl.from_pandas])
+def test_a_target_left_in_the_frame_is_refused_by_name_before_anything_is_spent(
+    kind: Any, table: pd.DataFrame, tmp_path: Path
+) -> None:
+    frame = kind(table)
+    model = PrivateFedRep(run_folder=tmp_path / "run", **BUDGET)
+    with pytest.raises(InputError, match="column 'y' of X has the name of the target y; leave it out"):
+        model.fit(frame[["x", "shop", "y"]], frame["y"], frame["who"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_target_left_in_the_frame_under_another_name_is_refused(table: pd.DataFrame, tmp_path: Path) -> None:
+    model = PrivateFedRep(run_folder=tmp_path / "run", **BUDGET)
+    hidden = table.assign(spent=table.y).drop(columns=["y", "who"])
+    several = np.column_stack([table.x, table.y])
+    refusal = "column 'spent' of X holds the very values of y; take the target out of X"
+    with pytest.raises(InputError, match=refusal):
+        model.fit(hidden, table.y, table.who)
+    with pytest.raises(InputError, match=refusal):
+        model.fit(hidden.drop(columns="x"), several, table.who)
+    holes = np.where(np.arange(len(table)) % 7, table.y, np.nan)
+    with pytest.raises(InputError, match=refusal):
+        model.fit(hidden.assign(spent=holes), holes, table.who)
+    rows = np.column_stack([table.x, table.y]).astype(np.float32)
+    for X in (rows, sparse.csr_array(rows)):
+        with pytest.raises(InputError, match="column 1 of X holds the very values of y"):
+            model.fit(X, table.y, table.who)
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_left_in_the_frame_are_refused(table: pd.DataFrame) -> None:
+    model = PrivateFedRepClassifier(classes=["a", "b"], **BUDGET)
+    with pytest.raises(InputError, match="column 'shop' of X holds the very values of y"):
+        model.fit(table[["x", "shop"]], table["shop"].rename("label"), table.who)
+    with pytest.raises(InputError, match="column 'vip' of X holds the very values of y"):
+        PrivateFedRepClassifier(**BUDGET).fit(table[["x", "vip"]], table["vip"].to_numpy(), table.who)
+
+
+def test_a_target_of_one_value_is_no_column_of_ones(table: pd.DataFrame) -> None:
+    leaks.refuse_target_values(np.ones((4, 2)), np.ones(4), [], None)
+    leaks.refuse_target_values(np.eye(4), np.array([0.0, 1.0, 0.0, 1.0]), [], None)
+    with pytest.raises(InputError, match="column 2 of X"):
+        leaks.refuse_target_values(sparse.csr_array(np.eye(4)), np.eye(4)[2], [], None)

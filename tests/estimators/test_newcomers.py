@@ -70,9 +70,7 @@ def test_many_newcomers_get_the_heads_that_one_at_a_time_would(
         fitted.predict(new[NAMES], new.who)
 
 
-def test_they_are_the_heads_that_the_command_writes(
-    fitted: PrivateFedRep, new: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_they_are_the_heads_that_the_command_writes(fitted: PrivateFedRep, new: pd.DataFrame, tmp_path: Path) -> None:
     fitted.save(tmp_path / "model")
     new.to_parquet(tmp_path / "new.parquet")
     done("personalize", tmp_path / "model", tmp_path / "new.parquet", "--user", "who", "--target", "y")
@@ -96,7 +94,7 @@ def test_a_published_model_has_newcomers_alone(fitted: PrivateFedRep, new: pd.Da
 
 def test_users_who_have_a_head_are_refused_or_replaced(fitted: PrivateFedRep, new: pd.DataFrame) -> None:
     again = new.assign(who=new.who - 1000)
-    with pytest.raises(InputError, match="user 0 of groups has a head in the model already.*pass replace=True"):
+    with pytest.raises(InputError, match=r"user 0 of groups has a head in the model already.*pass replace=True"):
         fitted.personalize_users(again[NAMES], again.y, again.who)
     other = fitted.personalize_users(again[NAMES], again.y, again.who, replace=True)
     assert len(other.users_) == USERS

@@ -107,4 +107,6 @@ def test_what_was_left_is_the_share_of_mu_squared() -> None:
 
 def test_a_fit_that_stopped_early_says_so() -> None:
     assert describe_rest(report_of(0.99)) == ""
-    assert "It stopped early: 40% of the budget was not spent, because" in describe_rest(report_of(0.6))
+    assert "It stopped early: 40% of the budget was not spent (of mu², in which releases add up" in describe_rest(
+        report_of(0.6)
+    )

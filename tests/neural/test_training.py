@@ -167,6 +167,21 @@ def test_first_rounds_tell_whether_classes_mean_the_same(agree: bool, epsilon: f
     assert (f"round-{first + 1}" in run.billboard) == agree
     assert ("scatter" in run.billboard) != agree
     assert run.ledger.epsilon == pytest.approx(epsilon, rel=1e-3)  # whatever is decided, nothing is left over
+    assert run.billboard["agreement"].facts["derived"] == {"agree": agree}
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_a_run_that_goes_on_keeps_the_verdict_of_before(agree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine rounds in another way, and could decide otherwise: the billboard decides."""
+    table, _ = population(1_000, agree)
+    run = new_run(table, 4.0)
+    plan, shape = plan_sharing(Options(CLASSES, FEATURES), 1_000, run.ledger.budget.mu, "auto"), Shape(CLASSES, SLOTS)
+    found, spent = learn(run, plan, None, shape), run.ledger.epsilon
+    monkeypatch.setattr("privrep.neural.training.classes_agree", lambda *asked: not agree)
+    again = learn(run, plan, None, shape)
+    assert again.plan.share == found.plan.share
+    assert np.array_equal(again.weights, found.weights)
+    assert run.ledger.epsilon == spent
 
 
 def test_agreement_is_heard_along_the_directions_in_which_rows_vary() -> None:

@@ -189,10 +189,12 @@ def tell_unknown(asked: Asked, seen: Seen) -> None:
 
 def _names(fitted: Model, interval: float | None, folder: Path) -> list[str]:
     """Return the names of the columns of predictions."""
+    from privrep.models.model import check_intervals
+
     assert fitted.heads is not None
     if interval is not None:
         try:
-            fitted.heads.doubts(fitted.representation)
+            check_intervals(fitted)
         except InputError as error:
             raise InputError(f"--interval: {folder}: {error}") from None
     if fitted.config.loss is not None:

@@ -19,7 +19,8 @@ from sklearn.utils.validation import check_is_fitted
 from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError, NothingLearned, WeakPrivacy
-from privrep.estimators.checks import Rows, as_rank, as_seed, check_features, missing_of, prepare
+from privrep.estimators.checks import Rows, as_rank, as_seed, check_features, feature_names, missing_of, prepare
+from privrep.estimators.leaks import refuse_target_names, refuse_target_values
 from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import GivenRows, Named, read_given, read_known, reader, warn_if_unnamed
 from privrep.estimators.strangers import Groups, check_unknown_users, find_heads
@@ -84,8 +85,10 @@ class Personal(BaseEstimator, ABC):
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         self._refuses()  # a parameter that is none is refused before anything is spent
         given = self._given(X)
+        refuse_target_names(given.names, y)
         columns = given.columns(y, groups)
         X, y = self._validated(given.X, y)
+        refuse_target_values(X, y, columns.features or feature_names(self), given.frame)
         if given.frame is not None:
             self.n_features_in_, self.feature_names_in_ = len(given.names), np.array(given.names, dtype=object)
         folder = None if self.run_folder is None else Path(self.run_folder)
@@ -214,7 +217,12 @@ class Personal(BaseEstimator, ABC):
         doubts = heads.doubts(self._representation) if isinstance(self._representation.prior, HeadPrior) else None
         c = self.model_.columns
         read = reader(c, weights.shape[1], self.model_.config.dense) if c.features or c.categorical else None
-        more: dict[str, Any] = {"doubts": doubts, "read": read, "missing": c.policy}
+        more: dict[str, Any] = {
+            "doubts": doubts,
+            "silent": models.explain_silence(self.model_),
+            "read": read,
+            "missing": c.policy,
+        }
         numbers = len(c.features) or table.n_features
         if not table.is_sparse or c.features:
             means = np.concatenate([average_users(table, numbers)[0], np.zeros(table.n_features - numbers)])

@@ -102,6 +102,9 @@ class Regressor(RegressorMixin, Personal):
         Returns:
             (rows,), or (rows, targets) where there are several; with return_std two arrays of that shape.
         """
+        if return_std:
+            check_is_fitted(self)
+            models.check_intervals(self.model_)
         X, heads, users = self._found(X, groups)
         values = heads.predict(self._representation, X, users)
         return (values, heads.deviations(self._representation, X, users)) if return_std else values
@@ -116,6 +119,8 @@ class Regressor(RegressorMixin, Personal):
             coverage: the share of targets that intervals are to cover, between 0 and 1.
         """
         check_coverage(coverage)
+        check_is_fitted(self)
+        models.check_intervals(self.model_)
         X, heads, users = self._found(X, groups)
         return heads.interval(self._representation, X, users, coverage)
 

@@ -13,7 +13,7 @@ from privrep.errors import InputError
 from privrep.heads.filling import join_means
 from privrep.heads.ratings import make_newcomer
 from privrep.heads.regression import PRIOR
-from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
+from privrep.heads.uncertainty import NO_PRIOR, Doubts, Trust
 from privrep.local.prior import HeadPrior, LabelPrior
 from privrep.local.representation import Representation
 from privrep.typing import Array
@@ -88,7 +88,7 @@ class Heads:
         """Return what the heads leave to doubt; raise InputError if they have no prior."""
         prior = representation.prior
         if not isinstance(prior, HeadPrior) or self.origin is None or self.doubt is None:
-            raise InputError(SAYS_NOTHING)
+            raise InputError(NO_PRIOR)
         return Doubts(prior, self.origin, self.doubt, self.kind == PRIOR)
 
     def trust(self, representation: Representation) -> Trust:

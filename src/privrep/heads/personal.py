@@ -15,7 +15,7 @@ from privrep.data.categories import Categories, encode_items
 from privrep.data.missing import IMPUTE, Missing, MissingCounts
 from privrep.data.table import plain
 from privrep.errors import InputError
-from privrep.heads.uncertainty import SAYS_NOTHING, Doubts, Trust
+from privrep.heads.uncertainty import NO_PRIOR, Doubts, Trust
 from privrep.local.losses import Loss, compute_probabilities, decide_classes
 from privrep.typing import Array
 
@@ -28,6 +28,7 @@ class PersonalHead:
     weights: Array  # (d,), in the original features, or (targets, d)
     intercept: float | Array  # or (targets,)
     doubts: Doubts | None = field(default=None, repr=False)  # of this user alone; None: the head has no prior
+    silent: str = field(default=NO_PRIOR, repr=False)  # why there are no doubts, if there are none
     fill: Array | None = field(default=None, repr=False)  # (d,): what a missing value is; None: none may be
     ignored: NDArray[np.bool_] | None = field(default=None, repr=False)  # (d,): columns that the user had no value in
     missing: Missing = field(default=IMPUTE, repr=False)  # as the fit had it
@@ -70,7 +71,7 @@ class PersonalHead:
     def _known_doubts(self) -> Doubts:
         """Return what the head leaves to doubt; raise InputError if it has no prior."""
         if self.doubts is None:
-            raise InputError(SAYS_NOTHING)
+            raise InputError(self.silent)
         return self.doubts
 
     def checked_rows(self, X: Any) -> Any:

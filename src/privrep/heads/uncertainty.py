@@ -21,10 +21,8 @@ from privrep.heads.regression import OWN, PRIOR
 from privrep.local.prior import QUANTILES, HeadPrior, LabelPrior
 from privrep.typing import Array
 
-SAYS_NOTHING = (
-    "this model says nothing of its uncertainty: intervals are for numbers, whose heads have a prior; "
-    "fit numbers with the default configuration."
-)
+SAYS_NOTHING = "this model says nothing of its uncertainty: "
+NO_PRIOR = f"{SAYS_NOTHING}intervals are made of a prior of heads, and it has none."
 
 
 @dataclass(frozen=True)

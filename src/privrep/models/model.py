@@ -17,7 +17,10 @@ from privrep.heads.heads import Heads
 from privrep.heads.posterior import count_doubt
 from privrep.heads.regression import HEAD_KINDS, POSTERIOR
 from privrep.heads.store import FILE, has_heads, read_heads
+from privrep.heads.uncertainty import SAYS_NOTHING
+from privrep.linear.registry import DEFAULT, find_estimator
 from privrep.local.losses import Loss
+from privrep.local.prior import HeadPrior
 from privrep.local.representation import Representation, read_representation
 from privrep.models.description import Columns, Config, make_loss
 from privrep.models.folder import BILLBOARD, MODEL, Described, ModelFolder, ModelKind
@@ -50,6 +53,33 @@ class Model:
     def classes_selected(self) -> bool:
         """Return whether the classes were selected privately rather than declared."""
         return CLASSES_PAGE in self.billboard
+
+
+def explain_silence(model: Model) -> str:
+    """Return why a model has no intervals, in one sentence; the empty string where it has."""
+    config, prior = model.config, model.representation.prior
+    if isinstance(prior, HeadPrior):
+        return ""
+    name = find_estimator(config.method, config.ratings)
+    if config.loss is not None:
+        instead = "classes have probabilities in their place" if config.loss == "log" else "classes have none"
+        reason = f"intervals are for numbers, and {instead}."
+    elif config.ratings:
+        reason = f"{name} measures no errors of ratings, of which intervals would be made."
+    elif config.configuration == "paper":
+        reason = "the configuration of a paper has no prior of heads, of which intervals are made; use the default."
+    else:
+        others = (
+            f"heads of {name} have no prior" if config.method != DEFAULT else "it was made before heads had a prior"
+        )
+        reason = f"{others}, of which intervals are made; fit PrivateFedRep."
+    return SAYS_NOTHING + reason
+
+
+def check_intervals(model: Model) -> None:
+    """Raise InputError, with the reason, if a model has no intervals."""
+    if silence := explain_silence(model):
+        raise InputError(silence)
 
 
 def with_heads(model: Model, heads: Heads) -> Model:

@@ -33,7 +33,7 @@ _PURPOSE = {
     "moment": "directions in which rows vary",
     "look": "whether a class means the same to all",
     "scatter": "directions in which classes differ",
-    "round": "step on the shared part",
+    "round": "step on the shared part; the first ones also tell whether a class means the same to all",
     "short": "next clipping norm",
     "heads": "how heads weigh the shared part",
 }

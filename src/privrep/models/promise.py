@@ -10,6 +10,7 @@ from privrep.privacy.ledger import PrivacyReport
 WEAK_EPSILON = 20.0  # above it, little is promised to anyone
 LARGEST_EPSILON = 500.0  # above it, e^epsilon is no number that anybody would read
 WEAK_DELTA = 1e-4  # above it, where the number of users is not public
+OF_MU = " (of mu², in which releases add up; epsilon grows about as its root)"
 EARLY = 0.02  # of the budget that may be left without a word
 
 
@@ -44,6 +45,6 @@ def describe_rest(report: PrivacyReport) -> str:
     if report.unspent <= EARLY:
         return ""
     return (
-        f"It stopped early: {report.unspent:.0%} of the budget was not spent, because what was left to ask would not "
-        "have stood out from its noise."
+        f"It stopped early: {report.unspent:.0%} of the budget was not spent{OF_MU if report.delta else ''}, because "
+        "what was left to ask would not have stood out from its noise."
     )

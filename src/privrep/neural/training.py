@@ -5,7 +5,8 @@ Pages of the billboard:
   spread     squares of features, and                -> coordinates of a linear layer, in which few rounds go far
   moment     pairs of features (see `curvature`)
   round-t    clipped sum of users' updates           -> the shared weights; the first ones also tell whether a class
-                                                        means the same for everybody. If not,
+                                                        means the same for everybody:
+  agreement  the verdict, posted at once             -> a run that goes on elsewhere decides alike. If they disagree,
   scatter    how rows vary within classes, and classes' means
                                                      -> directions, in place of further rounds (see `class_moments`)
   heads      how users fare by each kind of head     -> which kind, and how far to trust the shared part
@@ -40,7 +41,7 @@ from privrep.heads.neural import (
 from privrep.heads.softmax import HeadInputs, Sight, log_frequencies, one_hot
 from privrep.heads.store import HeadSizes
 from privrep.neural.class_moments import Scatter, classes_agree, directions
-from privrep.neural.curvature import STEEPEST, coordinates
+from privrep.neural.curvature import STEEPEST, Variation, coordinates
 from privrep.neural.layers import Leading, Shape, directions_split, linear_split
 from privrep.neural.plan import ROUNDS, SharingPlan, most_parameters
 from privrep.neural.rounds import Abandon, Round, TrainedWeights, TrainingSettings, local_step, train
@@ -64,6 +65,7 @@ USERS_APART = 0.03  # part of it by which the means of users' rows should differ
 SCORE_NOISE = 0.65  # standard deviation that noise may add to a row's scores
 WORTH = 1.5  # degrees of freedom over the root of what rounds carry: each further one tells less of classes
 LOOKED = 4  # the part of rounds, one over this, after which users' updates tell whether classes mean the same
+AGREEMENT = "agreement"  # the page with the verdict
 LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
 
 
@@ -226,7 +228,7 @@ def _linear(
     looked = max(plan.rounds // LOOKED, 1) if several else None
 
     def disagree(updates: Sequence[Release]) -> bool:
-        return len(updates) == looked and not classes_agree(updates, users, variation)
+        return len(updates) == looked and not decide_agreement(run, updates, variation)
 
     trained = _rounds(run, there, plan, shape, chosen, mu_squared - spent, turned, disagree)
     part = len(trained.rounds) / plan.rounds
@@ -235,6 +237,21 @@ def _linear(
         return None, spent
     weights = found.on_rows(trained.weights.reshape(shape.classes, -1).astype(np.float64))
     return TrainedWeights(weights.astype(np.float32).ravel(), trained.rounds), spent
+
+
+def decide_agreement(run: Run, updates: Sequence[Release], variation: Variation) -> bool:
+    """Return whether a class means the same to everybody, as the billboard says; where it does not, decide and post it.
+
+    The verdict compares released numbers. On another machine they round in another way, and could flip it.
+
+    Args:
+        run: with its billboard.
+        updates: of the first rounds.
+        variation: what `coordinates` released of how rows vary.
+    """
+    if AGREEMENT not in run.billboard:
+        run.derive(AGREEMENT, {}, agree=bool(classes_agree(updates, run.users.facts.users, variation)))
+    return bool(run.billboard[AGREEMENT].facts["derived"]["agree"])
 
 
 def careful(settings: TrainingSettings, degrees: float, users: int, mu_squared: float) -> TrainingSettings:
