@@ -390,3 +390,14 @@ def test_a_target_of_one_value_is_no_column_of_ones(table: pd.DataFrame) -> None
     leaks.refuse_target_values(np.eye(4), np.array([0.0, 1.0, 0.0, 1.0]), [], None)
     with pytest.raises(InputError, match="column 2 of X"):
         leaks.refuse_target_values(sparse.csr_array(np.eye(4)), np.eye(4)[2], [], None)
+
+
+def test_a_selection_takes_no_text_and_shows_none(table: pd.DataFrame) -> None:
+    model = PrivateMarginSelector(rank=1, epsilon=1.0, classes=[0, 1], radius=5.0, random_state=0)
+    labels = (table.y > 0).astype(int).rename("label")
+    with pytest.raises(InputError, match="column 'shop' of X is text, and PrivateMarginSelector takes numbers"):
+        model.fit(table[["x", "shop"]], labels, table.who)
+    with pytest.raises(InputError, match="column 'label' of X has the name of the target y"):
+        model.fit(table[["x"]].assign(label=labels), labels, table.who)
+    with pytest.raises(InputError, match="column 'same' of X holds the very values of y"):
+        model.fit(table[["x"]].assign(same=labels), labels, table.who)

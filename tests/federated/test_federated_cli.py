@@ -30,7 +30,11 @@ from privrep.errors import InputError
 from privrep.federated.config import FederateConfig, FederationSettings, read_config
 from privrep.federated.credentials import ServerTls, make_keys
 from privrep.federated.simulation import split_by_user
+from privrep.federated.task import TableTask
+from privrep.federated.wire import travelling
 from privrep.heads.fitting import fit_heads
+from privrep.linear.method import Method
+from privrep.linear.registry import METHODS, find_method
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
 from privrep.models.learning import learn
@@ -530,3 +534,50 @@ def test_the_config_of_the_demo_is_one(tmp_path: Path) -> None:
     assert [part.n_users for part in parts.values()] == [300, 200, 100]
     heads = fit_heads(parts["west"].blocks(), learn(InMemoryUsers(parts["west"]), task.config).representation)
     assert heads.ids.tolist() == list(range(500, 600))
+
+
+# What cannot be federated is refused before anything is charged
+
+
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> str:
+    """Return the refusal of `serve --check`, and hold `serve` and `simulate` to the same one."""
+    path, folder = config(tmp_path, text), tmp_path / "run"
+    said = refused(capsys, "federate", "serve", path, "--check")
+    pq.write_table(pa.table({"user": [1], "y": [1.0]}), tmp_path / "rows.parquet")
+    assert refused(capsys, "federate", "serve", path, "--out", folder, "--insecure") == said
+    assert refused(capsys, "federate", "simulate", path, "--data", tmp_path / "rows.parquet", "--out", folder) == said
+    assert not (folder / "ledger.jsonl").exists()
+    return said
+
+
+def test_a_method_whose_steps_no_node_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = [name for name in travelling.STEPS if not name.endswith(":ModelUpdate")]
+    monkeypatch.setattr(travelling, "STEPS", tuple(known))
+    said = check(tmp_path, capsys, TABLE + 'method = "fedavg"\n')
+    assert "the method fedavg cannot be federated: nodes do not know its ModelUpdate" in said
+    with pytest.raises(InputError, match="nodes do not know its ModelUpdate"):
+        TableTask(Config(1, 1.0, 1e-6, method="fedavg"), Columns("user", ("y",), ("x",)))
+
+
+@pytest.mark.parametrize("method", [*METHODS.values(), find_method("", ratings=True)], ids=lambda each: str(each.name))
+def test_nodes_know_the_steps_of_every_registered_method(method: Method) -> None:
+    assert travelling.list_left_behind(method) == []
+
+
+def test_targets_that_a_method_does_not_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = TABLE.replace('target = "y"', 'target = ["y", "z"]') + 'method = "fedavg"\n'
+    assert "fedavg takes one target" in check(tmp_path, capsys, two)
+
+
+def test_categories_are_dense_where_a_method_takes_no_sparse_rows() -> None:
+    columns = Columns("user", ("y",), ("x",), ("shop",), (tuple(f"s{number}" for number in range(300)),))
+    assert not TableTask(Config(1, 1.0, 1e-6, method="fedavg"), columns).sparse
+    assert TableTask(Config(1, 1.0, 1e-6), columns).sparse
+
+
+def test_samples_and_noise_of_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    text = NEURAL + '[training]\nrounds = 4\nrate = 0.5\n[federation]\nnoise = "nodes"\n'
+    assert "a secret sample (rate 0.5) do not go with noise of the nodes" in check(tmp_path, capsys, text)

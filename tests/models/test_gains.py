@@ -189,3 +189,15 @@ def test_intervals_are_calibrated_only_by_a_release_that_was_heard() -> None:
         assert "calibrated by a charged release" not in "\n".join(
             describe_heads(replace(found, prior=lost), NAMED, JUDGED)
         )
+
+
+def test_a_newcomer_who_gets_no_slopes_has_no_estimate_that_counts_them() -> None:
+    """Losses of the prior mean count slopes around users' own means, which newcomers do not have."""
+    there = learned(slopes=1.0)
+    assert "On the users of the fit its squared error is" in words(there)["The heads"]
+    assert there.prior is not None
+    for located, estimated in (([1.0, 0.0, 1.0], False), ([0.0, 1.0, 1.0], True)):  # slopes are of the last two
+        mean = replace(there.prior.mean, located=np.array(located))
+        said = words(replace(there, prior=replace(there.prior, mean=mean)))["The heads"]
+        assert ("On the users of the fit its squared error is" in said) == estimated
+        assert ("gets a level, and no slopes of features" in said) != estimated

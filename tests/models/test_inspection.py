@@ -348,3 +348,23 @@ def test_heads_of_another_model_are_refused(tmp_path: Path, folder: Path) -> Non
     shutil.copy(tmp_path / "other" / "private" / "heads.parquet", broken / "private" / "heads.parquet")
     with pytest.raises(InputError, match="heads are of another representation"):
         models.load(broken)
+
+
+def test_five_lines_say_the_most(folder: Path, tmp_path: Path) -> None:
+    found = inspect_folder(folder)
+    said = found.summary
+    assert list(said) == ["guarantee", "spent", "shared", "sizes", "simulation"]
+    assert (
+        said["guarantee"]
+        == f"({found.privacy.epsilon:.4g}, 1e-06)-differential privacy for each user, replace-one-user"
+    )
+    assert said["spent"].startswith("epsilon 4 of 4: ")
+    assert "% of mu², in " in said["spent"]
+    assert said["shared"] == "a representation of rank 2, and the prior of heads"
+    assert said["sizes"] == "heads of 400 users in private/; 6 features"
+    assert said["simulation"] == "no: secret noise"
+    assert found.to_json()["summary"] == said
+    make_model(tmp_path / "seeded", seed=1)
+    seeded = inspect_folder(tmp_path / "seeded").summary
+    assert seeded["guarantee"].startswith("none: with secret noise, (")
+    assert seeded["simulation"] == "YES: seeded noise, NOT PRIVATE"

@@ -220,9 +220,11 @@ for _command in (keys, serve, join, simulate, demo):
 
 def _check(config: Path) -> None:
     """Say whether a configuration can be used; it takes no Flower."""
+    from privrep.federated.agreement import compute_server_view
     from privrep.federated.config import read_config
 
     asked = read_config(config)
+    compute_server_view(asked.task, asked.settings)
     missing = [asked.keys] if asked.keys is not None and not asked.keys.exists() else []
     _note_weakness(asked.task)
     say_checked(config, missing)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder, or that of an unfinished run.")],
 ) -> None:
-    """Say what was spent and what it means: what is protected, against whom, and what is not."""
+    """Say what was spent and what it means: what is protected, against whom, and what is not.
+
+    Five lines come first, the ledger last.
+    """
     from privrep.models.inspection import inspect_folder
 
     found = inspect_folder(folder)
@@ -34,6 +37,11 @@ def _show(found: Inspection) -> None:
     show(f"{found.folder}: {state}", style="bold")
     if found.privacy.seeded:
         show(SEEDED, style="bold red", wrap=True)
+    show("")
+    lines = Table.grid(padding=(0, 2))
+    for label, words in found.summary.items():
+        lines.add_row(label, words)
+    show(Padding(lines, (0, 0, 0, 2)))
     for section in found.sections:
         show(f"\n{section.heading}", style="bold", wrap=True)
         for sentence in section.sentences:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
+from privrep.data.frames import read_frame
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
 from privrep.estimators.base import rows_to_predict, warn_if_weak
@@ -21,6 +23,7 @@ from privrep.estimators.checks import (
     feature_names,
     refuse_missing,
 )
+from privrep.estimators.leaks import refuse_target_names, refuse_target_values
 from privrep.estimators.progress import Bar, watch
 from privrep.estimators.rows import read_known
 from privrep.estimators.strangers import ONLY_PERSONALIZE, Groups, known_users
@@ -152,7 +155,11 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
             raise InputError("fit needs groups: the user of each row. Privacy here is a promise to users, not to rows.")
         self._check()
         classes = _two(self.classes)
+        frame = read_frame(X)
+        refuse_target_names(() if frame is None else frame.names, y)
         X, y = self._validated(X, y)
+        if y.dtype.kind in "biu":
+            refuse_target_values(X, pa.array(y), feature_names(self), None)
         table = UserTable.from_rows(X, _codes(y, classes), plain(groups))
         warn_if_weak(self, table.ids)
         self.classes_, self.described_ = classes, self._describe(table)

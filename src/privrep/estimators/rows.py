@@ -149,6 +149,11 @@ def validated(estimator: Any, X: Any, *y: Any, reset: bool, **how: Any) -> Any:
         how: what `validate_data` takes besides.
     """
     if not isinstance(X, Named):
+        if (frame := read_frame(X)) is not None and (text := sort_columns(frame, {})[1]):
+            raise InputError(
+                f"column {text[0]!r} of X is text, and {type(estimator).__name__} takes numbers: give each "
+                "public value a column of 0 and 1, or leave it out."
+            )
         rows = plain(X)
         if isinstance(rows, np.ndarray) and rows.dtype.kind in "UST":
             raise InputError("X is an array of text; turn it into numbers, or give a frame, whose text is categories.")

@@ -69,6 +69,11 @@ def compute_server_view(task: Task, settings: FederationSettings) -> dict[str, f
         raise InputError("nodes say how many users they have, so noise of the nodes goes with replace-one-user alone.")
     if not budget.delta:
         raise InputError("noise of the nodes is Gaussian, and takes a delta above 0.")
+    if task.rate < 1:
+        raise InputError(
+            f"rounds that ask a secret sample (rate {task.rate:g}) do not go with noise of the nodes: who asks for a "
+            "sample knows it. Leave the rate out, or let the server add the noise."
+        )
     epsilon = gaussian_epsilon(task.delta, budget.mu * math.sqrt(settings.noise_nodes)) * (1 + ROUNDING)
     if settings.server_epsilon is not None and epsilon > settings.server_epsilon * (1 + 2 * ROUNDING):
         raise InputError(

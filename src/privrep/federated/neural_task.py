@@ -131,6 +131,11 @@ class NeuralTask:
         return 1
 
     @property
+    def rate(self) -> float:
+        usual = TrainingSettings() if self.settings is None else self.settings
+        return float(self.training.get("rate", usual.rate))
+
+    @property
     def sparse(self) -> bool:
         return False
 

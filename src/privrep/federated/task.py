@@ -25,6 +25,7 @@ from privrep.data.categories import check_classes, check_lists, is_wide
 from privrep.data.readers import TableSource, read_checked_batches
 from privrep.data.table import UserTable
 from privrep.errors import InputError, missing_package
+from privrep.federated.wire.travelling import check_travels
 from privrep.heads.fitting import fit_heads
 from privrep.heads.store import write_heads
 from privrep.models import model as models
@@ -66,6 +67,10 @@ class Task(Protocol):
     def targets(self) -> int: ...
     @property
     def sparse(self) -> bool: ...
+    @property
+    def rate(self) -> float:
+        """Return the probability with which a round asks each user."""
+        ...
 
     def to_json(self) -> dict[str, Any]:
         """Return the task as it travels to the nodes."""
@@ -122,6 +127,8 @@ class TableTask:
         columns = _check_columns(self.columns, labels=self.config.loss is not None)
         object.__setattr__(self, "columns", columns)  # the dataclass is frozen; this is its construction
         self.config.check(self.features)
+        self.config.check_columns(columns)
+        check_travels(self.config.learner)
         make_loss(self.config, columns)
         seed = self.config.seed
         if seed is not None and seed < 0:
@@ -160,8 +167,13 @@ class TableTask:
         return len(self.columns.targets)
 
     @property
+    def rate(self) -> float:
+        return 1.0
+
+    @property
     def sparse(self) -> bool:
-        return bool(self.columns.categorical) and (self.config.ratings or is_wide(self.features))
+        wide = self.config.ratings or is_wide(self.features)
+        return bool(self.columns.categorical) and wide and not self.config.dense
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings and columns as JSON values."""
@@ -204,7 +216,7 @@ class TableTask:
         columns = self.columns
         lists: dict[str, Any] = {"categories": columns.by_category or None, "classes": columns.classes or None}
         lists |= {"missing": columns.policy, "weight": columns.weight or None, "numeric": columns.features}
-        lists |= {"items": self.config.ratings}
+        lists |= {"items": self.config.ratings, "dense": self.config.dense}
         return TableSource(path, columns.user, columns.targets, columns.features, **lists)
 
     def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:

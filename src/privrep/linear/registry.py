@@ -39,7 +39,7 @@ _SHARED = (
 REFUSALS = {  # by the word of `Method.accepts` that is missing
     "classes": "{name} solves least squares, of numbers; for labels the method is {able}.",
     "several targets": "{name} takes one target; fit each by itself, or use {able}.",
-    "sparse": "{name} takes dense features, not sparse ones or columns of categories; for those use {able}.",
+    "sparse": "{name} takes dense features, not sparse ones; make them dense, or use {able}.",
     "start": "{name} has no start to choose; leave it out, or use {able}.",
     "paper": "{name} has no configuration of a paper; use the default, or {able}.",
     "add-or-remove-one-user": "{name} takes the number of users as public; use replace-one-user, or {able}.",

@@ -69,6 +69,15 @@ class PriorMean:
         empty = np.zeros((d, 0)), np.zeros(0), np.zeros((0, q))
         return cls(np.zeros(q), np.zeros((d, q)), np.zeros(d), np.ones(d), *empty, intercept)
 
+    @property
+    def knows_newcomers(self) -> bool:
+        """Return whether rows of users without rows count by all common slopes.
+
+        A slope counts around the centre of its column. Where that is not known, it counts around users' own means,
+        which newcomers do not have.
+        """
+        return not (self.slopes.any(axis=1) & (self.located == 0)).any()
+
     def scale_levels(self, factor: float) -> PriorMean:
         """Return the mean with levels, and what mean rows say of them, this many times as far from zero."""
         return replace(self, level=factor * self.level, context=factor * self.context)

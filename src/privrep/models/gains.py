@@ -15,7 +15,13 @@ from privrep.linear.tails import NORMAL
 from privrep.local.prior import HeadPrior, LabelPrior
 from privrep.local.representation import Gains, Representation
 from privrep.models.description import Columns
-from privrep.models.label_gains import compare_losses, describe_label_gains, describe_label_heads, make_label_heads_json
+from privrep.models.label_gains import (
+    SLOPELESS,
+    compare_losses,
+    describe_label_gains,
+    describe_label_heads,
+    make_label_heads_json,
+)
 from privrep.privacy.ledger import PrivacyReport
 from privrep.typing import Array
 
@@ -232,6 +238,8 @@ def describe_newcomers(learned: Representation, gains: Gains) -> str:
     """Return what users without rows are predicted with, and how well that does on users who have some."""
     whose = "a user's"
     mean = "the prior mean" if learned.ratings is None else "the level and the items' offsets"
+    if learned.prior is not None and not learned.prior.mean.knows_newcomers:
+        return SLOPELESS
     return (
         f"A newcomer without rows gets {mean}. On the users of the fit its squared error is "
         f"{_compare(gains.prior_mean, gains.sigma)} than by {_name_reference(learned, whose)}."

@@ -15,7 +15,7 @@ from privrep.models.networks import inspect_network
 from privrep.models.pairs import inspect_pairs
 from privrep.models.sections import Inspection
 from privrep.models.spending import find_share_spent, list_releases
-from privrep.models.words import TableFacts, make_table_json, make_table_sections
+from privrep.models.words import TableFacts, describe_shared, describe_sizes, make_table_json, make_table_sections
 from privrep.privacy.accounting import total_mu
 from privrep.privacy.events import event_to_json
 from privrep.privacy.ledger import Budget
@@ -51,6 +51,8 @@ def _inspect_table(folder: ModelFolder) -> Inspection:
         events,
         make_table_json(found),
         mu=total_mu(event for _, event in report.events),
+        shared=describe_shared(found),
+        sizes=describe_sizes(found),
     )
 
 

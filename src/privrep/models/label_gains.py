@@ -12,6 +12,11 @@ from typing import Any
 from privrep.local.prior import LabelPrior
 from privrep.local.representation import Gains, Representation
 
+SLOPELESS = (
+    "A newcomer without rows gets a level, and no slopes of features of which no release says where they lie. How "
+    "that compares with a user's own rows was not released."
+)
+
 
 def compare_losses(difference: float, sigma: float) -> str:
     """Return how much smaller or larger a loss is, with two standard deviations of its noise."""
@@ -40,6 +45,8 @@ def describe_label_heads(prior: LabelPrior, gains: Gains) -> list[str]:
     lines.append(
         "A newcomer without rows gets the prior mean. On the users of the fit its loss of a label is "
         f"{compare_losses(gains.prior_mean, gains.sigma)} than by the frequencies of a user's own classes."
+        if prior.mean.knows_newcomers
+        else SLOPELESS
     )
     if prior.logits:
         lines.append(

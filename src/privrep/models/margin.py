@@ -64,6 +64,8 @@ def inspect_margin(folder: ModelFolder) -> Inspection:
         ),
         [{"name": each.name, "epsilon": each.epsilon, "share": each.share} for each in spent],
         {part: described[part] for part in _PARTS},
+        shared=f"a choice of {config['rank']:,} directions" if folder.finished else "",
+        sizes=_describe_sizes(described, folder),
     )
 
 
@@ -77,12 +79,16 @@ def _describe_method(config: Described) -> list[str]:
     ]
 
 
+def _describe_sizes(described: Described, folder: ModelFolder) -> str:
+    heads = "heads of users in private/" if has_heads(folder.path) else "no heads here"
+    return f"{described['feature_count']:,} features; {heads}"
+
+
 def _model(described: Described, folder: ModelFolder) -> list[str]:
     """Return what is in the folder."""
     if not folder.finished:
         return [NOT_THERE_YET]
-    heads = "heads of users in private/" if has_heads(folder.path) else "no heads here"
     return [
-        f"{described['feature_count']:,} features; {heads}.",
+        f"{_describe_sizes(described, folder)}.",
         f"To predict and for new users: privrep.PrivateMarginSelector.load({str(folder.path)!r}).",
     ]

@@ -38,6 +38,14 @@ _PURPOSE = {
     "heads": "how heads weigh the shared part",
 }
 
+_SHARED = {
+    "nothing": "nothing: users have the public features alone",
+    "linear": "a linear layer on public features",
+    "directions": "directions in which classes differ",
+    "adapters": "adapters on a pretrained network",
+    "all": "a whole network",
+}
+
 
 def _check(described: Any, path: Path) -> None:
     """Raise InputError for another format, and ValueError or LookupError where a part is missing."""
@@ -83,6 +91,8 @@ def inspect_network(folder: ModelFolder) -> Inspection:
         facts.sections(),
         [asdict(spent) for spent in releases],
         {part: described[part] for part in _PARTS},
+        shared=facts.describe_shared(),
+        sizes=f"{described['user_count']:,} users; rows of {described['feature_count']:,} numbers",
     )
 
 
@@ -104,6 +114,12 @@ class _Facts:
             Section("The classes", (self._classes(),)),
             Section("The model", tuple(self._model())),
         )
+
+    def describe_shared(self) -> str:
+        """Return what was learned for all, in a few words; the empty string where the run is not finished."""
+        if self.shared is None:
+            return ""
+        return _SHARED.get(self.shared, self.shared)
 
     def _method(self) -> list[str]:
         """Return sentences about how the network was learned."""

@@ -84,6 +84,8 @@ def inspect_pairs(folder: ModelFolder) -> Inspection:
         ),
         [asdict(spent) for spent in releases],
         {part: described[part] for part in _PARTS},
+        shared="weights of two encoders" if folder.finished else "",
+        sizes=f"{described['user_count']:,} users; images of {described['image_numbers']:,} numbers",
     )
 
 

@@ -50,6 +50,24 @@ class Inspection:
     events: list[dict[str, Any]] = field(repr=False)  # the releases for machines
     facts: Mapping[str, Any] = field(repr=False)  # of this kind of model, for machines
     mu: float | None = None  # None: not every release has one
+    shared: str = ""  # what was learned for all, in a few words; empty: the run is not finished
+    sizes: str = ""  # users and features, in a few words
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """Return five lines that say the most, by label: the rest of an inspection explains them."""
+        report = self.privacy
+        promise = f"({report.epsilon:.4g}, {report.delta:g})-differential privacy for each {report.unit}"
+        of = "mu²" if report.delta else "epsilon"
+        count = count_releases(report)
+        return {
+            "guarantee": f"none: with secret noise, {promise}" if report.seeded else f"{promise}, {report.relation}",
+            "spent": f"epsilon {report.epsilon:.4g} of {report.epsilon_budget:g}: {self.share_spent:.1%} of {of}, in "
+            f"{count:,} {'release' if count == 1 else 'releases'}",
+            "shared": self.shared or "nothing yet: the run was not finished",
+            "sizes": self.sizes,
+            "simulation": "YES: seeded noise, NOT PRIVATE" if report.seeded else "no: secret noise",
+        }
 
     @property
     def words(self) -> dict[str, list[str]]:
@@ -69,6 +87,7 @@ class Inspection:
             "epsilon_budget": report.epsilon_budget,
             "delta": report.delta,
             **({} if self.mu is None else {"mu": self.mu}),
+            "summary": self.summary,
             "share_spent": self.share_spent,
             "accountant": report.accountant,
             "events": self.events,

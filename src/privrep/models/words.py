@@ -87,6 +87,32 @@ def make_table_json(found: TableFacts) -> dict[str, Any]:
     }
 
 
+def describe_shared(found: TableFacts) -> str:
+    """Return what was learned for all, in a few words; the empty string where the run is not finished."""
+    learned = found.representation
+    if learned is None:
+        return ""
+    if found.config.ratings:
+        return f"offsets of {learned.basis.shape[0]:,} items, and {learned.basis.shape[1]:,} factors of them"
+    prior = ", and the prior of heads" if learned.prior is not None else ""
+    return f"a representation of rank {learned.basis.shape[1]:,}{prior}"
+
+
+def describe_sizes(found: TableFacts) -> str:
+    """Return how many users and features there are, as far as the folder tells, in a few words."""
+    columns, learned = found.columns, found.representation
+    users = "no heads of users here" if found.users is None else describe_users(found)
+    if learned is None:
+        return f"{users}; {len(columns.feature_names):,} features so far"
+    return f"{users}; {len(learned.basis):,} {'items' if found.config.ratings else 'features'}"
+
+
+def describe_users(found: TableFacts) -> str:
+    """Return how many users have heads in the folder, in words."""
+    private = "" if found.privacy.relation == "replace-one-user" else " (not private: for your eyes)"
+    return f"heads of {found.users:,} users in private/{private}"
+
+
 def _describe_declared(found: TableFacts) -> list[str]:
     """Return a sentence for each public fact that the fit was given."""
     items = []
@@ -202,9 +228,7 @@ def describe_representation(found: TableFacts) -> list[str]:
         if asked == k
         else f"of {asked} at most"
     )
-    heads = "no heads here" if found.users is None else f"heads of {found.users:,} users in private/"
-    if found.users is not None and found.privacy.relation != "replace-one-user":
-        heads += " (not private: for your eyes)"
+    heads = "no heads here" if found.users is None else describe_users(found)
     return [
         f"Rank {k} ({chosen}), {d:,} {'items' if found.config.ratings else 'features'}, {heads}.",
         *_describe_frame(found, learned),

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import numpy as np
 
+from privrep.errors import InputError
 from privrep.privacy.protocol import Step
 from privrep.typing import Axes
 
@@ -214,6 +215,32 @@ def fits(value: Any, declared: Any, holder: str) -> bool:
     if declared is Step:
         return name_of(value) in INNER_STEPS[holder]
     return declared is not None and (declared is type(value) or declared is _find_protocol(value))
+
+
+def list_left_behind(method: object) -> list[str]:
+    """Return the names of the steps that a method's file defines and that are on no list: nodes do not know them.
+
+    Args:
+        method: one of a registry, whose steps stand in the file of its class.
+    """
+    module = type(method).__module__
+    kinds = [kind for kind in vars(import_module(module)).values() if isinstance(kind, type)]
+    steps = [kind for kind in kinds if kind.__module__ == module and {"spec", "__call__"} <= set(_list_members(kind))]
+    return sorted(kind.__qualname__ for kind in steps if f"{module}:{kind.__qualname__}" not in STEPS)
+
+
+def _list_members(kind: type) -> list[str]:
+    """Return the names of what a class and its bases define, and of fields without a default."""
+    return [name for each in kind.__mro__ for name in (*vars(each), *vars(each).get("__annotations__", ()))]
+
+
+def check_travels(method: Any) -> None:
+    """Raise InputError if a method has steps that no node knows: it would be found out after some budget was spent."""
+    if missing := list_left_behind(method):
+        raise InputError(
+            f"the method {method.name} cannot be federated: nodes do not know its {missing[0]}. Put the step on the "
+            "list of privrep.federated.wire.travelling, or choose another method."
+        )
 
 
 def _find_protocol(value: Any) -> type | None:
