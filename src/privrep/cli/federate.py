@@ -22,6 +22,7 @@ from privrep.errors import InputError, missing_package
 
 if TYPE_CHECKING:
     from privrep.cli.federated_demo import Outcome
+    from privrep.federated.config import FederateConfig
     from privrep.federated.task import Task
 
 federate = typer.Typer(
@@ -75,10 +76,9 @@ def serve(
     if out is None:
         raise InputError("say where the model goes: --out FOLDER.")
     _need_flower(out.with_name(f"{out.name}.federation"))
-    from privrep.federated.config import read_config
     from privrep.federated.credentials import read_node_keys, read_server_tls
 
-    asked = read_config(config)
+    asked = _read_checked(config)
     folder, tls, node_keys = keys or asked.keys, None, None
     if insecure:
         _allow_insecure(asked.host)
@@ -174,9 +174,7 @@ def simulate(
 ) -> None:
     """Run a whole federation in this process, without a network: the same steps, sums and messages."""
     _need_flower(out.with_name(f"{out.name}.federation"))
-    from privrep.federated.config import read_config
-
-    asked = read_config(config)
+    asked = _read_checked(config)
     if len(data) > 1 and nodes is not None and nodes != len(data):
         raise InputError(f"--nodes is for one file; here each of {len(data)} files is a node. Leave it out.")
     missing = next((path for path in data if not path.is_file()), None)
@@ -220,14 +218,20 @@ for _command in (keys, serve, join, simulate, demo):
 
 def _check(config: Path) -> None:
     """Say whether a configuration can be used; it takes no Flower."""
+    asked = _read_checked(config)
+    missing = [asked.keys] if asked.keys is not None and not asked.keys.exists() else []
+    _note_weakness(asked.task)
+    say_checked(config, missing)
+
+
+def _read_checked(config: Path) -> FederateConfig:
+    """Return a configuration; raise InputError for all that a run would refuse, whoever the users are."""
     from privrep.federated.agreement import compute_server_view
     from privrep.federated.config import read_config
 
     asked = read_config(config)
     compute_server_view(asked.task, asked.settings)
-    missing = [asked.keys] if asked.keys is not None and not asked.keys.exists() else []
-    _note_weakness(asked.task)
-    say_checked(config, missing)
+    return asked
 
 
 def _note_weakness(task: Task) -> None:
