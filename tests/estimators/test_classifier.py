@@ -342,14 +342,14 @@ def test_other_classes_cannot_load_it_nor_it_others(
             kind.load(tmp_path / "labels")
     with pytest.raises(InputError, match="holds no model of ratings"):
         PrivateFactorization.load(tmp_path / "labels")
-    PrivateFedRep(2, epsilon=20.0, random_state=0).fit(X, X[:, 0], groups=groups).save(tmp_path / "numbers")
+    PrivateFedRep(2, epsilon=20.0, random_state=0).fit(X, -X[:, 0], groups=groups).save(tmp_path / "numbers")
     with pytest.raises(InputError, match=r"load it with PrivateFedRep\.load"):
         PrivateFedRepClassifier.load(tmp_path / "numbers")
 
 
 def test_models_that_know_nothing_of_classes_are_read(tmp_path: Path, data: tuple[Any, Any, Any]) -> None:
     X, _, groups = data
-    model = PrivateFedRep(2, epsilon=20.0, random_state=0).fit(X, X[:, 0], groups=groups)
+    model = PrivateFedRep(2, epsilon=20.0, random_state=0).fit(X, -X[:, 0], groups=groups)
     model.save(tmp_path / "model")
     path = tmp_path / "model" / "model.json"
     written = json.loads(path.read_text())
@@ -367,14 +367,14 @@ def test_runs_that_know_nothing_of_classes_are_continued(
     monkeypatch.setattr(
         model_module, "finish", lambda *_: None
     )  # all is spent, and the folder is that of a run under way
-    first = clone(model).fit(X, X[:, 0], groups=groups)
+    first = clone(model).fit(X, -X[:, 0], groups=groups)
     monkeypatch.undo()
     path = tmp_path / "run" / "run.json"
     written = json.loads(path.read_text())
     del written["config"]["loss"], written["columns"]["classes"]
     path.write_text(json.dumps(written))
     spent = (tmp_path / "run" / "ledger.jsonl").read_text()
-    assert np.array_equal(model.fit(X, X[:, 0], groups=groups).representation_, first.representation_)
+    assert np.array_equal(model.fit(X, -X[:, 0], groups=groups).representation_, first.representation_)
     assert (tmp_path / "run" / "ledger.jsonl").read_text() == spent
 
 

@@ -32,6 +32,7 @@ from privrep.heads.neural import (  # noqa: E402
     weigh,
 )
 from privrep.heads.softmax import Candidate, HeadInputs, Sight  # noqa: E402
+from privrep.models import networks  # noqa: E402
 from privrep.neural.class_moments import Scatter, classes_agree, directions  # noqa: E402
 from privrep.neural.curvature import (  # noqa: E402
     FeaturePairs,
@@ -44,7 +45,14 @@ from privrep.neural.curvature import (  # noqa: E402
 from privrep.neural.description import losses_from_json  # noqa: E402
 from privrep.neural.gradient_step import GradientStep  # noqa: E402
 from privrep.neural.layers import Shape, linear_split  # noqa: E402
-from privrep.neural.plan import LEAST_SIGNAL, Options, most_parameters, plan_sharing, signal  # noqa: E402
+from privrep.neural.plan import (  # noqa: E402
+    LEAST_SIGNAL,
+    Options,
+    count_deciding_rounds,
+    most_parameters,
+    plan_sharing,
+    signal,
+)
 from privrep.neural.standard_step import Coordinates, Standards, StandardStep  # noqa: E402
 from privrep.neural.training import (  # noqa: E402
     LINEAR,
@@ -324,3 +332,13 @@ def test_a_head_is_an_average_of_kinds_that_do_about_as_well() -> None:
     shares, alone = weigh(np.array([0.0, 0.0, 9.0]), [*kinds[:2], Candidate("shared", 0.3, 0.1)], seen, labels)
     assert alone.all()
     assert not shares[:, 2].any()
+
+
+def test_inspect_names_the_rounds_that_decide() -> None:
+    assert count_deciding_rounds(16, True) == 4
+    assert [count_deciding_rounds(rounds, True) for rounds in (1, 2, 3)] == [0, 1, 1]
+    assert count_deciding_rounds(16, False) == 0
+    said = {name: networks._find_purpose(name, 4) for name in ("round-4/update", "round-5/update", "round-4/short")}
+    assert said["round-4/update"] == "step on the shared part, and whether a class means the same to all"
+    assert said["round-5/update"] == "step on the shared part"
+    assert said["round-4/short"] == "next clipping norm"

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 NOISE_MULTIPLIER = (
     "Noise multiplier: standard deviation of the noise over the most that one user can change the sum. "
-    "Shares are of mu², which adds up over releases as 1 / multiplier². Epsilon grows about as its root: half of the "
-    "shares is more than half of epsilon."
+    "Shares are of mu², which adds up over releases as 1 / multiplier². Half of them is more "
+    "than half of epsilon."
 )
 
 

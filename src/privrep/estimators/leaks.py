@@ -1,11 +1,13 @@
 """A target that was left among the features: found by its name or its values, and refused before anything is spent.
 
-A model that sees its target learns nothing else, and what it spent on that is spent. The refusal depends on the rows.
-It is for the eyes of whoever holds them: nothing was charged, written or released yet.
+A model that sees its target learns nothing else, and what it spent on that is spent. Columns of a frame are refused.
+Columns of an array have no names by which to tell a mistake from a test, so that a warning is all there is. Both depend
+on the rows. They are for the eyes of whoever holds them: nothing was charged, written or released yet.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from privrep.data.frames import FrameRows, read_column_names
-from privrep.errors import InputError
+from privrep.errors import ColumnNote, InputError
 from privrep.typing import Array
 
 FIRST = 64  # rows that columns are compared by before all of their rows are
@@ -35,7 +37,9 @@ def refuse_target_names(names: Sequence[str], y: Any) -> None:
 
 
 def refuse_target_values(X: Any, y: Any, names: Sequence[str], frame: FrameRows | None) -> None:
-    """Raise InputError if a column of X holds the values of a target, row by row. A target of one value is none.
+    """Raise InputError if a column of a frame holds the values of a target, row by row; warn if one of an array does.
+
+    A target of one value alone is passed over.
 
     Args:
         X: rows (rows, columns), which may be sparse; numbers come first, then codes of categories.
@@ -52,7 +56,9 @@ def refuse_target_values(X: Any, y: Any, names: Sequence[str], frame: FrameRows 
     for target in targets.reshape(len(targets), -1).T:
         known = target[~np.isnan(target)]
         if len(known) and (known != known[0]).any() and (same := _find_same(numbers, target)) is not None:
-            raise _make_error(repr(names[same]) if len(names) else str(same))
+            if len(names):
+                raise InputError(_describe(repr(names[same])))
+            warnings.warn(_describe(str(same)), ColumnNote, stacklevel=3)
 
 
 def _find_same(X: Any, target: Array) -> int | None:
@@ -89,8 +95,8 @@ def _refuse_text(X: Any, labels: Any, frame: FrameRows | None) -> None:
     labels = labels.combine_chunks() if isinstance(labels, pa.ChunkedArray) else labels
     for name, held in frame.held.items():
         if pa.types.is_large_string(held.type) and frame.keys(name, X).equals(labels):
-            raise _make_error(repr(name))
+            raise InputError(_describe(repr(name)))
 
 
-def _make_error(column: str) -> InputError:
-    return InputError(f"column {column} of X holds the very values of y; take the target out of X.")
+def _describe(column: str) -> str:
+    return f"column {column} of X holds the very values of y; take the target out of X."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from privrep.models.sections import (
     say_classes,
 )
 from privrep.models.spending import find_share, list_releases_with_samples
+from privrep.neural.plan import count_deciding_rounds
 from privrep.privacy.events import Batched, Sampled
 from privrep.privacy.ledger import Budget, PrivacyReport
 
@@ -33,7 +35,7 @@ _PURPOSE = {
     "moment": "directions in which rows vary",
     "look": "whether a class means the same to all",
     "scatter": "directions in which classes differ",
-    "round": "step on the shared part; the first ones also tell whether a class means the same to all",
+    "round": "step on the shared part",
     "short": "next clipping norm",
     "heads": "how heads weigh the shared part",
 }
@@ -80,7 +82,9 @@ def inspect_network(folder: ModelFolder) -> Inspection:
     config = described["config"]
     ledger = folder.read_ledger_so_far(Budget(config["epsilon"], config["delta"]), seeded=config["seed"] is not None)
     report, share = ledger.report(), find_share(ledger)
-    releases = list_releases_with_samples(report, share, _find_purpose)
+    plan, usual = described["plan"], config.get("settings") is None  # rounds that were asked for decide nothing
+    deciding = count_deciding_rounds(int(plan.get("rounds", 1)), usual and plan.get("otherwise") is not None)
+    releases = list_releases_with_samples(report, share, partial(_find_purpose, deciding=deciding))
     facts = _Facts(folder, described, report, _read_shared(folder) if folder.finished else None)
     return Inspection(
         str(folder.path),
@@ -165,7 +169,15 @@ def _read_shared(folder: ModelFolder) -> str:
         return str(billboard[PAGE].facts["derived"]["share"])
 
 
-def _find_purpose(name: str) -> str:
-    """Return what a release is for, by its name (page/statistic); the empty string where nothing is known."""
+def _find_purpose(name: str, deciding: int) -> str:
+    """Return what a release is for; the empty string where nothing is known.
+
+    Args:
+        name: of the release: page/statistic.
+        deciding: rounds, the first ones, that also tell whether a class means the same to all.
+    """
     page, _, statistic = name.partition("/")
+    kind, _, number = page.partition("-")
+    if kind == "round" and statistic == "update" and number.isdecimal() and int(number) <= deciding:
+        return f"{_PURPOSE[kind]}, and {_PURPOSE['look']}"
     return _PURPOSE.get(statistic) or _PURPOSE.get(page.split("-")[0], "")

@@ -10,7 +10,7 @@ from privrep.privacy.ledger import PrivacyReport
 WEAK_EPSILON = 20.0  # above it, little is promised to anyone
 LARGEST_EPSILON = 500.0  # above it, e^epsilon is no number that anybody would read
 WEAK_DELTA = 1e-4  # above it, where the number of users is not public
-OF_MU = " (of mu², in which releases add up; epsilon grows about as its root)"
+OF_MU = " (of mu², in which releases add up: of epsilon it is less)"
 EARLY = 0.02  # of the budget that may be left without a word
 
 

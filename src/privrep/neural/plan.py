@@ -22,6 +22,7 @@ PLENTY = 4.0  # signal at which more rounds are taken
 RANK = 20  # of directions
 MOST_PAIRED = 512  # features whose pairs are affordable
 LEAST_SIGNAL = 0.5
+LOOKED = 4  # the part of rounds, one over this, after which users' updates tell whether classes mean the same
 FEWEST_FEATURES = 8
 ADAPTER_RANKS = (8, 4, 2, 1)
 
@@ -67,6 +68,16 @@ class Options:
     adapters: tuple[tuple[int, int], ...] = ()  # (rank, parameters), where the representation is pretrained
     frozen: bool = False  # whether the features are outputs of a network that stays as it is
     untrained: str = ""  # why nothing of that network can be trained
+
+
+def count_deciding_rounds(rounds: int, alternative: bool) -> int:
+    """Return how many rounds, the first ones, also tell whether a class means the same to everybody; 0: none.
+
+    Args:
+        rounds: of the plan.
+        alternative: whether the plan has something else for users to whom a class means different things.
+    """
+    return max(rounds // LOOKED, 1) if alternative and rounds > 1 else 0  # after the only round nothing is left to do
 
 
 def plan_sharing(offer: Options, users: int, mu: float, share: Share, rounds: int | None = None) -> SharingPlan:

@@ -43,7 +43,7 @@ from privrep.heads.store import HeadSizes
 from privrep.neural.class_moments import Scatter, classes_agree, directions
 from privrep.neural.curvature import STEEPEST, Variation, coordinates
 from privrep.neural.layers import Leading, Shape, directions_split, linear_split
-from privrep.neural.plan import ROUNDS, SharingPlan, most_parameters
+from privrep.neural.plan import ROUNDS, SharingPlan, count_deciding_rounds, most_parameters
 from privrep.neural.rounds import Abandon, Round, TrainedWeights, TrainingSettings, local_step, train
 from privrep.neural.standard_step import Standards, StandardStep
 from privrep.nn.flat_module import FlatModule, Split, split
@@ -64,7 +64,6 @@ COMMON = 0.1  # part of the centre's noise that counts: an error that all users 
 USERS_APART = 0.03  # part of it by which the means of users' rows should differ
 SCORE_NOISE = 0.65  # standard deviation that noise may add to a row's scores
 WORTH = 1.5  # degrees of freedom over the root of what rounds carry: each further one tells less of classes
-LOOKED = 4  # the part of rounds, one over this, after which users' updates tell whether classes mean the same
 AGREEMENT = "agreement"  # the page with the verdict
 LEAST_DEGREES = 4.0  # of freedom, of a linear layer that is asked for
 
@@ -224,8 +223,7 @@ def _linear(
     there = linear_split(np.zeros(len(standards.centre)), shape)
     chosen = careful(replace(LINEAR, rounds=plan.rounds), found.degrees, users, mu_squared - spent)
     turned = replace(standards, coordinates=found)
-    several = plan.otherwise is not None and plan.rounds > 1  # after the only round there is nothing to turn to
-    looked = max(plan.rounds // LOOKED, 1) if several else None
+    looked = count_deciding_rounds(plan.rounds, plan.otherwise is not None)
 
     def disagree(updates: Sequence[Release]) -> bool:
         return len(updates) == looked and not decide_agreement(run, updates, variation)
