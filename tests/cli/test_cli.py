@@ -639,6 +639,7 @@ def test_a_published_copy_personalises_too(
     code, said, _ = run(capsys, "predict", copy, tables / "new.csv", "--out", tmp_path / "before.csv")
     assert code == 0
     assert f"{copy} holds no heads (private/)" in said
+    assert "made from private rows" in said
     assert "of 5 users without a head: predicted with the prior mean" in said
     refusal = refused(capsys, "predict", copy, tables / "new.csv", "--out", tmp_path / "r.csv", "--refuse-unknown")
     assert "has no head in" in refusal

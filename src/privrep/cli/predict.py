@@ -125,7 +125,7 @@ def _predict_table(
     seen, asked = Seen(), Asked(interval, predictor.check_unknown(*unknown))
     batches = table_batches(source, seen)
     predictions = predictor.predict(batches, table, f"column {source.user!r}", asked.unknown, seen)
-    write_predictions(source, predictions, predictor.names, out, suffix)
+    write_predictions(source, predictions, predictor.names, out, suffix, predictor.ids is not None)
     say_unusual(fitted, folder, asked, seen)
 
 

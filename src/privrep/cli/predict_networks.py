@@ -63,7 +63,7 @@ def predict_images(
     if model.wanted.one_user:
         batches = _of_one_user(batches, path, folder)
     predictions = predictor.predict(_finite(batches, path), path, user, asked.unknown, seen)
-    write_predictions(rows, predictions, predictor.names, out, suffix)
+    write_predictions(rows, predictions, predictor.names, out, suffix, predictor.ids is not None)
     _say_unusual(model, asked, seen)
 
 

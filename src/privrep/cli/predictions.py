@@ -181,7 +181,12 @@ def table_batches(source: TableSource, seen: Seen) -> Iterator[RowBatch]:
 
 
 def write_predictions(
-    rows: TableSource | Batches, predictions: Iterable[Any], names: Sequence[str], out: Path, suffix: str
+    rows: TableSource | Batches,
+    predictions: Iterable[Any],
+    names: Sequence[str],
+    out: Path,
+    suffix: str,
+    heads: bool = True,
 ) -> None:
     """Write the file --out, readable by its owner only, and say how many rows it has.
 
@@ -191,6 +196,7 @@ def write_predictions(
         names: of the columns of predictions.
         out: the file.
         suffix: its ending.
+        heads: whether users have heads, or are all predicted by the prior mean.
     """
     from privrep.data.readers import SUFFIXES
 
@@ -202,10 +208,10 @@ def write_predictions(
         else:
             batches = Batches(Path(rows.path), all_columns(rows))
             count = write_arrow(batches, predictions, names, temporary, suffix)
-    say_written(count, out, names, len(names) > 1)
+    say_written(count, out, names, len(names) > 1, heads)
 
 
-def say_written(count: int, out: Path, names: Sequence[str], several: bool) -> None:
+def say_written(count: int, out: Path, names: Sequence[str], several: bool, heads: bool = True) -> None:
     """Say how many rows were predicted, and who may read them.
 
     Args:
@@ -213,11 +219,13 @@ def say_written(count: int, out: Path, names: Sequence[str], several: bool) -> N
         out: the file.
         names: of the columns of predictions.
         several: whether a row has several predictions.
+        heads: whether users have heads, or are all predicted by the prior mean.
     """
+    made = "made by private heads" if heads else "made from private rows"
     alone = "" if out == STANDARD else "readable by you alone: "
     say(
-        f"{count:,} rows with their prediction{'s' if several else ''}: {shown_output(out)} ({alone}made by private "
-        "heads, not covered by the privacy guarantee)",
+        f"{count:,} rows with their prediction{'s' if several else ''}: {shown_output(out)} ({alone}{made}, "
+        "not covered by the privacy guarantee)",
         predictions=out,
         rows=count,
         columns=names,
