@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privrep.errors import BudgetExceeded, InputError, PrivrepError
+from privrep.privacy import ledger_file
 from privrep.privacy.accounting import CLOSED_FORM, gaussian_delta, gaussian_epsilon, gaussian_mu, total_mu
 from privrep.privacy.events import Event, Gaussian, Selection
 from privrep.privacy.groups import Group
-from privrep.privacy.ledger import FORMAT, Budget, Ledger, noise_multiplier, read_report
+from privrep.privacy.ledger import Budget, Ledger, noise_multiplier, read_report
+from privrep.privacy.ledger_file import FORMAT, UNCHAINED, chain_line
 
 BUDGET = Budget(2.0, 1e-6)
 Open = Callable[..., Ledger]  # the fixture open_ledger
@@ -214,9 +216,12 @@ def test_whatever_is_asked_in_whatever_order_the_guarantee_stands(asked: list[Ev
 
 def test_a_ledger_begins_with_what_it_is(path: Path) -> None:
     Ledger(Budget(1.5, 1e-7, "add-or-remove-one-user"), seeded=True, path=path).close()
-    assert lines(path) == [
-        {"format": FORMAT, "relation": "add-or-remove-one-user", "epsilon": 1.5, "delta": 1e-7, "seeded": True}
-    ]
+    (line,) = lines(path)
+    chain = line.pop("chain")
+    assert line == {
+        "format": FORMAT, "relation": "add-or-remove-one-user", "epsilon": 1.5, "delta": 1e-7, "seeded": True
+    }  # fmt: skip
+    assert len(str(chain)) == 32
 
 
 def test_a_reopened_ledger_goes_on_where_it_was(path: Path, open_ledger: Open) -> None:
@@ -254,7 +259,7 @@ def test_another_budget_in_the_same_folder_is_refused(
     Ledger(BUDGET, path=path).close()  # the refusal left no lock behind
 
 
-@pytest.mark.parametrize("cut", [1, 5, 30])
+@pytest.mark.parametrize("cut", [2, 5, 30])
 def test_a_torn_last_line_is_forgotten_because_its_noise_was_never_drawn(
     path: Path, cut: int, open_ledger: Open
 ) -> None:
@@ -271,6 +276,25 @@ def test_a_torn_last_line_is_forgotten_because_its_noise_was_never_drawn(
     assert [name for name, _ in again.report().events] == ["a", "b"]
 
 
+def test_a_last_line_without_its_break_is_a_charge(path: Path, open_ledger: Open) -> None:
+    """A process may have died between the two; then the line says all that it should."""
+    ledger = open_ledger(BUDGET, path)
+    ledger.charge({"a": price(0.3)})
+    ledger.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert [name for name, _ in read_report(path).events] == ["a"]
+    again = open_ledger(BUDGET, path)
+    assert path.read_bytes() == whole
+    again.charge({"b": price(0.3)})
+    again.close()
+    assert [name for name, _ in read_report(path).events] == ["a", "b"]
+    for other in (b"\x0b", b"}", b" \n{}"):
+        path.write_bytes(whole[:-1] + other)
+        with pytest.raises(InputError, match="damaged in line 2"):
+            read_report(path)
+
+
 @pytest.mark.parametrize("start", [b"", b'{"format": "privrep-led'])
 def test_a_file_without_a_whole_header_is_begun_again(path: Path, start: bytes) -> None:
     path.write_bytes(start)
@@ -283,6 +307,7 @@ def test_a_file_without_a_whole_header_is_begun_again(path: Path, start: bytes) 
 GOOD = b'{"charge": "b", "kind": "gaussian", "noise_multiplier": 5.0}'
 
 
+@pytest.mark.parametrize("chained", [False, True])
 @pytest.mark.parametrize(
     "line",
     [
@@ -303,13 +328,20 @@ GOOD = b'{"charge": "b", "kind": "gaussian", "noise_multiplier": 5.0}'
     ],
 )
 def test_a_damaged_line_is_refused_with_the_file_named_and_untouched(
-    path: Path, line: bytes, open_ledger: Open
+    path: Path, line: bytes, chained: bool, open_ledger: Open
 ) -> None:
+    """In a ledger of before, and in one whose chain somebody made anew."""
     ledger = open_ledger(BUDGET, path)
     ledger.charge({"a": price(0.3)})
     ledger.close()
     whole, after = path.read_bytes(), GOOD.replace(b'"b"', b'"c"') + b"\n"
-    damaged = whole + line + b"\n" + after
+    if chained:
+        head = json.loads(whole.splitlines()[-1])["chain"]
+        line, head = chain_bytes(head, line)
+        after, _ = chain_bytes(head, after[:-1])
+    else:
+        whole = b"".join(chain_line(None, unchained(line))[0] for line in lines(path))
+    damaged = whole + line + b"\n" + after + b"\n" * chained
     path.write_bytes(damaged)
     for read in (lambda: Ledger(BUDGET, path=path), lambda: read_report(path)):
         with pytest.raises(InputError) as caught:
@@ -317,8 +349,34 @@ def test_a_damaged_line_is_refused_with_the_file_named_and_untouched(
         assert not isinstance(caught.value, json.JSONDecodeError)
         assert len(str(caught.value)) > 20
     assert path.read_bytes() == damaged
-    path.write_bytes(whole + after)
+    path.write_bytes(whole if chained else whole + after)
     Ledger(BUDGET, path=path).close()  # the refusal left no lock behind
+
+
+def chain_bytes(before: str, body: bytes) -> tuple[bytes, str]:
+    """A line with the chain that somebody who knows how would give it, without its break."""
+    head = ledger_file._hash(before, body)
+    return body[:-1] + b', "chain": "' + head.encode() + b'"}', head
+
+
+def unchained(line: dict[str, object]) -> dict[str, object]:
+    found = {name: value for name, value in line.items() if name != "chain"}
+    return {**found, "format": UNCHAINED} if "format" in found else found
+
+
+def test_a_ledger_of_before_goes_on_without_chains(path: Path, open_ledger: Open) -> None:
+    ledger = open_ledger(BUDGET, path)
+    ledger.charge({"a": price(0.3)})
+    ledger.close()
+    path.write_bytes(b"".join(chain_line(None, unchained(line))[0] for line in lines(path)))
+    again = open_ledger(BUDGET, path)
+    assert not again.chained
+    again.charge({"b": price(0.3)})
+    again.close()
+    assert all("chain" not in line for line in lines(path))
+    assert [name for name, _ in read_report(path).events] == ["a", "b"]
+    again.write(path.with_name("copy"))
+    assert path.with_name("copy").read_bytes() == path.read_bytes()
 
 
 def test_a_file_that_is_no_ledger_is_refused(path: Path) -> None:

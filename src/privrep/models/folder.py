@@ -25,7 +25,7 @@ import pyarrow as pa
 from privrep.errors import InputError, ResumeError
 from privrep.heads.store import write_heads
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.books import require_books
+from privrep.privacy.books import find_fault
 from privrep.privacy.ledger import Budget, Ledger, read_ledger
 
 if TYPE_CHECKING:
@@ -226,8 +226,9 @@ class ModelFolder:
             ledger = read_ledger(self.ledger)
             self.check_seal(ledger)
         billboard = self.read_billboard() if billboard is None else billboard
-        with self.damage("ledger and billboard"):
-            require_books(ledger, billboard, finished=self.finished)
+        with self.damage(BILLBOARD):
+            if fault := find_fault(ledger, billboard, finished=self.finished):
+                raise ValueError(fault)
         return ledger
 
     def check_seal(self, ledger: Ledger) -> None:

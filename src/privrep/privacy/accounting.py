@@ -188,8 +188,10 @@ def compute_epsilon(events: Sequence[Event], delta: float) -> float:
     return gaussian_epsilon(left, total_mu(events)) if left > 0 else math.inf
 
 
-def compute_epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
+def compute_epsilon_by_pld(events: Sequence[Event], delta: float, interval: float = 1e-4) -> float:
     """Return the same epsilon by the privacy loss distributions of dp-accounting, which checks the closed forms.
+
+    Losses are rounded up to multiples of `interval`: a larger one takes less time, and comes to more.
 
     With sampled releases it is the only accountant, and tests check it against quadrature.
 
@@ -203,10 +205,15 @@ def compute_epsilon_by_pld(events: Sequence[Event], delta: float) -> float:
     if (sampled := collect_spending(events)) is not None:
         return sampled.epsilon(left)
     losses = [
-        pld.from_gaussian_mechanism(event.noise_multiplier).self_compose(event.count)
+        pld.from_gaussian_mechanism(event.noise_multiplier, value_discretization_interval=interval).self_compose(
+            event.count
+        )
         for event in _select_worst_user_events(events)
     ]
-    losses += [pld.from_privacy_parameters(DifferentialPrivacyParameters(e, 0)) for e in list_pure_epsilons(events)]
+    losses += [
+        pld.from_privacy_parameters(DifferentialPrivacyParameters(e, 0), value_discretization_interval=interval)
+        for e in list_pure_epsilons(events)
+    ]
     if not losses:
         return 0.0
     composed = reduce(lambda before, after: before.compose(after), losses)

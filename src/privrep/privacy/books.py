@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from privrep.errors import InputError
 from privrep.privacy.accounting import within_budget
 from privrep.privacy.billboard import Billboard, Post
 from privrep.privacy.calibration import check_name
@@ -53,7 +53,7 @@ def check_books(ledger: Ledger, billboard: Billboard, *, finished: bool = True) 
         "budget": _list_budget_faults(ledger),
     }
     words = {
-        "pages": f"{len(pages)} pages: every release has a charge of its noise multiplier, every number is finite",
+        "pages": f"{len(pages)} pages: every release has a charge of its noise multiplier, no value is lacking",
         "says": "pages say what they said when they were posted"
         if ledger.chained
         else "the ledger is of before and has no hashes of pages: changes to them are not seen",
@@ -67,11 +67,10 @@ def check_books(ledger: Ledger, billboard: Billboard, *, finished: bool = True) 
     ]
 
 
-def require_books(ledger: Ledger, billboard: Billboard, *, finished: bool = True) -> None:
-    """Raise InputError with the first fault of the books; arguments as in `check_books`."""
-    for finding in check_books(ledger, billboard, finished=finished):
-        if not finding.good:
-            raise InputError(f"{finding.words}. Restore ledger and billboard from a copy of the same day.")
+def find_fault(ledger: Ledger, billboard: Billboard, *, finished: bool = True) -> str:
+    """Return the first fault of the books in words, empty if there is none; arguments as in `check_books`."""
+    faults = (each.words for each in check_books(ledger, billboard, finished=finished) if not each.good)
+    return next(faults, "")
 
 
 def _count_charges(count: int, unposted: list[str], abandoned: set[str]) -> str:
@@ -116,11 +115,17 @@ def _list_page_faults(charges: Mapping[str, Event], pages: Iterable[Post], seede
             check_name(page.name)
             if bool(page.facts.get("simulation", False)) != seeded:
                 raise ValueError("says of the noise what the ledger does not")
-            if not all(np.isfinite(value).all() for value in page.arrays.values()):
-                raise ValueError("has a number that is not finite")
+            wanted = _is_number if "derived" in page.facts else np.isfinite
+            if not all(wanted(value).all() for value in page.arrays.values()):
+                raise ValueError("has a value that is no number")
             _check_page(page, charges)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             yield f"page {page.name!r} {f'lacks {error}' if isinstance(error, KeyError) else error}"
+
+
+def _is_number(value: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which values are numbers; a computed one may be infinite, such as the precision of what does not vary."""
+    return ~np.isnan(value)
 
 
 def _check_page(page: Post, charges: Mapping[str, Event]) -> None:

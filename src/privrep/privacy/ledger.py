@@ -41,7 +41,7 @@ from privrep.privacy.events import (
     Selection,
     event_to_json,
 )
-from privrep.privacy.ledger_file import Contents, Entries, LedgerFile, list_lines, posted_line, read_file
+from privrep.privacy.ledger_file import Contents, Entries, LedgerFile, posted_line, read_file
 from privrep.privacy.report_words import describe_report, report_to_html
 
 
@@ -325,7 +325,7 @@ class Ledger:
         """Write a copy of this ledger to a new file."""
         copy = LedgerFile(path, self._header(), chained=self.chained)
         try:
-            copy.append(list_lines(self.entries))
+            copy.append(self.entries.lines)
         finally:
             copy.close()
 
@@ -346,6 +346,7 @@ class Ledger:
         self._check_open()
         if self._file is not None:
             self._file.append(lines)
+        self._entries.lines += lines
 
 
 def read_ledger(path: Path) -> Ledger:

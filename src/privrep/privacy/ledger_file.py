@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from privrep.errors import InputError
-from privrep.privacy.events import Event, event_from_json, event_to_json
+from privrep.privacy.events import Event, event_from_json
 
 FORMAT, UNCHAINED = "privrep-ledger/2", "privrep-ledger/1"
 _MARK = b', "chain": "'
@@ -40,10 +40,11 @@ class Entries:
     charges: dict[str, Event] = field(default_factory=dict)
     posted: dict[str, str] = field(default_factory=dict)  # page -> hash of what it says, empty where none was kept
     abandoned: set[str] = field(default_factory=set)
+    lines: list[Mapping[str, Any]] = field(default_factory=list)  # all of these in their order, as data
 
     def copy(self) -> Entries:
         """Return a copy that is not changed any more."""
-        return Entries(dict(self.charges), dict(self.posted), set(self.abandoned))
+        return Entries(dict(self.charges), dict(self.posted), set(self.abandoned), list(self.lines))
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class LedgerFile:
             self._file.truncate(found.whole)  # a torn last line was never synced, so its noise was never drawn
             if found.unended:
                 self._file.write(b"\n")
+                self._file.flush()
         except BaseException:
             self._file.close()
             raise
@@ -150,13 +152,6 @@ def chain_line(before: str | None, line: Mapping[str, Any]) -> tuple[bytes, str 
         return body + b"\n", None
     head = _hash(before, body)
     return body[:-1] + _MARK + head.encode() + b'"}\n', head
-
-
-def list_lines(entries: Entries) -> list[dict[str, Any]]:
-    """Return all lines of a ledger but the first, as data."""
-    charges = ({"charge": name, **event_to_json(event)} for name, event in entries.charges.items())
-    posted = (posted_line(page, digest) for page, digest in entries.posted.items())
-    return [*charges, *posted, *({"abandoned": page} for page in sorted(entries.abandoned))]
 
 
 def posted_line(page: str, digest: str) -> dict[str, str]:
@@ -209,6 +204,7 @@ def _read_header(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def _add(entries: Entries, data: dict[str, Any], chained: bool) -> None:
     """Add one line to the entries. Raise ValueError if it says what was said before."""
+    data = {name: value for name, value in data.items() if name != "chain"}
     if not all(isinstance(data[name], str) for name in ("posted", "abandoned", "charge") if name in data):
         raise ValueError("its name is no text")
     if "posted" in data:
@@ -221,7 +217,8 @@ def _add(entries: Entries, data: dict[str, Any], chained: bool) -> None:
     elif data["charge"] in entries.charges:
         raise ValueError(f"{data['charge']!r} charged twice")
     else:
-        entries.charges[data["charge"]] = event_from_json({k: v for k, v in data.items() if k != "chain"})
+        entries.charges[data["charge"]] = event_from_json(data)
+    entries.lines.append(data)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

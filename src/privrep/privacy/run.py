@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from privrep.errors import InputError
+from privrep.errors import InputError, ResumeError
 from privrep.privacy.billboard import Billboard, Choice, Release
-from privrep.privacy.books import require_books
+from privrep.privacy.books import find_fault
 from privrep.privacy.bounds import LEVELS, Bound, BoundedSum, LossBound
 from privrep.privacy.calibration import (
     Query,
@@ -129,7 +129,8 @@ class Run:
         ledger = Ledger(budget, seeded=seed is not None, path=None if folder is None else folder / "ledger.jsonl")
         try:
             billboard = Billboard(None if folder is None else folder / "billboard")
-            require_books(ledger, billboard, finished=False)
+            if fault := find_fault(ledger, billboard, finished=False):
+                raise ResumeError(f"{folder}: {fault}. Restore ledger and billboard from copies of the same moment.")
             noise = secure_noise if seed is None else simulated_noise(seed)
             hook = _logged(on_release, ledger)
             yield cls(UnknownUsers() if users is None else users, ledger, billboard, noise, hook)
