@@ -99,6 +99,13 @@ class Billboard:
                 leftover.unlink()
             self._load(folder)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: the pages, which stay in memory."""
+        return {"_pages": dict(self._pages), "_folder": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
+
     @classmethod
     def read(cls, folder: Path) -> Billboard:
         """Return the pages of a folder without touching it: pages posted to this billboard stay in memory."""

@@ -1,4 +1,4 @@
-"""Whether ledger and billboard agree: every page was paid for at its price, and says what it said when it was posted.
+"""Check that ledger and billboard agree: pages were paid for at their price, and say what they said when posted.
 
 Formal guarantee. Let all findings of `check_books` be good, and the ledger chained. Then every release on the billboard
 * has a charge whose noise multiplier is that of the page, which is its sigma over its sensitivity,

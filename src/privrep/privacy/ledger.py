@@ -137,6 +137,16 @@ class Ledger:
         self._file = None if path is None else LedgerFile(path, self._header())
         self._entries = Entries() if self._file is None else self._file.entries
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: every entry, but neither file nor lock. A copy of a file is closed."""
+        kept = {name: value for name, value in vars(self).items() if name not in ("_lock", "_file", "_process")}
+        closed = self._closed or self._file is not None
+        stands = self._stands if self._file is None else self._file.contents
+        return {**kept, "_entries": self.entries, "_closed": closed, "_stands": stands}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _file=None, _process=os.getpid(), _lock=threading.RLock())
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Let one thread at a time check and write. Raise InputError in a forked child."""

@@ -131,6 +131,11 @@ class LedgerFile:
         self.head, self._lines = head, self._lines + len(lines)
 
     @property
+    def contents(self) -> Contents:
+        """Return the content of the file as it is now, but for its header."""
+        return Contents(None, self.entries, 0, False, self.head, self._lines)
+
+    @property
     def seal(self) -> dict[str, Any] | None:
         """Return what identifies the file as it is now; None without chains."""
         return _seal(self.head, self._lines)
