@@ -26,10 +26,13 @@ if TYPE_CHECKING:  # what type checkers see of the table below
     from privrep.data.synthetic import make_population as make_population
     from privrep.errors import BudgetExceeded as BudgetExceeded
     from privrep.errors import ColumnNote as ColumnNote
+    from privrep.errors import FittedAgain as FittedAgain
     from privrep.errors import InputError as InputError
     from privrep.errors import MissingPackage as MissingPackage
     from privrep.errors import MissingValues as MissingValues
     from privrep.errors import NothingLearned as NothingLearned
+    from privrep.errors import OtherPeople as OtherPeople
+    from privrep.errors import OutsideLedger as OutsideLedger
     from privrep.errors import PrivrepError as PrivrepError
     from privrep.errors import ResumeError as ResumeError
     from privrep.errors import UnknownLabels as UnknownLabels
@@ -50,7 +53,8 @@ if TYPE_CHECKING:  # what type checkers see of the table below
     from privrep.heads.personal import PersonalClassifier as PersonalClassifier
     from privrep.heads.personal import PersonalHead as PersonalHead
     from privrep.heads.personal import Taste as Taste
-    from privrep.privacy.ledger import PrivacyReport as PrivacyReport
+    from privrep.privacy.population import PopulationLedger as PopulationLedger
+    from privrep.privacy.report import PrivacyReport as PrivacyReport
 
 __version__ = "0.1.0"
 
@@ -73,10 +77,14 @@ _MODULES = {
     "PersonalClassifier": "privrep.heads.personal",
     "PersonalHead": "privrep.heads.personal",
     "Population": "privrep.data.synthetic",
-    "PrivacyReport": "privrep.privacy.ledger",
+    "PopulationLedger": "privrep.privacy.population",
+    "PrivacyReport": "privrep.privacy.report",
     "PrivateFactorization": "privrep.estimators.ratings",
     "PrivateFedRepClassifier": "privrep.estimators.classification",
     "PrivateMarginSelector": "privrep.estimators.margin",
+    "FittedAgain": "privrep.errors",
+    "OtherPeople": "privrep.errors",
+    "OutsideLedger": "privrep.errors",
     "PrivrepError": "privrep.errors",
     "ResumeError": "privrep.errors",
     "Taste": "privrep.heads.personal",

@@ -36,6 +36,27 @@ class WeakPrivacy(UserWarning):
     """
 
 
+class OtherPeople(UserWarning):
+    """Warning: most users of a run are not those of earlier runs on its population ledger.
+
+    The message estimates how many are. Not private.
+    """
+
+
+class FittedAgain(UserWarning):
+    """Warning: a process fitted the same users before, without a population ledger.
+
+    The message says what all these fits come to together.
+    """
+
+
+class OutsideLedger(UserWarning):
+    """Warning: something learned from users' rows before `fit`, and no ledger counts it.
+
+    The message names the step.
+    """
+
+
 class UnknownUsers(UserWarning):
     """Warning: some rows are of users who were not in `fit`, so the prior mean predicted them.
 

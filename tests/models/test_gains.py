@@ -26,7 +26,8 @@ from privrep.models.gains import (
 )
 from privrep.models.words import TableFacts, make_table_json, make_table_sections
 from privrep.privacy.events import Gaussian
-from privrep.privacy.ledger import Budget, Ledger, PrivacyReport
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.report import PrivacyReport
 
 CLEAR = Gains(alone=-0.1, prior_mean=0.2, heads=-0.7, sigma=0.02)
 UNCLEAR = Gains(alone=-0.1, prior_mean=0.2, heads=-0.13, sigma=0.02)

@@ -25,7 +25,8 @@ from privrep.models.picture import _find_bars
 from privrep.models.sections import Inspection
 from privrep.privacy.events import Event, Gaussian, Relation, Selection
 from privrep.privacy.groups import Group
-from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
+from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
+from privrep.privacy.report import PrivacyReport
 from privrep.users.memory import InMemoryUsers
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from privrep.models.picture import _find_bars, draw_fit
 from privrep.privacy.events import Event, Gaussian, Selection
 from privrep.privacy.groups import Group
-from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
+from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
+from privrep.privacy.report import PrivacyReport
 
 
 def report_of(events: dict[str, Event], epsilon: float = 1.0, delta: float = 1e-6) -> PrivacyReport:

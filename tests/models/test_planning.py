@@ -26,7 +26,8 @@ from privrep.models.planning import (
 from privrep.models.spending import list_releases
 from privrep.privacy.accounting import compute_epsilon
 from privrep.privacy.events import Gaussian
-from privrep.privacy.ledger import Budget, PrivacyReport
+from privrep.privacy.ledger import Budget
+from privrep.privacy.report import PrivacyReport
 from privrep.users.memory import InMemoryUsers
 
 BUDGET = Budget(1.0, 1e-6)

@@ -11,7 +11,8 @@ from privrep import PrivateFactorization, PrivateFedRep, PrivateFedRepClassifier
 from privrep.models.promise import describe_rest, find_weaknesses
 from privrep.models.sections import describe_meaning
 from privrep.privacy.events import Gaussian, Pure, Relation, Selection
-from privrep.privacy.ledger import Budget, Ledger, PrivacyReport, noise_multiplier
+from privrep.privacy.ledger import Budget, Ledger, noise_multiplier
+from privrep.privacy.report import PrivacyReport
 
 REPLACE: Relation = "replace-one-user"
 ADD: Relation = "add-or-remove-one-user"

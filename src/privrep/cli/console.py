@@ -22,7 +22,7 @@ from privrep.estimators.progress import Bar as Bar
 from privrep.estimators.progress import show_bar
 
 if TYPE_CHECKING:
-    from privrep.privacy.ledger import PrivacyReport
+    from privrep.privacy.report import PrivacyReport
 
 
 NOISE_MULTIPLIER = (

@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 from privrep.data.missing import IMPUTE, Missing
 from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError, NothingLearned, WeakPrivacy
+from privrep.estimators.accounts import open_account, warn_if_again
 from privrep.estimators.checks import Rows, as_rank, as_seed, check_features, feature_names, missing_of, prepare
 from privrep.estimators.leaks import refuse_target_names, refuse_target_values
 from privrep.estimators.progress import Bar, watch
@@ -36,6 +37,7 @@ from privrep.models.description import Columns, Config
 from privrep.models.gains import judge_nothing
 from privrep.models.promise import find_weaknesses
 from privrep.privacy.events import Relation
+from privrep.privacy.population import Account, PopulationLedger
 from privrep.typing import Array
 
 
@@ -57,6 +59,7 @@ class Personal(BaseEstimator, ABC):
     missing_indicator: Any
     random_state: int | None
     run_folder: str | Path | None
+    population: str | Path | PopulationLedger | None
     verbose: bool
 
     def __sklearn_tags__(self) -> Any:
@@ -99,7 +102,8 @@ class Personal(BaseEstimator, ABC):
         warn_if_weak(self, names)
         rows.warn()
         with watch(self.verbose, learning.PAGES) as bar:
-            fitted, table = self._learn(rows, y, names, folder, columns, bar)
+            account = open_account(self, lambda: factorize(names)[0])
+            fitted, table = self._learn(rows, y, names, folder, columns, bar, account)
             warn_if_unnamed(columns, fitted.columns)
             warn_if_nothing(fitted)
             heads = fit_heads(
@@ -113,6 +117,7 @@ class Personal(BaseEstimator, ABC):
         self._adopt(models.with_heads(fitted, heads))
         if folder is not None:
             models.finish(self.model_, folder)
+        warn_if_again(self, lambda: table.ids, fitted.privacy)
         return self
 
     def _given(self, X: Any) -> GivenRows:
@@ -130,7 +135,14 @@ class Personal(BaseEstimator, ABC):
 
     @abstractmethod
     def _learn(
-        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns, bar: Bar | None
+        self,
+        rows: Rows,
+        y: Any,
+        groups: Any,
+        folder: Path | None,
+        columns: Columns,
+        bar: Bar | None,
+        account: Account | None,
     ) -> tuple[models.Model, UserTable]:
         """Return the model without heads, and the rows that heads are made of."""
 

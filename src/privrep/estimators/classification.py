@@ -32,6 +32,7 @@ from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns
 from privrep.privacy.events import Relation
+from privrep.privacy.population import Account, PopulationLedger
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
 from privrep.users.memory import InMemoryUsers
@@ -46,7 +47,8 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
     Parameters
     ----------
     rank, epsilon, delta, relation, fit_intercept, feature_scale, feature_covariance, categories, start, safety_net,
-    unknown_users, missing, missing_indicator, random_state, run_folder, verbose : as those of `PrivateFedRep`
+    unknown_users, missing, missing_indicator, random_state, run_folder, population, verbose : as those of
+        `PrivateFedRep`
     loss : "log" or "hinge"
         "log" is the logistic loss, softmax for more than two classes; "hinge" is smoothed, each class against the rest.
     classes : list, optional
@@ -90,6 +92,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        population: str | Path | PopulationLedger | None = None,
         verbose: bool = False,
     ) -> None:
         self.rank = rank
@@ -109,6 +112,7 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
+        self.population = population
         self.verbose = verbose
 
     def predict(self, X: Any, groups: Groups | None = None) -> NDArray[Any]:
@@ -184,7 +188,14 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
         return X, label_column(y)
 
     def _learn(
-        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns, bar: Bar | None
+        self,
+        rows: Rows,
+        y: Any,
+        groups: Any,
+        folder: Path | None,
+        columns: Columns,
+        bar: Bar | None,
+        account: Account | None,
     ) -> tuple[models.Model, UserTable]:
         places = np.arange(rows.X.shape[0], dtype=np.float64)
         table = UserTable.from_rows(rows.X, places, groups, rows.weights)  # targets: where rows were
@@ -209,7 +220,8 @@ class PrivateFedRepClassifier(ClassifierMixin, Personal):
             )
         prepared = PreparedRows(table, rows.frame, config.dense, label)
         labels = None if columns.classes else KeyHolders.from_columns(groups, y)
-        facts: Any = {"folder": folder, "columns": columns, "on_page": None if bar is None else bar.page}
+        told = None if bar is None else bar.page
+        facts: Any = {"folder": folder, "account": account, "columns": columns, "on_page": told}
         return learning.learn(prepared.users(columns, labels), config, **facts), prepared.table
 
     def _declared(self, y: Any) -> Categories:

@@ -19,6 +19,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from privrep.errors import InputError, needed
+from privrep.estimators.accounts import open_account, warn_if_again
+from privrep.privacy.population import PopulationLedger
 
 with needed("torch", "DPClip needs PyTorch", "torch"):
     from torch import nn
@@ -33,8 +35,9 @@ from privrep.multimodal.encoders import Encoder
 from privrep.multimodal.pairs import Pairs
 from privrep.multimodal.towers import Centred, Layout, Towers, layout_of, make_towers, release_centre
 from privrep.multimodal.training import ClipSettings, Mechanism, Question, choose_settings, plan_step_noise, train
-from privrep.privacy.ledger import Budget, PrivacyReport
+from privrep.privacy.ledger import Budget
 from privrep.privacy.protocol import EVERYONE
+from privrep.privacy.report import PrivacyReport
 from privrep.privacy.run import Run
 from privrep.typing import Singles
 from privrep.users.memory import InMemoryUsers
@@ -94,6 +97,8 @@ class DPClip(BaseEstimator):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    population : path or PopulationLedger, optional
+        The population ledger that the budget is reserved from: all fits on these users together keep to its budget.
     on_step, on_plan : functions, optional
         Are told how many steps are done, and the plan before anything is spent.
     verbose : bool
@@ -125,6 +130,7 @@ class DPClip(BaseEstimator):
         pairs_per_user: int = 1,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        population: str | Path | PopulationLedger | None = None,
         on_step: Callable[[int], None] | None = None,
         on_plan: Callable[[ClipPlan], None] | None = None,
         verbose: bool = False,
@@ -134,7 +140,7 @@ class DPClip(BaseEstimator):
         self.mechanism, self.settings = mechanism, settings
         self.temperature, self.learn_temperature, self.cosine = temperature, learn_temperature, cosine
         self.centre, self.pairs_per_user = centre, pairs_per_user
-        self.random_state, self.run_folder = random_state, run_folder
+        self.random_state, self.run_folder, self.population = random_state, run_folder, population
         self.on_step, self.on_plan, self.verbose = on_step, on_plan, verbose
 
     def __sklearn_tags__(self) -> Any:
@@ -162,6 +168,7 @@ class DPClip(BaseEstimator):
             self._train(pairs, question, budget, bar)
         if self.run_folder is not None:
             ModelFolder(Path(self.run_folder)).finish(self.described_)
+        warn_if_again(self, lambda: pairs.table.ids, self.privacy_)
         return self
 
     def planned(self, pairs: Pairs) -> ClipPlan:
@@ -198,7 +205,8 @@ class DPClip(BaseEstimator):
                 hook(done)
 
         folder, seed = None if self.run_folder is None else Path(self.run_folder), self.random_state
-        with Run.open(InMemoryUsers(pairs.table), budget, seed=seed, folder=folder) as run:
+        account = open_account(self, lambda: pairs.table.ids)
+        with Run.open(InMemoryUsers(pairs.table), budget, seed=seed, folder=folder, account=account) as run:
             before = self.centre * run.ledger.capacity
             multiplier = plan_step_noise(run, question.settings, before)
             if self.on_plan is not None:

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from privrep.data.frames import read_frame
 from privrep.data.table import UserTable, plain
 from privrep.errors import InputError, ResumeError
+from privrep.estimators.accounts import open_account, warn_if_again
 from privrep.estimators.base import rows_to_predict, warn_if_weak
 from privrep.estimators.checks import (
     as_rank,
@@ -39,6 +40,7 @@ from privrep.models.folder import BILLBOARD, MODEL, RUN, ModelFolder, write_json
 from privrep.models.margin import MARGIN, PAGE, SETTINGS
 from privrep.privacy.events import Relation
 from privrep.privacy.ledger import Budget
+from privrep.privacy.population import PopulationLedger
 from privrep.privacy.protocol import Step
 from privrep.privacy.run import Run
 from privrep.typing import Array
@@ -86,6 +88,8 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    population : path or PopulationLedger, optional
+        The population ledger that the budget is reserved from: all fits on these users together keep to its budget.
     verbose : bool
         Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
 
@@ -118,6 +122,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         relation: Relation = "replace-one-user",
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        population: str | Path | PopulationLedger | None = None,
         verbose: bool = False,
     ) -> None:
         self.rank = rank
@@ -135,6 +140,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         self.relation = relation
         self.random_state = random_state
         self.run_folder = run_folder
+        self.population = population
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
@@ -173,6 +179,7 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
         self.heads_: Array | None = heads
         if folder is not None:
             folder.finish(self.described_, MarginHeads(table.ids, heads))
+        warn_if_again(self, lambda: table.ids, self.privacy_)
         return self
 
     def decision_function(self, X: Any, groups: Groups | None = None) -> Array:
@@ -286,7 +293,9 @@ class PrivateMarginSelector(ClassifierMixin, BaseEstimator):
             if bar is not None:
                 bar.page(page, run.ledger.epsilon)
 
-        with Run.open(InMemoryUsers(table), self._budget, seed=seed, folder=folder, on_release=on_release) as run:
+        account = open_account(self, lambda: table.ids)
+        asked: Any = {"seed": seed, "folder": folder, "on_release": on_release, "account": account}
+        with Run.open(InMemoryUsers(table), self._budget, **asked) as run:
             self._post_settings(run, table)
             representation = self._select(run)
         self.ledger_, self.billboard_, self.privacy_ = run.ledger, run.billboard, run.ledger.report()

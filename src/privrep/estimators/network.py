@@ -19,6 +19,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from privrep.errors import InputError, NothingLearned, needed
+from privrep.estimators.accounts import open_account, warn_if_again
+from privrep.privacy.population import Account, PopulationLedger
 
 with needed("torch", "Centaur needs PyTorch", "torch"):
     from torch import nn
@@ -59,8 +61,9 @@ from privrep.neural.plan import Share, SharingPlan
 from privrep.neural.rounds import OnLoss, TrainingSettings, report_loss
 from privrep.neural.training import SharedPart, learn
 from privrep.privacy.events import Relation
-from privrep.privacy.ledger import Budget, PrivacyReport
+from privrep.privacy.ledger import Budget
 from privrep.privacy.protocol import Step, Users
+from privrep.privacy.report import PrivacyReport
 from privrep.privacy.run import OnPage, Run
 from privrep.users.memory import InMemoryUsers
 
@@ -102,6 +105,8 @@ class Centaur(ClassifierMixin, BaseEstimator):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    population : path or PopulationLedger, optional
+        The population ledger that the budget is reserved from: all fits on these users together keep to its budget.
     on_page, on_loss, on_progress : functions, optional
         Are told each page and the epsilon spent so far; each round and an estimate of the training loss as it began,
         NOT PRIVATE and for your screen; how many rows a frozen network has done, and of how many.
@@ -138,6 +143,7 @@ class Centaur(ClassifierMixin, BaseEstimator):
         settings: TrainingSettings | None = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        population: str | Path | PopulationLedger | None = None,
         on_page: OnPage | None = None,
         on_loss: OnLoss | None = None,
         cache: str | Path | None = None,
@@ -148,7 +154,7 @@ class Centaur(ClassifierMixin, BaseEstimator):
         self.classes, self.epsilon, self.delta = classes, epsilon, delta
         self.share, self.pretrained, self.image, self.features = share, pretrained, image, features
         self.rows, self.rounds, self.settings = rows, rounds, settings
-        self.random_state, self.run_folder = random_state, run_folder
+        self.random_state, self.run_folder, self.population = random_state, run_folder, population
         self.on_page, self.on_loss = on_page, on_loss
         self.cache, self.on_progress, self.verbose = cache, on_progress, verbose
 
@@ -189,10 +195,11 @@ class Centaur(ClassifierMixin, BaseEstimator):
         plan = self._begin(table.n_users, table.n_features)
         with watch(self.verbose, plan.rounds + 3) as bar:
             prepared = self._prepared(table, plan, bar)
-            self._learn(InMemoryUsers(prepared), plan, prepared, bar)
+            self._learn(InMemoryUsers(prepared), plan, prepared, bar, open_account(self, lambda: table.ids))
             self._finish(fit_own_heads(self.learned_, prepared))
         if plan.share == "nothing":
             warnings.warn(NothingLearned(plan.words), stacklevel=3)
+        warn_if_again(self, lambda: table.ids, self.privacy_, stacklevel=4)
         return self
 
     def _begin(self, users: int, features: int) -> SharingPlan:
@@ -213,7 +220,14 @@ class Centaur(ClassifierMixin, BaseEstimator):
         map_ = self.map_ if bar is None else counted_map(self.map_, bar, plan.rounds + 3)
         return dataclasses.replace(table, X=columns_of(table.X, self._shape_of(plan).raw, map_))
 
-    def _learn(self, users: Users, plan: SharingPlan, watched: UserTable | None = None, bar: Bar | None = None) -> None:
+    def _learn(
+        self,
+        users: Users,
+        plan: SharingPlan,
+        watched: UserTable | None = None,
+        bar: Bar | None = None,
+        account: Account | None = None,
+    ) -> None:
         """Make all releases. With a folder every charge and page is there before it is used.
 
         Args:
@@ -221,6 +235,7 @@ class Centaur(ClassifierMixin, BaseEstimator):
             plan: what is shared.
             watched: the rows of which `on_loss` hears.
             bar: hears of pages, too.
+            account: with the population ledger that the budget is reserved from; None: with none.
         """
         seed, heard, folder = self.random_state, self.on_loss, self._folder
         hooks = [hook for hook in (self.on_page, None if bar is None else bar.page) if hook is not None]
@@ -233,7 +248,7 @@ class Centaur(ClassifierMixin, BaseEstimator):
                 report_loss(heard, watched, page, step)
 
         budget = Budget(self.epsilon, self.delta)
-        with Run.open(users, budget, seed=seed, folder=folder, on_release=on_release) as run:
+        with Run.open(users, budget, seed=seed, folder=folder, on_release=on_release, account=account) as run:
             self.learned_: SharedPart = learn(run, plan, given, self._shape_of(plan), self.settings)
         self.plan_, self.ledger_, self.billboard_ = self.learned_.plan, run.ledger, run.billboard
         self.privacy_: PrivacyReport = run.ledger.report()

@@ -28,6 +28,7 @@ from privrep.neural.features import Dct, Edges, FeatureMap, Frozen, count_edges,
 from privrep.neural.frozen import OnProgress
 from privrep.neural.plan import FeaturePlan, plan_features
 from privrep.privacy.ledger import Budget
+from privrep.privacy.population import PopulationLedger
 from privrep.typing import Array, Singles
 
 PROJECTION = "projection of features"  # names the public basis
@@ -102,7 +103,7 @@ class CentaurRegressor(PrivateFedRep):
     cache, on_progress
         Of a frozen network: a folder of its features, as private as the rows, and a function that is told how far it
         is, as `Centaur` has them.
-    rank, epsilon, delta, unknown_users, random_state, run_folder, verbose
+    rank, epsilon, delta, unknown_users, random_state, run_folder, population, verbose
         As `PrivateFedRep` has them.
 
     A row with a number that is not finite is left out of a fit, and predicted by its user's mean features.
@@ -125,13 +126,14 @@ class CentaurRegressor(PrivateFedRep):
         unknown_users: Literal["prior", "refuse"] = "prior",
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        population: str | Path | PopulationLedger | None = None,
         cache: str | Path | None = None,
         on_progress: OnProgress | None = None,
         verbose: bool = False,
     ) -> None:
         self.features, self.image, self.keep, self.rank = features, image, keep, rank
         self.epsilon, self.delta, self.unknown_users = epsilon, delta, unknown_users
-        self.random_state, self.run_folder = random_state, run_folder
+        self.random_state, self.run_folder, self.population = random_state, run_folder, population
         self.cache, self.on_progress, self.verbose = cache, on_progress, verbose
 
     def __sklearn_tags__(self) -> Any:

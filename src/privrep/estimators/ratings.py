@@ -17,6 +17,7 @@ from privrep.data.categories import encode_items, to_item_column
 from privrep.data.missing import IMPUTE, MissingCounts
 from privrep.data.table import UserTable, factorize, plain
 from privrep.errors import InputError
+from privrep.estimators.accounts import open_account, warn_if_again
 from privrep.estimators.base import warn_if_nothing, warn_if_weak
 from privrep.estimators.checks import as_rank, as_seed, warn_missing
 from privrep.estimators.progress import watch
@@ -28,6 +29,7 @@ from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns, Config
 from privrep.privacy.events import Relation
+from privrep.privacy.population import PopulationLedger
 from privrep.privacy.protocol import Users
 from privrep.typing import Array
 from privrep.users.holders import KeyHolders
@@ -64,6 +66,8 @@ class PrivateFactorization(BaseEstimator):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    population : path or PopulationLedger, optional
+        The population ledger that the budget is reserved from: all fits on these users together keep to its budget.
     verbose : bool
         Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
 
@@ -89,6 +93,7 @@ class PrivateFactorization(BaseEstimator):
         unknown_users: Literal["prior", "refuse"] = "prior",
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        population: str | Path | PopulationLedger | None = None,
         verbose: bool = False,
     ) -> None:
         self.rank = rank
@@ -99,6 +104,7 @@ class PrivateFactorization(BaseEstimator):
         self.unknown_users = unknown_users
         self.random_state = random_state
         self.run_folder = run_folder
+        self.population = population
         self.verbose = verbose
 
     def fit(self, users: Groups, items: Any, ratings: Any) -> Self:
@@ -142,13 +148,16 @@ class PrivateFactorization(BaseEstimator):
         warn_if_weak(self, users)
         pending = learning.PendingColumns(holders, make)
         with watch(self.verbose, learning.PAGES) as bar:
-            facts: Any = {"folder": folder, "columns": columns, "on_page": None if bar is None else bar.page}
+            account = open_account(self, lambda: factorize(users)[0])
+            told = None if bar is None else bar.page
+            facts: Any = {"folder": folder, "account": account, "columns": columns, "on_page": told}
             fitted = learning.learn(pending, self._config(), **facts)
         assert table is not None  # learn made it
         warn_if_nothing(fitted)
         self._adopt(models.with_heads(fitted, fit_heads(table.blocks(), fitted.representation)))
         if folder is not None:
             models.finish(self.model_, folder)
+        warn_if_again(self, lambda: factorize(users)[0], fitted.privacy)
         return self
 
     def predict(self, users: Groups, items: Any) -> Array:

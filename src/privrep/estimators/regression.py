@@ -23,6 +23,7 @@ from privrep.models import learning
 from privrep.models import model as models
 from privrep.models.description import Columns
 from privrep.privacy.events import Relation
+from privrep.privacy.population import Account, PopulationLedger
 from privrep.typing import Array
 
 
@@ -50,6 +51,7 @@ class Regressor(RegressorMixin, Personal):
         missing_indicator: Any = None,
         random_state: int | None = None,
         run_folder: str | Path | None = None,
+        population: str | Path | PopulationLedger | None = None,
         verbose: bool = False,
     ) -> None:
         self.rank = rank
@@ -68,6 +70,7 @@ class Regressor(RegressorMixin, Personal):
         self.missing_indicator = missing_indicator
         self.random_state = random_state
         self.run_folder = run_folder
+        self.population = population
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
@@ -153,7 +156,14 @@ class Regressor(RegressorMixin, Personal):
         return float(r2_score(plain(y), self.predict(X, groups), sample_weight=sample_weight))
 
     def _learn(
-        self, rows: Rows, y: Any, groups: Any, folder: Path | None, columns: Columns, bar: Bar | None
+        self,
+        rows: Rows,
+        y: Any,
+        groups: Any,
+        folder: Path | None,
+        columns: Columns,
+        bar: Bar | None,
+        account: Account | None,
     ) -> tuple[models.Model, UserTable]:
         table = UserTable.from_rows(rows.X, y, groups, rows.weights)
         if folder is not None:
@@ -161,8 +171,8 @@ class Regressor(RegressorMixin, Personal):
         config = self._config(method=self.method, configuration=self.configuration)
         made = PreparedRows(table, rows.frame, config.dense)
         told = None if bar is None else bar.page
-        facts: Any = {"folder": folder, "columns": columns, "public_map": self._public_map, "on_page": told}
-        return learning.learn(made.users(columns), config, **facts), made.table
+        facts: Any = {"folder": folder, "account": account, "columns": columns, "on_page": told}
+        return learning.learn(made.users(columns), config, public_map=self._public_map, **facts), made.table
 
     def _validated(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Array]:
         if y is None:
@@ -234,6 +244,8 @@ class PrivateFedRep(Regressor):
         None: cryptographic noise. An integer: a reproducible simulation, which is not private and says so.
     run_folder : path, optional
         Keep ledger and billboard there while fitting, so that a killed fit can be continued without spending twice.
+    population : path or PopulationLedger, optional
+        The population ledger that the budget is reserved from: all fits on these users together keep to its budget.
     verbose : bool
         Show a progress bar on standard error, where that is a terminal, or in a notebook. Releases are the same.
 

@@ -22,7 +22,7 @@ from privrep.models.label_gains import (
     describe_label_heads,
     make_label_heads_json,
 )
-from privrep.privacy.ledger import PrivacyReport
+from privrep.privacy.report import PrivacyReport
 from privrep.typing import Array
 
 FAMILIES = ("common slopes", "slopes along the representation", "slopes in all features")

@@ -13,6 +13,7 @@ from privrep.models.description import Columns, Config, make_loss
 from privrep.models.folder import Described, ModelFolder
 from privrep.models.model import CLASSES_PAGE, TABLE, Model, describe
 from privrep.privacy.ledger import Budget
+from privrep.privacy.population import Account
 from privrep.privacy.protocol import Step, Users
 from privrep.privacy.run import OnPage, Run
 from privrep.users.holders import KeyHolders
@@ -43,6 +44,7 @@ def learn(
     columns: Columns | None = None,
     on_page: OnPage | None = None,
     public_map: Described | None = None,
+    account: Account | None = None,
 ) -> Model:
     """Learn the representation privately. With a folder every charge and page is on disk before it is used.
 
@@ -58,6 +60,7 @@ def learn(
         columns: of the table; None: there are no names.
         on_page: is called with the name of each page; None: nobody is told.
         public_map: facts of the map that made the features; None: columns are features.
+        account: with the population ledger that the budget is reserved from; None: with none.
     """
     columns = columns or Columns()
     config.check()
@@ -76,7 +79,7 @@ def learn(
         if on_page is not None:
             on_page(page, run.ledger.epsilon)
 
-    with Run.open(known, budget, seed=config.seed, folder=folder, on_release=on_release) as run:
+    with Run.open(known, budget, seed=config.seed, folder=folder, on_release=on_release, account=account) as run:
         if isinstance(users, PendingColumns):
             columns = _select(users, columns, run, may_be_empty=config.ratings)
             run = run.with_users(users.make(columns))

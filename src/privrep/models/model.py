@@ -25,7 +25,8 @@ from privrep.local.representation import Representation, read_representation
 from privrep.models.description import Columns, Config, make_loss
 from privrep.models.folder import BILLBOARD, MODEL, Described, ModelFolder, ModelKind
 from privrep.privacy.billboard import Billboard
-from privrep.privacy.ledger import Ledger, PrivacyReport
+from privrep.privacy.ledger import Ledger
+from privrep.privacy.report import PrivacyReport
 
 FORMAT = "privrep-model/2"
 CLASSES_PAGE = "classes"  # on which they are selected

@@ -23,7 +23,8 @@ from privrep.models.sections import (
 from privrep.models.spending import find_share, list_releases_with_samples
 from privrep.neural.plan import count_deciding_rounds
 from privrep.privacy.events import Batched, Sampled
-from privrep.privacy.ledger import Budget, PrivacyReport
+from privrep.privacy.ledger import Budget
+from privrep.privacy.report import PrivacyReport
 
 FORMAT = "privrep-neural/1"
 PAGE = "network"  # of the billboard, on which the shared part is

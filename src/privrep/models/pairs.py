@@ -11,7 +11,8 @@ from privrep.models.folder import MODEL, RUN, Described, ModelFolder, ModelKind
 from privrep.models.sections import NOT_THERE_YET, USERS, Inspection, Section, Unit, make_privacy_sections
 from privrep.models.spending import find_share, list_releases_with_samples
 from privrep.privacy.events import Batched, Sampled
-from privrep.privacy.ledger import Budget, PrivacyReport
+from privrep.privacy.ledger import Budget
+from privrep.privacy.report import PrivacyReport
 
 FORMAT = "privrep-clip/1"
 _PARTS = {"config": dict, "modules": dict, "bank": dict, "user_count": int, "image_numbers": int, "text_numbers": int}

@@ -9,7 +9,7 @@ from typing import Any
 
 from privrep.models.planning import find_part
 from privrep.models.spending import list_releases
-from privrep.privacy.ledger import PrivacyReport
+from privrep.privacy.report import PrivacyReport
 
 PRIVREP, GROUP, OTHER, INK, FAINT = "#0b6e99", "#85b7cc", "#9aa5ad", "#222222", "#dddddd"
 _ROW = 0.27  # inches of a bar and the room around it

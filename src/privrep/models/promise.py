@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from privrep.privacy.events import Relation
-from privrep.privacy.ledger import PrivacyReport
+from privrep.privacy.report import PrivacyReport
 
 WEAK_EPSILON = 20.0  # above it, little is promised to anyone
 LARGEST_EPSILON = 500.0  # above it, e^epsilon is no number that anybody would read

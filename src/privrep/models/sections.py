@@ -14,7 +14,7 @@ from privrep.errors import InputError
 from privrep.models.promise import LARGEST_EPSILON
 from privrep.models.spending import Spent, count_releases
 from privrep.privacy.events import Relation
-from privrep.privacy.ledger import PrivacyReport
+from privrep.privacy.report import PrivacyReport
 
 SEEDED = (
     "THE NOISE WAS SEEDED: this is a simulation and NOT PRIVATE. Whoever knows the seed can subtract the noise. "

@@ -12,7 +12,8 @@ from privrep.privacy.accounting import compute_delta_left, gaussian_mu, list_pur
 from privrep.privacy.composition import find_largest_mu
 from privrep.privacy.events import Batched, Event, Gaussian, Pure, Sampled, Selection
 from privrep.privacy.groups import Group
-from privrep.privacy.ledger import Ledger, PrivacyReport
+from privrep.privacy.ledger import Ledger
+from privrep.privacy.report import PrivacyReport
 
 _SELECTIONS = {"keys/keys": "which values may be named", "classes/keys": "which classes may be named"}
 

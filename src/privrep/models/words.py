@@ -15,7 +15,7 @@ from privrep.models.promise import describe_rest
 from privrep.models.rating_words import describe_ratings, make_ratings_json
 from privrep.models.sections import COVERED, Section, describe_unprotected, make_privacy_sections, say_classes
 from privrep.privacy.events import Selection
-from privrep.privacy.ledger import PrivacyReport
+from privrep.privacy.report import PrivacyReport
 
 OTHER_LABELS = "Other labels are ignored; the features of those rows still count for scales and users' means."
 

@@ -28,7 +28,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from privrep.errors import InputError
-from privrep.privacy.composition import compose_epsilon, composition_fits
+from privrep.privacy.composition import compose_epsilon, composition_fits, find_largest_mu
 from privrep.privacy.events import Batched, Event, Gaussian, Noisy, Pure, Sampled, Selection
 from privrep.privacy.loss_distributions import Draw, Spending
 
@@ -163,6 +163,28 @@ def compute_delta_left(events: Iterable[Event], delta: float) -> float:
     """Return the part of delta that selections leave to other releases; zero or less if they set aside all of it."""
     known = map(_check_known, events)
     return math.fsum([delta, *(-event.delta for event in known if isinstance(event, Selection))])
+
+
+def compute_capacity(events: Sequence[Event], epsilon: float, delta: float) -> float:
+    """Return the largest mu^2 of Gaussian releases that fit beside these events; 0 if no delta is left for them.
+
+    Formal guarantee. Let delta_G be the delta that selections leave, and delta' as in `privacy.selection`. With mu^2
+    within the answer,
+    * the run is (epsilon, delta_G + (1 + e^epsilon) delta')-DP, and the second term is what selections set aside;
+    * the order of charges does not matter, because all events are looked at together, pure ones included.
+
+    Args:
+        events: releases that are not Gaussian, and selections.
+        epsilon: of the budget.
+        delta: of the budget.
+    """
+    left, pures = compute_delta_left(events, delta), list_pure_epsilons(events)
+    if left <= 0:
+        return 0.0
+    mu, sampled = gaussian_mu(epsilon, left), collect_spending(events)
+    if sampled is not None:
+        return sampled.find_largest_mu(epsilon, left, mu) ** 2
+    return find_largest_mu(epsilon, left, pures, mu) ** 2 if pures else mu**2
 
 
 def compute_epsilon(events: Sequence[Event], delta: float) -> float:

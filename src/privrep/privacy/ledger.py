@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from privrep.errors import BudgetExceeded, InputError, ResumeError
 from privrep.privacy.accounting import (
-    LEAST_EPSILON,
     check_budget,
     check_epsilon,
     collect_spending,
+    compute_capacity,
     compute_delta_left,
     compute_epsilon,
     describe_accountant,
@@ -31,7 +32,7 @@ from privrep.privacy.accounting import (
     within_budget,
 )
 from privrep.privacy.billboard import Post
-from privrep.privacy.composition import find_largest_mu, find_largest_pure_epsilon
+from privrep.privacy.composition import find_largest_pure_epsilon
 from privrep.privacy.events import (
     RELATIONS,
     Batched,
@@ -42,7 +43,7 @@ from privrep.privacy.events import (
     event_to_json,
 )
 from privrep.privacy.ledger_file import Contents, Entries, LedgerFile, posted_line, read_file
-from privrep.privacy.report_words import describe_report, report_to_html
+from privrep.privacy.report import PrivacyReport
 
 
 @dataclass(frozen=True)
@@ -74,43 +75,25 @@ class Budget:
         return gaussian_mu(self.epsilon, self.delta) if self.delta else 0.0
 
 
-@dataclass(frozen=True)
-class PrivacyReport:
-    """The spending of a run, in the words a reviewer asks for. Holds nothing but public facts."""
-
-    relation: Relation
-    epsilon: float
-    delta: float
-    epsilon_budget: float
-    accountant: str
-    events: tuple[tuple[str, Event], ...]
-    seeded: bool
-    unit: str = "user"  # what is protected as a whole: the word for a user of the run
+class Account(Protocol):
+    """The account of a run with a population's ledger, as `privacy.population` keeps it."""
 
     @property
-    def unspent(self) -> float:
-        """Return the share of the budget that was left: of mu^2, or of epsilon where the budget is pure."""
-        left = compute_delta_left((event for _, event in self.events), self.delta)
-        if left <= 0:
-            return max(1 - self.epsilon / self.epsilon_budget, 0.0)
-        if self.epsilon < LEAST_EPSILON:
-            return 1.0
-        return max(1 - (gaussian_mu(self.epsilon, left) / gaussian_mu(self.epsilon_budget, left)) ** 2, 0.0)
+    def name(self) -> str:
+        """Return the name of the population's ledger."""
+        ...
 
-    def __repr__(self) -> str:
-        return describe_report(self)
+    def reserve(self, run: str, budget: Budget) -> None:
+        """Reserve the whole budget of a run, before it draws."""
+        ...
 
-    def _repr_html_(self) -> str:
-        return report_to_html(self)
+    def cover(self, run: str, charges: Sequence[Event], budget: Budget) -> None:
+        """Raise BudgetExceeded unless the population has room for these charges, and for what may follow."""
+        ...
 
-    def __str__(self) -> str:
-        seeded = "  SEEDED: a simulation, not private" if self.seeded else ""
-        pure = "" if self.delta else " pure,"
-        releases = sum(event.count for _, event in self.events)
-        return (
-            f"({self.epsilon:.4g}, {self.delta:g})-DP,{pure} {self.unit} level, {self.relation}, of a budget of "
-            f"{self.epsilon_budget:g}, {releases} releases{seeded}"
-        )
+    def finish(self, run: str, charges: Sequence[Event]) -> None:
+        """Return what a run that is over has not spent."""
+        ...
 
 
 class Ledger:
@@ -120,13 +103,16 @@ class Ledger:
     charged would be unknown to its parent.
     """
 
-    def __init__(self, budget: Budget, *, seeded: bool = False, path: Path | None = None) -> None:
+    def __init__(
+        self, budget: Budget, *, seeded: bool = False, path: Path | None = None, account: Account | None = None
+    ) -> None:
         """Open a ledger.
 
         Args:
             budget: nothing beyond it is ever charged.
             seeded: whether noise is simulated from a seed, so that nothing is private.
             path: of the file, made if it is not there. Raise InputError if it belongs to another run or is in use.
+            account: with the population's ledger that the budget is reserved from; None: with none.
         """
         self.budget = budget
         self.seeded = seeded
@@ -136,16 +122,56 @@ class Ledger:
         self._stands: Contents | None = None  # of the file that was read, where it is only read
         self._file = None if path is None else LedgerFile(path, self._header())
         self._entries = Entries() if self._file is None else self._file.entries
+        self._account = account
+        try:
+            self._join()
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self) -> None:
+        """Reserve the budget from the population's ledger, under a name that this ledger keeps."""
+        known, account = self._entries.drawn_from, self._account
+        if account is None:
+            if known is not None:
+                raise InputError(
+                    f"this run draws from the population ledger {known[0]}: name its file (population=, --population)."
+                )
+            return
+        if self.seeded:
+            raise InputError(
+                "a simulation is not private, so it draws nothing from a population ledger: leave one of both out "
+                "(random_state, --simulate; population, --population)."
+            )
+        if known is not None and known[0] != account.name:
+            raise ResumeError(f"this run draws from another population ledger, {known[0]}; name that one's file.")
+        if known is None and self._entries.charges:
+            raise ResumeError("this run was begun without a population ledger; continue it without, or start anew.")
+        if known is None:
+            known = account.name, secrets.token_hex(8)
+            self._write([{"population": known[0], "run": known[1]}])
+            self._entries.drawn_from = known
+        account.reserve(known[1], self.budget)
+
+    def finish(self) -> None:
+        """Return what was not spent to the population's ledger, if there is one: this ledger charges no more."""
+        with self._writing():
+            if self._account is not None and self._entries.drawn_from is not None:
+                self._account.finish(self._entries.drawn_from[1], list(self._entries.charges.values()))
+                self._account = None
+                self._closed = True
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: every entry, but neither file nor lock. A copy of a file is closed."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("_lock", "_file", "_process")}
+        kept = {
+            name: value for name, value in vars(self).items() if name not in ("_lock", "_file", "_process", "_account")
+        }
         closed = self._closed or self._file is not None
         stands = self._stands if self._file is None else self._file.contents
         return {**kept, "_entries": self.entries, "_closed": closed, "_stands": stands}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, _file=None, _process=os.getpid(), _lock=threading.RLock())
+        vars(self).update(state, _file=None, _account=None, _process=os.getpid(), _lock=threading.RLock())
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -185,6 +211,9 @@ class Ledger:
                     )
             if new:
                 self._check_fits([*known.values(), *new.values()], ", ".join(new))
+                if self._account is not None and self._entries.drawn_from is not None:
+                    run = self._entries.drawn_from[1]
+                    self._account.cover(run, [*known.values(), *new.values()], self.budget)
                 self._write([{"charge": name, **event_to_json(event)} for name, event in new.items()])
                 known.update(new)
             self._drawn.update(events)
@@ -274,27 +303,7 @@ class Ledger:
         """
         events = drop_sampled(self.entries.charges.values())
         selections = [event for event in events if isinstance(event, Selection)]
-        return max(self._capacity(events) - total_mu(selections) ** 2, 0.0)
-
-    def _capacity(self, events: Collection[Event]) -> float:
-        """Return the largest mu^2 of Gaussian releases beside these events; 0 if no delta is left.
-
-        Formal guarantee. Let E be the epsilon of the budget, delta_G the delta that selections leave, and delta' as in
-        `privacy.selection`. With mu^2 within the answer,
-        * the run is (E, delta_G + (1 + e^E) delta')-DP, and the second term is what selections set aside;
-        * the order of charges does not matter, because all events are looked at together, pure ones included.
-        """
-        epsilon, left, pures = (
-            self.budget.epsilon,
-            compute_delta_left(events, self.budget.delta),
-            list_pure_epsilons(events),
-        )
-        if left <= 0:
-            return 0.0
-        mu, sampled = gaussian_mu(epsilon, left), collect_spending(events)
-        if sampled is not None:
-            return sampled.find_largest_mu(epsilon, left, mu) ** 2
-        return find_largest_mu(epsilon, left, pures, mu) ** 2 if pures else mu**2
+        return max(compute_capacity(events, self.budget.epsilon, self.budget.delta) - total_mu(selections) ** 2, 0.0)
 
     @property
     def remaining(self) -> float:
@@ -302,8 +311,8 @@ class Ledger:
 
         A group that was asked for less than others has more left.
         """
-        events = self.entries.charges.values()
-        return max(self._capacity(events) - total_mu(drop_sampled(events)) ** 2, 0.0)
+        events, budget = list(self.entries.charges.values()), self.budget
+        return max(compute_capacity(events, budget.epsilon, budget.delta) - total_mu(drop_sampled(events)) ** 2, 0.0)
 
     @property
     def pure_left(self) -> float:

@@ -6,6 +6,7 @@ can write the file can write another one, whole. It tells of damage, and of edit
 
 Lines of a chained file:
   the budget, the relation, whether noise is simulated
+  {"population": name, "run": name}  the population ledger that the run draws from, before any charge
   {"charge": name, ...}       an event, before its noise is drawn
   {"posted": page, ...}       a page that stands, with a hash of all that it says
   {"abandoned": page}         a page that will never stand, although something of it was drawn
@@ -40,11 +41,12 @@ class Entries:
     charges: dict[str, Event] = field(default_factory=dict)
     posted: dict[str, str] = field(default_factory=dict)  # page -> hash of what it says, empty where none was kept
     abandoned: set[str] = field(default_factory=set)
+    drawn_from: tuple[str, str] | None = None  # a population ledger, and the name of this run there
     lines: list[Mapping[str, Any]] = field(default_factory=list)  # all of these in their order, as data
 
     def copy(self) -> Entries:
         """Return a copy that is not changed any more."""
-        return Entries(dict(self.charges), dict(self.posted), set(self.abandoned), list(self.lines))
+        return Entries(dict(self.charges), dict(self.posted), set(self.abandoned), self.drawn_from, list(self.lines))
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,21 @@ def chain_line(before: str | None, line: Mapping[str, Any]) -> tuple[bytes, str 
     return body[:-1] + _MARK + head.encode() + b'"}\n', head
 
 
+def read_chained(before: str, line: bytes) -> tuple[dict[str, Any], str]:
+    """Return the content of a line, and its chain. Raise ValueError unless it follows from the line before.
+
+    Args:
+        before: the chain of the line before, empty for the first line.
+        line: as `chain_line` wrote it.
+    """
+    data = json.loads(line)
+    if not isinstance(data, dict):
+        raise ValueError("it is no object")
+    head = _check_chain(before, line, data)
+    assert head is not None
+    return {name: value for name, value in data.items() if name != "chain"}, head
+
+
 def posted_line(page: str, digest: str) -> dict[str, str]:
     """Return the line of a page that stands, as data."""
     return {"posted": page, **({"says": digest} if digest else {})}
@@ -212,7 +229,11 @@ def _add(entries: Entries, data: dict[str, Any], chained: bool) -> None:
     data = {name: value for name, value in data.items() if name != "chain"}
     if not all(isinstance(data[name], str) for name in ("posted", "abandoned", "charge") if name in data):
         raise ValueError("its name is no text")
-    if "posted" in data:
+    if "population" in data:
+        if entries.drawn_from or entries.charges:
+            raise ValueError("it names a population after charges")
+        entries.drawn_from = str(data["population"]), str(data["run"])
+    elif "posted" in data:
         page = data["posted"]
         if chained and (page in entries.posted or not isinstance(data["says"], str)):
             raise ValueError(f"{page!r} posted twice")

@@ -38,6 +38,7 @@ from privrep.privacy.groups import Group
 from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.node_noise import NoisyUsers, release_by_machines
 from privrep.privacy.noise import NoiseSource, secure_noise, simulated_noise
+from privrep.privacy.population import Account
 from privrep.privacy.protocol import (
     EVERYONE,
     Audience,
@@ -116,8 +117,12 @@ class Run:
         seed: int | None = None,
         folder: Path | None = None,
         on_release: OnRelease = lambda page, step: None,
+        account: Account | None = None,
     ) -> Iterator[Run]:
         """Open a run with a ledger and a billboard of its own, and close the ledger at the end.
+
+        With an account, the whole budget is reserved before this returns. What was not spent returns at the end of a
+        run that is over: one that went well, one that keeps nothing on disk, and one that charged nothing.
 
         Args:
             users: who is asked. None where their rows wait for keys to be selected: see `with_users`.
@@ -125,8 +130,11 @@ class Run:
             seed: of simulated noise, which is not private. None draws noise from the operating system.
             folder: where every charge and page is written before it is used. None keeps them in memory.
             on_release: hears of every page that stands.
+            account: with the population's ledger that the budget is reserved from; None: with none.
         """
-        ledger = Ledger(budget, seeded=seed is not None, path=None if folder is None else folder / "ledger.jsonl")
+        path = None if folder is None else folder / "ledger.jsonl"
+        ledger = Ledger(budget, seeded=seed is not None, path=path, account=account)
+        over = False
         try:
             billboard = Billboard(None if folder is None else folder / "billboard")
             if fault := find_fault(ledger, billboard, finished=False):
@@ -134,7 +142,10 @@ class Run:
             noise = secure_noise if seed is None else simulated_noise(seed)
             hook = _logged(on_release, ledger)
             yield cls(UnknownUsers() if users is None else users, ledger, billboard, noise, hook)
+            over = True
         finally:
+            if account is not None and (folder is None or not ledger.entries.charges or (over and not account.lasts)):
+                ledger.finish()
             ledger.close()
 
     def with_users(self, users: Users) -> Run:

@@ -1,17 +1,56 @@
-"""A privacy report for a screen and for a notebook: a few lines of what a reviewer asks for."""
+"""The privacy report of a run: a few lines of what a reviewer asks for, for a screen and for a notebook."""
 
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from privrep.privacy.ledger import PrivacyReport
+from privrep.privacy.accounting import LEAST_EPSILON, compute_delta_left, gaussian_mu
+from privrep.privacy.events import Event, Relation
 
 WIDTH, MOST = 78, 2  # characters of a line, and lines of an entry
 _LABEL = 12
 _SEEDED = "SEEDED: a simulation, not private"
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """The spending of a run, in the words a reviewer asks for. Holds nothing but public facts."""
+
+    relation: Relation
+    epsilon: float
+    delta: float
+    epsilon_budget: float
+    accountant: str
+    events: tuple[tuple[str, Event], ...]
+    seeded: bool
+    unit: str = "user"  # what is protected as a whole: the word for a user of the run
+
+    @property
+    def unspent(self) -> float:
+        """Return the share of the budget that was left: of mu^2, or of epsilon where the budget is pure."""
+        left = compute_delta_left((event for _, event in self.events), self.delta)
+        if left <= 0:
+            return max(1 - self.epsilon / self.epsilon_budget, 0.0)
+        if self.epsilon < LEAST_EPSILON:
+            return 1.0
+        return max(1 - (gaussian_mu(self.epsilon, left) / gaussian_mu(self.epsilon_budget, left)) ** 2, 0.0)
+
+    def __repr__(self) -> str:
+        return describe_report(self)
+
+    def _repr_html_(self) -> str:
+        return report_to_html(self)
+
+    def __str__(self) -> str:
+        seeded = "  SEEDED: a simulation, not private" if self.seeded else ""
+        pure = "" if self.delta else " pure,"
+        releases = sum(event.count for _, event in self.events)
+        return (
+            f"({self.epsilon:.4g}, {self.delta:g})-DP,{pure} {self.unit} level, {self.relation}, of a budget of "
+            f"{self.epsilon_budget:g}, {releases} releases{seeded}"
+        )
 
 
 def describe_report(report: PrivacyReport) -> str:

@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from privrep.privacy.events import Event, Gaussian, Pure
-from privrep.privacy.ledger import Budget, Ledger, PrivacyReport
+from privrep.privacy.ledger import Budget, Ledger
+from privrep.privacy.report import PrivacyReport
 
 
 def report_of(events: dict[str, Event], *, delta: float = 1e-6, seeded: bool = False) -> PrivacyReport:

@@ -1,0 +1,104 @@
+"""What fits of the same users come to: the population ledger an estimator draws from, or a warning where it has none.
+
+Formal guarantee of the warning's number. Fits of this process that share a user with the last one, under its relation,
+compose to at most this epsilon for every user, at the largest delta of theirs. Fits that failed, and other processes,
+are not in it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from privrep.errors import FittedAgain
+from privrep.privacy.accounting import compute_epsilon
+from privrep.privacy.events import Event
+from privrep.privacy.ledger import Budget
+from privrep.privacy.people import Sketch
+from privrep.privacy.population import Account, PopulationLedger
+from privrep.privacy.report import PrivacyReport
+from privrep.privacy.shares import combine_events
+
+_SALT = secrets.token_hex(8)  # sketches of one process are compared with each other alone
+_FITS: list[_Fit] = []
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A fit of this process: a sketch of its users, its budget, and what it charged."""
+
+    people: Sketch
+    budget: Budget
+    events: tuple[Event, ...]
+
+
+def open_account(estimator: Any, ids: Callable[[], ArrayLike]) -> Account | None:
+    """Return the account of a fit with its estimator's population ledger; None where it has none.
+
+    Args:
+        estimator: which may have the path of a population ledger, or the ledger.
+        ids: returns the ids of the fit's users, (users,).
+    """
+    given = estimator.population
+    if given is None:
+        return None
+    ledger = given if isinstance(given, PopulationLedger) else PopulationLedger(given)
+    folder = "" if estimator.run_folder is None else f", run folder {estimator.run_folder}"
+    return Account(ledger, f"{type(estimator).__name__}{folder}", ids)
+
+
+def warn_if_again(estimator: Any, ids: Callable[[], ArrayLike], report: PrivacyReport, stacklevel: int = 3) -> None:
+    """Warn with the running total where this process fitted some of these users before, without a population ledger.
+
+    Args:
+        estimator: that was fitted.
+        ids: returns the ids of the fit's users, (users,).
+        report: of the fit.
+        stacklevel: how many calls above this one the warning points to.
+    """
+    if report.seeded or estimator.population is not None:
+        return
+    budget = Budget(report.epsilon_budget, report.delta, report.relation)
+    fit = _Fit(Sketch.of_ids(ids(), _SALT), budget, tuple(event for _, event in report.events))
+    with _LOCK:
+        met = [each for each in _FITS if each.budget.relation == budget.relation and _share_users(each, fit)]
+        _FITS.append(fit)
+    if met:
+        total, delta = compute_total([*met, fit])
+        warnings.warn(
+            f"this process has made {len(met) + 1} fits of users with these ids: together they spent up to epsilon "
+            f"{total:.4g} at delta {delta:g}, not {report.epsilon:.4g}. With a population ledger (population=) no fit "
+            "goes over a budget for all.",
+            FittedAgain,
+            stacklevel=stacklevel,
+        )
+
+
+def forget_fits() -> None:
+    """Forget the fits of this process: what follows is about other people."""
+    with _LOCK:
+        _FITS.clear()
+
+
+def compute_total(fits: list[_Fit]) -> tuple[float, float]:
+    """Return the epsilon of several fits together, rounded up, and the delta that it is at."""
+    delta = max(fit.budget.delta for fit in fits)
+    bound = sum(fit.budget.epsilon for fit in fits)  # selections set delta aside for an epsilon that is no smaller
+    together = Budget(bound, delta, fits[0].budget.relation)
+    try:
+        events = combine_events([(str(n), fit.budget.epsilon, fit.events) for n, fit in enumerate(fits)], together)
+        return min(compute_epsilon(events, delta), float("inf")), delta
+    except OverflowError:
+        return float("inf"), delta
+
+
+def _share_users(one: _Fit, other: _Fit) -> bool:
+    """Return whether two fits have users in common, as far as sketches tell."""
+    return one.people.estimate_part_in(other.people) > 0
