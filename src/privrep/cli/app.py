@@ -21,6 +21,7 @@ from privrep.cli.inspect import inspect
 from privrep.cli.node import node
 from privrep.cli.options import flag
 from privrep.cli.personalize import personalize
+from privrep.cli.population import population
 from privrep.cli.predict import predict
 from privrep.cli.verify import verify
 from privrep.errors import PrivrepError
@@ -34,7 +35,7 @@ app = typer.Typer(
 )
 for command in (demo, fit, fit_neural, fit_multimodal, personalize, predict, inspect, verify, budget):
     app.command("fit-clip" if command is fit_multimodal else None)(with_screen(command))
-for group in (config, federate, node):
+for group in (config, federate, node, population):
     app.add_typer(group)
 
 

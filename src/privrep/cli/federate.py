@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from privrep.cli.accounts import open_account
 from privrep.cli.command import with_screen
 from privrep.cli.config import note_weakness, say_checked
 from privrep.cli.console import note, right, say, shout, show, tell, tell_privacy
 from privrep.cli.demo import tell_tables
 from privrep.cli.ending import stoppable
-from privrep.cli.options import ConfigFile, flag
+from privrep.cli.options import ConfigFile, Population, flag
 from privrep.errors import InputError, missing_package
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def serve(
         Path | None, typer.Option(help="Folder that `federate keys` made; else server.keys of the config.")
     ] = None,
     insecure: Insecure = False,
+    population: Population = None,
     check: Annotated[bool, flag("--check", help="Say whether the config can be used, and do nothing.")] = False,
 ) -> None:
     """Wait for nodes, learn from the sums they send, and give all of them the public model."""
@@ -106,6 +108,7 @@ def serve(
             say=note,
             on_page=_pages(out),
             on_address=lambda host, port: note(f"Listening at {host}:{port}"),
+            account=open_account(population or asked.population, asked.task.seed, f"federation into {out.absolute()}"),
         )
     _summarise(out, asked.task)
 
@@ -126,6 +129,7 @@ def join(
         bool, flag("--simulation", help="Seeded noise will do: NOT PRIVATE. For experiments.")
     ] = False,
     insecure: Insecure = False,
+    population: Population = None,
 ) -> None:
     """Take part with the users of one file. Their rows and heads stay here; clipped sums are what the server gets."""
     _need_flower(folder)
@@ -146,6 +150,7 @@ def join(
     from privrep.federated.agreement import Agreement
     from privrep.federated.config import read_config
     from privrep.federated.node import join as run
+    from privrep.privacy.population import PopulationLedger
 
     known = None if agreed is None else read_config(agreed)
 
@@ -159,6 +164,7 @@ def join(
             insecure=insecure,
             agreed=None if known is None else Agreement.of(known.task, known.settings),
             simulation=simulation,
+            population=None if population is None else PopulationLedger(population),
             say=note,
         )
     model = folder / "model"
@@ -171,6 +177,7 @@ def simulate(
     data: Annotated[list[Path], typer.Option(metavar="FILE", help="One file, dealt to --nodes; or one for each node.")],
     out: Annotated[Path, typer.Option(help="Folder to write to. The same command continues a stopped run.")],
     nodes: Annotated[int | None, typer.Option(help="How many nodes share the users of one file.")] = None,
+    population: Population = None,
 ) -> None:
     """Run a whole federation in this process, without a network: the same steps, sums and messages."""
     _need_flower(out.with_name(f"{out.name}.federation"))
@@ -186,7 +193,8 @@ def simulate(
     again = f"{out} keeps what was done: run the same command to continue; nothing is spent twice."
     with tempfile.TemporaryDirectory(prefix="privrep-") as scratch, stoppable(again):
         files = data if len(data) > 1 else _dealt(data[0], asked.task, nodes or 3, Path(scratch))
-        run(asked.task, files, out, asked.settings, say=note, on_page=_pages(out))
+        account = open_account(population or asked.population, asked.task.seed, f"federation into {out.absolute()}")
+        run(asked.task, files, out, asked.settings, say=note, on_page=_pages(out), account=account)
     _summarise(out, asked.task)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from privrep.cli import options
+from privrep.cli.accounts import list_users, open_account
 from privrep.cli.config import note_weakness, say_checked
 from privrep.cli.console import note
 from privrep.cli.declared import read_categories, read_classes, read_covariance, read_items, read_scale
@@ -59,6 +60,7 @@ def fit(
     scale: options.Scale = None,
     covariance: options.Covariance = None,
     simulate: options.Simulate = None,
+    population: options.Population = None,
     user_as_text: options.UserAsText = False,
     encoding: options.Encoding = None,
     delimiter: options.Delimiter = None,
@@ -124,7 +126,8 @@ def _fit_table(request: FitRequest, out: Path, workdir: Path | None, overwrite: 
     if request.features is None and request.item is None:
         list_left_out(source)
     standing(out, config, columns, overwrite)
-    summarise(learn_table(source, config, columns, out, workdir, overwrite), out, columns)
+    account = open_account(request.population, request.seed, f"fit into {out.absolute()}", lambda: list_users(source))
+    summarise(learn_table(source, config, columns, out, workdir, overwrite, account), out, columns)
 
 
 def _config(request: FitRequest, features: Sequence[str] | None) -> Config:

@@ -13,7 +13,7 @@ from privrep.cli.config import files_are_missing, note_weakness
 from privrep.cli.console import Bar, note, progress, say, shout, show, tell, tell_privacy
 from privrep.cli.ending import stoppable
 from privrep.cli.fit_table import how_to_go_on
-from privrep.cli.options import ConfigFile, flag
+from privrep.cli.options import ConfigFile, Population, flag
 from privrep.errors import InputError, WeakPrivacy, missing_package
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def fit_multimodal(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the model; else output.folder. Continues a stopped fit.")
     ] = None,
+    population: Population = None,
     check: Annotated[bool, flag("--check", help="Say what would be done, and spend nothing.")] = False,
 ) -> None:
     """Learn to match images and texts privately (DP-CLIP)."""
@@ -50,6 +51,7 @@ def fit_multimodal(
             show("Nothing was spent.")
             return
         assert folder is not None
+        made.model.population = population or made.model.population
         _fit(made, folder, bar, asked)
     _summarise(made, folder, test)
 

@@ -14,7 +14,7 @@ from privrep.cli.console import note, progress, say, shout, show, tell, tell_pri
 from privrep.cli.ending import stoppable
 from privrep.cli.fit_table import how_to_go_on, noting_first
 from privrep.cli.image_rows import read_images
-from privrep.cli.options import ConfigFile, flag
+from privrep.cli.options import ConfigFile, Population, flag
 from privrep.errors import InputError, NothingLearned, UnknownLabels, WeakPrivacy
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def fit_neural(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the model; else output.folder. Continues a stopped fit.")
     ] = None,
+    population: Population = None,
     check: Annotated[bool, flag("--check", help="Say what would be shared, and spend nothing.")] = False,
 ) -> None:
     """Learn a shared part of a network privately, and every user's head, from images."""
@@ -57,6 +58,7 @@ def fit_neural(
         show(f"Checked: {train.n_users:,} users, rows of {numbers:,} numbers. Nothing was spent.", row_numbers=numbers)
         return
     assert folder is not None
+    model.population = population or model.population
     _fit(model, train, folder, plan.rounds + 3)
     _summarise(model, folder, held)
 
@@ -119,6 +121,7 @@ def _model(asked: NeuralConfig, images: Images, table: UserTable) -> Centaur:
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         random_state=privacy.seed,
+        population=privacy.population,
         image=images.shape,
         features=_features(model, images.shape),
         rounds=asked.training.rounds,

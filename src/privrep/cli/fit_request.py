@@ -35,6 +35,7 @@ KEYS = {  # of each option, what a file says in its place
     "--delta": "privacy.delta",
     "--relation": "privacy.relation",
     "--simulate": "privacy.seed",
+    "--population": "privacy.population",
     "--task": "model.task",
     "--classes": "model.classes",
     "--loss": "model.loss",
@@ -86,6 +87,7 @@ class FitRequest:
     missing: str = "impute"
     missing_indicator: tuple[str, ...] = ()
     weight: str | None = None
+    population: Path | None = None
 
     @classmethod
     def of_options(cls, given: Mapping[str, Any]) -> FitRequest:
@@ -105,7 +107,7 @@ class FitRequest:
             "method",
             "start",
         )
-        as_they_are += ("missing", "weight")
+        as_they_are += ("missing", "weight", "population")
         files = ("categories", "items", "scale", "covariance")
         told: dict[str, Any] = {name: given[name] for name in as_they_are}
         told |= {name: Declared.in_file(f"--{name}", given[name]) for name in files}
@@ -141,6 +143,7 @@ class FitRequest:
             delta=float(privacy.delta),
             relation=privacy.relation or "replace-one-user",
             seed=privacy.seed,
+            population=privacy.population,
             features=None if columns.features is None else tuple(columns.features),
             categorical=None if categorical is None else tuple(categorical),
             categories=Declared.in_config("columns.categories", lists),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from privrep.models.description import Columns, Config
     from privrep.models.model import Model
     from privrep.models.words import TableFacts
+    from privrep.privacy.population import Account
     from privrep.users.holders import KeyHolders
     from privrep.users.streaming import StreamingUsers
 
@@ -135,7 +136,13 @@ def undecided(columns: Columns) -> list[str]:
 
 
 def learn_table(
-    source: TableSource, config: Config, columns: Columns, out: Path, workdir: Path | None, overwrite: bool
+    source: TableSource,
+    config: Config,
+    columns: Columns,
+    out: Path,
+    workdir: Path | None,
+    overwrite: bool,
+    account: Account | None = None,
 ) -> Model:
     """Learn the representation, then the heads, and write all of it to a folder.
 
@@ -146,6 +153,7 @@ def learn_table(
         out: the folder.
         workdir: where temporary files go.
         overwrite: whether a model or another run in the folder is replaced.
+        account: with the population ledger that the budget is reserved from; None: with none.
     """
     from privrep.heads.fitting import fit_heads
     from privrep.models import model as models
@@ -183,7 +191,7 @@ def learn_table(
                 count = users.facts.users
             _check_count(source, config, count)
             on_page = noting_first(make_room(out, config, columns, overwrite), bar.page)
-            fitted = learn(users, config, folder=out, columns=columns, on_page=on_page)
+            fitted = learn(users, config, folder=out, columns=columns, on_page=on_page, account=account)
             blocks = bar.heads(opened[0].blocks(), count)
             heads = fit_heads(
                 blocks,

@@ -79,6 +79,10 @@ Delta = Annotated[
 Out = Annotated[
     Path | None, typer.Option(help="Folder of the model. The same command continues a stopped fit. Needed.")
 ]
+Population = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Population ledger that the budget is reserved from: privrep population create."),
+]
 Features = Annotated[
     str | None, typer.Option(help="Columns A,B,C; if left out all others (of Parquet: all others of numbers).")
 ]

@@ -182,6 +182,7 @@ def _model(asked: PairsConfig, pairs: Pairs, modules: Modules) -> DPClip:
         centre=float((CENTRE if asked.linear else 0.0) if training.centre is None else training.centre),
         pairs_per_user=several if asked.data.pairs_per_user is None else asked.data.pairs_per_user,
         random_state=asked.privacy.seed,
+        population=asked.privacy.population,
         **own,
     )
     given = training.given("mechanism", "temperature", "learn_temperature", "cosine", "centre")

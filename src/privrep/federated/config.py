@@ -72,6 +72,7 @@ class FederateConfig:
     host: str
     port: int
     keys: Path | None
+    population: Path | None = None
 
 
 def read_config(path: Path) -> FederateConfig:
@@ -81,9 +82,8 @@ def read_config(path: Path) -> FederateConfig:
         task = _make_table_task(asked.privacy, asked.model)
     else:
         task = _make_neural_task(asked.privacy, asked.model, asked.training)
-    return FederateConfig(
-        task, _read_settings(asked.federation), asked.server.host, asked.server.port, asked.server.keys
-    )
+    server, settings = asked.server, _read_settings(asked.federation)
+    return FederateConfig(task, settings, server.host, server.port, server.keys, asked.privacy.population)
 
 
 def _read_settings(federation: Federation) -> FederationSettings:

@@ -46,6 +46,7 @@ from privrep.neural.rounds import TrainingSettings
 from privrep.neural.training import PLAIN, WHOLE, PriorHeads
 from privrep.privacy.bounds import MAX_USERS
 from privrep.privacy.events import Relation
+from privrep.privacy.population import Account
 from privrep.privacy.protocol import Facts, Users
 from privrep.schema.sent import read_fields, read_mapping, read_some_fields
 from privrep.users.memory import InMemoryUsers
@@ -179,7 +180,7 @@ class NeuralTask:
             raise InputError(f"{path} has more users than the server says there are on all nodes; join again.")
         yield InMemoryUsers(model._prepared(table, plan))
 
-    def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
+    def learn(self, users: Users, folder: Path, on_page: Callable[[str], None], account: Account | None = None) -> None:
         """Train on the server; see `Task.learn`. Warn if the budget is so small that nothing is shared."""
         task = self if self.users is not None else self.with_users(users.facts.users)
         if (folder / "model.json").is_file():
@@ -189,7 +190,7 @@ class NeuralTask:
             raise InputError(f"the task is of {task.users:,} users. Got {users.facts.users:,} instead.")
         check_users(task, users)
         model, plan = task._plan(run_folder=folder, on_page=lambda page, epsilon: on_page(page))
-        model._learn(users, plan)
+        model._learn(users, plan, account=account)
         model._finish(None)
         if plan.share == "nothing":
             warnings.warn(NothingLearned(plan.words), stacklevel=2)

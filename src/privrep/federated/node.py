@@ -4,6 +4,7 @@ FOLDER/node.key          the node's key, where none was given
 FOLDER/model/            the public model, once it has come, and in model/private the heads of this node's users
 FOLDER/hello.json        what the run is about, for a process that is started anew
 FOLDER/noise/RUN/        ledger and billboard of the noisy sums that this node released in a run, if it adds the noise
+FOLDER/accounts/RUN.jsonl  ledger of a run that the server adds the noise to, where the node has a population ledger
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,10 +36,12 @@ from privrep.federated.task import Task, task_from_json
 from privrep.federated.wire.answering import answer
 from privrep.federated.wire.messages import Question, Refusal, make_refusal, pack, unpack
 from privrep.federated.wire.users import check_facts
-from privrep.privacy.ledger import Budget
+from privrep.privacy.ledger import Budget, Ledger, read_ledger
+from privrep.privacy.population import Account, PopulationLedger
 from privrep.privacy.protocol import Facts, Users
 from privrep.privacy.run import Run
 from privrep.users.isolated import IsolatedUsers
+from privrep.users.memory import InMemoryUsers
 
 Say = Callable[[str], None]
 _RUN = re.compile(r"[0-9a-z]{1,64}", re.ASCII)  # the name of a run, and of its folder
@@ -50,7 +53,8 @@ class Host:
     """The process that answers for the users of one file.
 
     With `agreed`, it takes part in a run of that agreement alone. Without it, what the server says is taken on trust.
-    `simulation` allows noise of its own that the server can reproduce.
+    `simulation` allows noise of its own that the server can reproduce. With a `population` ledger, the budget of a run
+    is reserved from it before the first answer.
     """
 
     data: Path
@@ -58,6 +62,7 @@ class Host:
     say: Say
     agreed: Agreement | None = None
     simulation: bool = False
+    population: PopulationLedger | None = None
     run: str | None = None
     kept: bool = False
     _users: IsolatedUsers | None = None
@@ -139,8 +144,11 @@ class Host:
         self._check_task(task, fields["run"], fields["noise"])
         users: Any = self._files.enter_context(task.open(self.data))
         self._users = IsolatedUsers(users, strictly=fields["noise"] is not None)
+        account = self._open_account(fields["run"], users)
         if fields["noise"] is not None:
-            self._own = self._open_own_run(task, fields["run"], str(fields["name"]), fields["noise"])
+            self._own = self._open_own_run(task, fields["run"], str(fields["name"]), fields["noise"], account)
+        elif account is not None:
+            self._reserve(task, fields["run"], account)
         self.run = fields["run"]
 
     def _check_task(self, task: Task, run: str, noise: Any) -> None:
@@ -166,7 +174,41 @@ class Host:
         if task.relation != "replace-one-user":
             raise InputError("a node says how many users it has, so noise of its own goes with replace-one-user alone.")
 
-    def _open_own_run(self, task: Task, run: str, name: str, noise: Mapping[str, Any]) -> Run:
+    def _open_account(self, run: str, users: Any = None) -> Account | None:
+        """Return the account of a run with this node's population ledger; None where it has none."""
+        if self.population is None:
+            return None
+        ids = users.table.ids if isinstance(users, InMemoryUsers) else None
+        what = f"federated run {run}, node folder {self.folder}"
+        return Account(self.population, what, None if ids is None else lambda: ids, lasts=True)
+
+    def _reserve(self, task: Task, run: str, account: Account) -> None:
+        """Reserve the budget of a run that the server adds the noise to, and is trusted to keep to."""
+        path = self._account_file(run)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        budget = Budget(task.epsilon, task.delta, task.relation)
+        Ledger(budget, seeded=task.seed is not None, path=path, account=account).close()
+
+    def _account_file(self, run: str) -> Path:
+        return self.folder / "accounts" / f"{run}.jsonl"
+
+    def _settle(self, run: str, model: Path) -> None:
+        """Return what a run has not spent to the population ledger: its own noise, or the charges of its model."""
+        account, own = self._open_account(run), self.folder / "noise" / run / "ledger.jsonl"
+        if account is None:
+            return
+        if self._own is not None:
+            self._own.ledger.finish()
+            return
+        path = own if own.is_file() else self._account_file(run)
+        with closing(Ledger(read_ledger(path).budget, path=path, account=account)) as ledger:
+            if path != own:
+                ledger.charge(read_ledger(model / "ledger.jsonl").entries.charges)
+            ledger.finish()
+
+    def _open_own_run(
+        self, task: Task, run: str, name: str, noise: Mapping[str, Any], account: Account | None = None
+    ) -> Run:
         """Open the ledger and billboard of this node's own releases: a page that stands is never drawn again.
 
         Args:
@@ -174,6 +216,7 @@ class Host:
             run: the name of the run.
             name: the name of this node, from which noise of a simulation is seeded.
             noise: the plan for the noise; its epsilon is the budget, unless the agreement names another.
+            account: with the population ledger that the budget is reserved from; None: with none.
         """
         folder = self.folder / "noise" / run
         folder.parent.mkdir(exist_ok=True, mode=0o700)
@@ -182,7 +225,7 @@ class Host:
         budget = Budget(float(epsilon), task.delta, task.relation)
         seed = None if task.seed is None else _seed_of(task.seed, name)
         assert self._users is not None
-        return self._files.enter_context(Run.open(self._users, budget, seed=seed, folder=folder))
+        return self._files.enter_context(Run.open(self._users, budget, seed=seed, folder=folder, account=account))
 
     def answer_sums(self, content: RecordDict) -> RecordDict:
         """Answer a question with sums over this node's users, in one pass over their rows."""
@@ -229,6 +272,7 @@ class Host:
                 heads = f"with the heads of {task.keep(new, users):,} users (yours alone)"
         except Exception as error:
             heads = f"WITHOUT HEADS ({error}): mend the file, and make them with privrep node personalize"
+        self._settle(run, new)
         write_private(self.folder / "run.json", {"run": run})
         shutil.rmtree(self.folder / "model", ignore_errors=True)
         os.replace(new, self.folder / "model")
@@ -284,6 +328,7 @@ def join(
     insecure: bool = False,
     agreed: Agreement | None = None,
     simulation: bool = False,
+    population: PopulationLedger | None = None,
     give_up: float = math.inf,
     say: Say,
 ) -> None:
@@ -298,6 +343,7 @@ def join(
         insecure: whether to go without TLS, to a server on this machine alone.
         agreed: the only run to take part in; None trusts the server.
         simulation: whether noise may be reproducible.
+        population: the ledger that the budget of a run is reserved from; None: there is none.
         give_up: seconds to wait for a server that is away.
         say: told what happens.
     """
@@ -312,7 +358,7 @@ def join(
     if (folder / "model" / "model.json").is_file():
         say(f"{folder} has the model of its run already; to take part in another, join with another --folder")
         return
-    host = Host(data, folder, say, agreed, simulation)
+    host = Host(data, folder, say, agreed, simulation, population)
     try:
         run_node(
             host.make_app(),

@@ -29,6 +29,7 @@ from privrep.federated.wire.rounds import Conversation, Nodes
 from privrep.federated.wire.users import MAX_USERS_TIMES_NODES, FlowerUsers, NoisyFlowerUsers, read_facts
 from privrep.models.folder import write_json
 from privrep.privacy.bounds import MAX_USERS
+from privrep.privacy.population import Account
 from privrep.privacy.protocol import Facts
 
 Say = Callable[[str], None]
@@ -48,6 +49,7 @@ def serve(
     say: Say,
     on_page: Callable[[str], None],
     on_address: Callable[[str, int], None] = lambda host, port: None,
+    account: Account | None = None,
 ) -> None:
     """Listen for nodes, learn, and hand out the model.
 
@@ -62,13 +64,16 @@ def serve(
         say: told what happens.
         on_page: told the name of each release.
         on_address: told host and port once the server listens.
+        account: with the population ledger that the budget is reserved from; None: with none.
     """
     from privrep.federated.wire.superlink import Tls, open_link
 
     files = None if tls is None else Tls(tls.certificate, tls.key)
     with open_link(host, port, files, node_keys) as link:
         on_address(host, link.port)
-        run_federation(link, task, folder, settings, None if node_keys is None else len(node_keys), say, on_page)
+        run_federation(
+            link, task, folder, settings, None if node_keys is None else len(node_keys), say, on_page, account
+        )
 
 
 def run_federation(
@@ -79,6 +84,7 @@ def run_federation(
     expected: int | None,
     say: Say,
     on_page: Callable[[str], None],
+    account: Account | None = None,
 ) -> None:
     """Run a whole federation, wherever the nodes are.
 
@@ -90,6 +96,7 @@ def run_federation(
         expected: how many nodes there can be, if that is known.
         say: told what happens.
         on_page: told the name of each release.
+        account: with the population ledger that the budget is reserved from; None: with none.
     """
     books = RunLog(folder, say)
     noise = compute_server_view(task, settings)
@@ -114,7 +121,7 @@ def run_federation(
         greetings.task.check_own(folder)
     else:
         talk.collect("hello", "begin", set(roster), greetings, _check_ready, lambda names: True, everyone=True)
-        greetings.task.learn(users, folder, on_page)
+        greetings.task.learn(users, folder, on_page, account)
     learns = None if noise is None else noise["epsilon"]
     write_json(folder / FACTS, {"noise": settings.noise, "noise_nodes": settings.noise_nodes, "server_epsilon": learns})
     _hand_out(talk, nodes, greetings.task, folder, books)

@@ -21,6 +21,7 @@ from privrep.federated.node import Host
 from privrep.federated.server import run_federation
 from privrep.federated.task import Task
 from privrep.federated.wire.in_process import LocalNodes
+from privrep.privacy.population import Account
 
 
 def simulate(
@@ -31,6 +32,7 @@ def simulate(
     *,
     say: Callable[[str], None],
     on_page: Callable[[str], None],
+    account: Account | None = None,
 ) -> None:
     """Run server and nodes in this process, one node for each file.
 
@@ -43,6 +45,7 @@ def simulate(
         settings: when a round goes on, and who adds the noise.
         say: told what happens on the server.
         on_page: told the name of each release.
+        account: with the population ledger that the budget is reserved from; None: with none.
     """
     places = folder.with_name(folder.name + ".nodes")
     with ExitStack() as open_:
@@ -56,7 +59,7 @@ def simulate(
             apps[name] = host.make_app()
         nodes = LocalNodes(apps)
         open_.callback(nodes.grid.close)
-        run_federation(nodes, task, folder, settings, len(apps), say, on_page)
+        run_federation(nodes, task, folder, settings, len(apps), say, on_page, account)
 
 
 def _say_nothing(what: str) -> None:

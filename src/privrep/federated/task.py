@@ -32,6 +32,7 @@ from privrep.models import model as models
 from privrep.models.description import Columns, Config, make_loss
 from privrep.models.learning import learn
 from privrep.privacy.events import Relation
+from privrep.privacy.population import Account
 from privrep.privacy.protocol import Facts, Users
 from privrep.schema.sent import check_names, read_fields, read_mapping, shortly
 from privrep.users.memory import InMemoryUsers
@@ -88,7 +89,7 @@ class Task(Protocol):
         """Open a node's file, and return its users with rows as steps see them."""
         ...
 
-    def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
+    def learn(self, users: Users, folder: Path, on_page: Callable[[str], None], account: Account | None = None) -> None:
         """Begin or continue the run of a folder on the server, and finish it as a model without heads.
 
         A folder that holds the finished model of this very task stays as it is, and nothing is spent.
@@ -97,6 +98,7 @@ class Task(Protocol):
             users: the users on all nodes.
             folder: the run's folder, which becomes the model's.
             on_page: told the name of each release.
+            account: with the population ledger that the budget is reserved from; None: with none.
         """
         ...
 
@@ -219,13 +221,17 @@ class TableTask:
         lists |= {"items": self.config.ratings, "dense": self.config.dense}
         return TableSource(path, columns.user, columns.targets, columns.features, **lists)
 
-    def learn(self, users: Users, folder: Path, on_page: Callable[[str], None]) -> None:
+    def learn(self, users: Users, folder: Path, on_page: Callable[[str], None], account: Account | None = None) -> None:
         """Learn the representation on the server; see `Task.learn`."""
         if (folder / "model.json").is_file():
             self.check_own(folder)
             return
         check_users(self, users)
-        fitted = learn(users, self.config, folder=folder, columns=self.columns, on_page=lambda page, _: on_page(page))
+
+        def told(page: str, epsilon: float) -> None:
+            on_page(page)
+
+        fitted = learn(users, self.config, folder=folder, columns=self.columns, on_page=told, account=account)
         models.finish(fitted, folder)
 
     def keep(self, folder: Path, users: Users) -> int:

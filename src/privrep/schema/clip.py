@@ -133,6 +133,9 @@ class PairBudget(Section):
     epsilon: Number = entry("Privacy budget of the whole fit. Smaller is more private.", example=2.0)
     delta: Number | None = entry("Second part of the budget; 1 / (2 users) if left out.", None, example=1e-6)
     seed: Whole | None = entry("Seeded noise: repeatable and NOT PRIVATE. For experiments.", None, example=0)
+    population: InputPath | None = entry(
+        "Population ledger that the budget is reserved from: privrep population create.", None, example="people.db"
+    )
 
 
 class PairTraining(Section):

@@ -35,6 +35,9 @@ class Budget(Section):
     epsilon: Number = entry("Privacy budget of the whole fit. Smaller is more private.", example=2.0)
     delta: Number = entry("Second part of the budget; well below 1 / number of users.", example=1e-6)
     seed: Whole | None = entry("Seeded noise: repeatable and NOT PRIVATE. For experiments.", None, example=0)
+    population: InputPath | None = entry(
+        "Population ledger that the budget is reserved from: privrep population create.", None, example="people.db"
+    )
 
 
 class RelationBudget(Budget):
