@@ -137,7 +137,7 @@ def _run_to_json(share: Share) -> dict[str, Any]:
 
 
 def _spent(share: Share) -> tuple[float | None, float | None]:
-    """Return the epsilon that a run spent, and how much smaller that is than what it reserved; None while it is open."""
+    """Return the epsilon that a run spent, and how much less that is than it reserved; None while it is open."""
     if share.status == "open":
         return None, None
     spent = {"finished": share.epsilon, "returned": 0.0, "given up": share.budget.epsilon}[share.status]
