@@ -154,9 +154,10 @@ def test_too_few_users_release_nothing_and_charge_nothing(files: list[Path], tmp
             fed.run(tmp_path / "run", lambda page: fed.wire.away.add("b"))
         pages = Billboard(tmp_path / "run" / "billboard")
         ledger = read_ledger(tmp_path / "run" / "ledger.jsonl")
-        assert len(ledger._posted) == 1
-        assert {name.split("/")[0] for name in ledger._entries} == set(ledger._posted)
-        assert all(page in pages for page in ledger._posted)
+        posted = ledger.entries.posted
+        assert len(posted) == 1
+        assert {name.split("/")[0] for name in ledger.entries.charges} == set(posted)
+        assert all(page in pages for page in posted)
         fed.wire.away.clear()
         fed.run(tmp_path / "run")
     with federation(TASK, files, tmp_path / "undisturbed") as fed:
@@ -235,8 +236,8 @@ WRONG: dict[str, tuple[Callable[[Answer], RecordDict], str]] = {
     "nothing": (lambda answer: RecordDict(), "of another kind"),
     "one record more": (one_more_record, "of another kind"),
     "no JSON": (lambda answer: written("{", b""), "damaged"),
-    "an old version": (lambda answer: written("{}", b"", None), "1 there, 4 here"),
-    "a later version": (lambda answer: written("{}", b"", 5), "5 there, 4 here"),
+    "an old version": (lambda answer: written("{}", b"", None), "1 there, 5 here"),
+    "a later version": (lambda answer: written("{}", b"", 6), "6 there, 5 here"),
     "no version": (lambda answer: written("{}", b"", "x"), "an unknown one there"),
     "unreadable": (broken, "its answer is damaged"),
 }
@@ -666,7 +667,7 @@ ADDED = replace(PRIVATE, config=replace(PRIVATE.config, relation="add-or-remove-
 def test_a_node_tells_its_operator_that_the_server_speaks_another_version(files: list[Path], tmp_path: Path) -> None:
     said: list[str] = []
     host = Host(files[0], tmp_path, said.append)
-    with pytest.raises(InputError, match="different versions of privrep's wire: 1 there, 4 here"):
+    with pytest.raises(InputError, match="different versions of privrep's wire: 1 there, 5 here"):
         host.answer_hello(written("{}", b"", None))
 
 
@@ -747,8 +748,8 @@ def test_a_whole_run_with_noise_of_the_nodes(files: list[Path], tmp_path: Path) 
     board = Billboard(tmp_path / "run" / "billboard")
     own = read_ledger(tmp_path / "nodes" / "a" / "noise" / next((tmp_path / "nodes" / "a" / "noise").iterdir()).name
                       / "ledger.jsonl")  # fmt: skip
-    assert own._entries.keys() == public._entries.keys()
-    for name, event in public._entries.items():
+    assert own.entries.charges.keys() == public.entries.charges.keys()
+    for name, event in public.entries.charges.items():
         page, key = name.split("/")
         released = board.releases(page)[key]
         assert released.sigma >= event.noise_multiplier * released.sensitivity * (1 - 1e-9)

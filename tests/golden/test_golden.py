@@ -111,8 +111,9 @@ def test_networks_of_an_earlier_version_load_and_predict_as_they_did() -> None:
     assert "CENTAUR" in said("inspect", str(folder / "model"))
 
 
-def test_an_old_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    case, golden, run = CASES[KILLED], SMALL / KILLED, tmp_path / "run"
+@pytest.mark.parametrize("golden", [SMALL / KILLED, SMALL.parent / "before" / "killed"], ids=["chained", "unchained"])
+def test_an_old_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path, golden: Path) -> None:
+    case, run = CASES[KILLED], tmp_path / "run"
     shutil.copytree(golden / "killed", run)
     begun = values_of(run / "ledger.jsonl")
     assert not (run / "model.json").exists()

@@ -137,8 +137,8 @@ class ModelFolder:
         """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
         if heads is not None:
             write_heads(heads, self.path)
-        seal = read_ledger(self.ledger).seal
-        write_json(self.path / MODEL, {**described, **({} if seal is None else {SEAL: seal})})
+        seal, kept = read_ledger(self.ledger).seal, {name: value for name, value in described.items() if name != SEAL}
+        write_json(self.path / MODEL, {**kept, **({} if seal is None else {SEAL: seal})})
         (self.path / RUN).unlink(missing_ok=True)
 
     def save(
