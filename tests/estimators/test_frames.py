@@ -403,3 +403,11 @@ def test_a_selection_takes_no_text_and_shows_none(table: pd.DataFrame) -> None:
         model.fit(table[["x"]].assign(label=labels), labels, table.who)
     with pytest.raises(InputError, match="column 'same' of X holds the very values of y"):
         model.fit(table[["x"]].assign(same=labels), labels, table.who)
+
+
+def test_a_refusal_of_text_among_numbers_does_not_show_it() -> None:
+    X = np.array([[1.0, 2.0]] * 3 + [[1.0, "the secret one"]], dtype=object)
+    for estimator in (PrivateFedRep(rank=1), PrivateFedRepClassifier(rank=1, classes=[0, 1])):
+        with pytest.raises(InputError, match="values that are not numbers") as caught:
+            estimator.fit(X, [0, 1, 0, 1], ["a", "a", "b", "b"])
+        assert "secret" not in str(caught.value)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import runs
-from privrep.privacy.billboard import Release
+from privrep.privacy.billboard import Billboard, Release
 from privrep.privacy.bounds import DIRECTION_ONLY
 from privrep.privacy.protocol import UserBatch
 from strangers import assert_nobody_else_moves, assert_sum_stays_within_bound, strangers
@@ -373,6 +373,21 @@ def test_few_users_are_no_reason_for_directions(part: float, mixed: bool) -> Non
     assert found.plan.share == ("both" if mixed else "linear")
 
 
+@pytest.mark.parametrize("part", [1.0, 0.7])
+def test_a_run_that_goes_on_keeps_what_it_found_of_users_alone(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict stands on the billboard: it is not made again, of numbers that may round in another way."""
+    table, _ = population(1_000, part)
+    run = new_run(table, 30.0)
+    plan = plan_sharing(Options(CLASSES, FEATURES), 1_000, run.ledger.budget.mu, "auto")
+    found, spent = learn(run, plan, None, SHAPE), run.ledger.epsilon
+    assert run.billboard["mixed"].facts["derived"] == {"mixed": part < 1}
+    for name in ("MANY", "FEW"):
+        monkeypatch.setattr(f"privrep.neural.mixed.{name}", -10.0 if part == 1.0 else 10.0)
+    again = learn(run, plan, None, SHAPE)
+    assert (again.plan.share, run.ledger.epsilon) == (found.plan.share, spent)
+    assert np.array_equal(again.weights, found.weights)
+
+
 def test_nobody_is_asked_where_directions_could_not_be_carried() -> None:
     table, _ = population(1_000, 0.6)
     run = new_run(table, 0.3)
@@ -403,10 +418,13 @@ def test_a_share_of_users_must_stand_out_of_noise() -> None:
 
         def __init__(self, value: float, sigma: float) -> None:
             self.users = type("Users", (), {"facts": type("Facts", (), {"users": 100})})
-            self.answer = Release(np.array([value]), sigma, 1.0, sigma)
+            self.answer, self.billboard = Release(np.array([value]), sigma, 1.0, sigma), Billboard()
 
         def release(self, page: str, step: object, queries: object) -> dict[str, Release]:
             return {"better": self.answer}
+
+        def derive(self, page: str, arrays: dict[str, np.ndarray], **facts: bool) -> None:
+            self.billboard.post_derived(page, arrays, facts, simulation=True)
 
     def mixed(share: float, sigma: float, half: float) -> bool:
         return are_mixed(Told(100 * (share - 0.5), sigma), BetterAlone(learned(), SLOTS), 0.1, half)  # type: ignore[arg-type]

@@ -2,7 +2,8 @@
 
 A model that sees its target learns nothing else, and what it spent on that is spent. Columns of a frame are refused.
 Columns of an array have no names by which to tell a mistake from a test, so that a warning is all there is. Both depend
-on the rows. They are for the eyes of whoever holds them: nothing was charged, written or released yet.
+on the rows. They are for the eyes of whoever holds them: nothing was charged, written or released yet. That a fit was
+refused is no release either: docs/pitfalls.md says so.
 """
 
 from __future__ import annotations

@@ -157,7 +157,12 @@ def validated(estimator: Any, X: Any, *y: Any, reset: bool, **how: Any) -> Any:
         rows = plain(X)
         if isinstance(rows, np.ndarray) and rows.dtype.kind in "UST":
             raise InputError("X is an array of text; turn it into numbers, or give a frame, whose text is categories.")
-        return validate_data(estimator, rows, *y, reset=reset, **how)
+        try:
+            return validate_data(estimator, rows, *y, reset=reset, **how)
+        except ValueError as error:
+            if "could not convert" not in str(error):
+                raise
+            raise InputError("X has values that are not numbers; correct them, or leave their rows out.") from None
     how = {"ensure_min_features": 0, "estimator": estimator, **how}
     return check_X_y(X.values, *y, **how) if y else check_array(X.values, input_name="X", **how)
 

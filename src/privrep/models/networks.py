@@ -46,6 +46,7 @@ _SHARED = {
     "nothing": "nothing: users have the public features alone",
     "linear": "a linear layer on public features",
     "directions": "directions in which classes differ",
+    "both": "a linear layer on public features, and directions in which classes differ",
     "adapters": "adapters on a pretrained network",
     "all": "a whole network",
 }

@@ -26,6 +26,7 @@ from privrep.privacy.contributions import Vectors
 from privrep.privacy.protocol import StepSpec, UserBatch
 from privrep.privacy.run import Run
 
+VERDICT = "mixed"  # the page with the verdict
 ASKED_SHARE = 0.01  # of mu squared
 MANY, FEW = 0.5, 0.1  # of users, for a signal of one and at least: fewer are not worth what directions take from others
 WORTH_ASKING = 2.0  # signal of directions with half of what is left, below which nobody is asked
@@ -65,6 +66,8 @@ def directions_signal(plan: SharingPlan, users: int, mu_squared: float) -> float
 def are_mixed(run: Run, step: BetterAlone, mu_squared: float, half: float) -> bool:
     """Return whether so many users do better alone that directions are worth what rounds lose to them.
 
+    The verdict is posted. A run that goes on elsewhere reads it: numbers round in another way there, and could flip it.
+
     Args:
         run: whose users are asked, in one page.
         step: what they compute.
@@ -74,4 +77,6 @@ def are_mixed(run: Run, step: BetterAlone, mu_squared: float, half: float) -> bo
     released = run.release("alone", step, {"better": Query(EITHER, mu_squared)})["better"]
     users = run.users.facts.users
     part = 0.5 + float(released.value[0]) / users
-    return part > max(MANY / math.sqrt(half), FEW) + released.sigma / users
+    if VERDICT not in run.billboard:
+        run.derive(VERDICT, {}, mixed=bool(part > max(MANY / math.sqrt(half), FEW) + released.sigma / users))
+    return bool(run.billboard[VERDICT].facts["derived"]["mixed"])
