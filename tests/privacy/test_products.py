@@ -13,9 +13,10 @@ from privrep.errors import InputError
 from privrep.privacy import contributions as kinds
 from privrep.privacy.bounds import Bound, clip_and_sum
 from privrep.privacy.contributions import Concatenated, NormAtMost, Products, Vectors
+from privrep.privacy.products import compute_norms_by_gram, compute_norms_by_product
 
 SHAPES = [(1, 5, 3), (4, 6, 2), (7, 1, 1), (60, 9, 4), (3, 40, 30), (200, 3, 2), (1, 1, 1)]
-BY = {"gram": kinds._compute_norms_by_gram, "product": kinds._compute_norms_by_product}
+BY = {"gram": compute_norms_by_gram, "product": compute_norms_by_product}
 
 
 def some(users: int, shape: tuple[int, int, int], seed: int = 0) -> Products:

@@ -1,0 +1,108 @@
+"""Powers of two that bring users' numbers near one, so that squares and products neither under- nor overflow.
+
+A power of two changes no digit of a number. Which power a user gets, and whether it gets one, follows from that user's
+numbers alone. Users with ordinary numbers get none: their norms and sums are what they would be without this module.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privrep.typing import Array
+
+LARGEST_FACTOR = 2.0**50  # up to here, what underflows in the other factor of a product is too small to matter
+LARGEST_SCALE = 2.0**64  # likewise for a scale and the rows of a moment matrix
+_LOWEST = -(1 << 12)  # an exponent below all that numbers and their products have
+
+
+def scale_near_one(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return each user's numbers times a power of two, and the exponents (users,) that were taken out.
+
+    The largest number of a user is then between 1/2 and 1, unless it is subnormal. `values` is (users, rows, columns).
+    """
+    largest = np.abs(values).max(axis=(1, 2), initial=0.0)
+    exponent = np.maximum(np.frexp(largest)[1], np.finfo(values.dtype).minexp).astype(np.int64)
+    return values * np.ldexp(1.0, -exponent).astype(values.dtype)[:, None, None], exponent
+
+
+def read_scale(scale: NDArray[Any]) -> Array:
+    """Return scales (users,) in float64, infinite where they are negative or NaN: these users count as zero."""
+    return np.where(scale >= 0, scale, np.inf).astype(np.float64, copy=False)
+
+
+def scale_moments(rows: NDArray[Any], scale: NDArray[Any]) -> tuple[Array, Array]:
+    """Return rows and scales in float64 that have the same scale_u * A^T A, for norms.
+
+    The rows of users with a scale above LARGEST_SCALE are brought near one, as their squares could underflow.
+
+    Args:
+        rows: A of each user, (users, m, d).
+        scale: (users,).
+    """
+    A, scale = rows.astype(np.float64, copy=False), read_scale(scale)
+    large = scale > LARGEST_SCALE
+    if large.any():
+        A = A.copy()
+        A[large], exponent = scale_near_one(A[large])
+        scale[large] = np.ldexp(scale[large], 2 * exponent)
+    return A, scale
+
+
+def scale_products(
+    left: NDArray[Any], right: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64] | None]:
+    """Return factors and exponents e, (users,), with the same sums over rows of left_r right_r^T once times 2^e_u.
+
+    Factors of users with a number above LARGEST_FACTOR are brought near one, row by row. The exponents are zeros for
+    other users, and None if there are no such users. float32 needs nothing: products of its squares are in the range
+    of float64.
+
+    Args:
+        left: (users, rows, p).
+        right: (users, rows, q).
+    """
+    if max(left.dtype.itemsize, right.dtype.itemsize) <= 4:
+        return left, right, None
+    large = _find_large(left) | _find_large(right)
+    if not large.any():
+        return left, right, None
+    left, right, exponent = left.astype(np.float64), right.astype(np.float64), np.zeros(len(left), np.int64)
+    left[large], right[large], exponent[large] = _scale_rows(left[large], right[large])
+    return left, right, exponent
+
+
+def _scale_rows(left: Array, right: Array) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Return factors near one or below, and the exponents of users, as `scale_products` has them.
+
+    A user's exponent is the largest of its rows' exponents, in whose row both factors are near one.
+    """
+    users, rows, _ = left.shape
+    (left, e), (right, f) = (scale_near_one(factor.reshape(users * rows, 1, -1)) for factor in (left, right))
+    absent = (left == 0).all(axis=(1, 2)) | (right == 0).all(axis=(1, 2))
+    exponent = np.where(absent, _LOWEST, e + f).reshape(users, rows)
+    shared = exponent.max(axis=1, initial=_LOWEST)
+    right = np.ldexp(right, (exponent - shared[:, None]).reshape(-1, 1, 1))
+    return left.reshape(users, rows, -1), right.reshape(users, rows, -1), shared
+
+
+def _find_large(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return the mask (users,) of users with a number beyond LARGEST_FACTOR or NaN, in values (users, rows, columns)."""
+    if -LARGEST_FACTOR <= values.min(initial=0) and values.max(initial=0) <= LARGEST_FACTOR:
+        return np.zeros(len(values), np.bool_)
+    within = (values.min(axis=(1, 2), initial=0) >= -LARGEST_FACTOR) & (
+        values.max(axis=(1, 2), initial=0) <= LARGEST_FACTOR
+    )
+    return ~within
+
+
+def sum_squares(values: Array) -> Array:
+    """Return the sum of squares of each user's numbers, (users,), whoever stands beside it.
+
+    It does not use einsum, which cuts long sums at the end of its buffer: elsewhere for one user than for several.
+    """
+    total: Array = (values * values).reshape(len(values), math.prod(values.shape[1:])).sum(axis=1)
+    return total
