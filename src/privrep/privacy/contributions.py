@@ -14,7 +14,7 @@ from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions, UserContributions
 from privrep.privacy.bounds import Losses as Losses
 from privrep.privacy.products import compute_norms_by_gram, compute_norms_by_product
-from privrep.privacy.scaling import scale_moments, scale_products, sum_squares
+from privrep.privacy.scaling import LARGEST_FACTOR, scale_moments, scale_products, sum_squares
 from privrep.typing import Array
 
 AT_ONCE = 1 << 21  # numbers of users that are made float64 at a time: 16 MB
@@ -161,13 +161,22 @@ class Products(UserContributions):
             raise InputError(f"one call takes at most {SUM_ROWS << 12:,} rows. Got {users * rows:,}; use fewer slots.")
 
     @cached_property
-    def _factors(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64] | None]:
-        """Return the factors that norms and sums are taken from, and exponents (users,), as `scale_products` does."""
-        return scale_products(self.left, self.right)
+    def _measured(self) -> tuple[Array, tuple[NDArray[np.bool_], Array, Array, NDArray[np.int64]] | None]:
+        """Return norms, (users,), a mask of users with large numbers, and what `scale_products` makes of theirs.
 
-    def norms(self) -> Array:
-        (users, rows, p), q = self.left.shape, self.right.shape[2]
-        left, right, exponent = self._factors
+        None stands for the rest where no user has any. float32 has none: its squares' products are in float64's range.
+        """
+        norms, largest = self._measure(self.left, self.right)
+        large = ~(largest <= LARGEST_FACTOR**2)
+        if not large.any() or max(self.left.dtype.itemsize, self.right.dtype.itemsize) <= 4:
+            return norms, None
+        left, right, exponent = scale_products(self.left[large], self.right[large])
+        norms[large] = np.ldexp(self._measure(left, right)[0], exponent)
+        return norms, (large, left, right, exponent)
+
+    def _measure(self, left: NDArray[Any], right: NDArray[Any]) -> Array:
+        """Return norms, and the largest squares of the lengths of rows, (2, users), of factors as in the class."""
+        (users, rows, p), q = left.shape, right.shape[2]
         small = rows <= GRAM_ROWS and p + q <= GRAM_WIDTH
         norms = compute_norms_by_gram if small and rows * (p + q) <= 2 * p * q else compute_norms_by_product
         size = rows * (p + q) if norms is compute_norms_by_gram else max(rows * (p + q), p * q)
@@ -175,14 +184,19 @@ class Products(UserContributions):
             norms(left[some].astype(np.float64), right[some].astype(np.float64))
             for some in _cut_portions(users, AT_ONCE // max(size, 1))
         ]
-        found = np.concatenate([np.zeros(0), *parts])
-        return found if exponent is None else np.ldexp(found, exponent)
+        return np.concatenate([np.zeros((2, 0)), *parts], axis=1)
+
+    def norms(self) -> Array:
+        return self._measured[0].copy()
 
     def weighted_sum(self, weights: Array) -> Array:
         (users, rows, p), q = self.left.shape, self.right.shape[2]
-        left, right, exponent = self._factors
         used, total = np.flatnonzero(weights > 0), np.zeros((p, q))
-        weights = weights if exponent is None else np.ldexp(weights, exponent)
+        left, right, scaled = self.left, self.right, self._measured[1]
+        if scaled is not None:
+            large, *factors, exponent = scaled
+            left, right, weights = left.astype(np.float64), right.astype(np.float64), weights.copy()
+            left[large], right[large], weights[large] = *factors, np.ldexp(weights[large], exponent)
         left, right = (array if len(used) == users else array[used] for array in (left, right))
         left, right, each = left.reshape(-1, p), right.reshape(-1, q), np.repeat(weights[used], rows)[:, None]
         for some in _cut_portions(len(each), SUM_ROWS):

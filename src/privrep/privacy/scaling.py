@@ -52,51 +52,24 @@ def scale_moments(rows: NDArray[Any], scale: NDArray[Any]) -> tuple[Array, Array
     return A, scale
 
 
-def scale_products(
-    left: NDArray[Any], right: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64] | None]:
-    """Return factors and exponents e, (users,), with the same sums over rows of left_r right_r^T once times 2^e_u.
+def scale_products(left: NDArray[Any], right: NDArray[Any]) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Return factors near one or below, and exponents e, (users,): 2^e_u times their products is what it was.
 
-    Factors of users with a number above LARGEST_FACTOR are brought near one, row by row. The exponents are zeros for
-    other users, and None if there are no such users. float32 needs nothing: products of its squares are in the range
-    of float64.
+    Every row is brought near one by itself. A user's exponent is the largest of its rows' exponents. Rows with smaller
+    ones keep what is missing in their right factor.
 
     Args:
         left: (users, rows, p).
         right: (users, rows, q).
     """
-    if max(left.dtype.itemsize, right.dtype.itemsize) <= 4:
-        return left, right, None
-    large = _find_large(left) | _find_large(right)
-    if not large.any():
-        return left, right, None
-    left, right, exponent = left.astype(np.float64), right.astype(np.float64), np.zeros(len(left), np.int64)
-    left[large], right[large], exponent[large] = _scale_rows(left[large], right[large])
-    return left, right, exponent
-
-
-def _scale_rows(left: Array, right: Array) -> tuple[Array, Array, NDArray[np.int64]]:
-    """Return factors near one or below, and the exponents of users, as `scale_products` has them.
-
-    A user's exponent is the largest of its rows' exponents, in whose row both factors are near one.
-    """
     users, rows, _ = left.shape
-    (left, e), (right, f) = (scale_near_one(factor.reshape(users * rows, 1, -1)) for factor in (left, right))
-    absent = (left == 0).all(axis=(1, 2)) | (right == 0).all(axis=(1, 2))
+    flat = (factor.astype(np.float64, copy=False).reshape(users * rows, 1, -1) for factor in (left, right))
+    (a, e), (b, f) = (scale_near_one(factor) for factor in flat)
+    absent = (a == 0).all(axis=(1, 2)) | (b == 0).all(axis=(1, 2))
     exponent = np.where(absent, _LOWEST, e + f).reshape(users, rows)
     shared = exponent.max(axis=1, initial=_LOWEST)
-    right = np.ldexp(right, (exponent - shared[:, None]).reshape(-1, 1, 1))
-    return left.reshape(users, rows, -1), right.reshape(users, rows, -1), shared
-
-
-def _find_large(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return the mask (users,) of users with a number beyond LARGEST_FACTOR or NaN, in values (users, rows, columns)."""
-    if -LARGEST_FACTOR <= values.min(initial=0) and values.max(initial=0) <= LARGEST_FACTOR:
-        return np.zeros(len(values), np.bool_)
-    within = (values.min(axis=(1, 2), initial=0) >= -LARGEST_FACTOR) & (
-        values.max(axis=(1, 2), initial=0) <= LARGEST_FACTOR
-    )
-    return ~within
+    b = np.ldexp(b, (exponent - shared[:, None]).reshape(-1, 1, 1))
+    return a.reshape(left.shape), b.reshape(right.shape), shared
 
 
 def sum_squares(values: Array) -> Array:
