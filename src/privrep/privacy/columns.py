@@ -17,7 +17,8 @@ from privrep.typing import Array
 class SparseColumns(UserContributions):
     """Vectors (k, d) most of whose columns are zero, followed by a short dense `tail`.
 
-    Entry s says that column `column[s]` of user `user[s]` is `values[s]`, (k,). A user's columns differ.
+    Entry s says that column `column[s]` of user `user[s]` is `values[s]`, (k,). A user's columns differ. Norms are too
+    small by at most 2^-523. A user with a norm of 2^511 or more counts as zero.
     """
 
     acute: ClassVar[bool] = False
@@ -36,6 +37,10 @@ class SparseColumns(UserContributions):
         return np.sqrt(np.bincount(self.user, squares.sum(axis=1), minlength=len(self.tail)))
 
     def norms(self) -> Array:
+        return self._measure()
+
+    def _measure(self) -> Array:
+        """Return upper bounds of the norms, (users,), whatever the signs of the numbers."""
         tail = self.tail.astype(np.float64, copy=False)
         return np.sqrt(self.measure_columns() ** 2 + sum_squares(tail)) * (1 + 1e-10)
 
@@ -60,4 +65,4 @@ class NonNegativeColumns(SparseColumns):
         negative = ~(self.values >= 0).all(axis=1)
         below = np.bincount(self.user[negative], minlength=len(self.tail)) > 0
         below |= ~(self.tail >= 0).all(axis=1)
-        return np.where(below, np.inf, super().norms())
+        return np.where(below, np.inf, self._measure())

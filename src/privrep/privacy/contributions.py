@@ -1,4 +1,13 @@
-"""Kinds of contributions, each in the cheapest form that gives exact norms and sums (see `bounds.Contributions`)."""
+"""Kinds of contributions, each in the cheapest form that gives exact norms and sums (see `bounds.Contributions`).
+
+Formal guarantee. Norms are right for numbers of any size, by float64 alone where that is proven here, else by powers of
+two that bring a user's numbers near one (`privacy.scaling`).
+* Squares that underflow make the norm of a vector too small by at most 2^-523, for up to 2^28 numbers.
+* Contributions whose squares overflow count as zero: vectors, also concatenated ones, of norm 2^511 or more; moments
+  of rows whose squares add up to 2^511 or more. `CrossMoments` adds the square of the sum of the rows.
+* The norms of moments hold for users of at most 2^24 rows.
+* A user with a negative scale counts as zero.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +23,7 @@ from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions, UserContributions
 from privrep.privacy.bounds import Losses as Losses
 from privrep.privacy.products import compute_norms_by_gram, compute_norms_by_product
-from privrep.privacy.scaling import LARGEST_FACTOR, scale_moments, scale_products, sum_squares
+from privrep.privacy.scaling import scale_moments, scale_products, sum_squares
 from privrep.typing import Array
 
 AT_ONCE = 1 << 21  # numbers of users that are made float64 at a time: 16 MB
@@ -145,6 +154,8 @@ class Products(UserContributions):
       GRAM_ROWS and GRAM_WIDTH. A true norm of m / 65 or more is then below the root of the computed square plus 33 *
       2^-28 m. A smaller one is below m / 64. Adding 1e-6 m is enough for the first.
     * Norms by the product. It gives the norm but for 2 (rows + p q) u m. 1e-6 m covers that for all sizes of a release.
+    * Underflow. No row is longer than LARGEST_FACTOR, or it is brought near one. What underflows in one factor then
+      changes the norm by less than 2^-459. float32 needs neither.
     * Sums. At most SUM_ROWS rows of weighted terms, added up in any order, err by 2^-41.9 of their mass. Adding at most
       2^12 such sums to each other errs by 2^-41. 64 times the two is 2^-34.4 of the norms.
     """
@@ -162,12 +173,12 @@ class Products(UserContributions):
 
     @cached_property
     def _measured(self) -> tuple[Array, tuple[NDArray[np.bool_], Array, Array, NDArray[np.int64]] | None]:
-        """Return norms, (users,), a mask of users with large numbers, and what `scale_products` makes of theirs.
+        """Return norms, (users,), a mask of users with long rows, and what `scale_products` makes of their factors.
 
-        None stands for the rest where no user has any. float32 has none: its squares' products are in float64's range.
+        None stands for the rest where no user has any. Products of squares of float32 are in the range of float64.
         """
-        norms, largest = self._measure(self.left, self.right)
-        large = ~(largest <= LARGEST_FACTOR**2)
+        norms, long = self._measure(self.left, self.right)
+        large = long > 0
         if not large.any() or max(self.left.dtype.itemsize, self.right.dtype.itemsize) <= 4:
             return norms, None
         left, right, exponent = scale_products(self.left[large], self.right[large])
@@ -175,7 +186,7 @@ class Products(UserContributions):
         return norms, (large, left, right, exponent)
 
     def _measure(self, left: NDArray[Any], right: NDArray[Any]) -> Array:
-        """Return norms, and the largest squares of the lengths of rows, (2, users), of factors as in the class."""
+        """Return norms, and who has long rows as 1, (2, users), of factors as in the class."""
         (users, rows, p), q = left.shape, right.shape[2]
         small = rows <= GRAM_ROWS and p + q <= GRAM_WIDTH
         norms = compute_norms_by_gram if small and rows * (p + q) <= 2 * p * q else compute_norms_by_product

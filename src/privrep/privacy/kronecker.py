@@ -27,7 +27,8 @@ class Kronecker(UserContributions):
     made. A sum over users is one product of all users' L^T L with all users' R^T R.
 
     Made by `make_kronecker`, which brings every user's L and R to a size near one, by powers of two. So no product
-    under- or overflows on its way.
+    under- or overflows on its way. A scale that is negative or NaN becomes infinite, and its user counts as zero. So
+    does one whose scale overflows with those powers.
     """
 
     acute: ClassVar[bool] = True
