@@ -308,12 +308,12 @@ def make(kind: str, some: Numbers) -> Made:
 
 @st.composite
 def wild(draw: st.DrawFn, dtype: type, users: int = 1) -> Numbers:
-    """Numbers of all exponents."""
+    """Numbers of all exponents, and more of sizes whose squares underflow, in contributions that are no shorter."""
     return Numbers(
         draw(st.integers(0, 2**32 - 1)),
         dtype,
-        draw(st.lists(st.integers(-1100, 1100), min_size=8, max_size=8)),
-        draw(st.none() | st.integers(-450, 550)),
+        draw(st.lists(st.integers(-1100, 1100) | st.integers(-800, -520), min_size=8, max_size=8)),
+        draw(st.none() | st.integers(-390, -20) | st.integers(-450, 550)),
         draw(st.sampled_from([0, 2, 40, 300, 2000])),
         draw(st.sampled_from([1e-9, 0.05, 0.3])),
         users,

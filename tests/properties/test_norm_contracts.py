@@ -37,7 +37,7 @@ BOUNDS = (2.0**-400, DIRECTION_ONLY, 1.0, 2.0**500)
 CLOSE = Fraction(1, 2**18)  # what norms and rounding may take of the bound or add to it; far below FLOAT_SLACK / 2
 NOTHING = Fraction(1, 2**440)  # what `Contributions.norms` may leave out
 TYPES = (np.float64, np.float32)
-EXAMPLES = 120
+EXAMPLES = 80
 LEFT_OUT = {"Contributions": "the protocol that kinds keep"}
 ONE_USER_ALONE = ("BatchTerm", "Similarities")  # terms of a batch: there is no company to be in
 
@@ -133,6 +133,16 @@ def test_products_of_a_tiny_and_a_huge_factor_are_clipped(norm: float, shape: tu
         found = measure(clip(sent, norm))
         assert found <= (Fraction(norm) * (1 + CLOSE)) ** 2
         assert min(exact, Fraction(norm) ** 2) * (1 - 4 * CLOSE) <= found or exact < NOTHING**2
+
+
+@pytest.mark.parametrize("norm", BOUNDS)
+def test_rows_of_one_user_are_scaled_one_by_one(norm: float) -> None:
+    """Rows whose products are alike count alike, whichever factor is huge. Rows that are absent do not count."""
+    left = np.array([1e-300, 1e200, 0.0, 1e300, 3.0])[None, :, None]
+    right = np.array([1e300, 1e-200, 1e308, 0.0, 1.0])[None, :, None]
+    found = measure(clip(Products(left, right), norm))
+    wanted = min(Fraction(25), Fraction(norm) ** 2)  # 1 + 1 + 3
+    assert wanted * (1 - 4 * CLOSE) <= found <= wanted * (1 + 4 * CLOSE)
 
 
 @pytest.mark.parametrize("kind", [RowMoments, CrossMoments])
