@@ -2,10 +2,15 @@
 
 Formal guarantee of sums. Let c_i be the contributions of the users of a population and C the bound. Let users be cut
 into blocks, and let the results of `clip_and_sum` over the blocks be added up.
-* The exact result is sum_i w_i c_i with ||w_i c_i|| <= C for every user.
-* The computed result differs from it by a floating-point error of norm at most FLOAT_SLACK/2 * C. This holds whatever
-  the data, for at most MAX_USERS users.
-* A user whose contribution is not finite counts as the zero vector.
+* The exact result is sum_i w_i c_i with ||w_i c_i|| <= (1 + 2^-19) C for every user, by the contract of
+  `Contributions.norms`. It asks for norms no smaller than 1 - 2^-20 of the exact ones, but for 2^-440, and C is no
+  smaller than 2^-400.
+* The computed result differs from it by a floating-point error of norm at most 3/8 FLOAT_SLACK * C, for at most
+  MAX_USERS users. A third of that is from adding up the blocks (MAX_USERS_TIMES_BLOCKS).
+* Both hold whatever the data: any numbers of float32 or float64, zeros, subnormal, infinite or NaN, however unequal
+  within a user.
+* A user whose contribution is not finite counts as the zero vector. So does one that is out of the range of its kind,
+  which is stated there, or is longer than 2^1000 C.
 * Hence the L2 sensitivity of the computed sum is
       (1 + FLOAT_SLACK) * C           when one user is added or removed,
       (1 + FLOAT_SLACK) * 2 C         when one user's rows are replaced, or
@@ -17,7 +22,7 @@ Formal guarantee of functions of a whole batch of users. Such a function is a su
 pair of rows. Terms are clipped instead of users. Let T be the `terms_per_user` of the bound.
 * Terms that one user can change add up to at most T times C. One term counts once, or as often as C as it may be long.
 * Each of them changes by at most twice its length.
-* The computed sum is within FLOAT_SLACK/2 * C of the exact one. So the sensitivity is (1 + FLOAT_SLACK) * 2 * T * C,
+* The computed sum is within 3/8 FLOAT_SLACK * C of the exact one. So the sensitivity is (1 + FLOAT_SLACK) * 2 * T * C,
   whichever the relation.
 
 Formal guarantee of losses (`LossBound`), which are bounded in each entry instead.
@@ -71,14 +76,18 @@ class Contributions(Protocol):
     def rows_per_user(self) -> int | None: ...
 
     def norms(self) -> Array:
-        """Return float64 upper bounds of the exact L2 norms, (contributions,)."""
+        """Return float64 upper bounds of the exact L2 norms, (contributions,).
+
+        A norm may be too small by 2^-20 of itself and by 2^-440, whatever the numbers. It is infinite, NaN or negative
+        for a contribution that shall count as zero.
+        """
         ...
 
     def weighted_sum(self, weights: Array) -> Array:
         """Return sum_i w_i c_i in float64, (size,), for weights (contributions,).
 
         Contributions of weight zero are skipped even where their numbers are not finite. The rounding error is at most
-        2^-34 * sum_i w_i * norms_i.
+        2^-34 * sum_i w_i * norms_i, and 2^-440 a contribution.
         """
         ...
 
@@ -232,7 +241,7 @@ def _clip_vectors(
     finite = finite if counted is None else finite & counted
     safe = np.where(finite, np.maximum(norms, bound.norm), 1.0)
     weights = np.where(finite, bound.norm / safe, 0.0)
-    weights[weights < 2.0**-1000] = 0.0  # next to the smallest of numbers, rounding could double a weight
+    weights[weights < 2.0**-1000] = 0.0  # longer than 2^1000 bounds: so small a weight would lose its digits
     total = contributions.weighted_sum(weights)
     if total.shape != (bound.size,):
         raise InputError(f"a local step sent a vector of shape {total.shape} where ({bound.size},) was asked for.")

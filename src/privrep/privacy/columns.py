@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privrep.privacy.bounds import UserContributions
-from privrep.privacy.contributions import sum_squares
+from privrep.privacy.scaling import sum_squares
 from privrep.typing import Array
 
 
@@ -17,7 +17,8 @@ from privrep.typing import Array
 class SparseColumns(UserContributions):
     """Vectors (k, d) most of whose columns are zero, followed by a short dense `tail`.
 
-    Entry s says that column `column[s]` of user `user[s]` is `values[s]`, (k,). A user's columns differ.
+    Entry s says that column `column[s]` of user `user[s]` is `values[s]`, (k,). A user's columns differ. Norms are too
+    small by at most 2^-523. A user with a norm of 2^511 or more counts as zero.
     """
 
     acute: ClassVar[bool] = False
@@ -32,10 +33,16 @@ class SparseColumns(UserContributions):
 
         It is added up entry by entry, so that a user's norm depends on no other user.
         """
-        return np.sqrt(np.bincount(self.user, (self.values**2).sum(axis=1), minlength=len(self.tail)))
+        squares = self.values.astype(np.float64, copy=False) ** 2
+        return np.sqrt(np.bincount(self.user, squares.sum(axis=1), minlength=len(self.tail)))
 
     def norms(self) -> Array:
-        return np.sqrt(self.measure_columns() ** 2 + sum_squares(self.tail)) * (1 + 1e-10)
+        return self._measure()
+
+    def _measure(self) -> Array:
+        """Return upper bounds of the norms, (users,), whatever the signs of the numbers."""
+        tail = self.tail.astype(np.float64, copy=False)
+        return np.sqrt(self.measure_columns() ** 2 + sum_squares(tail)) * (1 + 1e-10)
 
     def weighted_sum(self, weights: Array) -> Array:
         used = weights > 0
@@ -58,5 +65,4 @@ class NonNegativeColumns(SparseColumns):
         negative = ~(self.values >= 0).all(axis=1)
         below = np.bincount(self.user[negative], minlength=len(self.tail)) > 0
         below |= ~(self.tail >= 0).all(axis=1)
-        norms = np.sqrt(self.measure_columns() ** 2 + (self.tail**2).sum(axis=1)) * (1 + 1e-10)
-        return np.where(below, np.inf, norms)
+        return np.where(below, np.inf, self._measure())

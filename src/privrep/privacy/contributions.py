@@ -1,9 +1,19 @@
-"""Kinds of contributions, each in the cheapest form that gives exact norms and sums (see `bounds.Contributions`)."""
+"""Kinds of contributions, each in the cheapest form that gives exact norms and sums (see `bounds.Contributions`).
+
+Formal guarantee. Norms are right for numbers of any size, by float64 alone where that is proven here, else by powers of
+two that bring a user's numbers near one (`privacy.scaling`).
+* Squares that underflow make the norm of a vector too small by at most 2^-523, for up to 2^28 numbers.
+* Contributions whose squares overflow count as zero: vectors, also concatenated ones, of norm 2^511 or more; moments
+  of rows whose squares add up to 2^511 or more. `CrossMoments` adds the square of the sum of the rows.
+* The norms of moments hold for users of at most 2^24 rows.
+* A user with a negative scale counts as zero.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +22,8 @@ from numpy.typing import NDArray
 from privrep.errors import InputError
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, Contributions, UserContributions
 from privrep.privacy.bounds import Losses as Losses
+from privrep.privacy.products import compute_norms_by_gram, compute_norms_by_product
+from privrep.privacy.scaling import scale_moments, scale_products, sum_squares
 from privrep.typing import Array
 
 AT_ONCE = 1 << 21  # numbers of users that are made float64 at a time: 16 MB
@@ -86,13 +98,13 @@ class CrossMoments(UserContributions):
         return self.rows.astype(np.float64, copy=False).sum(axis=1)
 
     def norms(self) -> Array:
-        A = self.rows.astype(np.float64, copy=False)
-        s = self._sum_rows()
+        A, scale = scale_moments(self.rows, self.scale)
+        s = A.sum(axis=1)
         gram = A @ A.transpose(0, 2, 1) if A.shape[1] <= A.shape[2] else A.transpose(0, 2, 1) @ A
         square, cross = sum_squares(s), A @ s[:, :, None]
         norm_squared = square**2 - 2 * sum_squares(cross) + sum_squares(gram)
         mass = square + sum_squares(A)
-        norms = self.scale * np.maximum(np.sqrt(np.maximum(norm_squared, 0.0)) + 1e-6 * mass, mass / 64)
+        norms = scale * np.maximum(np.sqrt(np.maximum(norm_squared, 0.0)) + 1e-6 * mass, mass / 64)
         return np.where(np.isfinite(norm_squared), norms, np.inf)  # a term that overflowed says nothing of the others
 
     def weighted_sum(self, weights: Array) -> Array:
@@ -118,9 +130,9 @@ class RowMoments(UserContributions):
     scale: Array
 
     def norms(self) -> Array:
-        A = self.rows.astype(np.float64, copy=False)
+        A, scale = scale_moments(self.rows, self.scale)
         gram = A @ A.transpose(0, 2, 1) if A.shape[1] <= A.shape[2] else A.transpose(0, 2, 1) @ A
-        return self.scale * np.sqrt(sum_squares(gram)) * (1 + 1e-9)
+        return scale * np.sqrt(sum_squares(gram)) * (1 + 1e-9)
 
     def weighted_sum(self, weights: Array) -> Array:
         total = np.zeros((self.rows.shape[2], self.rows.shape[2]))
@@ -142,6 +154,8 @@ class Products(UserContributions):
       GRAM_ROWS and GRAM_WIDTH. A true norm of m / 65 or more is then below the root of the computed square plus 33 *
       2^-28 m. A smaller one is below m / 64. Adding 1e-6 m is enough for the first.
     * Norms by the product. It gives the norm but for 2 (rows + p q) u m. 1e-6 m covers that for all sizes of a release.
+    * Underflow. No row is longer than LARGEST_FACTOR, or it is brought near one. What underflows in one factor then
+      changes the norm by less than 2^-459. float32 needs neither.
     * Sums. At most SUM_ROWS rows of weighted terms, added up in any order, err by 2^-41.9 of their mass. Adding at most
       2^12 such sums to each other errs by 2^-41. 64 times the two is 2^-34.4 of the norms.
     """
@@ -157,21 +171,44 @@ class Products(UserContributions):
         if users * rows > SUM_ROWS << 12:
             raise InputError(f"one call takes at most {SUM_ROWS << 12:,} rows. Got {users * rows:,}; use fewer slots.")
 
-    def norms(self) -> Array:
-        (users, rows, p), q = self.left.shape, self.right.shape[2]
+    @cached_property
+    def _measured(self) -> tuple[Array, tuple[NDArray[np.bool_], Array, Array, NDArray[np.int64]] | None]:
+        """Return norms, (users,), a mask of users with long rows, and what `scale_products` makes of their factors.
+
+        None stands for the rest where no user has any. Products of squares of float32 are in the range of float64.
+        """
+        norms, long = self._measure(self.left, self.right)
+        large = long > 0
+        if not large.any() or max(self.left.dtype.itemsize, self.right.dtype.itemsize) <= 4:
+            return norms, None
+        left, right, exponent = scale_products(self.left[large], self.right[large])
+        norms[large] = np.ldexp(self._measure(left, right)[0], exponent)
+        return norms, (large, left, right, exponent)
+
+    def _measure(self, left: NDArray[Any], right: NDArray[Any]) -> Array:
+        """Return norms, and who has long rows as 1, (2, users), of factors as in the class."""
+        (users, rows, p), q = left.shape, right.shape[2]
         small = rows <= GRAM_ROWS and p + q <= GRAM_WIDTH
-        norms = _compute_norms_by_gram if small and rows * (p + q) <= 2 * p * q else _compute_norms_by_product
-        size = rows * (p + q) if norms is _compute_norms_by_gram else max(rows * (p + q), p * q)
+        norms = compute_norms_by_gram if small and rows * (p + q) <= 2 * p * q else compute_norms_by_product
+        size = rows * (p + q) if norms is compute_norms_by_gram else max(rows * (p + q), p * q)
         parts = [
-            norms(self.left[some].astype(np.float64), self.right[some].astype(np.float64))
+            norms(left[some].astype(np.float64), right[some].astype(np.float64))
             for some in _cut_portions(users, AT_ONCE // max(size, 1))
         ]
-        return np.concatenate([np.zeros(0), *parts])
+        return np.concatenate([np.zeros((2, 0)), *parts], axis=1)
+
+    def norms(self) -> Array:
+        return self._measured[0].copy()
 
     def weighted_sum(self, weights: Array) -> Array:
         (users, rows, p), q = self.left.shape, self.right.shape[2]
         used, total = np.flatnonzero(weights > 0), np.zeros((p, q))
-        left, right = (array if len(used) == users else array[used] for array in (self.left, self.right))
+        left, right, scaled = self.left, self.right, self._measured[1]
+        if scaled is not None:
+            large, *factors, exponent = scaled
+            left, right, weights = left.astype(np.float64), right.astype(np.float64), weights.copy()
+            left[large], right[large], weights[large] = *factors, np.ldexp(weights[large], exponent)
+        left, right = (array if len(used) == users else array[used] for array in (left, right))
         left, right, each = left.reshape(-1, p), right.reshape(-1, q), np.repeat(weights[used], rows)[:, None]
         for some in _cut_portions(len(each), SUM_ROWS):
             total += _multiply_weighted(left[some], right[some], each[some])
@@ -195,26 +232,6 @@ def _multiply_weighted(left: NDArray[Any], right: NDArray[Any], each: Array) -> 
     return total
 
 
-def _compute_norms_by_gram(left: Array, right: Array) -> Array:
-    """Return upper bounds of the norms of `Products`, (users,), from Gram matrices: cheap where rows are few."""
-    gram, other = left @ left.transpose(0, 2, 1), right @ right.transpose(0, 2, 1)
-    mass = np.sqrt(np.diagonal(gram, axis1=1, axis2=2) * np.diagonal(other, axis1=1, axis2=2))
-    gram *= other
-    return _raise_norms_by_mass(gram.reshape(len(gram), -1).sum(axis=1), np.ascontiguousarray(mass).sum(axis=1))
-
-
-def _compute_norms_by_product(left: Array, right: Array) -> Array:
-    """Return upper bounds of the norms of `Products`, (users,), from the products themselves."""
-    mass = np.sqrt((left * left).sum(axis=2) * (right * right).sum(axis=2)).sum(axis=1)
-    return _raise_norms_by_mass(sum_squares(left.transpose(0, 2, 1) @ right), mass)
-
-
-def _raise_norms_by_mass(squares: Array, mass: Array) -> Array:
-    """Return the roots of `squares` (users,), raised to cover rounding errors measured by `mass` (users,)."""
-    norms = np.maximum(np.sqrt(np.maximum(squares, 0.0)) + 1e-6 * mass, mass / 64) * (1 + 1e-12)
-    return np.where(np.isfinite(squares) & np.isfinite(mass), norms, np.inf)
-
-
 @dataclass(frozen=True)
 class NonNegative(UserContributions):
     """One vector per user without negative entries, (users, size), so acute; users with one count as zero."""
@@ -223,7 +240,7 @@ class NonNegative(UserContributions):
     values: Array
 
     def norms(self) -> Array:
-        norms = np.sqrt(sum_squares(self.values)) * (1 + 1e-12)
+        norms = np.sqrt(sum_squares(self.values.astype(np.float64, copy=False))) * (1 + 1e-12)
         return np.where((self.values >= 0).all(axis=1), norms, np.inf)
 
     def weighted_sum(self, weights: Array) -> Array:
@@ -334,15 +351,6 @@ def _add_in_order(parts: list[Array]) -> Array:
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
-    return total
-
-
-def sum_squares(values: Array) -> Array:
-    """Return the sum of squares of each user's numbers, (users,), whoever stands beside it.
-
-    It does not use einsum, which cuts long sums at the end of its buffer: elsewhere for one user than for several.
-    """
-    total: Array = (values * values).reshape(len(values), -1).sum(axis=1)
     return total
 
 

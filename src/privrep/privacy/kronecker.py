@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from privrep.privacy.bounds import MAX_ROWS_PER_SUM, UserContributions
 from privrep.privacy.contributions import pack
+from privrep.privacy.scaling import read_scale, scale_near_one
 from privrep.typing import Array
 
 _IN_CACHE, _IN_MEMORY = 1 << 20, 1 << 22  # entries of users' matrices that stand together; and where those are large
@@ -26,7 +27,8 @@ class Kronecker(UserContributions):
     made. A sum over users is one product of all users' L^T L with all users' R^T R.
 
     Made by `make_kronecker`, which brings every user's L and R to a size near one, by powers of two. So no product
-    under- or overflows on its way.
+    under- or overflows on its way. A scale that is negative or NaN becomes infinite, and its user counts as zero. So
+    does one whose scale overflows with those powers.
     """
 
     acute: ClassVar[bool] = True
@@ -62,20 +64,10 @@ def make_kronecker(left: NDArray[Any], right: NDArray[Any], scale: Array) -> Kro
         right: R of each user, (users, m, d).
         scale: (users,).
     """
-    left, left_exponent = _scale_near_one(np.ascontiguousarray(left, dtype=np.float64))
-    right, right_exponent = _scale_near_one(np.ascontiguousarray(right))
+    left, left_exponent = scale_near_one(np.ascontiguousarray(left, dtype=np.float64))
+    right, right_exponent = scale_near_one(np.ascontiguousarray(right))
     sizes = _measure_grams(left) * _measure_grams(right) * (1 + 1e-9)
-    return Kronecker(left, right, np.ldexp(scale, 2 * (left_exponent + right_exponent)), sizes)
-
-
-def _scale_near_one(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return each user's numbers times a power of two, and the exponents (users,) that were taken out.
-
-    The largest number of a user is then between 1/2 and 1, unless it is subnormal. `values` is (users, rows, columns).
-    """
-    largest = np.abs(values).max(axis=(1, 2), initial=0.0)
-    exponent = np.maximum(np.frexp(largest)[1], np.finfo(values.dtype).minexp).astype(np.int64)
-    return values * np.ldexp(1.0, -exponent).astype(values.dtype)[:, None, None], exponent
+    return Kronecker(left, right, np.ldexp(read_scale(scale), 2 * (left_exponent + right_exponent)), sizes)
 
 
 def _measure_grams(rows: NDArray[Any]) -> Array:

@@ -64,6 +64,8 @@ class Similarities:
       square by less than 2^-32 of itself. A factor of 1 + 1e-9 covers that.
     * A sum errs by at most 2 sqrt(2) (2b + k + 16) u / LEAST_SINE of the sum of weights times lengths. b <= 2896 and k
       <= WIDEST make it 2^-34.5.
+    * Rows over lengths are between 1/EXTREME and EXTREME, so their squares neither under- nor overflow. Slopes are at
+      most EXTREME. Terms beyond count as zero.
     * Weights times lengths are at most b^2 + (D - 1) b bounds, and at most MAX_USERS.
     """
 

@@ -1,0 +1,204 @@
+"""No contribution is longer than its bound, whatever its numbers: every kind, over all exponents, in exact arithmetic.
+
+The first test asks for the bound alone. The second asks that numbers from 2^-100 to 2^100 count in full: clipped, not
+dropped. A new kind joins by one line in the table of contribution_kinds.py.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contribution_kinds import KINDS, Numbers, make, root, tame, wild
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import privrep
+from privrep.privacy.bounds import DIRECTION_ONLY, FLOAT_SLACK, Bound, Contributions, clip_and_sum
+from privrep.privacy.columns import SparseColumns
+from privrep.privacy.contributions import (
+    Concatenated,
+    CrossMoments,
+    NonNegative,
+    NormAtMost,
+    Products,
+    RowMoments,
+    Summed,
+    Vectors,
+)
+from privrep.privacy.kronecker import make_kronecker
+
+BOUNDS = (2.0**-400, DIRECTION_ONLY, 1.0, 2.0**500)
+CLOSE = Fraction(1, 2**18)  # what norms and rounding may take of the bound or add to it; far below FLOAT_SLACK / 2
+NOTHING = Fraction(1, 2**440)  # what `Contributions.norms` may leave out
+TYPES = (np.float64, np.float32)
+EXAMPLES = 80
+LEFT_OUT = {"Contributions": "the protocol that kinds keep"}
+ONE_USER_ALONE = ("BatchTerm", "Similarities")  # terms of a batch: there is no company to be in
+
+
+def measure(total: np.ndarray) -> Fraction:
+    """Square of a vector's norm, exactly: in integers, as every number is a multiple of 2^-1074."""
+    whole = ((v.numerator << 1074) // v.denominator for v in map(Fraction, total.tolist()))
+    return Fraction(sum(v * v for v in whole), 1 << 2148)
+
+
+def clip(sent: Contributions, norm: float) -> np.ndarray:
+    """What the contributions add to a sum under this bound."""
+    with np.errstate(all="ignore"):
+        size = len(sent.weighted_sum(np.zeros(len(sent.norms()))))
+        return clip_and_sum(sent, Bound(norm, size, sent.acute, sent.terms_per_user))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=["f8", "f4"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_longer_than_its_bound(kind: str, dtype: type) -> None:
+    @settings(max_examples=EXAMPLES)
+    @given(wild(dtype))
+    def holds(some: Numbers) -> None:
+        sent = make(kind, some).sent
+        for norm in BOUNDS:
+            assert measure(clip(sent, norm)) <= (Fraction(norm) * (1 + CLOSE)) ** 2
+
+    assert CLOSE < FLOAT_SLACK / 2
+    holds()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=["f8", "f4"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Summed, of factors"])
+def test_ordinary_numbers_count_in_full(kind: str, dtype: type) -> None:
+    @settings(max_examples=EXAMPLES // 4)
+    @given(tame(dtype))
+    def holds(some: Numbers) -> None:
+        made = make(kind, some)
+        assert made.exact is not None
+        exact, longest = made.exact()
+        for norm in BOUNDS:
+            share = min(Fraction(1), Fraction(norm) / longest) if longest else Fraction(1)
+            wanted = share * (root(exact) * (1 - CLOSE) - longest / 2**34)  # less the error that a sum may have
+            assert wanted <= NOTHING or measure(clip(made.sent, norm)) >= wanted**2
+
+    holds()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=["f8", "f4"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ONE_USER_ALONE])
+def test_users_with_wild_numbers_change_nobodys_norm(kind: str, dtype: type) -> None:
+    """Users stand in one call whose factors are scaled and not scaled. Each one's norm is what it is alone."""
+
+    @settings(max_examples=EXAMPLES // 4)
+    @given(wild(dtype, 3), st.integers(0, 2))
+    def holds(some: Numbers, user: int) -> None:
+        sent = make(kind, some).sent
+        with np.errstate(all="ignore"):
+            norms, alone = sent.norms(), pick(sent, user).norms()
+        assert np.array_equal(norms[user : user + 1], alone, equal_nan=True)
+
+    holds()
+
+
+def pick(sent: Any, user: int) -> Any:
+    """The same contributions of one user alone."""
+    if isinstance(sent, Concatenated | Summed):
+        return type(sent)(tuple(pick(part, user) for part in sent.parts))
+    if isinstance(sent, NormAtMost):
+        return NormAtMost(pick(sent.of, user), sent.than)
+    if isinstance(sent, SparseColumns):
+        own = sent.user == user
+        return type(sent)(sent.user[own] * 0, sent.column[own], sent.values[own], sent.tail[user : user + 1], 3)
+    taken = {
+        each.name: value[user : user + 1] if isinstance(value, np.ndarray) else value
+        for each in fields(sent)
+        for value in (getattr(sent, each.name),)
+    }
+    return type(sent)(**taken)
+
+
+# Single cases
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (5, 2, 1)])
+@pytest.mark.parametrize("norm", BOUNDS)
+def test_products_of_a_tiny_and_a_huge_factor_are_clipped(norm: float, shape: tuple[int, int, int]) -> None:
+    """The squares of 1e-163 are zero; times 1e150 it is 1e-13."""
+    rows, p, q = shape
+    for small, large in ((1e-163, 1e150), (1e-300, 1e300), (5e-324, 1.7e308), (1e300, 1e-300), (1e-170, 1e-150)):
+        sent = Products(np.full((1, rows, p), small), np.full((1, rows, q), large))
+        exact = measure(np.array([small])) * measure(np.array([large])) * rows**2 * p * q
+        found = measure(clip(sent, norm))
+        assert found <= (Fraction(norm) * (1 + CLOSE)) ** 2
+        assert min(exact, Fraction(norm) ** 2) * (1 - 4 * CLOSE) <= found or exact < NOTHING**2
+
+
+@pytest.mark.parametrize("norm", BOUNDS)
+def test_rows_of_one_user_are_scaled_one_by_one(norm: float) -> None:
+    """Rows whose products are alike count alike, whichever factor is huge. Rows that are absent do not count."""
+    left = np.array([1e-300, 1e200, 0.0, 1e300, 3.0])[None, :, None]
+    right = np.array([1e300, 1e-200, 1e308, 0.0, 1.0])[None, :, None]
+    found = measure(clip(Products(left, right), norm))
+    wanted = min(Fraction(25), Fraction(norm) ** 2)  # 1 + 1 + 3
+    assert wanted * (1 - 4 * CLOSE) <= found <= wanted * (1 + 4 * CLOSE)
+
+
+@pytest.mark.parametrize("kind", [RowMoments, CrossMoments])
+@pytest.mark.parametrize("norm", BOUNDS)
+def test_a_huge_scale_of_tiny_rows_is_clipped(norm: float, kind: type) -> None:
+    for exponent in range(-535, -200, 7):
+        sent = kind(np.full((1, 2, 2), 2.0**exponent), np.array([2.0**1000]))
+        exact = Fraction(16) ** (exponent + 501)
+        found = measure(clip(sent, norm))
+        assert min(exact, Fraction(norm) ** 2) * (1 - 4 * CLOSE) <= found <= (Fraction(norm) * (1 + CLOSE)) ** 2
+
+
+@pytest.mark.parametrize("scale", [-1.0, -5e-324, np.nan, -np.inf, np.inf])
+def test_a_scale_that_is_none_counts_as_zero(scale: float) -> None:
+    """Also beside others, where a negative norm would make a sum of norms too short."""
+    rows, scales = np.ones((2, 2, 2)), np.array([scale, 1.0])
+    for part in (RowMoments(rows, scales), CrossMoments(rows, scales), make_kronecker(rows, rows, scales)):
+        with np.errstate(all="ignore"):
+            size = len(part.weighted_sum(np.zeros(2)))
+        for sent in (part, Summed((part, Vectors(np.full((2, size), 9.0)))), Concatenated((part, part))):
+            with np.errstate(all="ignore"):
+                assert np.isfinite(sent.norms()).tolist() == [False, True]
+            assert np.array_equal(clip(sent, 1.0), clip(pick(sent, 1), 1.0))
+
+
+def test_float32_is_squared_in_float64() -> None:
+    tiny = np.full((1, 2), 2.0**-100, np.float32)
+    one = np.zeros(1, np.int64)
+    for sent in (NonNegative(tiny), SparseColumns(one, one, tiny, np.zeros((1, 0)), 1), Vectors(tiny)):
+        assert measure(clip(sent, DIRECTION_ONLY)) == pytest.approx(DIRECTION_ONLY**2, rel=1e-8)
+
+
+# The table
+
+
+def find_kinds() -> set[str]:
+    """Names of the classes in src that have norms or weighted sums, or inherit them."""
+    sources = Path(privrep.__file__).parent.rglob("*.py")
+    classes = [
+        node for path in sources for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    ]
+    found: set[str] = set()
+    while True:
+        more = {
+            node.name
+            for node in classes
+            if any(isinstance(part, ast.FunctionDef) and part.name in ("norms", "weighted_sum") for part in node.body)
+            or any(isinstance(base, ast.Name) and base.id in found for base in node.bases)
+        }
+        if more == found:
+            return found
+        found = more
+
+
+def test_every_kind_is_in_the_table() -> None:
+    assert find_kinds() == {name.partition(",")[0] for name in KINDS} | set(LEFT_OUT)
+    for name in KINDS:
+        some = Numbers(1, np.float64, [0] * 8, None, 0, 0.0)
+        assert type(make(name, some).sent).__name__ == name.partition(",")[0]
