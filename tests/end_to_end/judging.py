@@ -48,6 +48,7 @@ class Judge:
         from privrep.privacy.population import PopulationLedger
         from privrep.privacy.shares import combine_events
 
+        # A run may go on meanwhile: what its ledger says now is at most what the file counts later.
         try:
             ledgers = [
                 (books, found) for books in runs if (found := _read(books.ledger)) is not None

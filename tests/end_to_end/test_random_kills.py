@@ -21,7 +21,8 @@ import random_kills
 from judging import Books, Judge
 from killed_programs import fit_estimator
 from killing import Death
-from random_kills import KILLED, Players, play
+from playing import Killed, Players, play
+from random_kills import KILLED
 
 KILLS = 30
 
@@ -175,7 +176,7 @@ def return_too_early() -> None:
 
 @pytest.mark.parametrize("sabotage", [reserve_nothing, charge_in_memory, return_too_early])
 def test_a_program_that_does_it_wrong_is_found_out(tmp_path: Path, sabotage: Callable[[], None]) -> None:
-    killed = random_kills.Killed({"fit": partial(fit_with, sabotage)}, random_kills._find_one, 1.0)
+    killed = Killed({"fit": partial(fit_with, sabotage)}, random_kills._find_one, 1.0)
     populations = random_kills.make_populations(killed, tmp_path / "all")
     players = Players(killed, tmp_path / "all/run", populations)
 
