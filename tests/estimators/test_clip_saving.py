@@ -139,13 +139,17 @@ def test_another_fit_does_not_go_on_with_a_run(options: dict[str, Any], where: s
 
 
 def test_the_description_says_nothing_of_rows(tmp_path: Path) -> None:
-    """Two populations of equal sizes: all that is written before the first release is the same."""
+    """Two populations of equal sizes: all that is written is the same, but for pages and their hashes."""
+    said = []
     for name, seed in (("a", 1), ("b", 2)):
         rng = np.random.default_rng(seed)
         pairs = captioned(rng.normal(size=(9, 5)), rng.normal(size=(9, 6)), BANK)
         small(text=Projection(6, 4, 2)).fit(pairs).save(tmp_path / name)
-    assert (tmp_path / "a/model.json").read_text() == (tmp_path / "b/model.json").read_text()
-    assert (tmp_path / "a/ledger.jsonl").read_text() == (tmp_path / "b/ledger.jsonl").read_text()
+        described = json.loads((tmp_path / name / "model.json").read_text())
+        lines = [json.loads(line) for line in (tmp_path / name / "ledger.jsonl").read_text().splitlines()]
+        kept = [{key: value for key, value in line.items() if key not in ("chain", "says")} for line in lines]
+        said.append(({**described, "books": described["books"]["lines"]}, kept))
+    assert said[0] == said[1]
 
 
 def test_a_bank_or_a_centre_that_is_lost_is_explained(tmp_path: Path) -> None:
