@@ -215,11 +215,11 @@ class ModelFolder:
         )
 
     def read_json(self, name: str, kind: ModelKind) -> Described:
-        """Read model.json or run.json, as a folder of this kind has them."""
+        """Read model.json or run.json, as a folder of this kind has them, without the seal."""
         with self.damage(name):
             described: Described = json.loads((self.path / name).read_text())
             kind.check(described, self.path / name)
-        return described
+        return {key: value for key, value in described.items() if key != SEAL}
 
     def read_ledger(self, billboard: Billboard | None = None) -> Ledger:
         """Read the ledger; raise InputError if it is damaged, or does not agree with the billboard.
