@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,17 @@ ALIKE, SAMPLED = 1e-6, 1e-3  # relative: by how much a reservation may be rounde
 
 @dataclass(frozen=True)
 class Books:
-    """The files of one process's run. `board` is None for a ledger without pages, `log` is what a `Witness` wrote."""
+    """The files of one process's run.
+
+    `board` is None for a ledger without pages. `log` is what a `Witness` wrote. `settled` is the ledger by whose charges
+    the run counts when it is over, its own if None: a node trusts the server's.
+    """
 
     ledger: Path
     board: Path | None
     population: Path
     log: Path
+    settled: Path | None = None
 
 
 @dataclass
@@ -44,9 +49,8 @@ class Judge:
             over: runs that came to their end.
         """
         from privrep.errors import InputError
-        from privrep.privacy.accounting import collect_spending, compute_epsilon
+        from privrep.privacy.accounting import collect_spending
         from privrep.privacy.population import PopulationLedger
-        from privrep.privacy.shares import combine_events
 
         # A run may go on meanwhile: what its ledger says now is at most what the file counts later.
         try:
@@ -57,7 +61,7 @@ class Judge:
         except InputError as error:
             return [str(error)]
         faults = self._look_at_lines(path, _read_population(path))
-        charged = []
+        charged = {}
         for books, ledger in ledgers:
             charges, known = tuple(ledger.entries.charges.values()), ledger.entries.drawn_from
             share = None if known is None else accounts.shares.get(known[1])
@@ -65,16 +69,16 @@ class Judge:
             if share is None or share.status == "returned":
                 faults += [f"{name}: charges without a reservation"] if charges else []
                 continue
-            charged.append((share.run, share.budget.epsilon, charges))
+            charged[share.run] = replace(share, events=charges)
             least = ledger.budget.epsilon * (1 - (ALIKE if collect_spending(share.events) is None else SAMPLED))
             if share.status in ("open", "given up") and share.epsilon < least:
                 faults.append(f"{name}: {share.status}, and {share.epsilon} is counted of {ledger.budget.epsilon}")
-            if share.status == "finished" and share.events != charges:
+            over_by = charges if books.settled is None else tuple(_read(books.settled).entries.charges.values())
+            if share.status == "finished" and share.events != over_by:
                 faults.append(f"{name}: finished, and other events are counted than were charged")
             if books in over and share.status != "finished":
                 faults.append(f"{name}: over, and its share is {share.status}")
-        counted = accounts.epsilon
-        spent = compute_epsilon(combine_events(charged, accounts.budget), accounts.budget.delta)
+        counted, spent = accounts.epsilon, replace(accounts, shares=charged).epsilon
         if not spent <= counted * (1 + 1e-9) or not counted <= accounts.budget.epsilon * (1 + 1e-9):
             faults.append(f"epsilon {spent} was spent, {counted} is counted of {accounts.budget.epsilon}")
         return faults

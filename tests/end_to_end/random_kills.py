@@ -44,7 +44,8 @@ def _find_nodes(place: Path, role: str, population: Path) -> list[Books]:
         return _find_one(place, role, population)
     log = place / f"{role}.log"
     own = [Books(path, path.parent / "billboard", population, log) for path in place.glob(f"{role}/noise/*/*.jsonl")]
-    return own + [Books(path, None, population, log) for path in place.glob(f"{role}/accounts/*.jsonl")]
+    settled = place / "fit/ledger.jsonl"
+    return own + [Books(path, None, population, log, settled) for path in place.glob(f"{role}/accounts/*.jsonl")]
 
 
 def _alone(attempt: Attempt, share: float, **more: Any) -> Killed:

@@ -181,7 +181,7 @@ def swap_pages(folder: Path, rng: random.Random) -> None:
 
 def repeat_page(folder: Path, rng: random.Random) -> None:
     path = rng.choice(_pages(folder))
-    shutil.copy(path, path.with_name(f"{rng.randrange(100):04d}-{path.name[5:]}"))
+    path.with_name(f"{rng.randrange(100):04d}-{path.name[5:]}").write_bytes(path.read_bytes())
 
 
 def add_page(folder: Path, rng: random.Random) -> None:

@@ -215,6 +215,22 @@ def test_a_page_that_changed_is_not_read_by_the_run_that_goes_on(tmp_path: Path)
         pass
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_an_edited_line_of_a_run_under_way_is_refused(tmp_path: Path, number: int) -> None:
+    """Nothing seals its ledger yet: each line is held by the next one, and the last one by itself."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(Budget(50.0, 1e-6), path=path)
+    ledger.charge({"first/sum": Gaussian(2.5)})
+    ledger.charge({"second/sum": Gaussian(2.5)})
+    ledger.charge({"third/sum": Gaussian(2.5)})
+    ledger.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[number] = lines[number].replace(b"2.5", b"9.5").replace(b"50.0", b"90.0")
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(InputError, match=f"damaged in line {number + 1} .its chain is broken"):
+        read_ledger(path)
+
+
 def test_a_sealed_ledger_cannot_be_cut(model: Path, tmp_path: Path) -> None:
     """Even if pages go with the charges: model.json says how many lines there were."""
     folder = tmp_path / "model"
