@@ -16,8 +16,8 @@ ALIKE, SAMPLED = 1e-6, 1e-3  # relative: by how much a reservation may be rounde
 class Books:
     """The files of one process's run.
 
-    `board` is None for a ledger without pages. `log` is what a `Witness` wrote. `settled` is the ledger by whose charges
-    the run counts when it is over, its own if None: a node trusts the server's.
+    `board` is None for a ledger without pages. `log` is what a `Witness` wrote. `settled` is the ledger by whose
+    charges the run counts when it is over, its own if None: a node trusts the server's.
     """
 
     ledger: Path
@@ -73,8 +73,7 @@ class Judge:
             least = ledger.budget.epsilon * (1 - (ALIKE if collect_spending(share.events) is None else SAMPLED))
             if share.status in ("open", "given up") and share.epsilon < least:
                 faults.append(f"{name}: {share.status}, and {share.epsilon} is counted of {ledger.budget.epsilon}")
-            over_by = charges if books.settled is None else tuple(_read(books.settled).entries.charges.values())
-            if share.status == "finished" and share.events != over_by:
+            if share.status == "finished" and share.events != _list_charges(books.settled or books.ledger):
                 faults.append(f"{name}: finished, and other events are counted than were charged")
             if books in over and share.status != "finished":
                 faults.append(f"{name}: over, and its share is {share.status}")
@@ -121,6 +120,12 @@ class Judge:
         before = self._lines.get(path, [])
         self._lines[path] = lines
         return [] if lines[: len(before)] == before else [f"{path.name}: lines were lost or changed"]
+
+
+def _list_charges(path: Path) -> tuple[Any, ...]:
+    """Return the events that a ledger was charged."""
+    found = _read(path)
+    return () if found is None else tuple(found.entries.charges.values())
 
 
 def _count_lines(log: Path) -> int:
