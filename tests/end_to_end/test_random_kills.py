@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,9 +23,11 @@ import pytest
 import random_kills
 from judging import Books, Judge
 from killed_programs import fit_estimator
-from killing import Death
+from killing import DIED, Death, begin
 from playing import Killed, Players, play
 from random_kills import KILLED
+
+from privrep.models.verification import verify
 
 KILLS = 30
 
@@ -184,3 +189,29 @@ def test_a_program_that_does_it_wrong_is_found_out(tmp_path: Path, sabotage: Cal
         return players.list_books(role)
 
     assert play(players, 60.0, random.Random(0), listed).faults
+
+
+@pytest.mark.parametrize("room", [200, 900, 2_000, 3_500])
+def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_room(tmp_path: Path, room: int) -> None:
+    """No file may grow beyond `room` bytes: the first is the ledger, which is torn, or a page."""
+    folder = tmp_path / "fit"
+    books, judge = Books(folder / "ledger.jsonl", folder / "billboard", tmp_path / "none", tmp_path / "log"), Judge()
+
+    def fit(limited: bool) -> None:
+        warnings.simplefilter("ignore")
+        if limited:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        try:
+            fit_estimator(folder, None, Death(None))
+        except Exception:
+            if not limited:
+                raise
+            os._exit(DIED)
+
+    ended = []
+    for limited in (True, False):
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(begin(partial(fit, limited)), 0)[1]))
+        assert judge.look(books) == []
+    assert ended == [DIED, 0]
+    assert verify(folder).good
