@@ -144,51 +144,51 @@ def test_the_judge_sees(place: Path, name: str) -> None:
     assert any(words in fault for fault in faults_of(place, judge)), faults_of(place, judge)
 
 
-def fit_with(sabotage: Callable[[], None], place: Path, death: Death) -> Any:
-    sabotage()
+def fit_with(sabotage: Callable[[Death], None], place: Path, death: Death) -> Any:
+    sabotage(death)
     return fit_estimator(place / "fit", None, death)
 
 
-def reserve_nothing() -> None:
-    from privrep.privacy.population import PopulationLedger
+def lose_reservation(death: Death) -> None:
+    from privrep.privacy.ledger import Ledger
 
-    for name in ("reserve", "cover", "finish"):
-        setattr(PopulationLedger, name, lambda *given: None)
+    assert death.population is not None
+    path, charge, before = death.population, Ledger.charge, death.population.read_bytes()
+    Ledger.charge = lambda ledger, events: [charge(ledger, events), path.write_bytes(before)]  # type: ignore[assignment,method-assign,return-value]
 
 
-def charge_in_memory() -> None:
+def charge_in_memory(death: Death) -> None:
     from privrep.privacy.ledger import Ledger
 
     Ledger.charge = lambda ledger, events: ledger._entries.charges.update(events)  # type: ignore[method-assign]
 
 
-def return_too_early() -> None:
+def return_too_early(death: Death) -> None:
     from privrep.privacy.ledger import Ledger
-    from privrep.privacy.population import PopulationLedger
 
-    charge, ended = Ledger.charge, set[str]()
+    charge = Ledger.charge
 
-    def charge_once(ledger: Ledger, events: Any) -> None:
+    def charge_and_return(ledger: Ledger, events: Any) -> None:
         charge(ledger, events)
-        run, account = (ledger._entries.drawn_from or ("", ""))[1], ledger._account
-        if run not in ended and account is not None:
-            ended.add(run)
-            account.finish(run, list(ledger.entries.charges.values()))
+        ledger.finish()
+        ledger._closed = False
 
-    Ledger.charge = charge_once  # type: ignore[method-assign]
-    PopulationLedger.cover = lambda *given: None  # type: ignore[method-assign]
+    Ledger.charge = charge_and_return  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("sabotage", [reserve_nothing, charge_in_memory, return_too_early])
-def test_a_program_that_does_it_wrong_is_found_out(tmp_path: Path, sabotage: Callable[[], None]) -> None:
-    killed = Killed({"fit": partial(fit_with, sabotage)}, random_kills._find_one, 1.0)
-    populations = random_kills.make_populations(killed, tmp_path / "all")
-    players = Players(killed, tmp_path / "all/run", populations)
+WRONG = {
+    "charges without a reservation": lose_reservation,
+    "drawn before its charge": charge_in_memory,
+    "other events are counted than were charged": return_too_early,
+}
 
-    def listed(role: str) -> list[Books]:
-        return players.list_books(role)
 
-    assert play(players, 60.0, random.Random(0), listed).faults
+@pytest.mark.parametrize("words", WRONG)
+def test_a_program_that_does_it_wrong_is_found_out(tmp_path: Path, words: str) -> None:
+    killed = Killed({"fit": partial(fit_with, WRONG[words])}, random_kills._find_one, 1.0)
+    players = Players(killed, tmp_path / "all/run", random_kills.make_populations(killed, tmp_path / "all"))
+    tale = play(players, 60.0, random.Random(0), players.list_books)
+    assert any(words in fault for fault in tale.faults), tale.faults
 
 
 @pytest.mark.parametrize("room", [200, 900, 2_000, 3_500])

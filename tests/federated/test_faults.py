@@ -154,9 +154,10 @@ def test_too_few_users_release_nothing_and_charge_nothing(files: list[Path], tmp
             fed.run(tmp_path / "run", lambda page: fed.wire.away.add("b"))
         pages = Billboard(tmp_path / "run" / "billboard")
         ledger = read_ledger(tmp_path / "run" / "ledger.jsonl")
-        assert len(ledger._posted) == 1
-        assert {name.split("/")[0] for name in ledger._entries} == set(ledger._posted)
-        assert all(page in pages for page in ledger._posted)
+        posted = ledger.entries.posted
+        assert len(posted) == 1
+        assert {name.split("/")[0] for name in ledger.entries.charges} == posted.keys()
+        assert all(page in pages for page in posted)
         fed.wire.away.clear()
         fed.run(tmp_path / "run")
     with federation(TASK, files, tmp_path / "undisturbed") as fed:
@@ -747,8 +748,8 @@ def test_a_whole_run_with_noise_of_the_nodes(files: list[Path], tmp_path: Path) 
     board = Billboard(tmp_path / "run" / "billboard")
     own = read_ledger(tmp_path / "nodes" / "a" / "noise" / next((tmp_path / "nodes" / "a" / "noise").iterdir()).name
                       / "ledger.jsonl")  # fmt: skip
-    assert own._entries.keys() == public._entries.keys()
-    for name, event in public._entries.items():
+    assert own.entries.charges.keys() == public.entries.charges.keys()
+    for name, event in public.entries.charges.items():
         page, key = name.split("/")
         released = board.releases(page)[key]
         assert released.sigma >= event.noise_multiplier * released.sensitivity * (1 - 1e-9)

@@ -348,7 +348,7 @@ def killed(folder: Path, kills: Sequence[Kill], undisturbed: Path) -> list[tuple
         made.stop()
     seconds = time.monotonic() - began
     model, wanted = models.load(folder / "server"), models.load(undisturbed / "server")
-    found, whole = model.ledger._entries, wanted.ledger._entries
+    found, whole = model.ledger.entries.charges, wanted.ledger.entries.charges
     assert 0 <= len(found) - len(whole) <= len(kills)
     assert {name: found[name] for name in whole} == whole
     np.testing.assert_allclose(model.representation.matrix, wanted.representation.matrix, atol=1e-5)
