@@ -5,7 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo federated-demo test mutations lint wheel pictures benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
+KILLS ?= 1000
+CASES ?= 10000
+TRIALS ?= 1000
+
+.PHONY: demo federated-demo test mutations kills tampering lint wheel pictures benchmark figure1 tables jester films frontier classes writers margin table1 table1-night image-users benchmark-neural dp-clip benchmark-multimodal benchmark-federated clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,6 +43,12 @@ test: $(VENV)/dev lint
 
 mutations: $(VENV)/dev   ## break the code on purpose, one line at a time: the tests must notice
 	$(BIN)/python tests/mutations/mutate.py
+
+kills: $(VENV)/dev   ## kill runs at random moments, KILLS times, from outside: nothing is lost, posted unpaid or drawn twice
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/end_to_end/random_kills.py --kills $(KILLS)
+
+tampering: $(VENV)/dev   ## CASES changes to models' books, TRIALS of threads at one ledger: all that matters is refused
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/privacy/tampering.py --cases $(CASES) --trials $(TRIALS)
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ import pytest
 from commands import done, refused, run
 from privrep import DPFedAvg, PrivateFedRep, PrivateFedRepClassifier, UnknownUsers
 from privrep.models import model as models
+from privrep.models.folder import ModelFolder
 
 FEATURES = ["x0", "x1", "x2"]
 TARGETS = ["y", "z"]
@@ -104,7 +105,7 @@ def test_names_of_columns_that_would_be_there_twice(
     renamed = json.loads((folder / "two" / "model.json").read_text())
     renamed["columns"]["targets"] = ["y", "y_low"]
     twice = Path(shutil.copytree(folder / "two", tmp_path / "twice"))
-    (twice / "model.json").write_text(json.dumps(renamed))
+    ModelFolder(twice).finish(renamed)
     said = refused(capsys, "predict", twice, folder / "some.csv", "--out", tmp_path / "q.csv", "--interval", "0.9")
     assert "two columns would be called 'prediction_y_low'" in said
 

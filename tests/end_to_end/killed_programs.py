@@ -31,7 +31,7 @@ class Candidates:
         return {"losses": Losses(np.tile([0.5, 0.51, 0.52], (len(batch), 1)))}
 
 
-def fit_table(folder: Path, seed: int | None, death: Death) -> dict[str, Any]:
+def fit_table(folder: Path, seed: int | None, death: Death, epsilon: float = 40.0) -> dict[str, Any]:
     """Select keys, choose one of three candidates, then learn a small Private FedRep."""
     from privrep.linear.alternation import AlternationSettings
     from privrep.linear.methods.private_fedrep import private_fedrep
@@ -41,13 +41,29 @@ def fit_table(folder: Path, seed: int | None, death: Death) -> dict[str, Any]:
     X, heads = rng.normal(size=(300, 5, 3)), rng.normal(size=(300, 1, 1))
     y = (X[:, :, :1] * heads).sum(axis=2) + rng.normal(size=(300, 5))
     table = UserTable(X.reshape(-1, 3), y.ravel(), np.arange(0, 1505, 5), np.arange(300))
-    run = open_run(folder, seed, death, InMemoryUsers(table, Performance(1)), 40.0)
-    held = KeyHolders(("common", "rare"), (np.arange(300) < 3).astype(np.int64), np.arange(301))
-    keys = run.select("keys-1", held, 0.05 * run.ledger.budget.mu**2, 5e-8)
-    chosen = run.choose("choice-1", Candidates(), 3, 2.0)
-    learned = private_fedrep(run, 1, settings=AlternationSettings(rounds=2))
+    with open_run(folder, seed, death, InMemoryUsers(table, Performance(1)), epsilon) as run:
+        held = KeyHolders(("common", "rare"), (np.arange(300) < 3).astype(np.int64), np.arange(301))
+        keys = run.select("keys-1", held, 0.05 * run.ledger.budget.mu**2, 5e-8)
+        chosen = run.choose("choice-1", Candidates(), 3, 2.0)
+        learned = private_fedrep(run, 1, settings=AlternationSettings(rounds=2))
     drawn = [learned.basis.tolist(), learned.scale.tolist(), learned.error]
     return {"keys": keys, "chosen": chosen, "drawn": drawn}
+
+
+def fit_estimator(folder: Path, seed: int | None, death: Death) -> dict[str, Any]:
+    """Fit a small `PrivateFedRep` in a run folder."""
+    from privrep import PrivateFedRep
+
+    rng = np.random.default_rng(0)
+    X, groups = rng.normal(size=(240, 4)), np.repeat(np.arange(60), 4)
+    y = X @ [1.0, 0.5, 0.0, 0.0] * (1 + rng.normal(size=60))[groups]
+    if (folder / "model.json").exists():
+        model = PrivateFedRep.load(folder)  # the last one died when all was done
+    else:
+        haunt(death, folder / "ledger.jsonl")
+        options: dict[str, Any] = {"rank": 1, "random_state": seed, "run_folder": folder}
+        model = PrivateFedRep(**options, epsilon=8.0, delta=1e-6, population=death.population).fit(X, y, groups=groups)
+    return {"drawn": model.representation_.tolist(), "predicted": model.predict(X, groups=groups).tolist()}
 
 
 def fit_network(folder: Path, seed: int | None, death: Death) -> dict[str, Any]:
@@ -62,7 +78,8 @@ def fit_network(folder: Path, seed: int | None, death: Death) -> dict[str, Any]:
     else:
         haunt(death, folder / "ledger.jsonl")
         options: dict[str, Any] = {"classes": 2, "share": "linear", "rounds": 2, "rows": 4}
-        model = Centaur(**options, epsilon=40.0, delta=1e-6, random_state=seed, run_folder=folder)
+        options |= {"random_state": seed, "run_folder": folder, "population": death.population}
+        model = Centaur(**options, epsilon=40.0, delta=1e-6)
         model.fit(X, y, np.repeat(np.arange(30), 4))
     predicted = model.predict(X, np.repeat(np.arange(30), 4)).tolist()
     return {"drawn": model.learned_.weights.tolist(), "predicted": predicted}
@@ -85,6 +102,7 @@ def fit_pairs(folder: Path, seed: int | None, death: Death) -> dict[str, Any]:
         haunt(death, folder / "ledger.jsonl")
         settings = ClipSettings("bank", steps=5, page=2, rate=0.1, optimiser="adam", average=0.5)
         options: dict[str, Any] = {"settings": settings, "centre": 0.1, "random_state": seed, "run_folder": folder}
+        options["population"] = death.population
         model = DPClip(*modules, epsilon=40.0, delta=1e-6, **options).fit(pairs)
     return {"drawn": model.weights_.tolist(), "images": model.images(pairs.table.X).tolist()}
 
@@ -124,17 +142,17 @@ def walkers() -> InMemoryUsers:
 
 
 def walk(folder: Path, seed: int | None, death: Death) -> dict[str, Any]:
-    return take_walk(open_run(folder, seed, death, walkers(), 8.0))
+    with open_run(folder, seed, death, walkers(), 8.0) as run:
+        return take_walk(run)
 
 
 def price_walk() -> None:
     """Walk outside of all folders: the price of a walk takes a second to find, and is kept."""
-    from privrep.privacy.billboard import Billboard
-    from privrep.privacy.ledger import Budget, Ledger
-    from privrep.privacy.noise import simulated_noise
+    from privrep.privacy.ledger import Budget
     from privrep.privacy.run import Run
 
-    take_walk(Run(walkers(), Ledger(Budget(8.0, 1e-6), seeded=True), Billboard(), simulated_noise(0)))
+    with Run.open(walkers(), Budget(8.0, 1e-6), seed=0) as run:
+        take_walk(run)
 
 
 TABLE_PLACES = (

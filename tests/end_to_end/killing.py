@@ -5,6 +5,8 @@ write and post count the places that an attempt passes, and at a chosen one the 
 charge that was not yet synced only a part survives, as in a power cut.
 
 Which places are fatal, `Program.deaths` says. With PRIVREP_KILL_EVERYWHERE=1, every place is.
+
+`random_kills` kills the same programs at random moments from outside. The hooks then write down what was passed.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +35,9 @@ class Death:
 
     fatal: int | None
     passed: list[str] = field(default_factory=list)
+    population: Path | None = None  # the ledger that the run draws from
 
-    def here(self, place: str, last_words: Callable[[], None] = lambda: None) -> None:
+    def here(self, place: str, last_words: Callable[[], None] = lambda: None, page: str = "") -> None:
         self.passed.append(place)
         if self.fatal == len(self.passed) - 1:
             last_words()
@@ -42,19 +46,43 @@ class Death:
             os._exit(DIED)
 
 
-def haunt(death: Death, ledger: Path) -> None:
-    """Put hooks around everything that leaves a trace. Only ever called in a process of its own."""
+@dataclass
+class Witness(Death):
+    """Writes down the places a process passes, before it goes on: it may be killed from outside at any moment.
+
+    A line has the bytes of the ledger after the last charge, the place, and the page where there is one.
+    """
+
+    fatal: int | None = None
+    log: int = -1  # descriptor of a file to append to
+    bytes: int = 0
+
+    def here(self, place: str, last_words: Callable[[], None] = lambda: None, page: str = "") -> None:
+        os.write(self.log, f"{self.bytes}\t{place}\t{page}\n".encode())
+
+
+def haunt(death: Death, ledger: Path | None) -> None:
+    """Put hooks around everything that leaves a trace. Only ever called in a process of its own.
+
+    Args:
+        death: hears of every place.
+        ledger: the file of charges; None: every ledger of the process, which a node makes when it hears of a run.
+    """
     from privrep.privacy import billboard as boards
     from privrep.privacy.billboard import Billboard
     from privrep.privacy.ledger import Ledger
 
     replace, save = os.replace, boards.save_file
     charge, post = Ledger.charge, Billboard._post
-    safe = [ledger.stat().st_size if ledger.exists() else 0]  # bytes of the ledger that a power cut cannot take
+    safe = [ledger.stat().st_size if ledger and ledger.exists() else 0]  # bytes that a power cut cannot take
+    sync, watched = os.fsync, isinstance(death, Witness)
 
     def new_fsync(descriptor: int) -> None:
         """Sync nothing: what a dead process has written stays, and what a power cut takes is cut off here."""
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")) != ledger:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path != ledger and (ledger is not None or path.suffix != ".jsonl"):
+            if watched:
+                sync(descriptor)
             return  # of a page or a folder: the places before and after have hooks of their own
 
         def tear() -> None:
@@ -63,6 +91,8 @@ def haunt(death: Death, ledger: Path) -> None:
 
         death.here("ledger written, not synced: torn", tear)
         death.here("ledger written, not synced: whole")
+        if watched:
+            sync(descriptor)
         safe[0] = os.fstat(descriptor).st_size
         death.here("ledger synced")
 
@@ -80,15 +110,42 @@ def haunt(death: Death, ledger: Path) -> None:
     def new_charge(self: Any, events: Any) -> None:
         death.here("before charge")
         charge(self, events)
+        if isinstance(death, Witness) and self._file is not None:
+            death.bytes = os.fstat(self._file._file.fileno()).st_size
         death.here("after charge, before draw")
 
     def new_post(self: Any, page: Any) -> None:
-        death.here("after draw, before post")
+        death.here("after draw, before post", page=page.name)
         post(self, page)
-        death.here("after post")
+        death.here("after post", page=page.name)
 
     os.fsync, os.replace, boards.save_file = new_fsync, new_replace, new_save  # type: ignore[assignment]
     Ledger.charge, Billboard._post = new_charge, new_post  # type: ignore[method-assign]
+    if watched:
+        _haunt_more(death)
+
+
+def _haunt_more(death: Death) -> None:
+    """Put hooks around the noise of every run of this process, and around the population's ledger."""
+    from privrep.privacy import run as runs
+    from privrep.privacy.population import PopulationLedger
+
+    runs.secure_noise = WatchedNoise(runs.secure_noise, death)  # type: ignore[assignment]
+    for name in ("reserve", "cover", "finish"):
+        _watch(death, PopulationLedger, name)
+
+
+def _watch(death: Death, owner: type, name: str) -> None:
+    """Put a hook around a method."""
+    method = getattr(owner, name)
+
+    def watched(*given: Any, **named: Any) -> Any:
+        death.here(f"before {name}")
+        returned = method(*given, **named)
+        death.here(f"after {name}")
+        return returned
+
+    setattr(owner, name, watched)
 
 
 @dataclass(frozen=True)
@@ -118,18 +175,19 @@ class WatchedNoise:
         return drawn
 
 
-def open_run(folder: Path, seed: int | None, death: Death, users: Any, epsilon: float) -> Any:
-    """Return a run of a folder whose process can die wherever it leaves a trace."""
-    from privrep.privacy.billboard import Billboard
-    from privrep.privacy.ledger import Budget, Ledger
-    from privrep.privacy.noise import secure_noise, simulated_noise
+@contextmanager
+def open_run(folder: Path, seed: int | None, death: Death, users: Any, epsilon: float) -> Iterator[Any]:
+    """Open a run of a folder whose process can die wherever it leaves a trace."""
+    from privrep.privacy.ledger import Budget
+    from privrep.privacy.population import Account, PopulationLedger
     from privrep.privacy.run import Run
 
     folder.mkdir(exist_ok=True)
     haunt(death, folder / "ledger.jsonl")
-    ledger = Ledger(Budget(epsilon, 1e-6), seeded=seed is not None, path=folder / "ledger.jsonl")
-    noise = WatchedNoise(secure_noise if seed is None else simulated_noise(seed), death)
-    return Run(users, ledger, Billboard(folder / "billboard"), noise)
+    account = None if death.population is None else Account(PopulationLedger(death.population))
+    with Run.open(users, Budget(epsilon, 1e-6), seed=seed, folder=folder, account=account) as run:
+        watched = isinstance(run.noise, WatchedNoise)
+        yield run if watched else replace(run, noise=WatchedNoise(run.noise, death))
 
 
 Attempt = Callable[[Path, int | None, Death], dict[str, Any]]
@@ -153,20 +211,30 @@ class Program:
     prepare: Callable[[], object] = lambda: None  # once, before the forks: what it caches, all of them have
 
 
-def in_a_process(attempt: Attempt, folder: Path, seed: int | None, fatal: int | None) -> bool:
-    """Return whether the attempt came to its end. Anything but the end and the death that was asked for is an error."""
+def begin(work: Callable[[], None]) -> int:
+    """Return the number of a new process that does some work, and ends with 0 if all went well."""
     child = os.fork()
     if child == 0:
         try:
-            death = Death(fatal)
-            result = attempt(folder, seed, death)
-            (folder / "result.json").write_text(json.dumps(result))
-            (folder / "passed.json").write_text(json.dumps(death.passed))
+            work()
             os._exit(0)
         finally:  # an exception: print it, do not return into the parent's code
             sys.excepthook(*sys.exc_info())
             sys.stderr.flush()
             os._exit(1)
+    return child
+
+
+def in_a_process(attempt: Attempt, folder: Path, seed: int | None, fatal: int | None) -> bool:
+    """Return whether the attempt came to its end. Anything but the end and the death that was asked for is an error."""
+
+    def live() -> None:
+        death = Death(fatal)
+        result = attempt(folder, seed, death)
+        (folder / "result.json").write_text(json.dumps(result))
+        (folder / "passed.json").write_text(json.dumps(death.passed))
+
+    child = begin(live)
     status = os.waitpid(child, 0)[1]
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     if not killed and os.WEXITSTATUS(status) not in (0, DIED):

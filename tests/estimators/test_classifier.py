@@ -32,6 +32,7 @@ from privrep.errors import UnknownUsers
 from privrep.models import learning
 from privrep.models import model as model_module
 from privrep.models.description import Columns, Config
+from privrep.models.folder import ModelFolder
 from privrep.privacy.events import Selection
 from privrep.privacy.ledger import Budget, read_ledger
 
@@ -355,7 +356,7 @@ def test_models_that_know_nothing_of_classes_are_read(tmp_path: Path, data: tupl
     written = json.loads(path.read_text())
     assert written["config"].pop("loss") is None
     assert written["columns"].pop("classes") == []
-    path.write_text(json.dumps(written))
+    ModelFolder(path.parent).finish(written)
     assert np.array_equal(PrivateFedRep.load(tmp_path / "model").representation_, model.representation_)
 
 

@@ -165,10 +165,9 @@ def test_there_is_nothing_to_save_before_a_fit(tmp_path: Path) -> None:
 
 
 def edited(folder: Path, change: Any) -> None:
-    path = folder / "model.json"
-    described = json.loads(path.read_text())
+    described = json.loads((folder / "model.json").read_text())
     change(described)
-    path.write_text(json.dumps(described))
+    ModelFolder(folder).finish(described)  # with a seal that fits
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
-"""Tamper with the books of a finished model: `python tests/privacy/tampering.py --cases 10000 [--seed 1]`.
+"""Tamper with the books of finished models: `make tampering`.
 
-Each case makes one change to a copy of the folder: to the ledger, to a page, to which pages there are, to the seal. It
-is refused, or it is harmless: ledger and pages say to the last bit what they said. Anything else is a fault. Prints how
-many of each kind were refused and harmless, and ends with 1 if there was a fault.
+    python tests/privacy/tampering.py --cases 10000 --trials 1000 [--seed 1]
+
+Each case makes one change to a published copy of a model: to the ledger, to a page, to which pages there are, to
+model.json. It is refused, or it changes nothing: all that the folder reports is to the last bit what it was. Anything
+else is a fault. The models are of every kind in `models/folders.py`. Then threads are let at one ledger (`threads`).
+Prints how many changes of each kind were refused and how many change nothing; ends with 1 if there was a fault.
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from threads import draw_together, spend_together
 
 from privrep.errors import InputError
 from privrep.models.folder import ModelFolder
@@ -42,10 +48,12 @@ def make_model(folder: Path) -> None:
 
 
 def said(folder: Path) -> tuple[object, ...]:
-    """Everything that a folder reports of its privacy, and all that stands on its billboard."""
+    """Everything that a folder reports of its privacy, all that stands on its billboard, and what it says of itself."""
     pages = {page.name: page.digest for page in Billboard.read(folder / "billboard")}
-    report = read_report(folder / "ledger.jsonl")
-    return report.epsilon, report.delta, report.relation, report.seeded, report.epsilon_budget, report.events, pages
+    report, described = read_report(folder / "ledger.jsonl"), json.loads((folder / "model.json").read_text())
+    described = {name: value for name, value in described.items() if name != "books"}
+    spent = report.epsilon, report.delta, report.relation, report.seeded, report.epsilon_budget, report.events
+    return *spent, pages, described
 
 
 def _lines(folder: Path) -> list[bytes]:
@@ -93,6 +101,24 @@ def edit_line(folder: Path, rng: random.Random) -> None:
     _write_lines(folder, lines)
 
 
+def edit_header(folder: Path, rng: random.Random) -> None:
+    """Change the budget, the relation, or whether noise was simulated."""
+    lines = _lines(folder)
+    data = json.loads(lines[0])
+    data |= rng.choice(
+        [{"epsilon": data["epsilon"] / 2}, {"delta": data["delta"] / 2}, {"seeded": not data["seeded"]},
+         {"relation": "add-or-remove-one-user"}, {"relation": "replace-one-user"}, {"format": "privrep-ledger/1"}]
+    )  # fmt: skip
+    lines[0] = json.dumps(data).encode() + b"\n"
+    _write_lines(folder, lines)
+
+
+def repeat_ledger(folder: Path, rng: random.Random) -> None:
+    """Write some of the ledger's lines once more at its end, as a copy that went wrong might."""
+    lines = _lines(folder)
+    _write_lines(folder, lines + lines[rng.randrange(len(lines)) :])
+
+
 def unchain(folder: Path, rng: random.Random) -> None:
     """Make a ledger of before of it, with a cheaper charge."""
     lines = [json.loads(line) for line in _lines(folder)]
@@ -100,8 +126,11 @@ def unchain(folder: Path, rng: random.Random) -> None:
         line.pop("chain")
         line.pop("says", None)
     lines[0]["format"] = "privrep-ledger/1"
-    charged = [line for line in lines if "noise_multiplier" in line]
-    rng.choice(charged)["noise_multiplier"] *= 2
+    charged = [line for line in lines if "charge" in line]
+    cheaper = rng.choice(charged)
+    for name, factor in (("noise_multiplier", 2.0), ("epsilon", 0.5)):
+        if name in cheaper:
+            cheaper[name] *= factor
     _write_lines(folder, [json.dumps(line).encode() + b"\n" for line in lines])
 
 
@@ -123,6 +152,11 @@ def _flip(path: Path, rng: random.Random) -> None:
     path.write_bytes(bytes(content))
 
 
+def cut_page(folder: Path, rng: random.Random) -> None:
+    path = rng.choice(_pages(folder))
+    path.write_bytes(path.read_bytes()[: -rng.randint(1, 200)])
+
+
 def delete_page(folder: Path, rng: random.Random) -> None:
     rng.choice(_pages(folder)).unlink()
 
@@ -134,8 +168,12 @@ def delete_page_and_charges(folder: Path, rng: random.Random) -> None:
     _write_lines(folder, [line for line in _lines(folder) if f'"{page}'.encode() not in line])
 
 
+def _sample_two(paths: list[Path], rng: random.Random) -> tuple[Path, Path]:
+    return rng.choice(paths[: len(paths) // 2] or paths), rng.choice(paths[len(paths) // 2 :])
+
+
 def swap_pages(folder: Path, rng: random.Random) -> None:
-    first, second = rng.sample(_pages(folder), 2)
+    first, second = _sample_two(_pages(folder), rng)
     one, other = first.read_bytes(), second.read_bytes()
     first.write_bytes(other)
     second.write_bytes(one)
@@ -143,7 +181,7 @@ def swap_pages(folder: Path, rng: random.Random) -> None:
 
 def repeat_page(folder: Path, rng: random.Random) -> None:
     path = rng.choice(_pages(folder))
-    shutil.copy(path, path.with_name(f"{rng.randrange(100):04d}-{path.name[5:]}"))
+    path.with_name(f"{rng.randrange(100):04d}-{path.name[5:]}").write_bytes(path.read_bytes())
 
 
 def add_page(folder: Path, rng: random.Random) -> None:
@@ -185,10 +223,39 @@ def edit_seal(folder: Path, rng: random.Random) -> None:
     path.write_text(json.dumps(described))
 
 
+def edit_description(folder: Path, rng: random.Random) -> None:
+    """Change one number, text or list of model.json, wherever it is."""
+    path = folder / "model.json"
+    described = json.loads(path.read_text())
+    places = list(_list_places({name: value for name, value in described.items() if name != "books"}, described))
+    holder, key = rng.choice(places)
+    value = holder[key]
+    if isinstance(value, bool) or value is None:
+        holder[key] = not value
+    else:
+        holder[key] = value * rng.choice([0.5, 2]) if isinstance(value, int | float) else f"{value}x"
+    path.write_text(json.dumps(described, indent=2))
+
+
+def _list_places(shown: Any, holder: Any) -> Any:
+    """Yield (mapping or list, key) of each value that is neither."""
+    for key in shown if isinstance(shown, dict) else range(len(shown)):
+        if isinstance(holder[key], dict | list) and holder[key]:
+            yield from _list_places(holder[key], holder[key])
+        else:
+            yield holder, key
+
+
+def flip_description(folder: Path, rng: random.Random) -> None:
+    _flip(folder / "model.json", rng)
+
+
 CHANGES: tuple[Change, ...] = (
-    delete_lines, cut_ledger, repeat_line, swap_lines, edit_line, unchain, flip_ledger, flip_page, delete_page,
-    delete_page_and_charges, swap_pages, repeat_page, add_page, edit_page, edit_seal,
+    delete_lines, cut_ledger, repeat_line, repeat_ledger, swap_lines, edit_line, edit_header, unchain, flip_ledger,
+    flip_page, cut_page, delete_page, delete_page_and_charges, swap_pages, repeat_page, add_page, edit_page, edit_seal,
+    edit_description, flip_description,
 )  # fmt: skip
+HARMLESS = (swap_pages, repeat_page)  # the name of a page is in it: these change files' names alone
 
 
 def try_change(
@@ -202,33 +269,81 @@ def try_change(
     try:
         ModelFolder(folder).read_ledger()
     except InputError:
-        return "refused" if not everything or not verify(folder).good else "is refused, and verifies"
-    if everything and not verify(folder).good:
+        return "refused" if not everything or not verify_quietly(folder) else "is refused, and verifies"
+    if everything and not verify_quietly(folder):
         return "is loaded, and does not verify"
     return "harmless" if said(folder) == before else "accepted, and says something else"
+
+
+def verify_quietly(folder: Path) -> bool:
+    """Return whether a folder verifies; one without a model.json that can be read does not."""
+    try:
+        return verify(folder).good
+    except InputError:
+        return False
+
+
+def make_models(place: Path) -> dict[str, Path]:
+    """Return a model folder of each kind, by name: of private runs, but where a kind is a simulation always."""
+    from models.folders import KINDS
+
+    made = {"small": place / "small"}
+    make_model(made["small"])
+    for name, kind in KINDS.items():
+        made[name] = place / name.replace(" ", "-").replace("'", "")
+        kind.fit(made[name], **({"seed": None} if name == "a server" else {"random_state": None}))
+    return made
+
+
+def tamper(models: Mapping[str, Path], cases: int, seed: int, scratch: Path) -> Counter[tuple[str, str, str]]:
+    """Return how often each kind of model, kind of change and result was seen; prints faults."""
+    found = Counter[tuple[str, str, str]]()
+    before = {name: said(model) for name, model in models.items()}
+    names = list(models)
+    for number in range(cases):
+        change, name = CHANGES[number % len(CHANGES)], names[number // len(CHANGES) % len(names)]
+        result = try_change(models[name], change, seed * 1_000_003 + number, before[name], scratch)
+        found[name, change.__name__, result] += 1
+        if result not in ("refused", "harmless"):
+            print(f"FAULT: case {number}, {name}, {change.__name__}: {result}", flush=True)
+    return found
+
+
+def let_threads(trials: int, scratch: Path) -> Counter[str]:
+    """Return how many trials of threads went wrong, by what is wrong; each trial is made of both kinds."""
+    wrong = Counter[str]()
+    for number in range(trials):
+        wrong[spend_together(scratch / f"{number}.jsonl" if number % 10 == 0 else None)] += 1
+        wrong[draw_together()] += 1
+    del wrong[""]
+    return wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--trials", type=int, default=1_000, help="of threads")
     parser.add_argument("--seed", type=int, default=1)
-    asked, found, began = parser.parse_args(), Counter[tuple[str, str]](), time.perf_counter()
-    with tempfile.TemporaryDirectory() as name:
-        model, scratch = Path(name) / "whole", Path(name)
-        make_model(model)
-        before = said(model)
-        for number in range(asked.cases):
-            change = CHANGES[number % len(CHANGES)]
-            result = try_change(model, change, asked.seed * 1_000_003 + number, before, scratch)
-            found[change.__name__, result] += 1
-            if result not in ("refused", "harmless"):
-                print(f"case {number}, {change.__name__}: {result}", flush=True)
-    for (kind, result), count in sorted(found.items()):
-        print(f"{kind:24s} {result:10s} {count:6,}")
-    wrong = sum(count for (_, result), count in found.items() if result not in ("refused", "harmless"))
-    print(f"{asked.cases:,} changes in {time.perf_counter() - began:.0f} s, {wrong} faults")
-    return int(wrong > 0)
+    asked, began = parser.parse_args(), time.perf_counter()
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        found = tamper(make_models(Path(folder)), asked.cases, asked.seed, Path(folder) / "scratch")
+        threads = let_threads(asked.trials, Path(folder))
+    for column, what in ((1, "changes"), (0, "models")):
+        print(f"{what:24s} {'refused':>8s} {'changes nothing':>16s} {'ACCEPTED':>9s}")
+        for kind in dict.fromkeys(key[column] for key in found):
+            counts = Counter[str]()
+            for key, count in found.items():
+                counts[key[2]] += count * (key[column] == kind)
+            wrong = counts.total() - counts["refused"] - counts["harmless"]
+            print(f"{kind:24s} {counts['refused']:8,} {counts['harmless']:16,} {wrong:9,}")
+    wrong = sum(count for key, count in found.items() if key[2] not in ("refused", "harmless"))
+    print(f"{asked.cases:,} changes, {wrong} accepted that change what is reported")
+    print(f"{asked.trials:,} trials of threads, {threads.total()} over budget or drawn twice {dict(threads) or ''}")
+    print(f"{time.perf_counter() - began:.0f} s, seed {asked.seed}")
+    return int(wrong > 0 or threads.total() > 0)
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it
     sys.exit(main())

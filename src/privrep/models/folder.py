@@ -1,15 +1,20 @@
 """The folder of a model or of a run under way, the same for all kinds of models.
 
 folder/run.json          what is asked for, while a run is under way: what a run must agree in to be continued
-folder/model.json        settings and sizes; written last, so a folder without it is a run under way
+folder/model.json        settings and sizes, and the seal; written last, so a folder without it is a run under way
 folder/ledger.jsonl      every charge
 folder/billboard/        every release and what was computed from it
 folder/private/          the heads, readable by the owner only; all the rest is safe to publish
 Some kinds add a file: federation.json says who added the noise, texts.safetensors holds the public texts of pairs.
+
+The seal in model.json holds the lines and the last chain of the ledger, and a hash of all else that model.json says.
+The ledger holds a hash of every page. So a change to any of these files shows. private/ is not under the seal: a hash
+of heads would tell of users' rows, and a copy that is published has none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
 
 Described = dict[str, Any]
 MODEL, RUN, LEDGER, BILLBOARD = "model.json", "run.json", "ledger.jsonl", "billboard"
-SEAL = "books"  # in model.json: lines and last chain of the ledger as the model was finished
+SEAL = "books"  # in model.json: lines and last chain of the ledger as the model was finished, and a hash of the rest
 _LEFT_OVER = "run.tmp"  # left by a claim that was killed before run.json had its name
 
 
@@ -137,8 +142,8 @@ class ModelFolder:
         """Write the heads and, last, model.json into the folder of a run: from then on it is a model."""
         if heads is not None:
             write_heads(heads, self.path)
-        seal, kept = read_ledger(self.ledger).seal, {name: value for name, value in described.items() if name != SEAL}
-        write_json(self.path / MODEL, {**kept, **({} if seal is None else {SEAL: seal})})
+        seal = _make_seal(read_ledger(self.ledger), described)
+        write_json(self.path / MODEL, {**described, **({} if seal is None else {SEAL: seal})})
         (self.path / RUN).unlink(missing_ok=True)
 
     def save(
@@ -210,11 +215,11 @@ class ModelFolder:
         )
 
     def read_json(self, name: str, kind: ModelKind) -> Described:
-        """Read model.json or run.json, as a folder of this kind has them."""
+        """Read model.json or run.json, as a folder of this kind has them, without the seal."""
         with self.damage(name):
             described: Described = json.loads((self.path / name).read_text())
             kind.check(described, self.path / name)
-        return described
+        return {key: value for key, value in described.items() if key != SEAL}
 
     def read_ledger(self, billboard: Billboard | None = None) -> Ledger:
         """Read the ledger; raise InputError if it is damaged, or does not agree with the billboard.
@@ -232,11 +237,17 @@ class ModelFolder:
         return ledger
 
     def check_seal(self, ledger: Ledger) -> None:
-        """Raise ValueError unless model.json, if there is one, was written when the ledger was as it is now."""
+        """Raise ValueError unless model.json, if there is one, is what it was, and was written for this ledger."""
         if not self.finished:
             return
         described = json.loads((self.path / MODEL).read_text())
-        if described.get(SEAL) != ledger.seal:
+        found, wanted = described.get(SEAL), _make_seal(ledger, described)
+        if found != wanted and wanted and isinstance(found, dict) and {**found, _SAYS: wanted[_SAYS]} == wanted:
+            raise InputError(
+                f"{self.path} is damaged ({MODEL}: it does not say what it said when the model was finished); restore "
+                "it from a copy."
+            )
+        if found != wanted:
             raise ValueError("it is not the ledger that the model was finished with")
 
     def read_ledger_so_far(self, budget: Budget, *, seeded: bool) -> Ledger:
@@ -272,6 +283,19 @@ class ModelFolder:
             raise InputError(
                 f"{self.path} is damaged ({part}: {reason.rstrip('.')}); restore it from a copy."
             ) from None
+
+
+_SAYS = "says"  # in the seal: a hash of what model.json says beside it
+
+
+def _make_seal(ledger: Ledger, described: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what model.json holds of its ledger and of itself; None for a ledger without chains."""
+    if ledger.seal is None:
+        return None
+    said = json.dumps(
+        {name: json.loads(json.dumps(value)) for name, value in described.items() if name != SEAL}, sort_keys=True
+    )
+    return {**ledger.seal, _SAYS: hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}
 
 
 def _is_left_over(file: Path) -> bool:
