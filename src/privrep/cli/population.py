@@ -87,6 +87,7 @@ def settle(
     """Return what a finished model has not spent, where its run was stopped before it could do so itself."""
     from privrep.models.folder import ModelFolder
     from privrep.models.verification import verify
+    from privrep.privacy.account import Place
     from privrep.privacy.ledger import read_ledger
     from privrep.privacy.population import PopulationLedger
 
@@ -99,7 +100,8 @@ def settle(
     entries = read_ledger(folder / "ledger.jsonl").entries
     if entries.drawn_from is None or entries.drawn_from[0] != ledger.name:
         raise InputError(f"the run of {folder} does not draw from {file}.")
-    ledger.finish(entries.drawn_from[1], list(entries.charges.values()))
+    place = Place(entries.opened, len(entries.lines))
+    ledger.finish(entries.drawn_from[1], list(entries.charges.values()), place)
     found = ledger.read()
     tell(**_to_json(found))
     say(f"Run {entries.drawn_from[1]} is finished. Left: epsilon {found.epsilon_left:.4g}")
@@ -137,7 +139,7 @@ def _run_to_json(share: Share) -> dict[str, Any]:
 
 
 def _spent(share: Share) -> tuple[float | None, float | None]:
-    """Return the epsilon that a run spent, and how much smaller that is than what it reserved; None while it is open."""
+    """Return the epsilon that a run spent, and how much less that is than it reserved; None while open."""
     if share.status == "open":
         return None, None
     spent = {"finished": share.epsilon, "returned": 0.0, "given up": share.budget.epsilon}[share.status]
