@@ -69,12 +69,17 @@ def check_account(account: Account | None, entries: Entries, *, seeded: bool, ch
                 f"this run draws from the population ledger {known[0]}: name its file (population=, --population)."
             )
         return
+    refuse_simulation(seeded)
+    if known is not None and known[0] != account.name:
+        raise ResumeError(f"this run draws from another population ledger, {known[0]}; name that one's file.")
+    if known is None and (entries.charges or not chained):
+        raise ResumeError("this run was begun without a population ledger; continue it without, or start anew.")
+
+
+def refuse_simulation(seeded: bool) -> None:
+    """Raise InputError where a run that draws from a population ledger is a simulation."""
     if seeded:
         raise InputError(
             "a simulation is not private, so it draws nothing from a population ledger: leave one of both out "
             "(random_state, --simulate; population, --population)."
         )
-    if known is not None and known[0] != account.name:
-        raise ResumeError(f"this run draws from another population ledger, {known[0]}; name that one's file.")
-    if known is None and (entries.charges or not chained):
-        raise ResumeError("this run was begun without a population ledger; continue it without, or start anew.")

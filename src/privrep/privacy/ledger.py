@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -44,6 +43,7 @@ from privrep.privacy.events import (
     event_to_json,
 )
 from privrep.privacy.ledger_file import Contents, Entries, LedgerFile, posted_line, read_file
+from privrep.privacy.naming import draw_name
 from privrep.privacy.report import PrivacyReport
 
 
@@ -116,7 +116,7 @@ class Ledger:
         if account is None:
             return
         if entries.drawn_from is None:
-            drawn_from = account.name, secrets.token_hex(8)
+            drawn_from = account.name, draw_name()
             self._write([{"population": drawn_from[0], "run": drawn_from[1]}])
             entries.drawn_from = drawn_from
         self._run = entries.drawn_from[1]

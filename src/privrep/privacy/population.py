@@ -14,7 +14,6 @@ users' ids, so it stays with whoever holds the rows.
 
 from __future__ import annotations
 
-import secrets
 import sqlite3
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +25,12 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from privrep.errors import InputError, OtherPeople, ResumeError
-from privrep.privacy.account import UNOPENED, Place
+from privrep.privacy.account import UNOPENED, Place, refuse_simulation
 from privrep.privacy.accounting import total_mu, within_budget
 from privrep.privacy.events import Event, Gaussian, Relation, event_from_json, event_to_json
-from privrep.privacy.ledger import Budget
+from privrep.privacy.ledger import Budget, Ledger
 from privrep.privacy.ledger_file import read_file
+from privrep.privacy.naming import draw_name
 from privrep.privacy.people import Sketch
 from privrep.privacy.population_file import (
     Holder,
@@ -85,11 +85,11 @@ class PopulationLedger:
         budget = Budget(epsilon, delta, relation)
         header = {
             "format": FORMAT,
-            "name": secrets.token_hex(8),
+            "name": draw_name(),
             "relation": budget.relation,
             "epsilon": float(budget.epsilon),
             "delta": float(budget.delta),
-            "salt": secrets.token_hex(16),
+            "salt": draw_name(32),
         }
         make_file(Path(path), header)
         return cls(path)
@@ -121,7 +121,7 @@ class PopulationLedger:
             The new mark of the run, for its ledger; empty if the run is finished and can charge no more.
             How much of its users and the earlier runs' are the same; None for the first run, and where it is not known.
         """
-        mark = secrets.token_hex(8)
+        mark = draw_name()
 
         def reserve(accounts: Accounts, holders: Mapping[str, Holder]) -> Lines:
             known = accounts.shares.get(run)
@@ -196,6 +196,20 @@ class PopulationLedger:
 
         self._change(finish, over=run)
 
+    def settle(self, ledger: Ledger, charges: Mapping[str, Event] | None = None) -> str:
+        """Finish the run of a ledger that nobody has open any more; return its name.
+
+        Args:
+            ledger: of the run, as it was read.
+            charges: all that the run was charged; None: what its ledger says.
+        """
+        entries = ledger.entries
+        if entries.drawn_from is None or entries.drawn_from[0] != self.name:
+            raise InputError(f"this run does not draw from {self.path}.")
+        events = list((entries.charges if charges is None else charges).values())
+        self.finish(entries.drawn_from[1], events, Place(entries.opened, len(entries.lines)))
+        return entries.drawn_from[1]
+
     def give_up(self, run: str) -> None:
         """Count a run that will not go on as if it had spent all that it reserved. Raise InputError if it is over."""
 
@@ -265,14 +279,15 @@ class Account:
         """Return the name of the ledger."""
         return self.population.name
 
-    def check(self, budget: Budget, folder: Path | None) -> None:
+    def check(self, budget: Budget, ledger: Path | None, *, seeded: bool) -> None:
         """Raise what `reserve` would raise for a new run, and reserve nothing: no row is read in vain.
 
         Args:
             budget: of the run.
-            folder: of the run. One that has a share already is looked at when it is opened.
+            ledger: the file of its own ledger, if there may be one. A run that has a share is looked at once it opens.
+            seeded: whether its noise is simulated.
         """
-        ledger = None if folder is None else folder / "ledger.jsonl"
+        refuse_simulation(seeded)
         if ledger is None or not ledger.is_file() or read_file(ledger).entries.drawn_from is None:
             self.population.check_room(budget)
 

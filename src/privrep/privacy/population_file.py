@@ -34,7 +34,7 @@ CREATE TABLE people (hash INTEGER PRIMARY KEY);
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has a run open, as its own ledger says it, too: the last mark, the one before, and lines that are known."""
+    """The place where a run is open: the mark of its last opening, the mark before, and how long its own ledger was."""
 
     opened: str
     before: str  # still allowed: a process may have died before it wrote the new mark into the run's ledger
