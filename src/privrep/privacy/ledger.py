@@ -318,6 +318,7 @@ class Ledger:
             accountant=describe_accountant(list(self.entries.charges.values())),
             events=tuple(self.entries.charges.items()),
             seeded=self.seeded,
+            population=self.entries.drawn_from,
         )
 
     def write(self, path: Path) -> None:

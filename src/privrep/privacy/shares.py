@@ -117,7 +117,7 @@ class Accounts:
             waiting = f"; {reserved} open runs hold a part of it" if reserved else ""
             raise BudgetExceeded(
                 f"the population's budget has no room for this run: epsilon {self.budget.epsilon:g} at delta "
-                f"{self.budget.delta:g}, of which one more run may take {self.epsilon_left:.4g}{waiting}. Ask for a "
+                f"{self.budget.delta:g}, of which one more run may take {self.epsilon_left:.4g} at that delta{waiting}. Ask for a "
                 "smaller epsilon; privrep population show lists all runs."
             )
 
