@@ -117,8 +117,8 @@ class Accounts:
             waiting = f"; {reserved} open runs hold a part of it" if reserved else ""
             raise BudgetExceeded(
                 f"the population's budget has no room for this run: epsilon {self.budget.epsilon:g} at delta "
-                f"{self.budget.delta:g}, of which one more run may take {self.epsilon_left:.4g} at that delta{waiting}. Ask for a "
-                "smaller epsilon; privrep population show lists all runs."
+                f"{self.budget.delta:g}, of which one more run may take {self.epsilon_left:.4g} at that delta"
+                f"{waiting}. Ask for a smaller epsilon; privrep population show lists all runs."
             )
 
 
