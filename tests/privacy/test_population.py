@@ -490,6 +490,7 @@ TAMPERED: dict[str, Tamper] = {
     "another seal": say("UPDATE seal SET lines = lines - 1"),
     "forget an open run": say("DELETE FROM runs"),
     "open a run that is over": say("INSERT INTO runs VALUES ('third', '', '', 0)"),
+    "a run of no length": say("UPDATE runs SET lines = 'many'"),
     "no lines": say("DROP TABLE lines"),
 }
 

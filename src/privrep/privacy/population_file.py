@@ -78,7 +78,7 @@ def open_file(path: Path) -> Iterator[sqlite3.Connection]:
         if "locked" in str(error):
             raise InputError(f"{path} is in use by another process for over {WAIT:g} seconds. Try again.") from None
         raise InputError(f"{path} cannot be used as a population ledger ({error}). Nothing was drawn.") from None
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a message that quotes the damage
         raise InputError(f"{path} is no population ledger, or is damaged ({error}). Restore it from a copy.") from None
     finally:
         if connection is not None:
@@ -146,7 +146,7 @@ def append_lines(connection: sqlite3.Connection, count: int, head: str, lines: S
 def read_holders(connection: sqlite3.Connection) -> dict[str, Holder]:
     """Return who has which open run."""
     rows = connection.execute("SELECT run, opened, before, lines FROM runs").fetchall()
-    return {run: Holder(opened, before, lines) for run, opened, before, lines in rows}
+    return {str(run): Holder(str(opened), str(before), int(lines)) for run, opened, before, lines in rows}
 
 
 def write_holder(connection: sqlite3.Connection, run: str, holder: Holder | None) -> None:
