@@ -151,7 +151,7 @@ def _table(found: Accounts) -> Table:
     table.columns[0].no_wrap = True  # `give-up` asks for it
     for share in found.shares.values():
         users = "" if share.users is None else f"{share.users:,}"
-        told = ["" if each is None else f"{each:.4g}" for each in _spent(share)]
+        told = ["" if each is None else f"{round(each, 4):g}" for each in _spent(share)]
         when = share.when[:16].replace("T", " ")
         table.add_row(share.run, when, share.what, users, f"{share.budget.epsilon:g}", *told, share.status)
     return table
