@@ -128,7 +128,8 @@ class Ledger:
 
     @property
     def _place(self) -> Place:
-        return Place(self._entries.opened, len(self._entries.lines))
+        """Return how far this ledger is. One in memory has no copy that could be left behind."""
+        return Place(self._entries.opened, 0 if self._file is None else len(self._entries.lines))
 
     def finish(self) -> None:
         """Return what was not spent to the population's ledger, if there is one: this ledger charges no more."""

@@ -159,10 +159,11 @@ def write_holder(connection: sqlite3.Connection, run: str, holder: Holder | None
 
 def move_holder(connection: sqlite3.Connection, run: str, place: Place) -> bool:
     """Write how long the ledger of a run is now; return whether it is still open, and open there."""
-    told = connection.execute(
-        "UPDATE runs SET before = '', lines = ? WHERE run = ? AND opened = ?", (place.lines, run, place.opened)
-    )
-    return told.rowcount == 1
+    row = connection.execute("SELECT before, lines FROM runs WHERE run = ? AND opened = ?", (run, place.opened))
+    known = row.fetchone()
+    if known is not None and known != ("", place.lines):  # otherwise nothing is written, and nothing synced
+        connection.execute("UPDATE runs SET before = '', lines = ? WHERE run = ?", (place.lines, run))
+    return known is not None
 
 
 def meet_people(connection: sqlite3.Connection, people: Sketch) -> float | None:
